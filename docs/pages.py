@@ -60,9 +60,9 @@ METHODS = """\
 the same list and shows which model of each method is evaluated, the global one or the personal ones;
 `fednet list algorithms --model resnet18_gn` prints the cost in MB.
 
-*Down* and *up* are per client and round, before compression. |w| is the size of the whole model; |base|
-and |g| are the sizes of the part of it that is shared. C is the number of classes, C_i those of client i,
-c\\*h\\*w the numbers of one image, d the size of a feature vector, n_j a number of samples.
+*Down* and *up* are per client and round, before compression; *once* is sent with a client's first task.
+|w| is the size of the model, |base| or |upper layers| that of the part of it that is shared. Other names are
+the fields that the method's file declares, and describes.
 """  # noqa: E501
 
 
@@ -103,13 +103,9 @@ def methods() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for entry in registry.algorithm.entries():
-        cells = [
-            f"`{entry.name}`",
-            entry.summary.rstrip("."),
-            *entry.facts.get("cost", ("|w|", "|w|")),
-            *entry.facts.get("keeps", ("w", "-")),
-            entry.facts["paper"],
-        ]
+        method = registry.algorithm.get(entry.name)()
+        sends, keeps = method.sends(), method.keeps()
+        cells = [f"`{entry.name}`", entry.summary.rstrip("."), *sends, *keeps, method.paper]
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     lines += [
         "",

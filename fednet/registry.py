@@ -1,9 +1,10 @@
 """Named parts: algorithms, models, datasets, partitioners, compressors, tasks.
 
 A part is one file with a decorator, `@algorithm("scaffold")`. The files of fednet's own packages
-are indexed by reading their text, not by importing them, so that `fednet list` needs no torch; a
-part is imported when it is asked for. Installed packages offer theirs by the entry point groups
-`fednet.algorithms`, `fednet.models`, ...; a user's own file (`--load`) registers as it is imported.
+are indexed by reading their text, not by importing them, so that their names are known without
+torch; a part is imported when it is asked for. Installed packages offer theirs by the entry point
+groups `fednet.algorithms`, `fednet.models`, ...; a user's own file (`--load`) registers as it is
+imported.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fednet.errors import ConfigError, unknown
-from fednet.plain import JsonDict
 
 P = TypeVar("P")
 # What a decorator stood on: a class or a function, whose shape its kind's room knows. A user's own
@@ -35,8 +35,7 @@ class Entry:
     name: str
     module: str
     summary: str = ""
-    # The literal class attributes, such as paper and cost.
-    facts: JsonDict = field(default_factory=dict)
+    attribute: str = ""  # its name in the module, where an entry point gives one
 
 
 class Registry:
@@ -82,7 +81,7 @@ class Registry:
             try:
                 loaded = importlib.import_module(entry.module)
                 if name not in self._parts:  # an entry point may name the part itself
-                    self._parts[name] = getattr(loaded, entry.facts.get("attribute", name))
+                    self._parts[name] = getattr(loaded, entry.attribute or name)
             except Exception as broken:  # whatever another package raises is not fednet's fault
                 if entry.module.startswith(f"{self.package}."):
                     raise
@@ -115,17 +114,12 @@ class Registry:
             self._index = {e.name: e for e in self._scan()}
             for point in entry_points(group=f"fednet.{self.kind}s"):
                 module, _, attribute = point.value.partition(":")
-                self._index.setdefault(
-                    point.name,
-                    Entry(point.name, module, facts={"attribute": attribute or point.name}),
-                )
+                self._index.setdefault(point.name, Entry(point.name, module, "", attribute))
         return self._index
 
     def _describe(self, name: str) -> Entry:
         part = self._parts[name]
-        about = ("paper", "cost", "keeps", "personalised")
-        facts = {k: v for k in about if (v := getattr(part, k, None)) is not None}
-        return Entry(name, part.__module__, _first_paragraph(part.__doc__), facts)
+        return Entry(name, part.__module__, _first_paragraph(part.__doc__))
 
     def _scan(self) -> list[Entry]:
         spec = importlib.util.find_spec(self.package)
@@ -151,7 +145,7 @@ class Registry:
                 ):
                     name = ast.literal_eval(mark.args[0])
                     about = _first_paragraph(ast.get_docstring(node))
-                    found.append(Entry(name, module, about, _literals(node)))
+                    found.append(Entry(name, module, about))
         return found
 
 
@@ -169,18 +163,6 @@ def _written(part: Part) -> tuple[str, str]:
 def _first_paragraph(docstring: str | None) -> str:
     """A docstring's first paragraph in one line: a list has one line a part."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
-
-
-def _literals(node: ast.ClassDef | ast.FunctionDef) -> JsonDict:
-    """The class attributes given as literals: `paper = "..."`, `cost = ("1", "1")`."""
-    facts: JsonDict = {}
-    for line in node.body if isinstance(node, ast.ClassDef) else ():
-        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-            try:
-                facts[line.targets[0].id] = ast.literal_eval(line.value)
-            except ValueError:  # not a literal: only importing could tell
-                continue
-    return facts
 
 
 algorithm = Registry("algorithm", "fednet.algorithms")

@@ -38,8 +38,6 @@ class FedAvgM(Algorithm):
     """
 
     paper = "Hsu et al., 2019 (arXiv:1909.06335)"
-    cost = ("|w|", "|w|")  # down, up: a client and a round
-    keeps = ("w, v", "-")  # server, client: between rounds
 
     class Config(AlgorithmConfig):
         beta: Fraction = 0.9
@@ -68,7 +66,7 @@ class FedAvgM(Algorithm):
         done = host.train(down.x)
         return client, self.Up(x=done.x, run=done.run)
 
-    # start and accumulator are the defaults: the mean of the replies' x, weighted by samples.
+    # init_accumulator and accumulate are the defaults: a mean of the replies, weighted by samples.
 
     def server_update(self, accumulator, server, cohort, host):
         mean = accumulator.x.mean()

@@ -15,8 +15,6 @@ instead of their weights, it adapts alpha_i once a round after the first minibat
 minibatch's gradients, and it averages clients plainly (`weighting: uniform`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 
@@ -24,20 +22,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Fraction,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
-from fednet.training.loop import Loss
-from fednet.training.tasks import Task
+from fednet.algorithms.base import *
 
 
 @algorithm("apfl")
@@ -45,8 +30,6 @@ class APFL(Algorithm):
     """A personal model is a mixture of the global one and a local one, trained together."""
 
     paper = "Deng et al., 2020 (arXiv:2003.13461)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "v_i, alpha_i")
     personalised = True
     sums_updates = True
     summed = {"x": "weighted"}
@@ -60,13 +43,6 @@ class APFL(Algorithm):
         adaptive: bool = False
         """Whether each client learns its own alpha: one gradient step per round."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         v: Tensors | None = None

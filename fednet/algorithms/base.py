@@ -29,8 +29,10 @@ from fednet.algorithms.returned import RETURNS, first
 from fednet.algorithms.state import Empty, PerClient, State, model_field
 from fednet.errors import ConfigError
 from fednet.loading import held
+from fednet.registry import algorithm
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
-from fednet.training.loop import Trained
+from fednet.training.loop import Loss, Trained
+from fednet.training.tasks import Task
 from fednet.wire.payload import (
     Accuracy,
     Condensed,
@@ -50,6 +52,7 @@ from fednet.wire.payload import (
 if TYPE_CHECKING:
     from fednet.config import Config
 
+# What a method's file imports, in one line: `from fednet.algorithms.base import *`.
 __all__ = [
     "Accuracy",
     "Algorithm",
@@ -63,7 +66,9 @@ __all__ = [
     "Empty",
     "Exchange",
     "Fraction",
+    "Inputs",
     "Layout",
+    "Loss",
     "NonNegative",
     "Nothing",
     "Payload",
@@ -77,10 +82,12 @@ __all__ = [
     "State",
     "Statistics",
     "Sum",
+    "Task",
     "Tensors",
     "Trained",
     "TwoSums",
     "Weights",
+    "algorithm",
     "blockwise",
     "kind",
     "mean",
@@ -108,16 +115,6 @@ class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
         "weighting": "Weights of the clients' models or updates in the mean: samples: by their "
         "numbers of training samples; uniform: all the same."
     }
-
-
-# Names in methods of earlier development versions.
-RENAMED = {
-    "local": "client_update",
-    "fold": "accumulate",
-    "finish": "server_update",
-    "Fold": "Accumulator",
-    "personal": "personal_model",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +149,8 @@ class Algorithm:
     """
 
     paper: ClassVar[str] = ""
-    cost: ClassVar[tuple[str, str]] = ("|w|", "|w|")  # down, up, a participant and a round
-    keeps: ClassVar[tuple[str, str]] = ("w", "-")  # server, client, between rounds
+    part: ClassVar[str] = "w"  # what tables call the part of the model that `shared` returns
+    weighting: ClassVar[str] = "samples"  # of a method without an option of that name
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
     sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
@@ -165,7 +162,8 @@ class Algorithm:
     # The accumulator is a sum of updates: clipping and noise may be applied to it.
     sums_updates: ClassVar[bool] = False
     # Fields of Up of which Accumulator has a Sum, of the same name, and nothing else of the reply:
-    # each `weighted` by `weight(run)`, or `plain`. Secure aggregation can sum them.
+    # each `weighted` by `weight(run)`, or `plain`. `accumulate` sums them by default, and secure
+    # aggregation can.
     summed: ClassVar[Mapping[str, str]] = {}
     # Of the exchanges, the one that clients are judged in; who completes it counts.
     main: ClassVar[int] = -1
@@ -222,9 +220,6 @@ class Algorithm:
                         f"{cls.__name__}.shared_state names {name}, which {record.__qualname__} "
                         f"does not declare; Server, Down and Client all need a field of that name."
                     )
-        for old, new in RENAMED.items():
-            if old in cls.__dict__:
-                raise ConfigError(f"{cls.__name__}.{old} is called {new} now; rename it.")
         held(cls, Algorithm, RETURNS)
 
     @property
@@ -299,8 +294,9 @@ class Algorithm:
         return out
 
     def init_accumulator(self, server: OwnState, phase: int) -> State:
-        """The empty accumulator of an exchange. Default: that of a mean, for `accumulate` here."""
-        return first(self.Accumulator, "init_accumulator and accumulate", x=Sum.empty())
+        """The empty accumulator of an exchange. Default: sums, for `accumulate` here."""
+        sums = {name: Sum.empty() for name in self.summed or ("x",)}
+        return first(self.Accumulator, "init_accumulator and accumulate", **sums)
 
     def accumulate(
         self,
@@ -310,12 +306,19 @@ class Algorithm:
         up: OwnPayload,
         host: ServerHost,
     ) -> State:
-        """The accumulator with one more reply; called in ascending client id. Default: the sum of
-        the weights that came up, each counting its client's samples unless `weighting: uniform`.
+        """The accumulator with one more reply; called in ascending client id. Default: the sums
+        that `summed` declares; without it, x is the sum of the weights that came up, each counting
+        its client's samples unless `weighting: uniform`.
         """
-        x = getattr(up, self._field(up.roles.weights, "Up"))
-        run = getattr(up, self._field(up.roles.run, "Up"))
-        return self.Accumulator(x=accumulator.x.add(x, self.weight(run)))  # type: ignore[call-arg]
+        weight = self.weight(getattr(up, self._field(up.roles.run, "Up")))
+        if not self.summed:
+            x = getattr(up, self._field(up.roles.weights, "Up"))
+            return accumulator.replace(x=accumulator.x.add(x, weight))
+        sums = {}
+        for name, how in self.summed.items():
+            own = weight if how == "weighted" else 1.0
+            sums[name] = getattr(accumulator, name).add(getattr(up, name), own)
+        return accumulator.replace(**sums)
 
     def server_update(
         self, accumulator: OwnState, server: OwnState, cohort: Sequence[int], host: ServerHost
@@ -327,13 +330,31 @@ class Algorithm:
 
     def weight(self, run: Run) -> float:
         """What a reply counts in a weighted mean: its samples n_i, or 1."""
-        return 1.0 if getattr(self.config, "weighting", "samples") == "uniform" else float(run.n)
+        uniform = getattr(self.config, "weighting", self.weighting) == "uniform"
+        return 1.0 if uniform else float(run.n)
 
     def weights(self, server: OwnState, runs: Mapping[int, Run]) -> dict[int, float]:
         """What each reply counted in the round that this state came out of, by client."""
         return {i: self.weight(run) for i, run in runs.items()}
 
-    # -- what is judged ----------------------------------------------------------------------------
+    # -- what tables say of the method, from its declarations --------------------------------------
+    def sends(self) -> tuple[str, str]:
+        """(down, up): what a client gets and returns in a round, such as ("|w| + p", "2|w|"); in
+        brackets what it gets once, with its first task.
+        """
+        down = _listed([exchange.down for exchange in self.exchanges], self.part)
+        up = _listed([exchange.up for exchange in self.exchanges], self.part)
+        if self.Enrolment is not None:
+            down += f" (once: {_listed([self.Enrolment], self.part)})"
+        return down, up
+
+    def keeps(self) -> tuple[str, str]:
+        """(server, client): what each keeps between rounds; "-" where that is nothing."""
+        server = [self.part if f.name == self.model_field else f.name for f in fields(self.Server)]
+        client = [f.name for f in fields(self.Client)]
+        return ", ".join(server) or "-", ", ".join(client) or "-"
+
+    # -- what is evaluated -------------------------------------------------------------------------
     def global_model(self, server: OwnState) -> Tensors | None:
         """The shared model that is evaluated; None where there is no complete global model."""
         return self.shared_model(server) if self.has_global else None
@@ -392,3 +413,14 @@ class Algorithm:
         in `personal/`.
         """
         return {}
+
+
+def _listed(payloads: Sequence[type[Payload]], part: str) -> str:
+    """What crosses by these payloads: |part| for each field of tensors, the names of the others but
+    the counts of a training; "0" where that is nothing.
+    """
+    declared = [item for payload in payloads for item in payload.fields.items()]
+    tensors = sum(field.form in ("tensors", "parameters") for _, field in declared)
+    others = [n for n, field in declared if field.form not in ("tensors", "parameters", "run")]
+    weights = [f"{tensors if tensors > 1 else ''}|{part}|"] if tensors else []
+    return " + ".join([*weights, *dict.fromkeys(others)]) or "0"

@@ -16,22 +16,7 @@ have no smaller weight; the memory replaces the clients that are not in the buff
 stale, this is FedVARP.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    Payload,
-    PerClient,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("ca2fl")
@@ -39,8 +24,7 @@ class CA2FL(Algorithm):
     """The server's memory of every client's last update calibrates a buffer of replies."""
 
     paper = "Wang et al., ICLR 2024 (https://openreview.net/forum?id=4aywmeb97I)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, h_1..h_N, h", "-")
+    weighting = "uniform"
     asynchronous = True
     own_schedule = {"mode": "async"}
     weighs_staleness = True
@@ -48,9 +32,6 @@ class CA2FL(Algorithm):
     class Config(AlgorithmConfig):
         server_lr: Positive = 1.0
         """Server learning rate eta: the step along the calibrated mean update."""
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # Delta_i
@@ -74,9 +55,6 @@ class CA2FL(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(change=Sum.empty(), h_i=server.h_i)
-
-    def weight(self, run):
-        return 1.0
 
     def accumulate(self, accumulator, server, client_id, up, host):
         change = accumulator.change.add(up.d, less=server.h_i.known(client_id))

@@ -16,23 +16,9 @@ Algorithm 1; `weighting: samples` is for shards of different sizes. Buffers are 
 part.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Fraction,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("diloco")
@@ -40,8 +26,6 @@ class DiLoCo(Algorithm):
     """Many local steps of AdamW, and Nesterov's momentum at the server over their mean update."""
 
     paper = "Douillard et al., 2023 (arXiv:2311.08105)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, b", "-")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
@@ -52,13 +36,6 @@ class DiLoCo(Algorithm):
         outer_momentum: Fraction = 0.9
         """Nesterov momentum mu of the outer optimizer."""
         weighting: Literal["samples", "uniform"] = "uniform"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Server(State):
         x: Weights

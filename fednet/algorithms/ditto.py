@@ -10,22 +10,9 @@ What the paper leaves open: v_k starts at w^0 and is trained before w_k, from th
 it has an order of samples of its own.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("ditto")
@@ -33,8 +20,6 @@ class Ditto(Algorithm):
     """Beside the global model each client trains one of its own, held near it."""
 
     paper = "Li et al., ICML 2021 (arXiv:2012.04221)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "v_k")
     personalised = True
     sums_updates = True
     summed = {"x": "weighted"}
@@ -47,13 +32,6 @@ class Ditto(Algorithm):
         """Epochs of training of the personal model per round; null: the epochs or steps of the run.
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         v: Tensors | None = None

@@ -22,25 +22,13 @@ What the paper leaves open:
 FedABC_wi, the paper's ablation, is `m_p: 1`, `m_n: 0`, `m_nn: 0` and `focal_gamma: 0`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Fraction,
-    NonNegative,
-    Payload,
-    Statistics,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
+from fednet.algorithms.base import *
 
 Norm = Literal["samples", "kept", "samples_classes"]
 
@@ -52,8 +40,6 @@ class FedABC(Algorithm):
     """
 
     paper = "Wang et al., AAAI 2023 (arXiv:2302.07450)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     personalised = True
     classes_only = True
 
@@ -79,13 +65,6 @@ class FedABC(Algorithm):
         times classes.
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def client_update(self, phase, client, down, host):
         c, present = self.config, torch.as_tensor(host.class_counts > 0, device=host.device)

@@ -13,22 +13,8 @@ alone would give, and has no proximal term. The staleness is 0 if no other updat
 reply's model was sent. The model's buffers are mixed in the same way.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Fraction,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-    mean,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.staleness import Staleness, weight
-from fednet.registry import algorithm
 
 
 @algorithm("fedasync")
@@ -36,8 +22,7 @@ class FedAsync(Algorithm):
     """Each reply is mixed into the global model as it comes, the less the staler it is."""
 
     paper = "Xie et al., 2019 (arXiv:1903.03934)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
+    weighting = "uniform"  # alpha alone says what a reply counts
     asynchronous = True
     own_schedule = {"mode": "async", "buffer": 1}
     weighs_staleness = True
@@ -51,13 +36,6 @@ class FedAsync(Algorithm):
         """Factor s of alpha by staleness t - tau: constant, poly(a) or hinge(a, b); the paper's
         hinge is hinge(10, 4).
         """
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Accumulator(State):
         x: Tensors  # with the replies so far mixed in
@@ -73,9 +51,6 @@ class FedAsync(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(x=server.x)
-
-    def weight(self, run):
-        return 1.0  # alpha alone says what a reply counts
 
     def accumulate(self, accumulator, server, client_id, up, host):
         alpha_t = self.config.alpha * weight(self.config.staleness, host.staleness)

@@ -6,12 +6,9 @@ w    global model        w_i  local model        n_i  training samples of client
 Departs from the paper: n in n_i / n is the sum over the participants, so that the weights sum to 1.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import Algorithm, AlgorithmConfig, Payload, Statistics, Weights
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedavg")
@@ -19,21 +16,12 @@ class FedAvg(Algorithm):
     """Federated averaging: local SGD, then the mean of the local models."""
 
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
 
     class Config(AlgorithmConfig):
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)  # ClientUpdate

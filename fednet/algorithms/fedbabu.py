@@ -8,13 +8,10 @@ The body alone is trained and crosses. Personal models come from fine-tuning the
 end: `evaluate.finetune: true`, with `train.epochs` local epochs.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import Algorithm, AlgorithmConfig, Payload, Statistics, Weights
+from fednet.algorithms.base import *
 from fednet.algorithms.split import last_linears
-from fednet.registry import algorithm
 
 
 @algorithm("fedbabu")
@@ -22,21 +19,13 @@ class FedBABU(Algorithm):
     """Only the body is trained; the head stays as it was initialised until the end."""
 
     paper = "Oh et al., ICLR 2022 (arXiv:2106.06042)"
-    cost = ("|base|", "|base|")
-    keeps = ("base", "-")
+    part = "base"
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
 
     class Config(AlgorithmConfig):
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def shared(self, layout, module):
         return layout.without(last_linears(module, 1))

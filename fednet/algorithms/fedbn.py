@@ -8,23 +8,12 @@ Clients are weighted by their samples, as in FedAvg. The authors' code averages 
 `weighting: uniform`. With a model without batch normalisation this is FedAvg.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.split import joined, parted, say_if_whole
-from fednet.registry import algorithm
 
 
 @algorithm("fedbn")
@@ -32,8 +21,7 @@ class FedBN(Algorithm):
     """Each client keeps its own batch normalisation; all else is averaged."""
 
     paper = "Li et al., ICLR 2021 (arXiv:2102.07623)"
-    cost = ("|base|", "|base|")
-    keeps = ("base", "batch normalisation")
+    part = "base"
     personalised = True
     has_global = False
     sums_updates = True
@@ -42,13 +30,6 @@ class FedBN(Algorithm):
 
     class Config(AlgorithmConfig):
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         bn: Tensors | None = None

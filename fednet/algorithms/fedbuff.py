@@ -16,21 +16,8 @@ buffer is applied. FLGo's public implementation has no s, and uses the clients' 
 eta_g; the paper has both as here.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.staleness import Staleness, weight
-from fednet.registry import algorithm
 
 
 @algorithm("fedbuff")
@@ -38,8 +25,7 @@ class FedBuff(Algorithm):
     """Every K replies, as they come, make an update, stale ones counting less."""
 
     paper = "Nguyen et al., AISTATS 2022 (arXiv:2106.06639)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
+    weighting = "uniform"
     sums_updates = True
     asynchronous = True
     own_schedule = {"mode": "async"}
@@ -50,9 +36,6 @@ class FedBuff(Algorithm):
         """Server learning rate eta_g."""
         staleness: Staleness = "poly(0.5)"
         """Weight of a reply by its staleness: constant, poly(a) or hinge(a, b)."""
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # Delta_i
@@ -67,9 +50,6 @@ class FedBuff(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(d=Sum.empty())
-
-    def weight(self, run):
-        return 1.0
 
     def accumulate(self, accumulator, server, client_id, up, host):
         return self.Accumulator(

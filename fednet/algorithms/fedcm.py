@@ -9,23 +9,7 @@ along the normalised Delta, and its eta_g is eta_g * eta_l * K here. Clients tak
 of steps K_i, so each update is normalised by its own K_i.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Control,
-    Delta,
-    Fraction,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Tensors,
-    TwoSums,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedcm")
@@ -33,8 +17,7 @@ class FedCM(Algorithm):
     """Each local step is a mix of the client's gradient and the federation's last direction."""
 
     paper = "Xu et al., 2021 (arXiv:2106.10874)"
-    cost = ("2|w|", "|w|")
-    keeps = ("w, Delta", "-")
+    weighting = "uniform"  # the mean over clients is plain
     sgd_only = True
     momentum_free = True
 
@@ -76,9 +59,6 @@ class FedCM(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(d=TwoSums.empty())
-
-    def weight(self, run):
-        return 1.0  # the mean over clients is plain
 
     def accumulate(self, accumulator, server, client_id, up, host):
         share = 1.0 / (host.lr * up.run.steps) if up.run.steps else 0.0

@@ -22,31 +22,14 @@ If a client has one image of a class, S_i shows that image recognisably (docs/ru
 leaves out the classes of which a client has fewer images.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
 import msgspec
 import torch
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Condensed,
-    Count,
-    Fraction,
-    NonNegative,
-    Payload,
-    Positive,
-    Samples,
-    State,
-    Statistics,
-    Sum,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.condensation import Plan, check, condense, present
-from fednet.registry import algorithm
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 FLOAT_BYTES, LABEL_BYTES = 4, 8
@@ -57,8 +40,6 @@ class FedDC(Algorithm):
     """Clients send one condensed image a class; the server fine-tunes the mean on them."""
 
     paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
-    cost = ("|w|", "|w| + C_i * c*h*w")
-    keeps = ("w", "condensed images")
     classes_only = True
 
     class Config(AlgorithmConfig):
@@ -99,9 +80,6 @@ class FedDC(Algorithm):
         same.
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         x: Weights

@@ -5,11 +5,8 @@ Weight decay is added after the clipping, as torch's SGD does. The momentum star
 condensation.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import Fraction, NonNegative
+from fednet.algorithms.base import *
 from fednet.algorithms.feddc import FedDC
-from fednet.registry import algorithm
 
 
 @algorithm("feddcplus")
@@ -17,8 +14,6 @@ class FedDCPlus(FedDC):
     """FedDC whose condensation has momentum and weight decay."""
 
     paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
-    cost = ("|w|", "|w| + C_i * c*h*w")
-    keeps = ("w", "condensed images")
 
     class Config(FedDC.Config):
         cond_momentum: Fraction = 0.9

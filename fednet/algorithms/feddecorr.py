@@ -13,23 +13,12 @@ large, and the authors' beta of 0.1 was chosen for it: with the paper's form and
 method hardly differs from FedAvg. A batch of one sample has no correlation: the term is 0.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    Statistics,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
+from fednet.algorithms.base import *
 
 EPSILON = 1e-8
 
@@ -39,8 +28,6 @@ class FedDecorr(Algorithm):
     """Features are kept from collapsing onto a few dimensions."""
 
     paper = "Shi et al., ICLR 2023 (arXiv:2210.00226)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
@@ -53,13 +40,6 @@ class FedDecorr(Algorithm):
         (n: batch size).
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def outputs(self, module, x):
         return module.head(module.features(x))

@@ -12,28 +12,13 @@ SGD; the paper takes 10,000 steps of Adam with a cosine schedule and stops early
 set, which a server of ours does not have.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    Payload,
-    Positive,
-    Samples,
-    State,
-    Statistics,
-    Sum,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
+from fednet.algorithms.base import *
 from fednet.training.evaluation import logits
 
 
@@ -42,8 +27,6 @@ class FedDF(Algorithm):
     """The server distils the clients' ensemble into their mean, on public samples."""
 
     paper = "Lin et al., NeurIPS 2020 (arXiv:2006.07242)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, public set", "-")
     classes_only = True
     needs_public = True
     uses_public = True
@@ -56,13 +39,6 @@ class FedDF(Algorithm):
         distill_batch: Count = 128
         """Batch size of the distillation, in samples."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Accumulator(State):
         x: Sum

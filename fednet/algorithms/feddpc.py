@@ -20,26 +20,11 @@ The code never computes r_j. With c_j = <D_j, G> / <G, G> and f_j = lambda + ||D
 subtracted once, from the sum.
 """
 
-from __future__ import annotations
-
 import math
 
 import msgspec
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 NOISE = 1e-6  # residuals below this share of the update are rounding
 
@@ -53,8 +38,7 @@ class FedDPC(Algorithm):
     paper = (
         "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning"
     )
-    cost = ("|w|", "|w|")
-    keeps = ("w, Delta_{t-1}", "-")
+    weighting = "uniform"  # the mean over clients is plain (Eq. 4)
 
     class Config(AlgorithmConfig):
         lam: float = msgspec.field(default=1.0, name="lambda")
@@ -67,9 +51,6 @@ class FedDPC(Algorithm):
         """Whether residuals are scaled by lambda + ||D_j|| / ||r_j|| (Eq. 3)."""
         max_ratio: Positive | None = None
         """Upper bound of ||D_j|| / ||r_j||; null: none."""
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # D_j
@@ -112,9 +93,6 @@ class FedDPC(Algorithm):
         return self.Accumulator(
             u=accumulator.u.add(up.d, scale=f), gg=accumulator.gg, along=accumulator.along + f * c
         )
-
-    def weight(self, run):
-        return 1.0  # the mean over clients is plain (Eq. 4)
 
     def factor(self, client_id, dd, rr, host) -> float:
         """lambda + ||D_j|| / ||r_j|| of the squares; 0 where the residual is rounding noise."""

@@ -14,21 +14,7 @@ take no part in h. The authors' code divides alpha by each client's share of the
 is the same for all, as printed.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("feddyn")
@@ -36,20 +22,12 @@ class FedDyn(Algorithm):
     """Each client's loss is changed as it goes, so that all agree at a stationary point."""
 
     paper = "Acar et al., ICLR 2021 (arXiv:2111.04263)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, h", "g_k")
+    weighting = "uniform"  # P_t uniformly
     summed = {"x": "plain"}
 
     class Config(AlgorithmConfig):
         alpha: Positive = 0.01
         """Strength of the dynamic regulariser; the paper tunes it over 0.1, 0.01 and 0.001."""
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Server(State):
         x: Weights
@@ -57,9 +35,6 @@ class FedDyn(Algorithm):
 
     class Client(State):
         g: Tensors
-
-    class Accumulator(State):
-        x: Sum
 
     def init_server(self, x):
         return self.Server(x=x, h=x.params.zeros_like())
@@ -72,12 +47,6 @@ class FedDyn(Algorithm):
         y = host.train(down.x, proximal=self.config.alpha, add_to_grad=-g)
         g = g.plus(y.x.params - down.x.params, -self.config.alpha)
         return self.Client(g=g), self.Up(x=y.x, run=y.run)
-
-    def weight(self, run):
-        return 1.0  # P_t uniformly
-
-    def accumulate(self, accumulator, server, client_id, up, host):
-        return self.Accumulator(x=accumulator.x.add(up.x))
 
     def server_update(self, accumulator, server, cohort, host):
         alpha, mean = self.config.alpha, accumulator.x.mean()

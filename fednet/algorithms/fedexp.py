@@ -10,25 +10,11 @@ Delta_i does. `eps_mode: times_m` is the authors' code, `weighting: samples` its
 both sums.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedexp")
@@ -36,8 +22,6 @@ class FedExP(Algorithm):
     """The server extrapolates: its step grows with how much the clients' updates disagree."""
 
     paper = "Jhunjhunwala, Wang, Joshi, ICLR 2023 (arXiv:2301.09604)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, w^{t-1}", "-")
 
     class Config(AlgorithmConfig):
         eps: NonNegative = 1e-3
@@ -47,9 +31,6 @@ class FedExP(Algorithm):
         authors' code.
         """
         weighting: Literal["uniform", "samples"] = "uniform"
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # Delta_i

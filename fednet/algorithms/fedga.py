@@ -18,27 +18,9 @@ the updates (start - w_i). With the mean of the models, each displacement would 
 g, and enlarged if beta > eta_l tau_i.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Control,
-    Delta,
-    Exchange,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    TwoSums,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 from fednet.training.optimizers import tau
 
 
@@ -47,8 +29,7 @@ class FedGA(Algorithm):
     """Clients start displaced by the difference of their gradient to the mean gradient."""
 
     paper = "Dandi, Barba, Jaggi, AAAI 2022 (arXiv:2106.13897)"
-    cost = ("2|w|", "2|w|")  # stale: up |w|
-    keeps = ("w; stale: g", "stale: g_i")
+    weighting = "uniform"  # the mean over clients is plain
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1
@@ -97,7 +78,6 @@ class FedGA(Algorithm):
         super().__init__(config, clients)
         if self.config.mode == "stale":
             self.exchanges = (Exchange(self.Down, self.Up, "train"),)
-            self.cost = ("2|w|", "|w|")
 
     def init_server(self, x):
         return self.Server(x=x, g=x.params.zeros_like() if self.config.mode == "stale" else None)
@@ -132,9 +112,6 @@ class FedGA(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(d=TwoSums.empty(), g=Sum.empty())
-
-    def weight(self, run):
-        return 1.0  # the mean over clients is plain
 
     def accumulate(self, accumulator, server, client_id, up, host):
         if isinstance(up, self.Gradient):

@@ -14,22 +14,12 @@ class alone has a loss of 0 with either.
 tau is 1 by default; public re-implementations take 0.1 or 0.5.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    Statistics,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedlc")
@@ -37,8 +27,6 @@ class FedLC(Algorithm):
     """Logits are calibrated by how many samples of each class the client has."""
 
     paper = "Zhang et al., ICML 2022 (arXiv:2209.00189)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     classes_only = True
     sums_updates = True
     summed = {"x": "weighted"}
@@ -52,13 +40,6 @@ class FedLC(Algorithm):
         margin).
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def client_update(self, phase, client, down, host):
         margin = margins(torch.as_tensor(host.class_counts, device=host.device), self.config.tau)

@@ -14,8 +14,6 @@ first task. Digest and transfer learning are plain SGD at the run's learning rat
 to convergence with Adam. The mean over clients is uniform, as printed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -23,24 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fednet import seeds
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    Exchange,
-    Fraction,
-    Payload,
-    Run,
-    Samples,
-    Shared,
-    State,
-    Statistics,
-    Tensors,
-    kind,
-)
+from fednet.algorithms.base import *
 from fednet.plain import part_of
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
 from fednet.training.evaluation import logits
 
 LABEL_BYTES = 8  # int64
@@ -55,8 +37,7 @@ class FedMD(Algorithm):
     """Scores on public samples cross, and no weights; models stay at home."""
 
     paper = "Li & Wang, 2019 (arXiv:1910.03581)"
-    cost = ("n_j C (once: n_0 samples)", "n_j C")
-    keeps = ("public set", "w_k, public set")
+    weighting = "uniform"  # the mean over clients is plain
     personalised = True
     has_global = False
     classes_only = True
@@ -180,9 +161,6 @@ class FedMD(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator()
-
-    def weight(self, run):
-        return 1.0  # the mean over clients is plain
 
     def accumulate(self, accumulator, server, client_id, up, host):
         if not isinstance(up, self.Answer):

@@ -18,22 +18,9 @@ next to 0, and dividing by it would blow the client's update up. The norm counts
 at least 1 since the last gradient has weight 1, so that d_i never exceeds the largest gradient.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Sum,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 def gradient_weight(steps: int, lr: float, momentum: float, mu: float) -> float:
@@ -56,8 +43,6 @@ class FedNova(Algorithm):
     """Updates are divided by how much their client did, then scaled together."""
 
     paper = "Wang et al., NeurIPS 2020 (arXiv:2007.07481)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     sgd_only = True
 
     class Config(AlgorithmConfig):
@@ -68,9 +53,6 @@ class FedNova(Algorithm):
         K_i, as the authors' code if mu > 0.
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # Delta_i

@@ -18,25 +18,11 @@ there take Nesterov's in its place, which is `diloco` with outer_lr 1, weighting
 SGD.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Fraction,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedavgm")
@@ -44,8 +30,6 @@ class FedAvgM(Algorithm):
     """Federated averaging with momentum at the server."""
 
     paper = "Hsu et al., 2019 (arXiv:1909.06335)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, v", "-")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
@@ -56,13 +40,6 @@ class FedAvgM(Algorithm):
         server_lr: Positive = 1.0
         """Server learning rate eta."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Server(State):
         x: Weights
@@ -104,13 +81,6 @@ class Adaptive(Algorithm):
         """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
         weighting: Literal["samples", "uniform"] = "samples"
 
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
-
     class Server(State):
         x: Weights
         m: Tensors
@@ -150,8 +120,6 @@ class FedAdagrad(Adaptive):
     """Adagrad at the server."""
 
     paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, m, v", "-")
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 0.1
@@ -172,8 +140,6 @@ class FedAdam(Adaptive):
     """Adam at the server."""
 
     paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, m, v", "-")
 
     def second(self, v, square):
         """As `FedAdagrad.second`."""
@@ -185,8 +151,6 @@ class FedYogi(Adaptive):
     """Yogi at the server."""
 
     paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, m, v", "-")
 
     def second(self, v, square):
         """As `FedAdagrad.second`."""

@@ -18,23 +18,9 @@ What the paper leaves open:
 - Algorithm 3 has 0.5 t and Eq. 9 has 0.5 n, which differ in where the count starts: n is used.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Accuracy,
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedpdc")
@@ -42,8 +28,6 @@ class FedPDC(Algorithm):
     """Local models are weighted by their accuracy on a public set of the server's."""
 
     paper = "Zhang & Zhang, 2023 (arXiv:2302.12503)"
-    cost = ("|w| + 1", "|w|")
-    keeps = ("w, p_i, public set", "-")
     needs_public = True
     uses_public = True
 
@@ -68,10 +52,6 @@ class FedPDC(Algorithm):
     class Down(Payload):
         x: Weights
         p: Accuracy
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Server(State):
         x: Tensors

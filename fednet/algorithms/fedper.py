@@ -8,22 +8,10 @@ What the paper leaves open: the head is the last Linear layer (`personal_layers`
 first participation a client starts from the common initial head.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
-from fednet.registry import algorithm
 
 
 @algorithm("fedper")
@@ -31,8 +19,7 @@ class FedPer(Algorithm):
     """A shared base and each client's own head, trained together."""
 
     paper = "Arivazhagan et al., 2019 (arXiv:1912.00818)"
-    cost = ("|base|", "|base|")
-    keeps = ("base", "head")
+    part = "base"
     personalised = True
     has_global = False
     sums_updates = True
@@ -43,13 +30,6 @@ class FedPer(Algorithm):
         personal_layers: Count = 1
         """Number of last Linear layers that stay at the client; 0: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         head: Tensors | None = None

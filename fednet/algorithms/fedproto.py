@@ -34,26 +34,13 @@ head` evaluates the model's own head instead. A client that knows no prototype y
 its head.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    kind,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
+from fednet.algorithms.base import *
 
 BATCH = 256
 FAR = 1e6  # squared distance to a class without a prototype
@@ -66,8 +53,6 @@ class FedProto(Algorithm):
     """Class prototypes cross, and no weights; models stay at home."""
 
     paper = "Tan et al., AAAI 2022 (arXiv:2105.00243)"
-    cost = ("C d", "C d")
-    keeps = ("C^(j)", "w_i, C^(j)")
     personalised = True
     has_global = False
     classes_only = True

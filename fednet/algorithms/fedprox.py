@@ -7,19 +7,9 @@ Departs from the paper: every client does the same local work, and weights are b
 FedAvg.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    Statistics,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedprox")
@@ -27,8 +17,6 @@ class FedProx(Algorithm):
     """FedAvg whose local loss holds the local model near the global one."""
 
     paper = "Li et al., MLSys 2020 (arXiv:1812.06127)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
@@ -37,13 +25,6 @@ class FedProx(Algorithm):
         mu: NonNegative = 0.01
         """Strength of the proximal term mu/2 ||w - w^t||^2; 0: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)  # adds mu (w_i - w) to each gradient

@@ -25,8 +25,6 @@ The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation
 fixed` with `sigma0: 0` is data sharing alone.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -34,23 +32,8 @@ import numpy as np
 import torch
 
 from fednet import seeds
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    Fraction,
-    NonNegative,
-    Payload,
-    Samples,
-    Shared,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.plain import part_of
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
 from fednet.training.samples import take
 
 LABEL_BYTES = 8  # int64
@@ -64,8 +47,6 @@ class FedRDS(Algorithm):
     """
 
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
-    cost = ("|w| (once: alpha beta n samples)", "|w|")
-    keeps = ("w, shared set D'", "previous local model, shared samples")
     uses_public = True
 
     class Config(AlgorithmConfig):
@@ -87,13 +68,6 @@ class FedRDS(Algorithm):
 
     class Enrolment(Payload):
         samples: Shared
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Server(State):
         x: Tensors

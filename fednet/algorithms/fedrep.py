@@ -13,23 +13,10 @@ weight decay would also move the frozen part. Clients are weighted by samples, a
 paper's mean is uniform.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    Payload,
-    Run,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
-from fednet.registry import algorithm
 
 
 @algorithm("fedrep")
@@ -39,8 +26,7 @@ class FedRep(Algorithm):
     """
 
     paper = "Collins et al., ICML 2021 (arXiv:2102.07078)"
-    cost = ("|base|", "|base|")
-    keeps = ("base", "head")
+    part = "base"
     personalised = True
     has_global = False
     sums_updates = True
@@ -55,13 +41,6 @@ class FedRep(Algorithm):
         personal_layers: Count = 1
         """Number of last Linear layers that are the personal head."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         head: Tensors | None = None

@@ -17,8 +17,6 @@ predictions are the same at first, or as a copy of G (`p_init: copy`). There is 
 mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -26,20 +24,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.errors import ConfigError
 from fednet.models import head_names
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
 
 
 @algorithm("fedrod")
@@ -47,8 +34,6 @@ class FedRoD(Algorithm):
     """A generic head by balanced softmax, and on top of it each client's own linear head."""
 
     paper = "Chen & Chao, ICLR 2022 (arXiv:2107.00778)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "P-head")
     personalised = True
     classes_only = True
     sums_updates = True
@@ -63,13 +48,6 @@ class FedRoD(Algorithm):
         train_p: bool = True
         """Whether the personal head is trained; false: the generic model alone."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         p: Tensors | None = None

@@ -11,26 +11,13 @@ itself. The default radius is that of SAM (Foret et al., ICLR 2021). Clients are
 samples, as in FedAvg. The authors' code averages them plainly: `weighting: uniform`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    Statistics,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
-from fednet.training.loop import Loss
-from fednet.training.tasks import Task
+from fednet.algorithms.base import *
 
 
 @algorithm("fedsam")
@@ -38,8 +25,6 @@ class FedSAM(Algorithm):
     """Local steps along the gradient at the worst point nearby, so that flat minima are found."""
 
     paper = "Qu et al., ICML 2022 (arXiv:2206.02618)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
@@ -48,13 +33,6 @@ class FedSAM(Algorithm):
         rho: NonNegative = 0.05
         """Radius of the neighbourhood in which the worst point is sought; 0: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, loss=sharp(host.task, self.config.rho) if self.config.rho else None)

@@ -10,21 +10,9 @@ size changes nothing but rounding. `train.clip_norm` clips g_i and `train.weight
 to it, as one step of SGD would. Buffers do not change, since the gradient is computed in eval mode.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    Payload,
-    State,
-    Statistics,
-    Sum,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedsgd")
@@ -32,8 +20,6 @@ class FedSGD(Algorithm):
     """Federated SGD: one full local gradient a client and round."""
 
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "-")
     sgd_only = True
     momentum_free = True
     sums_updates = True
@@ -42,9 +28,6 @@ class FedSGD(Algorithm):
 
     class Config(AlgorithmConfig):
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         g: Delta
@@ -61,12 +44,6 @@ class FedSGD(Algorithm):
         if train.weight_decay:
             g = g + train.weight_decay * down.x
         return client, self.Up(g=g, run=found.run)
-
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(g=Sum.empty())
-
-    def accumulate(self, accumulator, server, client_id, up, host):
-        return self.Accumulator(g=accumulator.g.add(up.g, self.weight(up.run)))
 
     def server_update(self, accumulator, server, cohort, host):
         # w <- w - eta sum (n_i / n) g_i

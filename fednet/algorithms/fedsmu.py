@@ -21,26 +21,9 @@ for CIFAR-10 (its Appendix A). In the authors' code gamma_1 shrinks after each r
 paper says nothing: `server_lr_decay: 0.9988` is theirs.
 """
 
-from __future__ import annotations
-
 import torch
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    Fraction,
-    NonNegative,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedsmu")
@@ -48,8 +31,7 @@ class FedSMU(Algorithm):
     """Signs of the clients' momenta cross; the server steps along their mean."""
 
     paper = "Lu et al., ICML 2025 (PMLR 267:40903)"
-    cost = ("|w|", "|w|; two bits a value with qsgd(2)")
-    keeps = ("w", "m_i")
+    weighting = "uniform"  # the mean over clients is plain
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 0.015
@@ -62,9 +44,6 @@ class FedSMU(Algorithm):
         """Weight of the momentum in the sign that is sent."""
         beta_2: Fraction = 0.9
         """Decay of the client's momentum m_i."""
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         u: Delta
@@ -95,9 +74,6 @@ class FedSMU(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(u=Sum.empty())
-
-    def weight(self, run):
-        return 1.0  # the mean over clients is plain
 
     def accumulate(self, accumulator, server, client_id, up, host):
         return self.Accumulator(u=accumulator.u.add(up.u))

@@ -8,22 +8,7 @@ y_i      the server's memory of client i's last Delta_i (0 before)      ybar  me
 Departs from the paper: Delta_i is not divided by eta_l K, so the server's rate is 1 by default.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    Payload,
-    PerClient,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("fedvarp")
@@ -31,15 +16,11 @@ class FedVARP(Algorithm):
     """The server's memory of every client's last update stands in for those who are absent."""
 
     paper = "Jhunjhunwala et al., UAI 2022 (arXiv:2207.14130)"
-    cost = ("|w|", "|w|")
-    keeps = ("w, y_1..y_N, ybar", "-")
+    weighting = "uniform"  # the mean over clients is plain
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 1.0
         """Server learning rate."""
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # Delta_i
@@ -63,9 +44,6 @@ class FedVARP(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(change=Sum.empty(), y=server.y)
-
-    def weight(self, run):
-        return 1.0  # the mean over clients is plain
 
     def accumulate(self, accumulator, server, client_id, up, host):
         change = accumulator.change.add(up.d, less=server.y.known(client_id))

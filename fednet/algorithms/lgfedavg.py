@@ -11,22 +11,10 @@ one. A client gets the new global layers with its next task. There is no complet
 only personal models are evaluated.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Count,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
+from fednet.algorithms.base import *
 from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
-from fednet.registry import algorithm
 
 
 @algorithm("lgfedavg")
@@ -34,8 +22,7 @@ class LGFedAvg(Algorithm):
     """Local lower layers, averaged upper layers."""
 
     paper = "Liang et al., 2020 (arXiv:2001.01523)"
-    cost = ("|g|", "|g|")
-    keeps = ("global layers", "local layers")
+    part = "upper layers"
     personalised = True
     has_global = False
     sums_updates = True
@@ -46,13 +33,6 @@ class LGFedAvg(Algorithm):
         global_layers: Count | Literal["all"] = 2
         """Number of last Linear layers that are shared; 0: none (local training), all: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         own: Tensors | None = None

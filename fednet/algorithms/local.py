@@ -6,22 +6,9 @@ A "round" trains the selected clients E epochs from their own models, so that th
 the federated runs.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Empty,
-    Nothing,
-    Payload,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 
 @algorithm("local")
@@ -29,8 +16,6 @@ class Local(Algorithm):
     """No federation: each client trains its own model."""
 
     paper = "the baseline without communication"
-    cost = ("0 (once: |w|)", "0")
-    keeps = ("w^0", "w_i")
     personalised = True
     has_global = False
 

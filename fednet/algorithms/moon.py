@@ -15,29 +15,13 @@ if the model has one, else of the penultimate layer. It is flattened, not squeez
 of one sample works. A client keeps one previous model.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    NonNegative,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
-from fednet.training.loop import Loss
-from fednet.training.tasks import Task
+from fednet.algorithms.base import *
 
 
 @algorithm("moon")
@@ -47,8 +31,6 @@ class Moon(Algorithm):
     """
 
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "previous local model")
     sums_updates = True
     summed = {"x": "weighted"}
     asynchronous = True
@@ -63,13 +45,6 @@ class Moon(Algorithm):
         (penultimate).
         """
         weighting: Literal["samples", "uniform"] = "samples"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights
-        run: Statistics
 
     class Client(State):
         v: Tensors | None = None

@@ -19,29 +19,12 @@ samples`; the paper's is plain), and each of the K steps adds 0.001 theta_i to t
 (`train.weight_decay: 0.001` does so here).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import nn
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    ClientHost,
-    Payload,
-    Positive,
-    Run,
-    State,
-    Statistics,
-    Tensors,
-    Weights,
-)
-from fednet.registry import algorithm
-from fednet.tensors import Inputs
-from fednet.training.loop import Loss
-from fednet.training.tasks import Task
+from fednet.algorithms.base import *
 
 
 @algorithm("pfedme")
@@ -49,8 +32,6 @@ class PFedMe(Algorithm):
     """Personal models by the Moreau envelope; clients move the global model toward them."""
 
     paper = "Dinh et al., NeurIPS 2020 (arXiv:2006.08848)"
-    cost = ("|w|", "|w|")
-    keeps = ("w", "theta_i")
     personalised = True
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda", "k": "K"}):
@@ -63,13 +44,6 @@ class PFedMe(Algorithm):
         beta: Positive = 1.0
         """Weight of the clients' mean in the new global model; 1: the mean itself."""
         weighting: Literal["uniform", "samples"] = "uniform"
-
-    class Down(Payload):
-        x: Weights
-
-    class Up(Payload):
-        x: Weights  # w_i
-        run: Statistics
 
     class Client(State):
         theta: Tensors | None = None

@@ -13,21 +13,7 @@ Float buffers (BatchNorm's running statistics) take no part in the update: they 
 the weights F_k^q, of which the paper says nothing.
 """
 
-from __future__ import annotations
-
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Delta,
-    NonNegative,
-    Payload,
-    Scalar,
-    State,
-    Statistics,
-    Sum,
-    Weights,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 
 EPSILON = 1e-10
 
@@ -37,15 +23,11 @@ class QFedAvg(Algorithm):
     """Clients with a higher loss count more, so that accuracies are more alike."""
 
     paper = "Li et al., ICLR 2020 (arXiv:1905.10497)"
-    cost = ("|w|", "|w| + 1")
-    keeps = ("w", "-")
+    weighting = "uniform"  # losses alone say what a reply counts
 
     class Config(AlgorithmConfig):
         q: NonNegative = 1.0
         """How much clients with a higher loss count more; 0: FedAvg."""
-
-    class Down(Payload):
-        x: Weights
 
     class Up(Payload):
         d: Delta  # w - w_k
@@ -63,9 +45,6 @@ class QFedAvg(Algorithm):
 
     def init_accumulator(self, server, phase):
         return self.Accumulator(d=Sum.empty())
-
-    def weight(self, run):
-        return 1.0  # losses alone say what a reply counts
 
     def accumulate(self, accumulator, server, client_id, up, host):
         q, loss = self.config.q, up.loss + EPSILON

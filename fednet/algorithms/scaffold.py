@@ -26,25 +26,9 @@ et al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022
 |S| was corrected (its issue #12).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from fednet.algorithms.base import (
-    Algorithm,
-    AlgorithmConfig,
-    Control,
-    Delta,
-    Payload,
-    Positive,
-    State,
-    Statistics,
-    Sum,
-    Tensors,
-    Weights,
-    blockwise,
-)
-from fednet.registry import algorithm
+from fednet.algorithms.base import *
 from fednet.training.optimizers import tau
 
 
@@ -53,8 +37,6 @@ class Scaffold(Algorithm):
     """Control variates correct each client's drift."""
 
     paper = "Karimireddy et al., ICML 2020 (arXiv:1910.06378)"
-    cost = ("2|w|", "2|w|")
-    keeps = ("w, c", "c_i")
     summed = {"dy": "weighted", "dc": "plain"}
     sgd_only = True
 
@@ -150,14 +132,6 @@ class Scaffold(Algorithm):
             )
         c_new = host.gradient(x).x.params if self.config.option == "I" else c_i  # line 12 (i)
         return self.Client(c=c_new), self.Up(dy=y.x - x, dc=c_new - c_i, run=y.run)  # lines 13-14
-
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(dy=Sum.empty(), dc=Sum.empty())
-
-    def accumulate(self, accumulator, server, client_id, up, host):
-        return self.Accumulator(
-            dy=accumulator.dy.add(up.dy, self.weight(up.run)), dc=accumulator.dc.add(up.dc)
-        )
 
     def server_update(self, accumulator, server, cohort, host):
         x = accumulator.dy.step(server.x, self.config.server_lr)  # line 17

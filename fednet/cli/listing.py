@@ -37,25 +37,26 @@ def run(args: argparse.Namespace) -> int:
     loading.load_parts(args.load)
     if args.what == "keys":
         return _keys(args.config)
+    if args.what == "algorithms":
+        return _algorithms(args)
     entries = registry.ALL[args.what].entries()
-    if args.what != "algorithms":
-        table(("name", "what it is"), [(e.name, e.summary) for e in entries])
-        return 0
+    table(("name", "what it is"), [(e.name, e.summary) for e in entries])
+    return 0
+
+
+def _algorithms(args: argparse.Namespace) -> int:
     sized = bool(args.config or args.model or args.set)
     sizes = _sizes(args) if sized else {}
     rows = []
-    for e in entries:
-        sent, kept = _declared(e)
-        server, client = kept
-        judged = "personal" if e.facts.get("personalised") else "global"
+    for entry in registry.algorithm.entries():
+        method = registry.algorithm.get(entry.name)()
         rows.append(
             (
-                e.name,
-                judged,
-                *(sizes[e.name] if sized else sent),
-                server,
-                client,
-                str(e.facts.get("paper") or e.summary),
+                entry.name,
+                "personal" if method.personalised else "global",
+                *(sizes[entry.name] if sized else method.sends()),
+                *method.keeps(),
+                method.paper or entry.summary,
             )
         )
     costs = ("down MB", "up MB", "once MB") if sized else ("down", "up")
@@ -110,19 +111,6 @@ def _print_key(path: str, key: DocumentedKey) -> None:
     print(f"{path}: {key.type}; default {key.default}{unit}")
     if key.about:
         print(f"    {key.about}")
-
-
-def _declared(entry: registry.Entry) -> tuple[tuple[str, str], tuple[str, str]]:
-    """(cost, keeps) of a method: as its class states them; of a part that was loaded, and states
-    none, from its payloads and states.
-    """
-    part = registry.algorithm.loaded(entry.name)
-    if part is None:
-        facts = entry.facts
-        return facts.get("cost", ("|w|", "|w|")), facts.get("keeps", ("w", "-"))
-    from fednet.tools.costs import declared
-
-    return declared(part)
 
 
 def _sizes(args: argparse.Namespace) -> dict[str, tuple[str, str, str]]:

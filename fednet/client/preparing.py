@@ -336,7 +336,7 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
             parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())
             down = sum(experiment.predicted(exchange.down, "down", client).values())
             lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
-    keeps = method.keeps[1]
+    keeps = method.keeps()[1]
     lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
     lines.append("numbers that the method reports of a client go with its reply (statistics)")
     leaves = {what: kind for what, kind in leaving(experiment) if not what.startswith("'")}

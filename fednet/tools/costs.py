@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import msgspec
 
-from fednet.algorithms.base import Algorithm, ClientFacts, State
+from fednet.algorithms.base import Algorithm, ClientFacts
 from fednet.config import Config
 from fednet.experiment.build import buffers_cross
 from fednet.models.trained import layout_of
@@ -71,30 +71,6 @@ def payloads(method: Algorithm, direction: str) -> list[type[Payload]]:
     if direction == "once":
         return [] if method.Enrolment is None else [method.Enrolment]
     return [getattr(exchange, direction) for exchange in method.exchanges]
-
-
-def declared(kind: type[Algorithm]) -> tuple[tuple[str, str], tuple[str, str]]:
-    """(cost, keeps) as a method states them, or, where it does not, from its declared payloads and
-    states: |w| for each field of tensors, the names of fields of other forms.
-    """
-
-    def sent(direction: str) -> str:
-        own = [f for e in kind.exchanges for f in getattr(e, direction).fields.items()]
-        tensors = sum(f.form in ("tensors", "parameters") for _, f in own)
-        words = ([f"{tensors if tensors > 1 else ''}|w|"] if tensors else []) + [
-            name for name, f in own if f.form not in ("tensors", "parameters", "run")
-        ]
-        return " + ".join(words) or "0"
-
-    def kept(state: type[State]) -> str:
-        return ", ".join(f.name for f in fields(state)) or "-"
-
-    costs = kind.cost is not Algorithm.cost
-    keeps = kind.keeps is not Algorithm.keeps
-    return (
-        kind.cost if costs else (sent("down"), sent("up")),
-        kind.keeps if keeps else (kept(kind.Server), kept(kind.Client)),
-    )
 
 
 # Of datasets that need files only to be told their shape: one input, and a model's outputs.

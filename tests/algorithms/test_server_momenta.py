@@ -200,7 +200,7 @@ def test_fedga_stale_takes_one_trip_and_displaces_from_the_second_participation(
     f = Federation(rounds=2)
     stale, plain = f.run("fedga", mode="stale", beta=0.5), f.run("fedavg", weighting="uniform")
     assert [len(e.down.fields) for e in stale.algorithm.exchanges] == [2]
-    assert stale.algorithm.cost == ("2|w|", "|w|")
+    assert stale.algorithm.sends() == ("2|w|", "|w|")
     assert close(stale.servers[1].x, plain.servers[1].x)
     assert not close(stale.servers[2].x, plain.servers[2].x, 1e-5)
 

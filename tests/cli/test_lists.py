@@ -21,11 +21,12 @@ def test_every_part_has_a_line(what, capsys):
 
 def test_algorithms_show_their_cost_and_what_each_side_keeps(capsys):
     assert main(["list", "algorithms"]) == 0
-    line = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("scaffold")
-    )
-    assert "2|w|" in line.replace(" ", "")
-    assert "c_i" in line
+    lines = capsys.readouterr().out.splitlines()
+    found = [line.split() for line in lines if line.startswith(("scaffold", "fedper"))]
+    assert [line[1:6] for line in found] == [
+        ["personal", "|base|", "|base|", "base", "head"],
+        ["global", "2|w|", "2|w|", "w,", "c"],
+    ]
 
 
 @pytest.mark.long
@@ -126,7 +127,7 @@ def test_a_loaded_method_is_listed_by_its_declarations(tmp_path, capsys):
     assert main(["list", "algorithms", "--load", str(tmp_path / "lists_mine.py")]) == 0
     lines = capsys.readouterr().out.splitlines()
     line = next(line for line in lines if line.startswith("lists-mine"))
-    assert " ".join(line.split()) == "lists-mine global 2|w| |w| + sketch x, c - Mine."
+    assert " ".join(line.split()) == "lists-mine global 2|w| |w| + sketch w, c - Mine."
 
 
 def test_the_options_of_a_part_that_was_loaded_stand_with_the_others(tmp_path, capsys):
