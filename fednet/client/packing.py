@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fednet.training.lanes import Lane
     from fednet.training.loop import Course
+    from fednet.training.packed import Plans
     from fednet.training.tasks import Task
 
 
@@ -46,6 +47,7 @@ class Packing:
     _running: Counter[int] = field(default_factory=Counter)
     _waiting: dict[int, list[_Ticket]] = field(default_factory=dict)
     _checked: bool = False
+    _plans: dict[int, Plans] = field(default_factory=dict)
 
     def expect(self) -> None:
         """Counts a task that has come to this process; `at_work` follows."""
@@ -58,7 +60,6 @@ class Packing:
         with self._changed:
             self._due -= 1
             self._running[device] += 1
-            self._changed.notify_all()
         try:
             yield
         finally:
@@ -84,15 +85,16 @@ class Packing:
         with self._changed:
             waiting = self._waiting.setdefault(device, [])
             waiting.append(own)
-            self._changed.notify_all()
             while not own.done:
                 pack = self._ready(device)
                 if own in pack:
                     waiting[:] = [ticket for ticket in waiting if ticket not in pack]
                     break
+                if pack:
+                    self._changed.notify_all()
                 self._changed.wait()
         if not own.done:
-            self._train(pack, own)
+            self._train(pack, own, device)
         if lane.error is not None:
             raise lane.error
         assert lane.course is not None
@@ -113,7 +115,7 @@ class Packing:
             return next(iter(kinds.values()))
         return []
 
-    def _train(self, pack: list[_Ticket], own: _Ticket) -> None:
+    def _train(self, pack: list[_Ticket], own: _Ticket, device: int) -> None:
         import torch
 
         from fednet.training import packable, packed
@@ -126,7 +128,7 @@ class Packing:
             if not self._checked:
                 packable.check_lane(self.task, lanes[0])
                 self._checked = True
-            packed.descend(lanes, self.n, self.task)
+            packed.descend(lanes, self.n, self.task, self._plans.setdefault(device, {}))
         except BaseException as error:
             for lane in lanes:
                 if lane is not own.lane:

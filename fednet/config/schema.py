@@ -487,7 +487,12 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """torch threads per client. [threads]"""
     pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Train this many clients of a process together as one, which is faster for small models on a
-    GPU. Results differ in rounding from pack 1 and are reproducible. [clients]
+    GPU. Results differ in rounding from pack 1, and in what dropout draws; they are reproducible.
+    [clients]
+    """
+    graphs: bool = False
+    """On a GPU, replay steps of plain SGD as CUDA graphs, which is faster if a step is short. It
+    needs a constant learning rate and no momentum; other steps are computed as without it.
     """
 
     @property

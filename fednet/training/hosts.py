@@ -146,21 +146,24 @@ class SiteHost:
             self.rng(stream),
             hooks,
             progress=self.progress,
+            graphs=self.train_config.graphs and loss is None,
         )
-        course = self._packed(descent) if loss is None else None
+        course = self._packed(descent, stream) if loss is None else None
         if course is None:
             course = self._by_itself(descent, loss, stream, extra)
         self.trained = self.scratch.given()
         run = Run(descent.n, course.steps, course.loss)
         return Trained(self.trained.select(x.layout), run, course.extra)
 
-    def _packed(self, descent: Descent) -> Course | None:
+    def _packed(self, descent: Descent, stream: str) -> Course | None:
         """The descent together with other clients'; None where there is no pack, or nothing to
         train.
         """
         if self.pack is None:
             return None
-        lane = Lane.of(descent)
+        purpose = "dropout" if stream == "order" else f"dropout/{stream}"
+        draws = seeds.key(self.setting.config.seed, purpose, self.round, self.client_id)
+        lane = Lane.of(descent, draws)
         return None if lane.idle else self.pack.descend(lane)
 
     def _by_itself(

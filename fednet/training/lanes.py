@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -19,16 +20,28 @@ CHUNK_BYTES = 128 << 20  # of samples that are gathered at once, for some steps
 
 @dataclass(eq=False)
 class Lane(Descent):
-    """One client's descent in a pack; course or error is what came of it."""
+    """One client's descent in a pack; course or error is what came of it. draws: a number of this
+    client's task, from which its dropout is drawn.
+    """
 
+    draws: int = 0
     course: Course | None = None
     error: BaseException | None = None
 
     @classmethod
-    def of(cls, alone: Descent) -> Lane:
+    def of(cls, alone: Descent, draws: int = 0) -> Lane:
         """A descent that can be trained alone as well."""
         a = alone
-        return cls(a.scratch, a.data, a.recipe, a.order, a.hooks, progress=a.progress)
+        return cls(
+            a.scratch,
+            a.data,
+            a.recipe,
+            a.order,
+            a.hooks,
+            progress=a.progress,
+            graphs=a.graphs,
+            draws=draws,
+        )
 
     @property
     def width(self) -> int:
@@ -38,7 +51,7 @@ class Lane(Descent):
         """
         return min(self.recipe.batch_size, 1 << (self.n - 1).bit_length())
 
-    @property
+    @cached_property
     def kind(self) -> tuple[object, ...]:
         """What the lanes of one pack have in common."""
         (x, y), hooks = self.data, self.hooks

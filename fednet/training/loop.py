@@ -21,6 +21,7 @@ from torch import nn
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import NEUTRAL, Correction, Hooks
+from fednet.training.graphs import Captured, Replay, kept, usable
 from fednet.training.innermost import laid
 from fednet.training.optimizers import optimizer
 from fednet.training.samples import batches, length, piece, take
@@ -96,7 +97,7 @@ class Course:
 class Descent:
     """One training, from what `scratch` holds. data: samples (x, y), in batches of the order that
     `order` draws. train_mode: else the model is in eval mode. progress(step, steps): called after
-    each optimizer step; what it raises ends the training.
+    each optimizer step; what it raises ends the training. graphs: see `train.graphs`.
     """
 
     scratch: Scratch
@@ -106,6 +107,7 @@ class Descent:
     hooks: Hooks = NEUTRAL
     train_mode: bool = True
     progress: Callable[[int, int], None] | None = None
+    graphs: bool = False
 
     @cached_property
     def n(self) -> int:
@@ -204,35 +206,62 @@ def _run(
     change = Correction.of(scratch, descent.trained, descent.hooks)
     take_step = _stepping(parameters, others, recipe, change)
     cast, scale = autocast(recipe.precision, device)
+    replay = None if change is not None else _replay(descent, loss, beside)
+    total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
+    total.zero_()
+
+    def take(x: Inputs, y: torch.Tensor) -> None:
+        with cast:
+            value = loss(module, x, y, *extras)
+        if scale == 1.0:
+            value.backward()
+        else:
+            (value * scale).backward()
+            torch._foreach_mul_(
+                [p.grad for p in (*parameters, *others) if p.grad is not None], 1.0 / scale
+            )
+        if recipe.clip_norm is not None:
+            # What is trained beside the model must not change the model's step.
+            for group in (parameters, others):
+                if group:
+                    torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
+        take_step()
+        # To None, so that autograd hands over the next gradient, adding nothing.
+        for p in (*parameters, *others):
+            p.grad = None
+        total.add_(value.detach(), alpha=len(y))
+
+    if replay is not None and replay.trainings == 1:
+        replay.step = Captured(take)
     steps, seen, step = descent.steps, 0, 0
-    total = torch.zeros((), dtype=torch.float64, device=device)
     while step < steps:
         xs, ys = _shuffled(descent, augment)
         for start, end in descent.cuts[: steps - step]:
-            with cast:
-                value = loss(module, piece(xs, start, end), ys[start:end], *extras)
-            if scale == 1.0:
-                value.backward()
-            else:
-                (value * scale).backward()
-                torch._foreach_mul_(
-                    [p.grad for p in (*parameters, *others) if p.grad is not None], 1.0 / scale
-                )
-            if recipe.clip_norm is not None:
-                # What is trained beside the model must not change the model's step.
-                for group in (parameters, others):
-                    if group:
-                        torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
-            take_step()
-            # To None, so that autograd hands over the next gradient, adding nothing.
-            for p in (*parameters, *others):
-                p.grad = None
-            total.add_(value.detach(), alpha=end - start)
+            whole = end - start == recipe.batch_size
+            captured = replay.step if replay is not None and whole else None
+            (captured or take)(piece(xs, start, end), ys[start:end])
             seen += end - start
             step += 1
             if descent.progress is not None:
                 descent.progress(step, steps)
+    if replay is not None:
+        replay.trainings += 1
     return Course(step, float(total) / seen)
+
+
+def _replay(descent: Descent, loss: Loss, beside: object) -> Replay | None:
+    """None where a training's steps cannot be captured: they draw, or depend on steps before."""
+    scratch, recipe = descent.scratch, descent.recipe
+    if not descent.graphs or not usable(scratch.device) or scratch.may_draw or beside:
+        return None
+    if recipe.optimizer != "sgd" or recipe.momentum or not descent.train_mode:
+        return None
+    key = (recipe, tuple(descent.trained))
+    return kept(
+        scratch.replays,
+        key,
+        lambda: Replay(torch.zeros((), dtype=torch.float64, device=scratch.device)),
+    )
 
 
 def _shuffled(

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.errors import ConfigError
 from fednet.training.lanes import Lane, computed
+from fednet.training.packed import drops
 from fednet.training.samples import piece
 from fednet.training.scratch import draws
 
@@ -30,7 +31,7 @@ def check(module: nn.Module, stateful: bool) -> None:
             "samples that fill up a batch" + LEAVE
         )
     for part in module.modules():
-        if draws(part):
+        if draws(part) and not drops(part):
             raise ConfigError(
                 f"train.pack: the model draws at random while it trains ({type(part).__name__}), "
                 f"which packed clients cannot{LEAVE}"
@@ -44,6 +45,9 @@ def check_lane(task: Task, lane: Lane) -> None:
     (x, y), module = lane.data, lane.scratch.module
     few, more = -(-min(lane.n, lane.width) // 2), min(lane.n, lane.width)
     lane.scratch.train_mode(alone=False)
+    for part in module.modules():
+        if drops(part):
+            part.eval()  # its draws differ in a pack
     with torch.no_grad():
         outputs = module(piece(x, 0, few))
         whole, losses, again = (

@@ -20,6 +20,7 @@ from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
 from fednet.tensors.values import room
 from fednet.training.as_built import AsBuilt
+from fednet.training.graphs import Replay
 
 DRAWS = (
     nn.modules.dropout._DropoutNd,
@@ -99,6 +100,7 @@ class Scratch:
         self.layout = layout
         self.device = torch.device(device)
         self._spares: list[Scratch] = []
+        self.replays: dict[object, Replay] = {}
         self._lent = 0
         self._given = False
         flat = Tensors.zeros(layout, self.device)

@@ -4,10 +4,12 @@ company.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +19,8 @@ from fednet import models, registry, seeds
 from fednet.algorithms.base import Samples
 from fednet.errors import ConfigError
 from fednet.tensors import Layout, Tensors
+from fednet.training import graphs, loop, packable, packed
 from fednet.training import lanes as pack_lanes
-from fednet.training import packable, packed
 from fednet.training.correction import Hooks
 from fednet.training.lanes import Lane
 from fednet.training.loop import Recipe, descend
@@ -275,7 +277,7 @@ def test_a_name_that_the_model_does_not_have_is_refused():
 @pytest.mark.parametrize(
     ("module", "found"),
     [
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "Dropout"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout1d(0.5)), "Dropout1d"),
         (nn.LSTM(2, 2, 2, dropout=0.1), "LSTM"),
         (nn.BatchNorm1d(2, track_running_stats=False), None),
         (nn.Sequential(nn.RReLU()), "RReLU"),
@@ -292,6 +294,126 @@ def test_a_model_that_draws_or_mixes_samples_cannot_be_packed(module, found):
     packable.check(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), stateful=False)
 
 
+# -- dropout, convolutions, graphs -----------------------------------------------------------------
+DROPPING = nn.Sequential(
+    nn.Conv2d(1, 4, 3, padding=1),
+    nn.ReLU(),
+    nn.Dropout(0.25),
+    nn.Flatten(),
+    nn.Dropout(0.5),
+    nn.Linear(4 * 16 * 16, CLASSES),
+)
+
+
+def dropping(k: int, draws: int, **changes) -> Lane:
+    module = copy.deepcopy(DROPPING)
+    scratch = Scratch(module, Layout.of(module))
+    lane = client(k)
+    return Lane(scratch, lane.data, lane.recipe, lane.order, draws=draws, **changes)
+
+
+def test_dropout_is_drawn_for_each_client_whoever_shares_its_pack():
+    alone, other = dropping(0, 7), dropping(0, 8)
+    packed.descend([alone], 4, TASK)
+    packed.descend([other], 4, TASK)
+    assert bits(alone) != bits(other)
+    lanes = [dropping(3, 5), dropping(1, 6), dropping(0, 7)]
+    packed.descend([lane for lane in lanes if lane.kind == lanes[2].kind], 4, TASK)
+    assert bits(lanes[2]) == bits(alone)
+
+
+def test_dropout_keeps_its_share_and_draws_each_step_and_lane_anew():
+    layers = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.5))
+    dropout = packed.Dropout(layers, 3, torch.device("cpu"))
+    dropout.begin([1, 2, 1], torch.zeros(1, 1001), 8)
+    first, second = dropout.next(), dropout.next()
+    for masks, p in zip(first, (0.25, 0.5)):
+        assert masks.shape == (3, 8, 1001)
+        assert masks.unique().tolist() == [0.0, pytest.approx(1 / (1 - p))]
+        for lane in masks:  # 8,008 draws: the share is within 5 standard deviations
+            assert float((lane == 0).double().mean()) == pytest.approx(p, abs=0.03)
+    kept = [mask != 0 for mask in (first[0][0], first[0][1], second[0][0], first[1][0])]
+    for i, one in enumerate(kept):
+        for other in kept[:i]:
+            assert 0.3 < float((one == other).double().mean()) < 0.7
+    assert torch.equal(first[0][0], first[0][2])
+    dropout.begin([1, 2, 1], torch.zeros(1, 1001), 8)
+    assert all(map(torch.equal, dropout.next(), first))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 5, 3),
+        nn.Conv2d(3, 5, (2, 3), stride=(2, 1), padding=(1, 2)),
+        nn.Conv2d(3, 5, 1, bias=False),
+    ],
+)
+def test_a_convolution_as_a_product_is_the_convolution(conv):
+    x = torch.randn(4, 3, 8, 9)
+    assert packed.is_plain(conv)
+    torch.testing.assert_close(packed.convolved(conv, x), conv(x))
+
+
+def test_packs_with_products_are_near_to_those_with_convolutions(monkeypatch):
+    lanes, others = [client(k) for k in (0, 1)], [client(k) for k in (0, 1)]
+    packed.descend(lanes, 2, TASK)
+    monkeypatch.setattr(packed, "AS_PRODUCTS", ("cpu",))
+    packed.descend(others, 2, TASK)
+    for lane, other in zip(lanes, others):
+        assert close(lane.scratch.values(), other.scratch.values(), 1e-5)
+
+
+class Replayed(graphs.Captured):
+    """In place of a CUDA graph: it computes the step again, with what the graph would read."""
+
+    replays = 0
+
+    def _capture(self, x, more):
+        self._batch = [x.clone(), *(part.clone() for part in more)]
+
+        class Graph:
+            def replay(inner):
+                Replayed.replays += 1
+                self._step(*self._batch)
+
+        return Graph()
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    monkeypatch.setattr(Replayed, "replays", 0)
+    for module in (loop, packed):
+        monkeypatch.setattr(module, "usable", lambda device: True)
+        monkeypatch.setattr(module, "Captured", Replayed)
+
+
+def test_the_second_pack_of_a_kind_replays_its_steps_with_the_same_bits(replayed):
+    plans: packed.Plans = {}
+    for round in (1, 2, 3):
+        ours = [dropping(k, round + k, graphs=True) for k in (0, 1)]
+        plain = [dropping(k, round + k) for k in (0, 1)]
+        packed.descend(ours, 3, TASK, plans)
+        packed.descend(plain, 3, TASK)
+        assert [bits(lane) for lane in ours] == [bits(lane) for lane in plain]
+    assert Replayed.replays == 2 * 6  # of 40 and 33 samples, two epochs in batches of 16
+    assert len(plans) == 1
+
+
+def test_the_second_training_of_a_scratch_model_replays_its_whole_batches(replayed):
+    lane = client(0, recipe=replace(RECIPE, epochs=1))
+    lane.graphs = True
+    for round in (1, 2, 3):
+        other = client(0, recipe=lane.recipe)
+        lane.order = seeds.rng(0, "order", 1, 0)
+        lane.scratch.load(weights(lane.scratch.layout, round))
+        other.scratch.load(weights(lane.scratch.layout, round))
+        assert alone(lane) == alone(other)
+        assert lane.scratch.values().sha256() == other.scratch.values().sha256()
+    assert Replayed.replays == 2 * 2  # of 16, 16 and 8 samples
+
+
+# -- what cannot be packed -------------------------------------------------------------------------
 def test_a_task_whose_loss_is_not_the_mean_of_its_losses_is_refused():
     class Summed(type(TASK)):
         def loss(self, outputs, y):
