@@ -42,7 +42,7 @@ class Scene:
         monkeypatch.setattr(packable, "check_lane", lambda task, lane: None)
         monkeypatch.setattr(packed, "descend", self._descend)
 
-    def _descend(self, lanes: list[Lane], n: int, task: Any) -> None:
+    def _descend(self, lanes: list[Lane], n: int, task: Any, plans: Any) -> None:
         self.packs.append(sorted(lane.name for lane in lanes))
         assert len(lanes) <= n
         self.running.set()
