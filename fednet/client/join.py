@@ -41,11 +41,11 @@ LEFT = -1  # in place of an exit status: this process was asked to end before th
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launcher tells a client process. group: names the processes that may work on the same
-    clients' states. share: of a GPU's memory, where other processes are known to use it too.
+    """What a launcher tells a client process. together: it started others that may host the same
+    clients. share: of a GPU's memory, where other processes are known to use it too.
     """
 
-    group: str = ""
+    together: bool = False
     share: float = 1.0
 
 
@@ -88,7 +88,7 @@ def main(options: Options) -> int:
     devices = place(options.device)
     say = speaker(options.quiet)
     address, pair = _server(options, say)
-    states = StatesHold(options.launched.group)
+    states = StatesHold(options.launched.together)
     prepare: Callable[[ClientLoop, m.Welcome], Prepared]
     if options.explain:
         prepare = Explainer(options.policy, asked, options.state)

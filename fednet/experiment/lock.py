@@ -1,11 +1,10 @@
-"""One process at a time works on a run's directory, and on a client's states.
+"""One process at a time works on a run's directory, and on the states of a client.
 
-`flock` decides, and the system takes it back from a process that ends in whatever way. It is kept
-by the processes that a holder has forked: a run stays locked until they have ended too (which the
-package `filelock` does not do: it lets go in a forked child). On a shared file system it may reach
-this machine alone. So the locked file names its holder, by a token that is drawn each time: who
-takes the lock writes its own over what was there, and a holder that finds another's token writes no
-checkpoint any more.
+The system's locks decide: it takes a lock back from a process that ends in whatever way. Processes
+that its holder has forked keep it, so a run stays locked until they have ended too (the package
+`filelock` lets go in a forked child). On a shared file system `flock` may reach this machine alone.
+So a run's lock also names its holder, by a random token: who takes the lock writes its own token
+there, and a holder that finds another token writes no checkpoint any more.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import logging
 import os
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,44 +23,46 @@ from pathlib import Path
 import msgspec
 
 from fednet.descriptors import synced
-from fednet.errors import CannotGoOn, ConfigError, StateError, why
+from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.files import opened, read_value
 
 log = logging.getLogger(__name__)
 
-ENDING_S = 10.0  # for so long the processes that a holder started may take to end after it
-REMEDY = "delete it where no process works there any more"
+ENDING_S = 10.0  # how long the processes that a holder forked may take to end after it
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a locked file. started: of the process, see `started_at`. boot: which start of the
-    machine the process belongs to. group: of processes that may work side by side; ids: clients it
-    hosts.
-    """
+    """What is in a lock's file."""
 
     host: str
     pid: int
-    started: str | None
-    boot: str
     token: str
-    group: str = ""
-    ids: list[int] = []
-
-    @property
-    def lives(self) -> bool:
-        """Whether its process is known to live: it is one of this machine's."""
-        here = self.host == socket.gethostname() and self.boot == _boot()
-        return here and self.started is not None and started_at(self.pid) == self.started
 
     @property
     def gone(self) -> bool:
-        """Whether its process is known to have ended."""
-        return self.host == socket.gethostname() and not self.lives
+        """Whether its process is known to have ended. Only one of this machine can be known."""
+        return self.host == socket.gethostname() and started_at(self.pid) is None
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
 
+def me() -> Holder:
+    """This process as a holder, with a new token."""
+    return Holder(host=socket.gethostname(), pid=os.getpid(), token=secrets.token_hex(8))
+
+
+def started_at(pid: int) -> str | None:
+    """When a process of this machine was started, since ids are used again; None: it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]
+
+
+# -- a run's directory -----------------------------------------------------------------------------
 class Lock:
     """A file that this process, and those that it has forked, hold locked."""
 
@@ -68,8 +70,8 @@ class Lock:
         self.path, self._file, self.holder = path, file, holder
 
     def check(self) -> None:
-        """Raises CannotGoOn where another process has taken it since, which no lock of the file
-        system had kept away.
+        """Raises CannotGoOn where another process has taken the lock since, as one of another
+        machine can where `flock` reaches this machine alone.
         """
         now = read(self.path)
         if now is None or now.token != self.holder.token:
@@ -80,37 +82,30 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Deletes the file, where it is still this process's; a process that this one has forked
-        leaves it alone.
+        """Deletes the file, unless another process has taken the lock. A forked process leaves the
+        file alone.
         """
         if os.getpid() != self.holder.pid:
             return
-        now = _read_any(self.path)
+        now = _read_or_none(self.path)
         if now is not None and now.token == self.holder.token:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
 
 
-def take(path: Path, group: str = "", ids: Sequence[int] = ()) -> Lock:
-    """Locks that file, which is made if need be. Raises ConfigError that names the process that
-    holds it. What it says although nobody holds it is written over, damaged or not.
+def take(path: Path) -> Lock:
+    """Locks that file, and makes it if need be. Raises ConfigError that names the process that
+    holds it. What is in a file that nobody holds is overwritten, damaged or not.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + ENDING_S
-    while True:
-        file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
-        locked, held = _locked(file), _read_any(path)
-        if locked and _is(file, path) and not (held is not None and held.lives):
-            break
-        os.close(file)
-        if locked and held is not None and held.lives:
+    while (file := _locked(path)) is None:
+        held = _read_or_none(path)
+        # Else it is being written or deleted, or what its holder forked is ending.
+        if (held is not None and not held.gone) or time.monotonic() >= end:
             raise ConfigError(_in_use(path, held))
-        # It is being written or deleted, or the holder's own processes are ending.
-        if not locked and ((held is not None and not held.gone) or time.monotonic() >= end):
-            raise ConfigError(_in_use(path, held))
-        if not locked:
-            time.sleep(0.02)
-    mine = me(group, ids)
+        time.sleep(0.02)
+    mine = me()
     text = msgspec.json.encode(mine)
     try:
         os.pwrite(file, text, 0)
@@ -125,65 +120,33 @@ def take(path: Path, group: str = "", ids: Sequence[int] = ()) -> Lock:
     return Lock(path, file, mine)
 
 
-def read(path: Path) -> Holder | None:
-    """Who holds that file, or held it when it ended; None where it says nobody, as while it is
-    being made. Raises StateError where it is damaged.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size:
-            return read_value(path, Holder, REMEDY)
+def _locked(path: Path) -> int | None:
+    """The file, opened and locked; None where another process holds it, or has just deleted it."""
+    file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    os.close(file)
     return None
 
 
-def _read_any(path: Path) -> Holder | None:
-    """The same; None where it is damaged: then the lock itself says whether anybody holds it."""
+def read(path: Path) -> Holder | None:
+    """Who holds that file, or held it last; None where it names nobody, as while it is being made.
+    Raises StateError where it is damaged.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size:
+            return read_value(path, Holder, "delete it where no process works there any more")
+    return None
+
+
+def _read_or_none(path: Path) -> Holder | None:
     try:
         return read(path)
-    except StateError as damaged:
+    except StateError as damaged:  # then the system's lock alone says whether anybody holds it
         log.warning("%s", damaged)
         return None
-
-
-def me(group: str = "", ids: Sequence[int] = ()) -> Holder:
-    return Holder(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        started=started_at(os.getpid()),
-        boot=_boot(),
-        token=secrets.token_hex(8),
-        group=group,
-        ids=list(ids),
-    )
-
-
-def started_at(pid: int) -> str | None:
-    """When a process of this machine was started, since ids are used again; None: it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is(file: int, path: Path) -> bool:
-    """Whether its holder has not let go of it, and deleted it, in between."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _in_use(path: Path, held: Holder | None) -> str:
@@ -193,13 +156,12 @@ def _in_use(path: Path, held: Holder | None) -> str:
     return f"{path.parent} is in use by {who}; wait until it has ended, or stop it."
 
 
-# -- a run's directory -----------------------------------------------------------------------------
-_held: dict[Path, Lock] = {}  # by directory: those of this process and of whoever forked it
+_held: dict[Path, Lock] = {}  # by directory: those of this process and of the one that forked it
 
 
 @contextlib.contextmanager
 def holding(directory: Path) -> Iterator[None]:
-    """The directory is this process's own meanwhile. An empty one is not left behind."""
+    """Inside, the directory is locked. An empty one is not left behind."""
     lock = take(directory / "lock")
     _held[directory.resolve()] = lock
     try:
@@ -212,14 +174,18 @@ def holding(directory: Path) -> Iterator[None]:
 
 
 def refuse_held(directory: Path) -> None:
-    """Raises ConfigError that names the process, not this one, that is known to hold it."""
-    held = read(directory / "lock")
-    if held is not None and held.lives and held.pid != os.getpid():
-        raise ConfigError(_in_use(directory / "lock", held))
+    """Raises ConfigError that names the process, not this one, that holds the directory."""
+    path = directory / "lock"
+    held = read(path)
+    if held is None or directory.resolve() in _held:
+        return
+    if (file := _locked(path)) is None:
+        raise ConfigError(_in_use(path, held))
+    os.close(file)
 
 
 def inherited(directory: Path) -> bool:
-    """Whether not this process holds the directory, but one that has forked it."""
+    """Whether a process that forked this one holds the directory."""
     lock = _held.get(directory.resolve())
     return lock is not None and lock.holder.pid != os.getpid()
 
@@ -231,16 +197,19 @@ def check(directory: Path) -> None:
 
 
 # -- the states of clients -------------------------------------------------------------------------
+NAME_BYTES = 64  # of a client's part of the file: which process uses its state
+GUARD = -1  # in place of a client: the part that is locked while others are being locked
+
+
 class StatesHold:
-    """A process's hold on the states of its clients in one folder: several processes may share the
-    folder, each with clients of its own. group: those of one may host the same clients, since
-    whoever started them looks after that.
+    """A process's lock on the states of its clients in one folder: in a file that has a part for
+    each client, which names the process that locked it. Processes that host other clients may share
+    the folder. shared: so may processes that host the same ones; their launcher takes care of that.
     """
 
-    def __init__(self, group: str = "") -> None:
-        self._group = group
-        self._lock: Lock | None = None
-        self._clear: Callable[[set[int]], None] = lambda ids: None
+    def __init__(self, shared: bool = False) -> None:
+        self._kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        self._file = -1
 
     def take(
         self,
@@ -248,50 +217,60 @@ class StatesHold:
         ids: Sequence[int],
         clear: Callable[[set[int]], None] = lambda ids: None,
     ) -> None:
-        """Locks the states of `ids`, in place of what was held before. Raises ConfigError that
-        names the process which holds the state of one of `ids`. clear: called, now and when they
-        are released, with those of them that no other process holds, before one can.
+        """Locks the states of `ids`, in place of those locked before. Raises ConfigError that names
+        the process which uses the state of one of `ids`. clear: called with those of them that no
+        other process uses, before one can.
         """
         self.release()
-        locks = folder / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        with _alone(locks):
-            others = _holders(locks)
-            for held in others:
-                common = sorted(set(ids) & set(held.ids))
-                if common and not (self._group and held.group == self._group):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = file = opened(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        name = f"process {os.getpid()} on {socket.gethostname()}".encode()[:NAME_BYTES]
+        try:
+            _lock_part(file, GUARD, fcntl.F_WRLCK)
+            free = {client for client in ids if _lock_part(file, client, fcntl.F_WRLCK)}
+            for client in ids:
+                if client not in free and not _lock_part(file, client, self._kind):
+                    other = os.pread(file, NAME_BYTES, _part(client)).rstrip(b"\0")
                     raise ConfigError(
-                        f"--state: the state of client {common[0]} in {folder} is in use by "
-                        f"{held}; give this one a folder of its own, or stop that one."
+                        f"--state: the state of client {client} in {folder} is in use by "
+                        f"{other.decode(errors='replace')}; give this one a folder of its own, or "
+                        f"stop that one."
                     )
-            clear(set(ids).difference(*(held.ids for held in others)))
-            self._lock = take(locks / f"{secrets.token_hex(8)}.lock", self._group, sorted(ids))
-            self._clear = clear
+            clear(free)
+            for client in ids:
+                os.pwrite(file, name.ljust(NAME_BYTES, b"\0"), _part(client))
+                _lock_part(file, client, self._kind)
+            _lock_part(file, GUARD, fcntl.F_UNLCK)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Where the folder is gone or no longer to be written, the hold ends with the process."""
-        mine, self._lock = self._lock, None
-        if mine is None:
-            return
-        locks = mine.path.parent
-        try:
-            with _alone(locks):
-                mine.release()
-                others = (held.ids for held in _holders(locks))
-                self._clear(set(mine.holder.ids).difference(*others))
-        except OSError as broken:
-            log.warning("the hold on states ends with this process: %s", why(broken))
+        if self._file >= 0:
+            # Processes that this one has forked do not keep it.
+            _lock_part(self._file, GUARD, fcntl.F_UNLCK, nbytes=0)
+            os.close(self._file)
+            self._file = -1
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Among the processes that take or look at the locks of this folder."""
-    file = opened(folder / "taking", os.O_RDWR | os.O_CREAT, 0o644)
+def _part(client: int) -> int:
+    """Where a client's part of the file begins."""
+    return (client + 1) * NAME_BYTES
+
+
+def _lock_part(file: int, client: int, kind: int, nbytes: int = NAME_BYTES) -> bool:
+    """Locks the part of a client, or changes or ends its lock; False where another process has
+    locked it. `GUARD` is waited for. kind: F_RDLCK, F_WRLCK, F_UNLCK. nbytes: 0 for all that
+    follows. These are open file description locks, see fcntl(2).
+    """
+    command = fcntl.F_OFD_SETLKW if client == GUARD else fcntl.F_OFD_SETLK
+    # struct flock: kind, whence, start, length, process
+    request = struct.pack("hhqqi4x", kind, os.SEEK_SET, _part(client), nbytes, 0)
     try:
-        with alone(file):
-            yield
-    finally:
-        os.close(file)
+        fcntl.fcntl(file, command, request)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -304,22 +283,3 @@ def alone(file: int) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _holders(locks: Path) -> list[Holder]:
-    """Who holds the locks of this folder; those that nobody holds any more are deleted. Raises
-    StateError for one that is held and damaged: whose clients are meant cannot be told.
-    """
-    found = []
-    for path in sorted(locks.glob("*.lock")):
-        with contextlib.suppress(FileNotFoundError):
-            file = opened(path, os.O_RDWR)
-            try:
-                held = _read_any(path)
-                if _locked(file) and not (held is not None and held.lives):
-                    path.unlink(missing_ok=True)
-                elif (held := read(path)) is not None:
-                    found.append(held)
-            finally:
-                os.close(file)
-    return found

@@ -91,7 +91,7 @@ class Worker:
                         state=state,
                         keys=self._folder / "client.key" if curve else None,
                         load=self._load,
-                        launched=join.Launched(str(self._directory), share),
+                        launched=join.Launched(True, share),
                     )
                 ),
             )

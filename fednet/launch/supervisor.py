@@ -233,7 +233,7 @@ class Supervisor:
             device=device,
             state=self.directory / "state",
             keys=keys,
-            launched=join.Launched(str(self.directory), share),
+            launched=join.Launched(True, share),
         )
         return max(0, join.main(options))
 

@@ -17,7 +17,6 @@ from fednet import places
 from fednet.algorithms.scaffold import Scaffold
 from fednet.algorithms.state import write_state
 from fednet.data import cache
-from fednet.experiment.lock import StatesHold
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import clear_run
 from fednet.experiment.store import ClientStore, Record, RowStore, clear_clients
@@ -136,20 +135,6 @@ def test_of_several_that_write_a_file_first_one_stays(tmp_path: Path) -> None:
     assert not write_first(path, "two", 0o600)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("one", 0o600)
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-
-def test_states_are_cleared_only_of_clients_that_no_other_process_holds(tmp_path: Path) -> None:
-    cleared: list[set[int]] = []
-    one, two, three = (StatesHold("one run's") for _ in range(3))
-    one.take(tmp_path, [0, 1, 2], cleared.append)
-    two.take(tmp_path, [2, 3], cleared.append)  # the first may be writing client 2's
-    three.take(tmp_path, [3], cleared.append)
-    assert cleared == [{0, 1, 2}, {3}, set()]
-    one.release()
-    three.release()
-    two.release()
-    two.release()
-    assert cleared[3:] == [{0, 1}, set(), {2, 3}]
 
 
 def test_what_cannot_be_written_is_said_of_the_file_that_was_asked_for(
