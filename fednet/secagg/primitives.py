@@ -7,6 +7,7 @@ Every key is used for one thing in one round: what it is derived for is part of 
 from __future__ import annotations
 
 import hashlib
+import secrets
 
 import numpy as np
 import numpy.typing as npt
@@ -26,25 +27,30 @@ try:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-except ImportError:  # said by the configuration's check, see `missing`
+except ImportError:  # reported by the configuration's check, see `missing`
     _here = False
 else:
     _here = True
 
 
 def missing() -> bool:
-    """Whether the package is not there."""
+    """Whether the package is not installed."""
     return not _here
 
 
+def secret() -> bytes:
+    """Draws a secret from the operating system."""
+    return secrets.token_bytes(KEY)
+
+
 def public(secret: bytes) -> bytes:
-    """The public half of an X25519 key."""
+    """Returns the public half of an X25519 key."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def agreed(secret: bytes, other: bytes, purpose: bytes) -> bytes:
-    """A key that only the holders of the two halves have (X25519, then HKDF). Raises ValueError for
-    a public key that gives none.
+    """Returns a key that only the holders of the two secrets have (X25519, then HKDF). Raises
+    ValueError for a public key that gives none.
     """
     shared = X25519PrivateKey.from_private_bytes(secret).exchange(
         X25519PublicKey.from_public_bytes(other)
@@ -66,8 +72,8 @@ def derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def stream(key: bytes, n: int, width: int) -> npt.NDArray[np.uint64]:
-    """n residues below 2^(8 width): AES-256 in counter mode. The key is used for this alone, so the
-    counter starts at 0.
+    """Returns n residues below 2^(8 width): AES-256 in counter mode. The key is used for this
+    alone, so the counter starts at 0.
     """
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     size = 4 if width <= 4 else 8
@@ -76,12 +82,14 @@ def stream(key: bytes, n: int, width: int) -> npt.NDArray[np.uint64]:
 
 
 def sealed(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypted and authenticated, `about` with it. A key seals one text, so the nonce is 0."""
+    """Encrypts and authenticates a text, and authenticates `about`. A key seals one text, so the
+    nonce is 0.
+    """
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
 
 
 def opened(key: bytes, text: bytes, about: bytes) -> bytes | None:
-    """What was sealed; None where it is not that."""
+    """Returns what was sealed; None if it was not sealed by this key about this."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), text, about)
     except InvalidTag:
@@ -89,7 +97,7 @@ def opened(key: bytes, text: bytes, about: bytes) -> bytes | None:
 
 
 def verifying(secret: bytes) -> bytes:
-    """The public half of an Ed25519 key."""
+    """Returns the public half of an Ed25519 key."""
     return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
@@ -106,5 +114,7 @@ def verifies(public: bytes, signature: bytes, text: bytes) -> bool:
 
 
 def commitment(secret: bytes) -> bytes:
-    """Tells whether a secret of full entropy is the right one, and nothing of it."""
+    """Returns a digest by which a secret is recognized. It reveals nothing of a secret of full
+    entropy.
+    """
     return hashlib.sha256(b"fednet secagg commitment " + secret).digest()

@@ -1,8 +1,10 @@
 """What the machines of all protocols share: a client answers each step once, and a server asks the
-next step of those alone who answered the last one, as long as they are enough.
+next step only of those that answered the last one, as long as they are enough.
 
-A question or an answer is bytes: fixed parts, then entries of one size, each behind the id of the
-client it is about, in ascending order.
+The steps `keys`, `shares` and `masked` are alike in all protocols: each client advertises keys,
+seals a share of its secrets for each other client, and sends its masked vector. A question or an
+answer is bytes: fixed parts, then entries of one size, each after the id of the client that it is
+about, in ascending order.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from fednet.errors import LeftRound, RemoteProtocolError, RoundVoid
 from fednet.plain import JsonDict, JsonMapping
 from fednet.secagg import primitives
 from fednet.secagg.fixed import Integers
-from fednet.secagg.primitives import KEY
+from fednet.secagg.primitives import KEY, TAG
 from fednet.secagg.terms import Terms
 
 Residues = npt.NDArray[np.uint64]
 ID = 4  # bytes of a client's id
+WITNESSES = 3  # clients that must report wrong shares of another one before it is blamed
 
 
 class Refused(LeftRound):
@@ -31,15 +34,12 @@ class Refused(LeftRound):
 
 class BelowThreshold(RoundVoid):
     """Too few answered, or what they answered fits nothing: the round's sum cannot be known. named:
-    by client, how it broke the protocol, of those who are known to have done so.
+    by client, how it broke the protocol, of those that are known to have done so.
     """
 
     def __init__(self, text: str, named: Mapping[int, str] | None = None) -> None:
-        super().__init__(text)
+        super().__init__(f"secure aggregation: {text}")
         self.named = dict(named or {})
-
-
-WITNESSES = 3  # clients who must say that another one's shares are wrong, before it is named
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -70,16 +70,25 @@ def listing(ids: Iterable[int]) -> bytes:
     return joined(dict.fromkeys(ids, b""))
 
 
+def pair(terms: Terms, purpose: bytes, a: int, b: int) -> bytes:
+    """Returns what a key of two clients in this round is derived for."""
+    return b"%b %b %d %d" % (purpose, terms.context, a, b)
+
+
 # -- the client ------------------------------------------------------------------------------------
 class SecureClient:
-    """One client in one round. `answer` takes the steps in order; a step that is asked again in the
-    same words gets the same answer, in other words none.
+    """One client in one round. `answer` takes the steps in order; the same question again gets the
+    same answer, another question about the same step none.
+
+    `_secret` is for sealing; `_keys` has the keys of the other clients that advertised some.
     """
 
     def __init__(self, terms: Terms, me: int) -> None:
         if wrong := terms.wrong():
             raise Refused(f"secure aggregation: {wrong}")
         self.terms, self.me = terms, me
+        self._secret = primitives.secret()
+        self._keys: dict[int, bytes] = {}
         self._answers: dict[str, tuple[bytes, bytes]] = {}
         self._refused = False
 
@@ -97,14 +106,24 @@ class SecureClient:
         if self._refused or step != due:
             raise self._no(f"the step {step!r} was asked, and {due!r} is due")
         try:
-            answer = self._answer(step, question, vector)
+            if step == "keys":
+                answer = self._advertise()
+            elif step == "shares":
+                answer = self._share(question)
+            elif step == "masked":
+                assert vector is not None
+                answer = self._masked(question, vector)
+            elif step == "consistency":
+                answer = self._sign(question)
+            else:
+                answer = self._unmask(question)
         except (Refused, RemoteProtocolError) as wrong:
             raise self._no(str(wrong)) from None
         self._answers[step] = asked, answer
         return answer
 
     def knows(self, step: str, question: bytes) -> bytes | None:
-        """The answer that was given to this question; None where it was not asked yet."""
+        """Returns the answer that was given to this question; None if it was not asked yet."""
         asked, answer = self._answers.get(step, (b"", b""))
         return answer if asked == hashlib.sha256(question).digest() else None
 
@@ -112,11 +131,71 @@ class SecureClient:
         self._refused = True
         return Refused(f"secure aggregation: {reason}")
 
-    def _answer(self, step: str, question: bytes, vector: Integers | None) -> bytes:
+    def _advertise(self) -> bytes:
         raise NotImplementedError
 
+    def _share(self, question: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _masked(self, question: bytes, vector: Integers) -> bytes:
+        raise NotImplementedError
+
+    def _sign(self, question: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _unmask(self, question: bytes) -> bytes:
+        raise NotImplementedError
+
+    # -- what the steps have in common -------------------------------------------------------------
+    def _take_keys(self, keys: Mapping[int, bytes]) -> None:
+        others = set(self.terms.circle[self.me]) - {self.me}
+        least = self.terms.share_threshold(self.me) - 1
+        if not set(keys) <= others or len(keys) < least:
+            raise Refused(f"keys of {sorted(keys)}; expected those of {least} others at least")
+        single = [key[at : at + KEY] for key in keys.values() for at in range(0, len(key), KEY)]
+        if len(set(single)) < len(single):
+            raise Refused("two keys that are the same")
+        self._keys = dict(keys)
+
+    def _agreed(self, secret: bytes, other: bytes, purpose: bytes) -> bytes:
+        try:
+            return primitives.agreed(secret, other, purpose)
+        except ValueError:
+            raise Refused("a public key that is none") from None
+
+    def _sealing(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
+        """Returns the key under which a share goes from one to the other, and what it is bound
+        to.
+        """
+        about = pair(self.terms, b"share", sender, receiver)
+        other = self._keys[receiver if sender == self.me else sender]
+        return self._agreed(self._secret, other[:KEY], about), about
+
+    def _sealed(self, shares: Mapping[int, bytes]) -> bytes:
+        """Returns a share for each other client, which it alone can open."""
+        entries = {}
+        for who, share in shares.items():
+            key, about = self._sealing(self.me, who)
+            entries[who] = primitives.sealed(key, share, about)
+        return joined(entries)
+
+    def _opened(self, question: bytes, size: int) -> dict[int, bytes | None]:
+        """Returns the shares of `size` bytes that the others sealed for this client; None for one
+        that cannot be opened.
+        """
+        sealed = parted(question, size + TAG)
+        if not set(sealed) <= set(self._keys) or (
+            len(sealed) + 1 < self.terms.share_threshold(self.me)
+        ):
+            raise Refused(f"shares of {sorted(sealed)}, too few or of others than gave their keys")
+        opened = {}
+        for who, text in sealed.items():
+            key, about = self._sealing(who, self.me)
+            opened[who] = primitives.opened(key, text, about)
+        return opened
+
     def _survivors(self, question: bytes, asked: Iterable[int]) -> tuple[int, ...]:
-        """Whose vectors shall be in the sum. asked: of whom that may be true."""
+        """Returns whose vectors shall be in the sum. asked: of whom that may be true."""
         survivors = listed(question)
         strange = set(survivors) - set(asked)
         if strange or self.me not in survivors:
@@ -142,12 +221,16 @@ class Gathered:
 
 
 class SecureServer:
-    """A value: `finish` gives the server of the next step and leaves this one as it was. live: who
-    completed each step so far. agreeing: how many of the keys that a client advertises are for key
-    agreement; they come first.
+    """A value: `finish` returns the server of the next step and leaves this one as it was. live:
+    which clients completed each step so far.
+
+    keys: bytes of what a client advertises, of which the first `agreeing` keys are for key
+    agreement. head: bytes ahead of the sealed shares in an answer.
     """
 
+    keys = KEY
     agreeing = 1
+    head = 0
 
     def __init__(
         self,
@@ -165,7 +248,7 @@ class SecureServer:
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """Who is asked in the step that is due."""
+        """The clients that are asked in the step that is due."""
         return next(reversed(self.live.values())) if self.live else self.terms.cohort
 
     @property
@@ -176,35 +259,50 @@ class SecureServer:
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Whose vectors are in the sum."""
+        """The clients whose vectors are in the sum."""
         return self.live["masked"]
 
     @property
     def named(self) -> dict[int, str]:
-        """By client, how it broke the protocol, of those who are known to have done so."""
+        """By client, how it broke the protocol, of those that are known to have done so."""
         found: dict[int, str] = self.known.get("named", {})
         return found
 
-    def question(self, client: int) -> bytes:
+    @property
+    def share(self) -> int:
+        """Bytes of a share before it is sealed."""
         raise NotImplementedError
 
+    def question(self, client: int) -> bytes:
+        if self.step == "shares":
+            return joined({v: self.known["keys"][v] for v in self._others(client, "keys")})
+        if self.step == "masked":
+            shares = self.known["shares"]
+            return joined({v: shares[v][client] for v in self._others(client, "shares")})
+        return b""
+
     def sizes(self, client: int) -> tuple[int, int]:
-        """Bytes of the question that is due to this client, and of its answer."""
+        """Returns the bytes of the question that is due to this client, and of its answer."""
         assert self.step is not None
         survivors = len(self.live.get("masked", ()))
         return self._sizes(self.step, lambda step: len(self._others(client, step)), survivors)
 
     def most(self, step: str) -> tuple[int, int]:
-        """`sizes` of any client where nobody is lost."""
+        """Returns the `sizes` of any client if none is lost."""
         circle = max(len(circle) for circle in self.terms.circle.values())
         return self._sizes(step, lambda step: circle - 1, len(self.terms.cohort))
 
     def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
-        """others: how many of a client's circle, beside it, completed a step."""
-        raise NotImplementedError
+        """others(step): how many of a client's circle, beside it, completed a step."""
+        sealed = ID + self.share + TAG
+        if step == "keys":
+            return 0, self.keys
+        if step == "shares":
+            return (ID + self.keys) * others("keys"), self.head + sealed * others("keys")
+        return sealed * others("shares"), self.terms.length * self.terms.width
 
     def _others(self, client: int, step: str) -> tuple[int, ...]:
-        """Which others of this client's circle completed a step."""
+        """Returns which others of this client's circle completed a step."""
         done = self.live[step]
         return tuple(v for v in self.terms.circle[client] if v in done and v != client)
 
@@ -217,46 +315,69 @@ class SecureServer:
             )
         if self.step == "keys":
             self._check_keys(gathered, answer)
-        self._check(client, answer)
-        if self.step == "masked":
+        elif self.step == "shares":
+            receivers = tuple(self._shares_in(answer))
+            if receivers != self._others(client, "keys"):
+                raise RemoteProtocolError("shares for others than those that gave their keys")
+        elif self.step == "masked":
             vector = self._vector(answer)
             gathered.total = vector if gathered.total is None else self._sum(gathered.total, vector)
             answer = b""
+        else:
+            self._check(client, answer)
         gathered.answers[client] = answer
 
     def _check_keys(self, gathered: Gathered, answer: bytes) -> None:
-        """Raises RemoteProtocolError for keys that agree on nothing or stand twice: every other
+        """Raises RemoteProtocolError for keys that agree on nothing or occur twice: every other
         client would refuse the round because of them.
         """
         keys = [answer[at : at + KEY] for at in range(0, len(answer), KEY)]
         if not all(map(primitives.agrees, keys[: self.agreeing])):
             raise RemoteProtocolError("a public key that agrees on nothing")
         if len({*keys, *gathered.keys}) < len(keys) + len(gathered.keys):
-            raise RemoteProtocolError("a public key that stands twice")
+            raise RemoteProtocolError("a public key that occurs twice")
         gathered.keys.update(keys)
 
-    def _check(self, client: int, answer: bytes) -> None:
-        """Raises RemoteProtocolError for what has the right length and is no answer."""
+    def _shares_in(self, answer: bytes) -> dict[int, bytes]:
+        return parted(answer[self.head :], self.share + TAG)
 
     def finish(self, gathered: Gathered) -> SecureServer:
         """Raises BelowThreshold: then nothing is known but what was said so far."""
         step, came = self.step, tuple(sorted(gathered.answers))
         assert step is not None
         if wrong := self.terms.wrong():
-            raise BelowThreshold(f"secure aggregation: {wrong}")
+            raise BelowThreshold(wrong)
         if len(came) < self.terms.needed:
             raise BelowThreshold(
-                f"secure aggregation: {len(came)} of {len(self.terms.cohort)} clients answered the "
-                f"step {step!r}, and {self.terms.needed} are needed"
+                f"{len(came)} of {len(self.terms.cohort)} clients answered the step {step!r}, and "
+                f"{self.terms.needed} are needed"
             )
-        known = {**self.known, **self._learned(step, gathered)}
-        return type(self)(self.terms, {**self.live, step: came}, known)
+        if step == "keys":
+            learned: JsonDict = {"keys": dict(gathered.answers)}
+        elif step == "shares":
+            heads = {u: answer[: self.head] for u, answer in gathered.answers.items()}
+            shares = {u: self._shares_in(answer) for u, answer in gathered.answers.items()}
+            learned = {"heads": heads, "shares": shares}
+        elif step == "masked":
+            # Sealed shares are not kept longer than they are needed.
+            learned = {"masked": gathered.total, "shares": None}
+        else:
+            learned = self._learned(step, gathered.answers)
+        return type(self)(self.terms, {**self.live, step: came}, {**self.known, **learned})
 
-    def _learned(self, step: str, gathered: Gathered) -> JsonDict:
-        raise NotImplementedError
-
+    # -- what the protocols differ in --------------------------------------------------------------
     def _vector(self, answer: bytes) -> Residues:
         raise NotImplementedError
 
     def _sum(self, total: Residues, vector: Residues) -> Residues:
+        raise NotImplementedError
+
+    def _check(self, client: int, answer: bytes) -> None:
+        """Raises RemoteProtocolError for an answer to a step after `masked` that has the right
+        length and is none.
+        """
+        raise NotImplementedError
+
+    def _learned(self, step: str, answers: Mapping[int, bytes]) -> JsonDict:
+        """Returns what the answers to a step after `masked` say."""
         raise NotImplementedError

@@ -33,13 +33,17 @@ def vectors(t: Terms) -> dict[int, np.ndarray]:
 
 
 class Round:
-    """A round by hand. lost: (step, client) that are lost on their way to the server."""
+    """A round by hand. lost: (step, client) that are lost on their way to the server.
+    change(step, client, answer) is what comes of an answer. A client whose answer is refused is
+    left out of the rest.
+    """
 
     def __init__(self, t: Terms, lost=(), change=lambda step, client, answer: answer):
         self.terms, self.x, self.change = t, vectors(t), change
         self.clients = {c: secagg.client(t, c) for c in t.cohort}
         self.server, self.lost = secagg.server(t), set(lost)
         self.answers: dict[tuple[str, int], bytes] = {}
+        self.refused: dict[int, str] = {}
 
     def step(self) -> None:
         step, gathered = self.server.step, Gathered()
@@ -48,48 +52,55 @@ class Round:
             answer = self.clients[c].answer(step, question, self.x[c])
             assert (len(question), len(answer)) == self.server.sizes(c)
             assert all(a <= b for a, b in zip(self.server.sizes(c), self.server.most(step)))
-            if (step, c) not in self.lost:
-                self.answers[step, c] = answer = self.change(step, c, answer)
+            if (step, c) in self.lost:
+                continue
+            self.answers[step, c] = answer = self.change(step, c, answer)
+            try:
                 self.server.take(gathered, c, answer)
+            except RemoteProtocolError as wrong:
+                self.refused[c] = str(wrong)
         self.server = self.server.finish(gathered)
 
-    def run(self) -> np.ndarray:
-        while self.server.step is not None:
+    def until(self, step: str | None) -> Round:
+        while self.server.step != step:
             self.step()
-        return self.server.total
+        return self
 
-    def sum_of(self, clients) -> np.ndarray:
-        return sum(self.x[c] for c in clients)
+    def is_right(self) -> bool:
+        """Runs to the end. Returns whether the sum is that of the survivors."""
+        total = self.until(None).server.total
+        return np.array_equal(total, sum(self.x[c] for c in self.server.survivors))
 
 
 STEPS = [(p, step) for p in secagg.PROTOCOLS for step in terms(p).steps]
+
+
+SURVIVORS_STEP = {"secagg": "consistency", "secagg+": "consistency", "lightsecagg": "unmask"}
 
 
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
 @pytest.mark.parametrize("largest", [100, 1000, 2**23])
 def test_the_sum_is_that_of_the_vectors_bit_for_bit(protocol, largest):
     round = Round(terms(protocol, largest=largest))
-    assert np.array_equal(round.run(), round.sum_of(round.terms.cohort))
+    assert round.is_right()
+    assert round.server.survivors == round.terms.cohort
 
 
 @pytest.mark.parametrize(("protocol", "step"), STEPS)
 @pytest.mark.parametrize("gone", [{4}, {3, 8}])
 def test_who_is_lost_at_a_step_is_left_out_and_the_sum_is_that_of_the_others(protocol, step, gone):
     round = Round(terms(protocol), {(step, c) for c in gone})
-    total = round.run()
+    assert round.is_right()
     before = step in ("keys", "shares", "masked")
-    left = [c for c in round.terms.cohort if not before or c not in gone]
-    assert list(round.server.survivors) == left
-    assert np.array_equal(total, round.sum_of(left))
+    assert set(round.server.survivors) == set(round.terms.cohort) - (gone if before else set())
 
 
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
 def test_one_lost_at_each_step(protocol):
     t = terms(protocol, n=9, threshold=0.5, colluding=0.3, degree=8)
-    lost = list(zip(t.steps, (5, 3, 11, 9)))
-    round = Round(t, lost)
-    left = [c for c in t.cohort if c not in (5, 3, 11)]
-    assert np.array_equal(round.run(), round.sum_of(left))
+    round = Round(t, zip(t.steps, (5, 3, 11, 9)))
+    assert round.is_right()
+    assert set(round.server.survivors) == set(t.cohort) - {5, 3, 11}
 
 
 @pytest.mark.parametrize(("protocol", "step"), STEPS)
@@ -98,7 +109,7 @@ def test_below_the_threshold_the_round_is_void_at_that_step(protocol, step):
     gone = t.cohort[: len(t.cohort) - t.needed + 1]
     round = Round(t, {(step, c) for c in gone})
     with pytest.raises(BelowThreshold, match=f"answered the step '{step}'"):
-        round.run()
+        round.until(None)
     assert round.server.step == step
     assert "total" not in round.server.known
 
@@ -110,7 +121,7 @@ def test_what_a_client_sends_says_nothing_of_its_vector(protocol):
     first, second = Round(t), Round(t)
     for round in (first, second):
         round.x = dict.fromkeys(t.cohort, np.zeros(t.length, dtype=np.int64))
-        round.run()
+        round.until(None)
     for c in t.cohort:
         one, two = (fixed.unpack(r.answers["masked", c], t.width) for r in (first, second))
         assert not np.array_equal(one, two)
@@ -120,8 +131,7 @@ def test_what_a_client_sends_says_nothing_of_its_vector(protocol):
 
 def test_of_no_client_are_both_kinds_of_shares_given():
     t = terms("secagg")
-    round = Round(t, {("masked", 5)})
-    round.run()
+    round = Round(t, {("masked", 5)}).until(None)
     shares = {c: parted(round.answers["unmask", c], 36) for c in t.cohort if c != 5}
     for c, given in shares.items():
         mine = round.clients[c]._held
@@ -130,13 +140,10 @@ def test_of_no_client_are_both_kinds_of_shares_given():
             assert share == (mine[who][:36] if who == 5 else mine[who][36:])
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
-def test_a_client_answers_for_one_set_of_survivors_only(protocol):
+@pytest.mark.parametrize(("protocol", "step"), SURVIVORS_STEP.items())
+def test_a_client_answers_for_one_set_of_survivors_only(protocol, step):
     t = terms(protocol)
-    round = Round(t)
-    step = "consistency" if protocol != "lightsecagg" else "unmask"
-    while round.server.step != step:
-        round.step()
+    round = Round(t).until(step)
     client, honest = round.clients[4], round.server.question(4)
     assert client.answer(step, honest) == client.answer(step, honest)
     for other in (t.cohort[:-1], t.cohort[1:]):
@@ -144,26 +151,27 @@ def test_a_client_answers_for_one_set_of_survivors_only(protocol):
             client.answer(step, listing(other))
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
-def test_a_client_refuses_a_sum_of_too_few_and_of_strangers(protocol):
-    step = "consistency" if protocol != "lightsecagg" else "unmask"
-    wrong = [((4, 5), "fewest"), ((4, 5, 6, 7, 77), "cannot be"), ((5, 6, 7, 8), "cannot be")]
-    for survivors, why in wrong:
-        round = Round(terms(protocol))
-        while round.server.step != step:
-            round.step()
-        with pytest.raises(Refused, match=why):
-            round.clients[4].answer(step, listing(survivors))
-        with pytest.raises(Refused):  # and has no further part
-            round.clients[4].answer(step, listing(round.terms.cohort))
+@pytest.mark.parametrize(("protocol", "step"), SURVIVORS_STEP.items())
+@pytest.mark.parametrize(
+    ("survivors", "why"),
+    [
+        ((3, 4, 5), "a sum of 3 clients is asked for, and 4 are the fewest"),
+        ((4, 5, 6, 7, 77), "cannot be"),
+        ((5, 6, 7, 8), "cannot be"),
+    ],
+)
+def test_a_client_refuses_a_sum_of_too_few_and_of_strangers(protocol, step, survivors, why):
+    round = Round(terms(protocol)).until(step)
+    with pytest.raises(Refused, match=why):
+        round.clients[4].answer(step, listing(survivors))
+    with pytest.raises(Refused):  # and has no further part
+        round.clients[4].answer(step, listing(round.terms.cohort))
 
 
 def test_a_server_that_says_different_things_of_who_survived_learns_nothing():
     """Signatures of two sets never come to the threshold together, so no shares are given."""
     t = terms("secagg", threshold=0.67)
-    round = Round(t)
-    while round.server.step != "consistency":
-        round.step()
+    round = Round(t).until("consistency")
     halves = {c: t.cohort[:-1] if c < 6 else t.cohort for c in t.cohort[:-1]}
     signed = {c: round.clients[c].answer("consistency", listing(s)) for c, s in halves.items()}
     for c in halves:
@@ -185,7 +193,8 @@ def test_a_share_that_was_changed_on_its_way_takes_nothing_from_the_sum(protocol
         return answer[:-1] + bytes([answer[-1] ^ 1]) if (step, client) == ("shares", 5) else answer
 
     round = Round(terms(protocol), change=swapped)
-    assert np.array_equal(round.run(), round.sum_of(round.terms.cohort))
+    assert round.is_right()
+    assert round.server.survivors == round.terms.cohort
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,7 @@ def test_a_wrong_share_gives_no_sum_rather_than_a_wrong_one(protocol, liar, lost
         return answer[:4] + bytes([answer[4] ^ 1]) + answer[5:]
 
     with pytest.raises(BelowThreshold, match=why):
-        Round(terms(protocol), lost, wrong).run()
+        Round(terms(protocol), lost, wrong).until(None)
 
 
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
@@ -230,12 +239,6 @@ def test_the_server_is_a_value():
     assert before.step == "shares"
 
 
-def until(round: Round, step: str) -> Round:
-    while round.server.step != step:
-        round.step()
-    return round
-
-
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
 @pytest.mark.parametrize(
     ("step", "question", "why"),
@@ -250,20 +253,11 @@ def until(round: Round, step: str) -> Round:
 def test_a_client_answers_no_question_that_makes_no_sense(protocol, step, question, why):
     """Four of six are needed: keys and shares of two others are one too few."""
     t = terms(protocol, degree=6)
-    round = until(Round(t), step)
+    round = Round(t).until(step)
     asked = round.server.question(4)
     size = round.server.sizes(4)[0] // 5 - 4
     with pytest.raises(Refused, match=why):
         round.clients[4].answer(step, joined(question(parted(asked, size))), round.x[4])
-
-
-@pytest.mark.parametrize(
-    ("protocol", "step"), [("secagg", "consistency"), ("lightsecagg", "unmask")]
-)
-def test_a_sum_of_one_fewer_than_are_needed_is_not_unmasked(protocol, step):
-    round = until(Round(terms(protocol)), step)
-    with pytest.raises(Refused, match="a sum of 3 clients is asked for, and 4 are the fewest"):
-        round.clients[4].answer(step, listing((3, 4, 5)))
 
 
 def test_who_stands_twice_in_a_message_is_refused():
@@ -273,14 +267,14 @@ def test_who_stands_twice_in_a_message_is_refused():
 
 def test_numbers_outside_of_the_field_are_refused_by_the_server_and_told_by_a_client():
     none = fixed.pack(np.array([field.Q], dtype=np.uint64), 4)
-    round = until(Round(terms("lightsecagg")), "masked")
+    round = Round(terms("lightsecagg")).until("masked")
     right = round.clients[3].answer("masked", round.server.question(3), round.x[3])
     with pytest.raises(RemoteProtocolError, match="outside of the field"):
         round.server.take(Gathered(), 3, none + right[4:])
-    liar, about = round.clients[5], light._about(round.terms, 5, 4)
+    key, about = round.clients[5]._sealing(5, 4)
     size = 4 * round.terms.piece
     shares = parted(round.server.question(4), size + 16)
-    shares[5] = primitives.sealed(liar._key(5, 4), (none * size)[:size], about)
+    shares[5] = primitives.sealed(key, (none * size)[:size], about)
     round.clients[4].answer("masked", joined(shares), round.x[4])
     answer = round.clients[4].answer("unmask", listing(round.terms.cohort))
     assert answer[:12] == light.COMPLAINT + struct.pack("<II", 1, 5)
@@ -308,7 +302,7 @@ def test_a_client_whose_neighbours_are_gone_makes_the_round_void():
     me = next(c for c in circle if t.circle[c] == circle)
     gone = {("unmask", c) for c in circle if c != me}
     with pytest.raises(BelowThreshold, match="shares of client"):
-        Round(t, gone).run()
+        Round(t, gone).until(None)
 
 
 @pytest.mark.parametrize(

@@ -160,11 +160,6 @@ def test_a_sum_that_no_honest_vectors_have_is_told(total, most, clients, can_be)
     assert point.possible(np.array(total, dtype=np.int64), clients) == can_be
 
 
-def test_an_element_is_drawn_again_where_it_is_none_of_the_field():
-    drawn = iter([Q.to_bytes(4, "little"), (7).to_bytes(4, "little")])
-    assert field.uniform(1, lambda n: next(drawn)).tolist() == [7]
-
-
 def test_the_residue_half_way_is_positive():
     assert fixed.lift(np.array([Q // 2, Q // 2 + 1], dtype=np.uint64), Q).tolist() == [
         Q // 2,
