@@ -2,5 +2,5 @@
 and `fednet reproduce`.
 
 Imported by `papers` and `cli`.
-Read in this order: grid, running, claims, marks, pool.
+Read in this order: grid, running, pool, marks, claims.
 """

@@ -19,7 +19,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,11 @@ from fednet.records import Round
 MOST_SEEDS = 100_000
 OWN = {
     "seed": "a sweep gives each cell its seed itself; seeds stand under `seeds`, or --seeds.",
-    "name": "a sweep gives each cell its name itself; --out says where they lie.",
+    "name": "a sweep gives each cell its name itself; --out says where the cells are.",
 }
 
 
-# Of a key of the configuration, as its file has them: each is checked as the key's own, later.
+# The values of a key of the configuration; each is checked later, as the key's own.
 Values = list[Any]
 
 
@@ -144,7 +144,7 @@ def _check_values(sweep: Sweep, where: str) -> None:
             raise ConfigError(f"{where}: {key}: {OWN[key]}")
     if both := sweep.vary.keys() & grid.keys():
         raise ConfigError(
-            f"{where}: {min(both)} stands under `vary` and under `select.grid`; keep one of them."
+            f"{where}: {min(both)} is under `vary` and under `select.grid`; keep one of them."
         )
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
         raise ConfigError(f"{where}: seeds: expected different whole numbers, got {sweep.seeds}.")
@@ -161,28 +161,17 @@ def cells(sweep: Sweep) -> list[GridCell]:
     """Every combination, by seed, so that an unfinished sweep has whole comparisons. Names are
     stable, and differ.
     """
-    made, taken = [], set()
-    grid = sweep.select.grid if sweep.select else {}
-    for seed in sweep.seeds:
-        for variation in _product(sweep.vary):
-            for point in _product(grid):
-                settings = {k: _part(k, v) for k, v in {**variation, **point}.items()}
-                parts = [_text(variation), _text(point), f"seed{seed}"]
-                name = "_".join(p for p in parts if p)
-                if name in taken:  # values that read the same once written as a name
-                    name += (
-                        "-"
-                        + hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[
-                            :6
-                        ]
-                    )
-                taken.add(name)
-                made.append(
-                    GridCell(
-                        name, parts[0], parts[1], seed, {"name": name, "seed": seed, **settings}
-                    )
-                )
-    return made
+    made: dict[str, GridCell] = {}
+    points = _product(sweep.select.grid if sweep.select else {})
+    for seed, given, point in itertools.product(sweep.seeds, _product(sweep.vary), points):
+        settings = {key: _part(key, value) for key, value in {**given, **point}.items()}
+        name = "_".join(part for part in (_text(given), _text(point), f"seed{seed}") if part)
+        if name in made:  # values that read the same once written as a name
+            text = json.dumps(settings, sort_keys=True)
+            name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+        settings = {"name": name, "seed": seed, **settings}
+        made[name] = GridCell(name, _text(given), _text(point), seed, settings)
+    return list(made.values())
 
 
 def share(all_cells: Sequence[GridCell], text: str) -> list[GridCell]:
@@ -193,9 +182,8 @@ def share(all_cells: Sequence[GridCell], text: str) -> list[GridCell]:
     return list(all_cells[int(match[1]) - 1 :: int(match[2])])
 
 
-def _product(vary: Mapping[str, Sequence[object]]) -> Iterator[JsonDict]:
-    for values in itertools.product(*vary.values()):
-        yield dict(zip(vary, values))
+def _product(vary: Mapping[str, Sequence[object]]) -> list[JsonDict]:
+    return [dict(zip(vary, values)) for values in itertools.product(*vary.values())]
 
 
 def _part(key: str, value: object) -> object:

@@ -1,8 +1,9 @@
-"""A run's state is in marks beside it, FOLDER/.cells/NAME.done and .failed: the SHA-256 of its
-configuration, its exit status, the SHA-256 of its records and that of the user's own files that it
-stands on. A run whose records are no longer those is done again, as is one whose files were edited,
-one that failed under another configuration, and one that cannot be resumed; what there was is kept
-aside, as FOLDER/.cells/NAME.changedK.
+"""How the runs of a sweep or a table ended, in a mark beside each: FOLDER/.cells/NAME.done or
+.failed.
+
+A run is done again if its records are not those that it ended with, if the user's files behind it
+were edited, or if it failed under another configuration. What there was of it is kept as
+FOLDER/.cells/NAME.changedK.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from fednet import config as configuration
 from fednet import loading, registry
 from fednet.descriptors import named
-from fednet.errors import ConfigError
-from fednet.files import read_text
+from fednet.errors import ConfigError, StateError
+from fednet.files import read_record, read_text, write_record
 from fednet.plain import JsonDict
+from fednet.records import sealed
 
 AGAIN = "delete it, and the same command does that run again"
 REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
-TORN = 5  # exit status of a cell: what an earlier start left cannot be gone on with
-# That tables are made from.
+TORN = 5  # exit status of a cell: what an earlier start left cannot be continued
+# The files that tables are made from.
 RECORDS = ("config.yaml", "summary.json", "rounds.jsonl", "clients.jsonl", "partition.json")
 
 
@@ -50,64 +54,94 @@ class RunSpec:
     def books(self) -> Path:
         return self.folder / ".cells"
 
+    def book(self, kind: str) -> Path:
+        """A file about the run, such as its mark `done` or its `log`."""
+        return self.books / f"{self.name}.{kind}"
+
+
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """config, files, records: SHA-256 of the run's configuration, of the user's files behind it
+    ("-" for none), and of its records; status: its exit status.
+    """
+
+    config: str
+    files: str
+    status: int
+    records: str
+
+
+def write(task: RunSpec, word: str, asked: tuple[str, str], status: int) -> None:
+    """Marks a run as `done` or `failed`."""
+    mark = Mark(*asked, status, records(task))
+    other = "failed" if word == "done" else "done"
+    task.book(other).unlink(missing_ok=True)
+    write_record(task.book(word), msgspec.to_builtins(mark))
+
+
+def read(task: RunSpec) -> tuple[str, Mark] | None:
+    """("done" or "failed", the mark). Raises StateError if the mark is damaged."""
+    for word in ("done", "failed"):
+        path = task.book(word)
+        if path.exists():
+            try:
+                return word, msgspec.convert(read_record(path, AGAIN), Mark)
+            except msgspec.ValidationError as wrong:
+                raise StateError(f"{path}: is no mark ({wrong}); {AGAIN}.") from None
+    return None
+
 
 def state(task: RunSpec, asked: tuple[str, str]) -> str:
-    """done | failed | changed | edited | to do | begun; asked: `digest`. edited: the user's own
-    files are others now, or it failed under another configuration. Raises ConfigError where the run
-    is another configuration's.
+    """done | failed | changed | edited | to do | begun. asked: as `digest` returns it. edited: the
+    user's files have changed, or it failed under another configuration. Raises ConfigError if it
+    was done under another configuration.
     """
-    found = _mark(task)
+    found = read(task)
     if found is not None:
-        word, said = found
-        if said[0] != asked[0] and word == "done":
+        word, mark = found
+        if mark.config != asked[0] and word == "done":
             raise ConfigError(
-                f"{task.run} was run under another configuration; give another --out."
+                f"{task.run} was run under another configuration; give another name or --out."
             )
-        # A mark of before the files were in it is taken as it is.
-        if (said[0], *said[3:4]) not in (asked, asked[:1]):
+        if (mark.config, mark.files) != asked:
             return "edited"
     return state_now(task)
 
 
 def state_now(task: RunSpec) -> str:
-    """The same, whatever configuration it was."""
-    found = _mark(task)
+    """The same, for any configuration."""
+    found = read(task)
     if found is None:
         return "begun" if task.run.exists() else "to do"
-    word, said = found
-    return "changed" if word == "done" and not _intact(task, said) else word
+    word, mark = found
+    return "changed" if word == "done" and damage(task, mark) else word
 
 
-def _mark(task: RunSpec) -> tuple[str, list[str]] | None:
-    for word in ("done", "failed"):
-        path = task.books / f"{task.name}.{word}"
-        if path.exists():
-            return word, read_text(path, AGAIN).split()
-    return None
+def damage(task: RunSpec, mark: Mark) -> str:
+    """What is wrong with the records of a run that is marked as done; "" for nothing."""
+    try:
+        sealed.check(task.run, RECORDS)
+    except StateError as broken:
+        return str(broken)
+    if mark.records != records(task):
+        return f"{task.run}: its records are not those that it ended with."
+    return ""
 
 
 def ended(folder: Path) -> list[Path]:
-    """The runs of a sweep that are done, in the order in which the sweep names them; what it names
-    no longer stands last, by name, as do all where no order was left.
+    """The runs of a sweep that are done, in the order of the file `order`, the others after them by
+    name.
     """
     order = folder / ".cells" / "order"
     names = []
     if order.exists():
-        names = read_text(order, "the sweep's command writes it anew").splitlines()
+        names = read_text(order, "the sweep's command writes it again").splitlines()
     place = {name: i for i, name in enumerate(names)}
     done = (mark.stem for mark in (folder / ".cells").glob("*.done"))
     return [folder / n for n in sorted(done, key=lambda n: (place.get(n, len(place)), n))]
 
 
-def _intact(task: RunSpec, said: Sequence[str]) -> bool:
-    """Whether the records are those that the run ended with (a mark without their SHA-256: whether
-    they are there).
-    """
-    return (task.run / "summary.json").exists() and (len(said) < 3 or said[2] == records(task))
-
-
 def records(task: RunSpec) -> str:
-    """SHA-256 of what the run's tables are made from."""
+    """SHA-256 of the files that the run's tables are made from."""
     whole = hashlib.sha256()
     for name in RECORDS:
         path = task.run / name
@@ -116,46 +150,43 @@ def records(task: RunSpec) -> str:
 
 
 def why(task: RunSpec) -> str:
-    """The last line that a run printed; empty where there is none."""
-    path = task.books / f"{task.name}.log"
-    said = (
-        path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if path.exists()
-        else []
-    )
-    return said[-1] if said else ""
+    """The last line that a run printed; empty if there is none."""
+    path = task.book("log")
+    if not path.exists():
+        return ""
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def set_aside(task: RunSpec) -> Path:
-    """A changed, edited or torn run out of the way, so that it is done again. Returns where it
+    """Moves a run that is to be done again out of the way, and removes its mark. Returns where it
     is.
     """
-    aside = next(
-        p for k in itertools.count(1) if not (p := task.books / f"{task.name}.changed{k}").exists()
-    )
+    asides = (task.book(f"changed{k}") for k in itertools.count(1))
+    aside = next(path for path in asides if not path.exists())
     if task.run.exists():
         os.replace(task.run, aside)
     for word in ("done", "failed"):
-        (task.books / f"{task.name}.{word}").unlink(missing_ok=True)
+        task.book(word).unlink(missing_ok=True)
     return aside
 
 
 def digest(task: RunSpec, load: Sequence[str] = (), sets: Sequence[str] = ()) -> tuple[str, str]:
-    """SHA-256 of what the run was asked to be, its configuration as given and `--set`s, and of the
-    user's own files that it stands on ("-" for none). Defaults are left out: a new key of a later
-    fednet does not make a finished run another one. So is where the data come from, and a file of
-    which the run uses no part: a paper's own runs stay what they are beside a user's method, and
-    while it is worked on.
+    """SHA-256 of the configuration as given with its `--set`s, and of the user's files behind the
+    run ("-" for none).
+
+    Defaults are left out, so that a new key of a later fednet does not change a finished run. So is
+    where the data come from, and a file of which the run uses no part.
     """
     said = json.dumps([task.config, changes(sets)], sort_keys=True)
-    files = [f for f in map(Path, load) if _stands_on(f, said, sets)]
+    files = [f for f in map(Path, load) if _uses(f, said, sets)]
     code = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest() if files else "-"
     return hashlib.sha256(said.encode()).hexdigest(), code
 
 
-def _stands_on(file: Path, said: str, sets: Sequence[str]) -> bool:
-    """Whether the run names a part of the file, or the file registers none: what it is there for,
-    nobody can tell.
+def _uses(file: Path, said: str, sets: Sequence[str]) -> bool:
+    """Whether the run names a part of the file. True also if the file registers none, since then
+    nobody can tell what it is for.
     """
     module = loading.module_of(file)
     names = registry.of_module(module) if module else []

@@ -665,12 +665,11 @@ def test_what_failed_under_another_configuration_is_tried_again_under_this_one(t
     task = marks.RunSpec({"name": "a", "rounds": 1}, tmp_path)
     task.books.mkdir(parents=True)
     task.run.mkdir()
-    (task.books / "a.failed").write_text("0123 1 4567 -\n")
+    marks.write(task, "failed", ("0123", "-"), 1)
     assert marks.state(task, marks.digest(task)) == "edited"
     assert marks.set_aside(task).exists()
     assert marks.state(task, marks.digest(task)) == "to do"
-    # As earlier versions wrote it.
-    (task.books / "a.failed").write_text(f"{marks.digest(task)[0]} 1 4567\n")
+    marks.write(task, "failed", marks.digest(task), 1)
     assert marks.state(task, marks.digest(task)) == "failed"
 
 
@@ -726,7 +725,7 @@ def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
     found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC")
     tasks = [t for _, _, t in found.runs(tmp_path)][:1]
     tasks[0].books.mkdir(parents=True)
-    (tasks[0].books / f"{tasks[0].name}.done").write_text("0123 0\n")
+    marks.write(tasks[0], "done", ("0123", "-"), 0)
     with pytest.raises(ConfigError, match="another configuration"):
         pool.work(tasks, 1, "cpu")
 
