@@ -24,7 +24,7 @@ from tests.bench.family import machine
 
 # -- round, scale, curve: whole runs of a workload -------------------------------------------------
 def _round_options(parser: argparse.ArgumentParser) -> None:
-    _workload_options(parser, "W1 to W5 [W1,W2,W3]")
+    _workload_options(parser, "W1 to W6 [W1,W2,W3]")
 
 
 def _scale_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def _scale_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _curve_options(parser: argparse.ArgumentParser) -> None:
-    _workload_options(parser, "W1 to W5, Q [W2,Q]")
+    _workload_options(parser, "W1 to W6, Q [W2,Q]")
 
 
 def _workload_options(parser: argparse.ArgumentParser, names: str) -> None:
@@ -81,9 +81,60 @@ def _chosen(given: str | None, default: list[str], known: Mapping[str, object]) 
     return names
 
 
+# -- ways: one workload in every way ---------------------------------------------------------------
+def _ways_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", default="W6", metavar="NAME", help="W6 or another of round")
+    parser.add_argument("--rounds", type=values.count(1000), default=3, metavar="N")
+    parser.add_argument(
+        "--pfl", metavar="PYTHON", help="a Python that has the package pfl [this one]"
+    )
+    parser.add_argument(
+        "--limit", type=values.seconds, default=600.0, metavar="T", help="of a run [10m]"
+    )
+    _repeat(parser)
+
+
+def _ways(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import ways, workloads
+
+    (name,) = _chosen(args.workload, ["W6"], workloads.WORKLOADS)
+    work, found = workloads.WORKLOADS[name], []
+    for record in ways.bench(work, args.rounds, args.repeat, folder, args.pfl, args.limit):
+        found.append(record)
+        _print(ways.lines([record]))
+        yield record
+    print(f"{work.name}: {work.text}")
+    _print(ways.lines(found))
+
+
+# -- card: all that is measured on a GPU -----------------------------------------------------------
+def _card_options(parser: argparse.ArgumentParser) -> None:
+    from tests.bench import card
+
+    parser.add_argument("--device", default="cuda:0", metavar="D", help="cuda:0, or cpu to try it")
+    parser.add_argument(
+        "--part", type=values.names, metavar="P,...", help=f"{', '.join(card.PARTS)} [all]"
+    )
+    parser.add_argument(
+        "--limit", type=values.seconds, default=500.0, metavar="T", help="of all parts [500s]"
+    )
+
+
+def _card(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import card
+
+    parts = args.part or list(card.PARTS)
+    for part in parts:
+        if part not in card.PARTS:
+            raise ConfigError(f"--part: {unknown('part', part, card.PARTS)}")
+    for record in card.bench(args.device, parts, folder, args.limit):
+        _print(card.lines(record))
+        yield record
+
+
 # -- pack: several clients trained as one ----------------------------------------------------------
 def _pack_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", default="cnn", metavar="NAME,...", help="cnn, mlp, convnet")
+    parser.add_argument("--workload", default="cnn", metavar="NAME,...", help="cnn, mlp, ... [cnn]")
     parser.add_argument("--clients", type=values.count(10_000), default=10, metavar="N")
     parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:0 [auto]")
     _repeat(parser)
@@ -215,6 +266,8 @@ BENCHMARKS: dict[str, tuple[str, Options, Run]] = {
     "round": ("seconds and memory of a round, beside the floor", _round_options, _round),
     "scale": ("the server's memory by payload and clients", _scale_options, _scale),
     "curve": ("what CURVE encryption costs", _curve_options, _curve),
+    "ways": ("one workload in every way, beside pfl-research", _ways_options, _ways),
+    "card": ("all that is measured on a GPU", _card_options, _card),
     "pack": ("several clients trained as one", _pack_options, _pack),
     "replies": ("small replies a second, by connections", _replies_options, _replies),
     "secagg": ("secure aggregation: bytes and seconds", _secagg_options, _secagg),

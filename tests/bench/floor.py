@@ -1,6 +1,7 @@
 """The floor of a round: the same SGD steps in plain PyTorch, in as many processes as there are
 cores, with no communication. The best plain loop we know: one gather an epoch and then slices,
-fused SGD without torch's `Optimizer` around it, channels-last kernels.
+fused SGD without torch's `Optimizer` around it, channels-last kernels unless the job says other.
+On a GPU the data are there, and one process does all.
 
     python -m tests.bench.floor WORKLOAD.json      prints {"seconds": [...]}, one figure a round
 """
@@ -57,23 +58,36 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
     torch.set_num_threads(1)
     shape, n, size = tuple(work["shape"]), work["samples"], work["batch_size"]
     model = models.build(work["model"], shape, 10, 0)
-    if any(isinstance(part, nn.Conv2d) for part in model.modules()):
+    torch.backends.cuda.matmul.allow_tf32 = work.get("tf32", False)
+    torch.backends.cudnn.allow_tf32 = work.get("tf32", False)
+    device = torch.device(work.get("device", "cpu"))
+    model = model.to(device)
+    innermost = work.get("channels_last", True)
+    if innermost and any(isinstance(part, nn.Conv2d) for part in model.modules()):
         model = model.to(memory_format=torch.channels_last)
     draw = torch.Generator().manual_seed(k)
     data = [
-        (torch.randn((n, *shape), generator=draw), torch.randint(0, 10, (n,), generator=draw))
+        (
+            torch.randn((n, *shape), generator=draw).to(device),
+            torch.randint(0, 10, (n,), generator=draw).to(device),
+        )
         for _ in range(min(8, work["per_round"]))
     ]
     loss, parameters = nn.CrossEntropyLoss(), list[torch.Tensor](model.parameters())
-    plain: JsonDict = {"fused": True, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
+    plain: JsonDict = {
+        "fused": True,
+        "lr": work.get("lr", 0.01),
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+    }
     plain |= {"dampening": 0.0, "nesterov": False, "maximize": False}
 
     def client(number: int) -> None:
         x, y = data[number % len(data)]
         buffers: list[torch.Tensor | None] = [None] * len(parameters)
-        index = torch.randperm(n, generator=draw)
+        index = torch.randperm(n, generator=draw).to(device)
         xs, ys = x.index_select(0, index), y.index_select(0, index)
-        if xs.dim() == 4:
+        if innermost and xs.dim() == 4:
             xs = xs.contiguous(memory_format=torch.channels_last)
         for step, start in enumerate(range(0, n, size)):
             if work["steps"] is not None and step >= work["steps"]:
@@ -91,6 +105,8 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
     for _ in range(work["rounds"]):
         for number in mine:
             client(number)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         barrier.wait()
 
 

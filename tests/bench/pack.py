@@ -37,8 +37,16 @@ class Size:
     batch_size: int
     shape: tuple[int, ...] = (3, 32, 32)
 
-    def experiment(self, algorithm: JsonMapping, clients: int, public: int = 0) -> build.Experiment:
-        """That of an algorithm's options. public: samples that the server holds."""
+    def experiment(
+        self,
+        algorithm: JsonMapping,
+        clients: int,
+        public: int = 0,
+        train: JsonMapping | None = None,
+    ) -> build.Experiment:
+        """That of an algorithm's options. public: samples that the server holds; train: further
+        keys of that section.
+        """
         config = configuration.from_mapping(
             {
                 "name": "bench",
@@ -48,7 +56,7 @@ class Size:
                 "rounds": 1000,
                 "algorithm": dict(algorithm),
                 "model": dict(self.model),
-                "train": {"batch_size": self.batch_size},
+                "train": {"batch_size": self.batch_size, **(train or {})},
                 "data": {
                     "dataset": "synthetic",
                     "samples": clients * self.samples + public,
@@ -74,6 +82,18 @@ SIZES = {
         48,
         8,
     ),
+    "pfl": Size(
+        "pfl-research's CNN (1.6 M parameters), 5 steps of batch 10", {"name": "pfl_cnn"}, 50, 10
+    ),
+    "resnet18": Size(
+        "ResNet-18 with GroupNorm, 4 steps of batch 64", {"name": "resnet18_gn"}, 256, 64
+    ),
+    "feddc": Size(
+        "FedDC's Table 1: ConvNet of width 128, 79 steps of batch 64",
+        {"name": "convnet3", "width": 128},
+        5000,
+        64,
+    ),
     "convnet": Size(
         "ConvNet of width 128 (320,010 parameters), 16 steps of batch 64",
         {"name": "convnet3", "width": 128},
@@ -86,14 +106,18 @@ SIZES = {
 class Clients:
     """m clients of one size on a device, with the same weights to start from."""
 
-    def __init__(self, size: str, m: int, device: str) -> None:
-        self.built = SIZES[size].experiment({"name": "fedavg"}, m)
+    def __init__(self, size: str, m: int, device: str, train: JsonMapping | None = None) -> None:
+        """See `Size.experiment` for train."""
+        self.built = SIZES[size].experiment({"name": "fedavg"}, m, train=train)
         self.m, self.device = m, device
         self.data = [self.built.divided.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)
         self.packing = Packing(m, self.built.setting.task, lambda device: m)
         self.pool = ThreadPoolExecutor(m)
+        self.streams = [
+            torch.cuda.Stream(device) if device.startswith("cuda") else None for _ in range(m)
+        ]
 
     def apart(self) -> float:
         """Seconds."""
@@ -118,10 +142,11 @@ class Clients:
             self._in_stream(k, self.packing.on(0))
 
     def _in_stream(self, k: int, pack: Pack | None = None) -> None:
-        if self.device == "cpu":
+        stream = self.streams[k]
+        if stream is None:
             self._client(k, k, pack)
         else:
-            with torch.cuda.stream(torch.cuda.Stream(self.device)):
+            with torch.cuda.stream(stream):
                 self._client(k, k, pack)
 
     def _client(self, k: int, scratch: int, pack: Pack | None) -> None:

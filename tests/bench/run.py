@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from fednet.errors import CannotGoOn
 from fednet.experiment import placement
 from fednet.files import read_lines
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, JsonMapping
 from tests.bench.family import cpu_seconds, family, figure
 from tests.bench.workloads import Workload
 
@@ -41,14 +42,28 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> JsonDict:
-    """One run, its rounds timed by the end of each, but for the first and the last."""
+def fednet(
+    work: Workload,
+    workers: int,
+    folder: Path,
+    curve: bool = False,
+    *,
+    in_process: bool = False,
+    device: str = "cpu",
+    train: JsonMapping | None = None,
+    untimed: int = UNTIMED,
+    seconds: float = math.inf,
+) -> JsonDict:
+    """One run, its rounds timed by the end of each, but for the first `untimed` and the last.
+    train: further keys of that section. seconds: after so many it is stopped, and the rounds that
+    there are count.
+    """
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "bench.yaml"
-    timed = work.rounds + UNTIMED
-    config.write_text(yaml.safe_dump(work.config("bench", timed + WATCHED, curve)))
+    timed = work.rounds + untimed
+    config.write_text(yaml.safe_dump(work.config("bench", timed + WATCHED, curve, train)))
     words = [
         sys.executable,
         "-m",
@@ -57,16 +72,18 @@ def fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> J
         str(config),
         "--out",
         str(folder),
-        "--workers",
-        str(workers),
         "--quiet",
+        "--device",
+        device,
+        *(["--in-process"] if in_process else ["--workers", str(workers)]),
     ]
     begun = time.time()
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    pss, peak, used = _watched(process, folder, timed)
-    if process.returncode:
+    pss, peak, used = _watched(process, folder, timed, untimed, begun + seconds)
+    late = time.time() > begun + seconds
+    if process.returncode and not (late and _done(folder) > untimed + 2):
         raise CannotGoOn(
-            f"the run of {work.name} failed: "
+            f"the run of {work.name} failed{f' after {seconds:.0f} s' if late else ''}: "
             f"{(process.stderr.read() if process.stderr else '').strip()}"
         )
     run = next(
@@ -78,11 +95,11 @@ def fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> J
     rounds = list(read_lines(run / "rounds.jsonl"))[:timed]
     ends = [e["time"] for e in events if e["type"] == "round"][:timed]
     phases = {
-        p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[UNTIMED:])
+        p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[untimed:])
         for p in rounds[-1]["seconds_by_phase"]
     }
-    each = [b - a for a, b in itertools.pairwise(ends[UNTIMED - 1 :])]
-    looks = [look for look in used if ends[UNTIMED - 1] <= look[0] <= ends[-1]]
+    each = [b - a for a, b in itertools.pairwise(ends[untimed - 1 :])]
+    looks = [look for look in used if ends[untimed - 1] <= look[0] <= ends[-1]]
     spent, own = (
         (looks[-1][k] - looks[0][k]) / (looks[-1][0] - looks[0][0]) if len(looks) > 1 else 0.0
         for k in (1, 2)
@@ -102,17 +119,18 @@ def fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> J
 
 
 def _watched(
-    process: subprocess.Popen[str], folder: Path, timed: int
+    process: subprocess.Popen[str], folder: Path, timed: int, untimed: int, end: float
 ) -> tuple[int, int, list[tuple[float, float, float]]]:
     """Waits until a run has ended; returns (PSS of all its processes, the server's resident memory,
     both at the peak; processor seconds of all, and of the server, by the time). timed: rounds
-    after which nothing is timed any more.
+    after which nothing is timed any more; untimed: those before; end: when it is
+    stopped.
     """
     pss, peak, used = 0, 0, list[tuple[float, float, float]]()
     try:
-        while process.poll() is None:
+        while process.poll() is None and time.time() < end:
             servers, all = list(_server(folder)), list(family(process.pid))
-            if not UNTIMED <= _done(folder) < timed:
+            if not untimed <= _done(folder) < timed:
                 pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in all))
             peak = max(peak, *(figure(pid, "status", "VmHWM:") for pid in servers), 0)
             cpu = sum(map(cpu_seconds, all)), sum(map(cpu_seconds, servers))

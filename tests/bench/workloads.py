@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fednet.plain import JsonDict, JsonMapping
 
 LENET = {"name": "lenet5"}
+PFL_CNN = {"name": "pfl_cnn"}
 MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
 
 
@@ -27,10 +28,13 @@ class Workload:
     steps: int | None = None
     rounds: int = 12
     shape: tuple[int, ...] = (3, 32, 32)
+    lr: float = 0.01
 
-    def config(self, name: str, rounds: int, curve: bool = False) -> JsonDict:
-        """The run's configuration: nothing is evaluated. curve: whether the network has
-        CURVE.
+    def config(
+        self, name: str, rounds: int, curve: bool = False, train: JsonMapping | None = None
+    ) -> JsonDict:
+        """The run's configuration: nothing is evaluated. curve: whether the network has CURVE;
+        train: further keys of that section.
         """
         return {
             "name": name,
@@ -39,7 +43,12 @@ class Workload:
             "participation": None,
             "clients_per_round": self.per_round,
             "model": dict(self.model),
-            "train": {"batch_size": self.batch_size, "steps": self.steps},
+            "train": {
+                "batch_size": self.batch_size,
+                "steps": self.steps,
+                "lr": self.lr,
+                **(train or {}),
+            },
             "data": {
                 "dataset": "synthetic",
                 "samples": self.clients * self.samples,
@@ -96,6 +105,18 @@ WORKLOADS = {
             8,
             1,
             40,
+        ),
+        Workload(
+            "W6",
+            "pfl-research's CIFAR-10: CNN of 1.6 M parameters; 1,000 clients, 50 a round, "
+            "50 samples each, batch 10",
+            PFL_CNN,
+            1000,
+            50,
+            50,
+            10,
+            rounds=3,
+            lr=0.1,
         ),
         Workload(
             "Q",

@@ -33,10 +33,10 @@ def lanes(monkeypatch):
     found: list[int] = []
     descend = packed.descend
 
-    def counted(some, n, task):
+    def counted(some, n, task, plans):
         found.append(len(some))
         assert n == 3
-        descend(some, n, task)
+        descend(some, n, task, plans)
 
     monkeypatch.setattr(packed, "descend", counted)
     return found
@@ -88,11 +88,11 @@ def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
     expected = rooms.hashes(rooms.run(tmp_path / "room", **RUN))
     descend, short = packed.descend, list[int]()
 
-    def crowded(some, n, task):
+    def crowded(some, n, task, plans):
         if len(some) > 1 and not short:
             short.append(len(some))
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        descend(some, n, task)
+        descend(some, n, task, plans)
 
     monkeypatch.setattr(packed, "descend", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **RUN)) == expected

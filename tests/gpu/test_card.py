@@ -217,6 +217,42 @@ def test_packed_clients_give_the_same_bits_in_any_company_and_nearly_those_of_ea
         assert packed[3] == pytest.approx(alone[3], rel=1e-3)
 
 
+W6: dict[str, Any] = {
+    "model": {"name": "pfl_cnn"},
+    "train": {"pack": 4, "batch_size": 10, "lr": 0.05},
+    "clients_per_round": 4,
+    "rounds": 3,
+}
+
+
+def test_a_packed_model_with_dropout_gives_the_same_bits_with_graphs_and_in_any_company(tmp_path):
+    here = run(settings(**W6), tmp_path / "here", CARD)
+    graphs = settings(**{**W6, "train": {**W6["train"], "graphs": True}})
+    assert bits(run(graphs, tmp_path / "graphs", CARD)) == bits(here)
+    shared = command(graphs, tmp_path / "shared", "--workers", "2")
+    assert [row[1] for row in record(shared)] == [row[0] for row in bits(here)]
+
+
+def test_packs_of_the_card_are_near_to_those_of_a_processor(tmp_path):
+    one = run(settings(**{**W6, "rounds": 1}), tmp_path / "card", CARD)
+    cpu = run(settings(**{**W6, "rounds": 1}), tmp_path / "cpu", "cpu")
+    a, b = way(one, settings(**W6)), way(cpu, settings(**W6))
+    assert float((a - b).norm() / b.norm()) < NEAR
+
+
+@pytest.mark.parametrize(
+    "train", [{}, {"precision": "tf32"}, {"precision": "bf16", "memory_format": "channels_last"}]
+)
+def test_graphs_give_the_bits_of_the_steps_that_they_replay(train, tmp_path):
+    model = {"name": "convnet3", "width": 32}
+    plain = settings(model=model, train=train, rounds=4)
+    graphs = settings(model=model, train={**train, "graphs": True}, rounds=4)
+    expected = bits(run(plain, tmp_path / "plain", CARD))
+    assert bits(run(graphs, tmp_path / "graphs", CARD)) == expected
+    shared = command(graphs, tmp_path / "shared", "--workers", "1")
+    assert [row[1] for row in record(shared)] == [row[0] for row in expected]
+
+
 # -- memory ----------------------------------------------------------------------------------------
 HOG = """
 import sys, time, torch

@@ -1,0 +1,302 @@
+"""All that is measured on one GPU, in one command: checks first, then the figures that matter most.
+
+Each part is a process of its own with a time limit, so that one that fails costs no other; records
+are written as they come. With `--device cpu` every part runs at a tiny size, to try the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fednet.plain import JsonDict, JsonMapping
+from tests.bench.family import family
+from tests.bench.ways import Plan, ways
+from tests.bench.workloads import WORKLOADS
+from tests.processes import ROOT
+
+FAST = {"precision": "tf32", "graphs": True}
+FEDDC = {
+    "fp32": {},
+    "tf32": {"precision": "tf32"},
+    "tf32, channels last": {"precision": "tf32", "memory_format": "channels_last"},
+    "bf16": {"precision": "bf16"},
+    "bf16, channels last": {"precision": "bf16", "memory_format": "channels_last"},
+}
+CHECKS = "packed or graphs or products or share or pfl or (method and fedavg)"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is measured, and the seconds it may take. run(device, folder) prints nothing and yields
+    records.
+    """
+
+    seconds: float
+    run: Callable[[str, Path], Iterator[JsonDict]]
+
+
+# -- the parts -------------------------------------------------------------------------------------
+def checks(device: str, folder: Path) -> Iterator[JsonDict]:
+    yield _pytest(["tests/gpu", "-m", "gpu", "-k", CHECKS], folder)
+
+
+def all_checks(device: str, folder: Path) -> Iterator[JsonDict]:
+    yield _pytest(["tests/gpu", "-m", "gpu"], folder)
+
+
+def _pytest(words: list[str], folder: Path) -> JsonDict:
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "pytest.log"
+    with log.open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    text = log.read_text().strip().splitlines()
+    bad = [line for line in text if line.startswith(("FAILED", "ERROR", "E  "))]
+    return {"status": done.returncode, "last": text[-1:], "failed": bad[:60]}
+
+
+def engine(device: str, folder: Path) -> Iterator[JsonDict]:
+    """W6 in one process: packed, with and without graphs, and one client after another."""
+    for name, train, rounds in (
+        ("packed 50, tf32, graphs", {**FAST, "pack": 50}, 100),
+        ("packed 50, fp32", {"pack": 50}, 20),
+        ("one after another, tf32", {"precision": "tf32"}, 5),
+    ):
+        plan = _plan(device, rounds, train, untimed=40 if rounds > 50 else 5)
+        yield _one(plan, "fednet in process", folder / name.replace(" ", "-"), name)
+
+
+def tcp(device: str, folder: Path) -> Iterator[JsonDict]:
+    """W6 over TCP: workers that share the card."""
+    for workers in (2, 4):
+        pack = 50 // workers + 1
+        plan = _plan(device, 20, {**FAST, "pack": pack}, untimed=10, workers=(workers,))
+        way = f"fednet over TCP, {workers} workers"
+        yield _one(plan, way, folder / str(workers), f"{way}, packed {pack}")
+
+
+def others(device: str, folder: Path) -> Iterator[JsonDict]:
+    """The plain loop and pfl-research on W6."""
+    for train, note in (({"precision": "tf32"}, "tf32"), ({}, "fp32")):
+        plan = _plan(device, 5, train)
+        for way in ("plain loop", "plain loop, channels last", "pfl"):
+            yield _one(plan, way, folder / f"{note}-{len(way)}", f"{way}, {note}")
+
+
+def kernels(device: str, folder: Path) -> Iterator[JsonDict]:
+    """The training of W6's 50 clients alone, in every form of the kernels."""
+    from fednet.training import packed
+
+    for products in ((), packed.AS_PRODUCTS):
+        packed.AS_PRODUCTS = products
+        for train in ({}, {"graphs": True}, FAST):
+            record = _trained("pfl", 50, device, train, ["together"])
+            yield {**record, "convolutions": "products" if products else "grouped"}
+
+
+def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
+    """FedDC's Table 1: ten clients of 5,000 samples, one epoch, in every form."""
+    for graphs in (True, False):
+        for name, train in FEDDC.items():
+            yield _trained(
+                "feddc", 10, device, {**train, "graphs": graphs}, ["apart", "beside"], name
+            )
+
+
+def sizes(device: str, folder: Path) -> Iterator[JsonDict]:
+    """Ten clients of three sizes: one after another, at once in streams, packed."""
+    for size in ("cnn", "convnet", "resnet18"):
+        for train in ({}, FAST):
+            forms = ["apart", "beside", "together"] if size != "resnet18" else ["apart", "beside"]
+            yield _trained(size, 10, device, train, forms)
+
+
+def rounds(device: str, folder: Path) -> Iterator[JsonDict]:
+    """FedDC's round as a whole run in one process."""
+    from tests.bench.run import fednet
+    from tests.bench.workloads import Workload
+
+    model = {"name": "convnet3", "width": 128}
+    work = Workload("FedDC", "FedDC's Table 1", model, 10, 10, 5000, rounds=10)
+    if device == "cpu":
+        work = replace(work, samples=64, rounds=1)
+    for name, train in (
+        ("bf16, channels last, graphs", {**FEDDC["bf16, channels last"], "graphs": True}),
+        ("fp32", {}),
+    ):
+        place = folder / name.replace(" ", "-")
+        record = fednet(work, 1, place, in_process=True, device=device, train=train, untimed=3)
+        yield {"way": f"FedDC's round, {name}", **record}
+
+
+PARTS: dict[str, Part] = {
+    "checks": Part(75, checks),
+    "engine": Part(120, engine),
+    "others": Part(90, others),
+    "feddc": Part(60, feddc),
+    "kernels": Part(45, kernels),
+    "tcp": Part(80, tcp),
+    "rounds": Part(60, rounds),
+    "sizes": Part(60, sizes),
+    "all checks": Part(300, all_checks),
+}
+
+
+# -- what parts have in common ---------------------------------------------------------------------
+def _plan(device: str, rounds: int, train: JsonMapping, untimed: int = 2, **more: object) -> Plan:
+    work = replace(WORKLOADS["W6"], rounds=rounds)
+    if device == "cpu":
+        work = replace(work, rounds=1, per_round=4, clients=8, samples=20)
+        train = {**train, **({"pack": 4} if "pack" in train else {})}
+        untimed = 2
+    return Plan(work, device, train=train, untimed=untimed, seconds=60.0, **more)  # type: ignore[arg-type]
+
+
+def _one(plan: Plan, way: str, folder: Path, name: str) -> JsonDict:
+    record: JsonDict = {"way": name, "train": dict(plan.train or {})}
+    try:
+        record |= ways(plan)[way](folder)
+    except Exception as broken:
+        record["failed"] = str(broken)[-2000:]
+    shutil.rmtree(folder, ignore_errors=True)
+    return record
+
+
+def _trained(
+    size: str, m: int, device: str, train: JsonMapping, forms: list[str], name: str = ""
+) -> JsonDict:
+    """Milliseconds of each form of training m clients of a size: the median of three after two."""
+    import torch
+
+    from tests.bench import pack
+
+    record: JsonDict = {"size": size, "clients": m, "train": dict(train), "name": name}
+    if device == "cpu":
+        m = 2
+        pack.SIZES[size] = replace(pack.SIZES[size], samples=8, batch_size=4)
+    try:
+        clients = pack.Clients(size, m, device, train)
+        for form in forms:
+            way = getattr(clients, form)
+            for _ in range(2):  # the first chooses kernels, the second captures graphs
+                way()
+            times = sorted(way() for _ in range(1 if device == "cpu" else 3))
+            record[f"{form}_ms"] = 1e3 * statistics.median(times)
+        clients.pool.shutdown()
+        if device != "cpu":
+            record["peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6
+            torch.cuda.reset_peak_memory_stats(device)
+    except Exception as broken:
+        record["failed"] = f"{type(broken).__name__}: {broken}"[-2000:]
+    return record
+
+
+class Meter:
+    """Utilisation and memory of the GPU over time, twice a second, with the part of that time."""
+
+    def __init__(self) -> None:
+        self.part = ""
+        self.looks: list[tuple[float, str, float, float]] = []
+        self._program = shutil.which("nvidia-smi")
+        if self._program is not None:
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        words = [str(self._program), "--query-gpu=utilization.gpu,memory.used"]
+        words += ["--format=csv,noheader,nounits", "-lms", "500"]
+        begun = time.monotonic()
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                used, held = line.split("\n")[0].split(", ")[:2]
+                if used.isdigit():
+                    at = round(time.monotonic() - begun, 1)
+                    self.looks.append((at, self.part, float(used), float(held)))
+
+    def of(self, part: str) -> JsonDict:
+        mine = [look for look in self.looks if look[1] == part]
+        if not mine:
+            return {}
+        return {
+            "gpu_percent": [look[2] for look in mine],
+            "gpu_mb": [look[3] for look in mine],
+            "gpu_percent_mean": round(statistics.mean(look[2] for look in mine), 1),
+        }
+
+
+def bench(device: str, names: list[str], folder: Path, limit_s: float) -> Iterator[JsonDict]:
+    """All parts in turn, each in a process of its own. limit_s: seconds for all of them."""
+    end, meter = time.monotonic() + limit_s, Meter()
+    for name in names:
+        left = end - time.monotonic()
+        if left < 5:
+            yield {"part": name, "failed": "no time was left"}
+            continue
+        meter.part = name
+        yield from _apart(name, device, folder, min(PARTS[name].seconds, left))
+        yield {"part": name, "card": meter.of(name)}
+
+
+def _apart(name: str, device: str, folder: Path, seconds: float) -> Iterator[JsonDict]:
+    words = [sys.executable, "-m", "tests.bench.card", name, device, str(folder / name)]
+    begun = time.monotonic()
+    log = folder / f"{name}.err"
+    with log.open("w") as errors:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            for pid in reversed(list(family(process.pid))):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(seconds, stop)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield {"part": name, "at_s": round(time.monotonic() - begun, 1), **json.loads(line)}
+        process.wait()
+        timer.cancel()
+    if process.returncode:
+        why = f"stopped after {seconds:.0f} s" if late.is_set() else log.read_text()[-2000:]
+        yield {"part": name, "failed": why}
+
+
+def lines(record: JsonMapping) -> Iterator[str]:
+    if "card" in record:
+        return
+    told = {
+        k: round(v, 4) if isinstance(v, float) else v
+        for k, v in record.items()
+        if not isinstance(v, (dict, list)) or k in ("train", "last", "failed")
+    }
+    yield json.dumps(told)
+
+
+def main(name: str, device: str, folder: str) -> None:
+    """A part in this process; its records are printed."""
+    for record in PARTS[name].run(device, Path(folder)):
+        print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
