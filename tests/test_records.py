@@ -10,13 +10,13 @@ import pytest
 
 from fednet.cli import words
 from fednet.errors import ConfigError
+from fednet.files import read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
 from fednet.report import costs, figures, metrics, open_run, page, tables
-from tests.report.fake_run import write
+from tests.report.fake_run import jsonl, write
 from tests.rooms import run
 
-# As version 0.1.0 wrote them.
-OLD = {
+LINES = {
     "rounds": {
         "round": 1,
         "selected": [0, 2],
@@ -92,9 +92,9 @@ OLD = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_line_of_an_older_version_is_written_again_as_it_was(name):
-    row = FILES[name].of(OLD[name])
-    assert json.loads(json.dumps(row.line())) == OLD[name]
+def test_a_line_that_is_read_is_written_again_as_it_was(name):
+    row = FILES[name].of(LINES[name])
+    assert json.loads(json.dumps(row.line())) == LINES[name]
     assert isinstance(row, Mapping)
     assert all(row[key] == row.get(key) == getattr(row, key) for key in row)
 
@@ -117,7 +117,7 @@ def test_an_event_keeps_whatever_it_says():
 
 def test_a_field_of_another_type_is_named_with_its_line(tmp_path):
     path = write(tmp_path / "a", rounds=1)
-    (path / "rounds.jsonl").write_text('{"round": "one"}\n')
+    jsonl(path / "rounds.jsonl", [{"round": "one"}])
     with pytest.raises(Exception, match=r"rounds\.jsonl:1: Expected `int`, got `str` - at `\$\.r"):
         _ = open_run(path).rounds
 
@@ -133,10 +133,10 @@ def epsilon(monkeypatch):
 
 def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon, monkeypatch):
     path = write(tmp_path / "a", rounds=3)
-    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    rows = list(read_lines(path / "rounds.jsonl"))
     for k, row in enumerate(rows):
         row["algorithm"] = {"epsilon": 0.5 * (k + 1)}
-    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    jsonl(path / "rounds.jsonl", rows)
     found = open_run(path)
     assert metrics.curve(found, "epsilon") == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert "epsilon 1.5000" in words.round_line(found.rounds[-1])

@@ -8,7 +8,7 @@ import pytest
 
 from fednet.errors import StateError, Stopped
 from fednet.files import read_record, write_record
-from fednet.records.manifest import FORMATS
+from fednet.records.manifest import FORMAT
 from fednet.server.checkpoint import Checkpoints
 from tests.rooms import run
 
@@ -17,16 +17,10 @@ def stop(record: object) -> None:
     raise Stopped("enough")
 
 
-@pytest.mark.parametrize(
-    ("form", "says"),
-    [(FORMATS[1] + 1, "begun by a later release"), (FORMATS[0] - 1, "begun by an earlier release")],
-)
-def test_a_run_of_a_release_too_far_away_is_refused_in_a_sentence(
-    form: int, says: str, tmp_path: Path
-) -> None:
+def test_a_run_of_another_release_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         run(tmp_path, callback=stop)
     file = tmp_path / "r" / "checkpoint" / "manifest.json"
-    write_record(file, {**read_record(file, ""), "format": form})
-    with pytest.raises(StateError, match=f"r: its run was {says} of fednet"):
+    write_record(file, {**read_record(file, ""), "format": FORMAT + 1})
+    with pytest.raises(StateError, match="r: another release of fednet wrote this run"):
         Checkpoints(file.parent).progress()

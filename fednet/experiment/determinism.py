@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fednet.config.schema import TrainSection
 from fednet.errors import ConfigError
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, JsonMapping
 
 if TYPE_CHECKING:
     import torch
@@ -175,15 +175,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def moved(events: Iterable[Mapping[str, object]], here: Mapping[str, str]) -> str | None:
+def moved(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str | None:
     """What to say of a run that goes on where its last server did not run; None where its bits are
-    those of one that was never stopped. events: of the run so far, whose `started` say what
-    computed; here: `versions`, with the `device`.
+    those of one that was never stopped. events: the starts of its servers so far; here:
+    `versions`, with the `device`.
     """
-    starts = [e["versions"] for e in events if e.get("type") == "started" and "versions" in e]
+    starts = [event["versions"] for event in events]
     before = starts[-1] if starts else here
-    if not isinstance(before, Mapping):
-        return None
     names = [name for name in here if before.get(name, here[name]) != here[name]]
     what = ", ".join(f"{name} {before[name]}, now {here[name]}" for name in names)
     return (

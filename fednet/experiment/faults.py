@@ -23,6 +23,7 @@ from fednet.errors import ConfigError
 from fednet.experiment import selection
 from fednet.files import read_lines
 from fednet.plain import JsonDict
+from fednet.records import reading
 from fednet.wire.messages import Fault
 
 POINTS: tuple[str, ...] = get_args(ServerPoint)
@@ -136,14 +137,12 @@ def drops(faults: Iterable[Fault]) -> str:
     return next((f.kind for f in faults if f.kind in DROPS), "")
 
 
-def struck(events: Path) -> set[tuple[int, int, str]]:
-    """(round, client, kind) of the faults that have struck; of the server's the kind is
+def struck(run: Path) -> set[tuple[int, int, str]]:
+    """(round, client, kind) of the faults that have struck a run; of the server's the kind is
     `server_crash POINT`.
     """
-    if not events.exists():
-        return set()
-    rows = (row for row in read_lines(events) if row["type"] == "fault")
-    return {(row["round"], row["client"], row["kind"]) for row in rows}
+    faults = reading.events(run, "fault")
+    return {(event["round"], event["client"], event["kind"]) for event in faults}
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Replay:
             return None
         path = Path(where) / "rounds.jsonl"
         try:
-            rows = list(read_lines(path, old=True))
+            rows = list(read_lines(path))
         except OSError as broken:
             raise ConfigError(
                 f"faults.replay: {path}: {broken.strerror}; expected the directory of a run."

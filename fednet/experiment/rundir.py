@@ -24,7 +24,7 @@ from fednet.errors import ConfigError, FednetError, StateError
 from fednet.experiment import lock
 from fednet.files import Lines, clear_asides, read_lines, repair, write_json
 from fednet.plain import JsonDict
-from fednet.records import Event
+from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import ANEW, read_manifest
 from fednet.wire.book import Book
 
@@ -107,7 +107,7 @@ def has_rounds(path: Path) -> bool:
     """
     book = path / "rounds.jsonl"
     try:
-        if book.exists() and not all(row.get("void") for row in read_lines(book, old=True)):
+        if book.exists() and not all(row.get("void") for row in read_lines(book)):
             return True
         progress = json.loads(named(path / "checkpoint" / "manifest.json").read_bytes())["progress"]
         return bool(progress["round"] > progress.get("void", 0))
@@ -242,18 +242,18 @@ def held(path: Path, lengths: Mapping[str, int], known: str = "the checkpoint kn
 
 
 def left(path: Path) -> str:
-    """What a resume of that run finds, where a run ended or a file of it could not be written."""
+    """What a resume of that run would find, for a message about a run that ended early."""
     if not (path / "config.yaml").exists():
-        return f"{path} was deleted or moved, and what was done with it"
+        return f"{path} was deleted or moved, and its results with it"
     try:
         if not (path / "checkpoint" / "manifest.json").exists():
             if has_rounds(path):
-                return "nothing is left to go on from, its checkpoint is gone"
-            return "no round was done yet, --resume begins anew"
+                return "its checkpoint is gone, so it cannot be resumed"
+            return "no round was finished yet; --resume starts it from the beginning"
         held(path, read_manifest(path / "checkpoint")[0].lengths)
     except (OSError, StateError):
-        return f"its checkpoint or records are not whole, {ANEW}"
-    return "the last checkpoint is whole, --resume goes on"
+        return f"its checkpoint or records are damaged; {ANEW}"
+    return "the last checkpoint is saved; continue with --resume"
 
 
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
@@ -279,19 +279,17 @@ def cut(path: Path, lengths: Mapping[str, int]) -> None:
 
 
 def check_records(path: Path, rounds: int) -> None:
-    """Reads the lines that a resume goes on from, after `cut`, so that what is damaged is said
-    before anything starts. rounds: how many are on record. Raises StateError.
+    """Reads the records that a resume goes on from, after `cut`: damage is an error before anything
+    starts. rounds: how many should be on record. Raises StateError.
     """
     book = path / "rounds.jsonl"
-    found = [row["round"] for row in read_lines(book)]
+    found = [row.round for row in reading.rows(path, book, Round)]
     if found != list(range(1, rounds + 1)):
-        wrong = next((i for i, n in enumerate(found, 1) if i != n), len(found) + 1)
         raise StateError(
-            f"{book}:{wrong}: expected the record of round {wrong} of the {rounds} that the "
-            f"checkpoint knows of; put the file back as it was, or begin the run anew under "
-            f"another name."
+            f"{book}: it has {len(found)} rounds, and the checkpoint expects {rounds}; "
+            f"{reading.PUT_BACK}."
         )
-    for _ in read_lines(path / "clients.jsonl"):
+    for _ in reading.rows(path, path / "clients.jsonl", Client):
         pass
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +19,6 @@ T = TypeVar("T")
 
 CHECK_BYTES = 16
 _CHECK = b',"check":"'
-_TAIL = re.compile(rb',"check":"[0-9a-f]{16}"\}$')
 _TAIL_BYTES = len(_CHECK) + 16 + 2
 
 
@@ -52,22 +50,18 @@ def checked(text: bytes) -> bytes:
 _encode = msgspec.json.Encoder().encode
 
 
-def carries_check(text: bytes) -> bool:
-    return _TAIL.search(text, max(0, len(text) - _TAIL_BYTES - 1)) is not None
-
-
 def unchecked(text: bytes) -> bytes:
     """The text that `checked` was given. Raises ValueError where the line is not what it made."""
-    said = without_check(text.removesuffix(b"\n"))
-    if said is None:
-        raise ValueError(f"its check is {'of another text' if carries_check(text) else 'missing'}")
-    return said
+    record = without_check(text.removesuffix(b"\n"))
+    if record is None:
+        raise ValueError(f"its check is {'of another text' if _CHECK in text else 'missing'}")
+    return record
 
 
 def without_check(text: bytes) -> bytes | None:
     """What `checked` was given, of a line without its end; None where it is not what that made."""
-    said = text[:-_TAIL_BYTES] + b"}"
-    return said if checked(said)[:-1] == text else None
+    record = text[:-_TAIL_BYTES] + b"}"
+    return record if checked(record)[:-1] == text else None
 
 
 def write_record(

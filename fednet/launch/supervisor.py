@@ -275,7 +275,7 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     def _server_died(self, status: int) -> None:
-        planned = sum(1 for _, client, _ in struck(self.directory / "events.jsonl") if client < 0)
+        planned = sum(1 for _, client, _ in struck(self.directory) if client < 0)
         round = 0
         # What is wrong with it, the next server says.
         with contextlib.suppress(StateError):

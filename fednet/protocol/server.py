@@ -37,7 +37,7 @@ class ServerProtocol:
     do what it returns.
 
     welcome(ids, session): the answer to a join.
-    may_speak_for(user, client): whether that key may.
+    key_refusal(user, client): why that key may not speak for the client; "" if it may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. versions: of what computes here. rules: until a phase gives its own.
     part: bytes of a payload's parts, but the last.
@@ -53,7 +53,7 @@ class ServerProtocol:
         *,
         files: Mapping[str, str] | None = None,
         layout: str = "",
-        may_speak_for: Callable[[str | None, int], bool] | None = None,
+        key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
         declared: Callable[[Key, Sequence[Field]], None] = lambda key, form: None,
         max_workers: int = 10_000,
         versions: Mapping[str, str] | None = None,
@@ -62,7 +62,7 @@ class ServerProtocol:
         class_names: str = "",
     ) -> None:
         self.run, self.incarnation, self.clients = run, incarnation, clients
-        self._may = may_speak_for or (lambda user, client: True)
+        self._key_refusal = key_refusal
         self._turn = Turn(run, incarnation, now, part)
         self._roster = Roster(max_workers, now)
         self._refusals = Refusals(self._turn, self._roster.worker_of)
@@ -325,9 +325,9 @@ class ServerProtocol:
         if key.client not in worker.ids:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
         # Revoked since it joined; the key may still speak for others.
-        if not self._may(worker.user, key.client):
-            self._roster.leave_out(worker, key.client, self._turn.now)
-            self._tasks.leave_out(worker, key.client)
+        if why := self._key_refusal(worker.user, key.client):
+            self._roster.leave_out(worker, key.client, why, self._turn.now)
+            self._tasks.leave_out(worker, key.client, why)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
         if isinstance(message, m.Reply):
             return self._reply(conn, worker, message, body)
@@ -416,7 +416,7 @@ class ServerProtocol:
                 f"join: this federation needs {', '.join(missing)} loaded on the client too "
                 "(--load), with the same content."
             )
-        if strangers := sorted(i for i in ids if not self._may(user, i)):
+        if strangers := sorted(i for i in ids if self._key_refusal(user, i)):
             return f"join: this key may not speak for client {strangers[0]}."
         return ""
 

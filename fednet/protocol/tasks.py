@@ -711,13 +711,13 @@ class Tasks:
         gone.replaced |= gone.ids.intersection(ids)
         self.lost([w for w in self.held_by(gone) if w.job.client in gone.replaced])
 
-    def leave_out(self, worker: Worker, client: int) -> None:
+    def leave_out(self, worker: Worker, client: int, why: str) -> None:
         """The worker may not have this client's task any more; it waits for another that hosts the
         client.
         """
         w = self.work.get(client)
         if w is not None and w.worker == worker.name and w.status in WITH_WORKER:
-            self.take_back(w, TaskEvent.REVOKED, "its key was revoked")
+            self.take_back(w, TaskEvent.REVOKED, why)
 
 
 # -- how long is waited for them ------------------------------------------------------------------

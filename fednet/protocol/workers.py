@@ -41,6 +41,8 @@ class Worker:
     prepared: bool = False  # its data and model are in place, for this connection
     # it sat on a task: until it answers one, others that host the same clients are asked first
     stalled: bool = False
+    # clients that it hosted until their key was revoked or expired
+    left_out: frozenset[int] = frozenset()
     # clients whose newest state is not at this process, which so cannot do their tasks
     lacks: set[int] = field(default_factory=set)
     # clients whose tasks go to other workers, since this one is away
@@ -65,8 +67,10 @@ class Worker:
         self.state = step(WORKER, self.state, event, to)
 
     def named(self) -> dict[str, object]:
-        """The fields by which the run's events name this worker."""
-        ids = sorted(self.ids)
+        """The fields by which the run's events name this worker. One that hosts nobody any more is
+        named by the clients that it hosted.
+        """
+        ids = sorted(self.ids or self.left_out)
         return {"worker": self.name, "clients": ids, "host": self.host, "pid": self.pid}
 
 
@@ -226,6 +230,7 @@ class Roster:
         worker.prepared = False
         worker.conn = conn
         worker.ids = ids
+        worker.left_out = frozenset()
         worker.heard = worker.joined_at = now
         worker.gone_at = None
         worker.slots = min(join.slots, SLOTS)
@@ -285,12 +290,13 @@ class Roster:
         for i in worker.ids:
             self._lost_at[i] = float("inf") if patience is None else now + patience
 
-    def leave_out(self, worker: Worker, client: int, now: float) -> None:
-        """The worker hosts this id no longer: its key may not speak for it."""
+    def leave_out(self, worker: Worker, client: int, why: str, now: float) -> None:
+        """The worker no longer hosts this client, since its key may not speak for it. why: such as
+        "key expired".
+        """
         worker.ids -= {client}
-        self._absent[client] = Absence(
-            "key revoked or expired", worker.host, worker.pid, worker.joined_at, worker.heard
-        )
+        worker.left_out |= {client}
+        self._absent[client] = Absence(why, worker.host, worker.pid, worker.joined_at, worker.heard)
         self._lost_at[client] = now
         self._changes(worker)
 

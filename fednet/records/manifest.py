@@ -13,10 +13,8 @@ from fednet.plain import JsonDict
 
 # No file elsewhere.
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
-# Of a run's directory, which a manifest names: from the oldest that is gone on with to this
-# release's. Before it was named, it was 1.
-FORMATS = (1, 1)
-ANEW = "put back what was there, or begin the run anew under another name"
+FORMAT = 1  # of a run's directory, as this release writes it
+ANEW = "restore the files from a backup, or start the run again under another name"
 
 
 class UnderWay(msgspec.Struct, kw_only=True):
@@ -71,12 +69,18 @@ class RunProgress(msgspec.Struct, kw_only=True):
 
 def read_manifest(checkpoint: Path) -> tuple[RunProgress, dict[str, str]]:
     """How far that checkpoint is, and its files: the server's state, and by name what else belongs
-    to it. Raises StateError where it is torn, altered or another release's.
+    to it. Raises StateError where it is damaged or of another format.
     """
     path = checkpoint / "manifest.json"
     try:
         manifest = read_record(path, ANEW)
-        check_format(path, manifest.get("format", 1))
+        if manifest["format"] != FORMAT:
+            raise StateError(
+                f"{path.parents[1]}: another release of fednet wrote this run's directory (format "
+                f"{manifest['format']!r}; this release reads {FORMAT}): resume it with the version "
+                f"that {path.parents[1] / 'events.jsonl'} names, or start the run again under "
+                f"another name."
+            )
         files = msgspec.convert(manifest["files"], dict[str, StateName])
         return msgspec.convert(manifest["progress"], RunProgress, strict=False), {
             "server": files.pop("server"),
@@ -84,16 +88,3 @@ def read_manifest(checkpoint: Path) -> tuple[RunProgress, dict[str, str]]:
         }
     except (OSError, KeyError, TypeError, ValueError) as broken:  # msgspec's are ValueErrors
         raise StateError(f"{path}: not a whole checkpoint ({broken}); {ANEW}.") from broken
-
-
-def check_format(path: Path, found: object) -> None:
-    """Raises StateError for a run's directory of a release that this one does not go on from."""
-    oldest, newest = FORMATS
-    if isinstance(found, int) and oldest <= found <= newest:
-        return
-    other = "a later" if isinstance(found, int) and found > newest else "an earlier"
-    raise StateError(
-        f"{path.parents[1]}: its run was begun by {other} release of fednet (format {found!r}; "
-        f"this one goes on from {oldest} to {newest}): go on with that release, whose version "
-        f"{path.parents[1] / 'events.jsonl'} names, or begin the run anew under another name."
-    )

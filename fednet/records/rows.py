@@ -314,7 +314,7 @@ class Summary(Row, kw_only=True):
     estimates: JsonDict | None = None
     privacy: JsonDict | None = None
     provenance: JsonDict | None = None
-    # By file of records: its bytes, and the digest of them, see `sealed`.
+    # By file of records: its length and its digest, see `reading`.
     records: dict[str, JsonDict] | None = None
 
 

@@ -24,7 +24,7 @@ from fednet.config import tree
 from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.plain import JsonDict, meet
-from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire, sealed
+from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire, reading
 from fednet.records.table import OWN
 from fednet.wire import book
 
@@ -79,7 +79,7 @@ class Run:
     @cached_property
     def summary(self) -> Summary:
         """Empty while the run is live."""
-        return sealed.read_summary(self.dir)
+        return reading.read_summary(self.dir)
 
     @cached_property
     def partition(self) -> JsonDict:
@@ -91,7 +91,7 @@ class Run:
         """The rows of `NAME.jsonl`, one at a time. kind: with some of their fields alone."""
         files = book.parts(self.dir) if name == "wire" else [(self.dir / f"{name}.jsonl", None)]
         return itertools.chain.from_iterable(
-            sealed.rows(self.dir, path, kind or FILES[name], end) for path, end in files
+            reading.rows(self.dir, path, kind or FILES[name], end) for path, end in files
         )
 
     def messages(self) -> Iterator[Wire]:

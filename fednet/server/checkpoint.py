@@ -19,9 +19,10 @@ import torch
 from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
 from fednet.experiment.store import RowStore
-from fednet.files import clear_asides, read_lines, read_record, write_record
+from fednet.files import clear_asides, read_record, write_record
 from fednet.plain import plain
-from fednet.records.manifest import ANEW, FORMATS, RunProgress, UnderWay, read_manifest
+from fednet.records import reading
+from fednet.records.manifest import ANEW, FORMAT, RunProgress, UnderWay, read_manifest
 from fednet.tensors import Layout, Slot, Tensors
 
 
@@ -41,15 +42,15 @@ class Checkpoints:
     def exists(self) -> bool:
         return (self.folder / "manifest.json").exists()
 
-    def incarnation(self, events: Path) -> int:
-        """Counts the server processes of this run, from 1. Where the count was damaged, as by a
-        power cut, or deleted, it goes on from the run's events, which say each start.
+    def incarnation(self, run: Path) -> int:
+        """Counts the server processes of a run, from 1. Where the count was damaged, as by a power
+        cut, or deleted, it goes on from the run's events, which have each start.
         """
         path = self.folder / "incarnation"
         try:
             number = int(read_record(path, "it is counted anew")["incarnation"]) + 1
         except (FileNotFoundError, StateError):
-            starts = [e["incarnation"] for e in read_lines(events) if e["type"] == "started"]
+            starts = [event["incarnation"] for event in reading.events(run, "started")]
             # One more, where there was any: the last may have got no further than its count.
             number = max(starts) + 2 if starts else 1
         write_record(path, {"incarnation": number}, fsync=self._fsync)
@@ -73,7 +74,7 @@ class Checkpoints:
         write_record(
             self.folder / "manifest.json",
             {
-                "format": FORMATS[1],
+                "format": FORMAT,
                 "files": files,
                 "progress": msgspec.to_builtins(progress, str_keys=True, enc_hook=plain),
             },

@@ -23,13 +23,11 @@ import queue
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError, timed
-from fednet.files import read_lines
 from fednet.ids import as_text
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
@@ -97,11 +95,6 @@ SITES = {
     "superseded": "another process has taken its place",
 }
 EXPECTED = ("joined", "ready")  # which are for the log alone
-
-
-def said(run: Path, event: str) -> Iterator[JsonDict]:
-    """The events of that type that are on record in a run's directory."""
-    return (e for e in read_lines(run / "events.jsonl") if e["type"] == event)
 
 
 def in_words(event: str, fields: JsonDict) -> str:

@@ -20,7 +20,7 @@ from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, left, log_to
 from fednet.files import read_lines, write_aside, write_json
 from fednet.plain import JsonMapping
-from fednet.records import Summary
+from fednet.records import Summary, reading
 from fednet.server.endpoint import Endpoint, as_sent
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.judging import judges
@@ -90,7 +90,7 @@ class Session:
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
         from fednet.experiment import build, privacy
-        from fednet.server.io import Events, said
+        from fednet.server.io import Events
 
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self._books()
@@ -104,7 +104,7 @@ class Session:
         decode = decoder(self.experiment, self.sent, self.samples, self.tested)
         self.inbox = Inbox(directory / "checkpoint", decode)
         self.protocol = self._protocol()
-        self.protocol.sites.recall(said(directory, "declared"))
+        self.protocol.sites.recall(reading.events(directory, "declared"))
         self.link = self._link()
 
     def _books(self) -> None:
@@ -129,7 +129,7 @@ class Session:
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration
             write_aside(directory / "config.yaml", configuration.to_yaml(self.config))
         self.logs = log_to(directory / "log" / "server.log")
-        self.incarnation = self.checkpoints.incarnation(directory / "events.jsonl")
+        self.incarnation = self.checkpoints.incarnation(directory)
 
     def _event(self, event: str, fields: JsonMapping) -> None:
         self.files.event(event, **fields)
@@ -164,6 +164,8 @@ class Session:
 
         config, endpoint = self._config_of_clients(), self.endpoint
         text = as_sent(config)
+        keyring = endpoint.keyring
+        refusal = (lambda user, client: "") if keyring is None else keyring.refusal
         return ServerProtocol(
             self.run_id,
             self.incarnation,
@@ -180,7 +182,7 @@ class Session:
             time.monotonic(),
             files=loading.loaded(),
             layout=self.experiment.digest,
-            may_speak_for=endpoint.keyring.may_speak_for if endpoint.keyring is not None else None,
+            key_refusal=refusal,
             declared=declared(self.experiment),
             versions=determinism.versions(),
             rules=endpoint.rules,
@@ -223,7 +225,7 @@ class Session:
         exp, config = self.experiment, self.config
         faults = Faults(
             config,
-            struck(self.directory / "events.jsonl"),
+            struck(self.directory),
             lambda round, kind: self.files.event("fault", round, kind=kind),
             exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
             len(exp.algorithm.exchanges),
@@ -347,7 +349,7 @@ class Session:
 
         resumed, n = self.resumed, self.incarnation
         here = {**determinism.versions(), "device": str(rounds.host.device)}
-        told = determinism.moved(read_lines(self.directory / "events.jsonl"), here)
+        told = determinism.moved(reading.events(self.directory, "started"), here)
         release = __version__
         self.files.event(
             "started", incarnation=n, resumed=bool(resumed), release=release, versions=here

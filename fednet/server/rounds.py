@@ -20,6 +20,7 @@ from fednet.experiment.rundir import RunDirectory
 from fednet.experiment.store import on_disk
 from fednet.ids import as_text
 from fednet.plain import JsonDict
+from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
@@ -27,7 +28,7 @@ from fednet.server.asking import Phase
 from fednet.server.books import Accounts
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
 from fednet.server.inbox import Inbox
-from fednet.server.io import ServerIO, said
+from fednet.server.io import ServerIO
 from fednet.server.judging import Judge, client_lines
 from fednet.server.phases import Phases
 from fednet.server.round import Carried, Round, add_phase, fitted, predict, reached
@@ -99,7 +100,7 @@ class Rounds:
             self.accounts.read(rows, progress.round, progress.tasks())
             self.sent = kept(self.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
-        for event in said(self.directory.path, "blamed"):
+        for event in reading.events(self.directory.path, "blamed"):
             self.phases.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.save()
 

@@ -17,7 +17,7 @@ from fednet.config import Config
 from fednet.experiment import determinism
 from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
-from fednet.records import Round, Summary, sealed
+from fednet.records import Round, Summary, reading
 from fednet.report import metrics, open_run
 from fednet.server.exports import keep_adapters, keep_class_means, keep_personal, save_model
 from fednet.server.judging import Judge, model_hashes
@@ -74,7 +74,7 @@ def finish(
 def write(directory: Path, summary: Summary) -> Summary:
     """Writes summary.json with the run's metrics, once its last byte is on record."""
     summary.set(**metrics.summarise(open_run(directory), summary.predicted))
-    summary.records = sealed.seals(directory)
+    summary.records = reading.contents(directory)
     text = msgspec.json.encode(summary.line(), enc_hook=plain)  # what is no number becomes null
     write_json(directory / "summary.json", msgspec.json.decode(text))
     return msgspec.json.decode(text, type=Summary)

@@ -24,7 +24,7 @@ from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError
 from fednet.files import read_record, read_text, write_record
 from fednet.plain import JsonDict
-from fednet.records import sealed
+from fednet.records import reading
 
 AGAIN = "delete it, and the same command does that run again"
 REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
@@ -119,7 +119,7 @@ def state_now(task: RunSpec) -> str:
 def damage(task: RunSpec, mark: Mark) -> str:
     """What is wrong with the records of a run that is marked as done; "" for nothing."""
     try:
-        sealed.check(task.run, RECORDS)
+        reading.check(task.run, RECORDS)
     except StateError as broken:
         return str(broken)
     if mark.records != records(task):

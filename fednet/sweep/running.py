@@ -220,7 +220,7 @@ def _select(sweep: Sweep, all_cells: Sequence[GridCell], folder: Path) -> list[s
 
 def _score(run: Path, by: str) -> float:
     """The last value of `by` in `rounds.jsonl`."""
-    values = [r[by] for r in read_lines(run / "rounds.jsonl", old=True) if r.get(by) is not None]
+    values = [r[by] for r in read_lines(run / "rounds.jsonl") if r.get(by) is not None]
     if not values:
         raise ConfigError(f"{run / 'rounds.jsonl'}: no round has {by}, by which select chooses.")
     return float(values[-1])

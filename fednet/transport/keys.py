@@ -27,6 +27,7 @@ from pathlib import Path
 from fednet.descriptors import named, reaching
 from fednet.errors import ConfigError
 from fednet.files import write_aside, write_new
+from fednet.ids import as_text
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +215,7 @@ class Keyring:
         self.pair = load(self.directory / "server.key")
         self._speakers: dict[int, frozenset[str]] = {}
         self._known: frozenset[str] = frozenset()
-        self._expired: frozenset[str] = frozenset()  # that stand there still
+        self._expired: dict[str, list[int]] = {}  # by key that has expired: the clients it was for
         self._former: frozenset[str] = frozenset()  # all that were known to this process
         self._read_at: tuple[int, int] | None = None
         self._since, self._over = -math.inf, math.inf  # what was read holds between these times
@@ -245,7 +246,7 @@ class Keyring:
         except FileNotFoundError:
             self.version += bool(self._known)
             self._speakers, self._known, self._read_at = {}, frozenset(), None
-            self._expired = frozenset()
+            self._expired = {}
             return
         mark = (now.st_mtime_ns, now.st_ino)
         at = time.time()
@@ -253,7 +254,7 @@ class Keyring:
             return
         before, first = self._speakers, self.version == 0
         self._speakers, self._since, self._over = {}, at, math.inf
-        expired: set[str] = set()
+        expired: dict[str, list[int]] = {}
         for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
@@ -269,10 +270,11 @@ class Keyring:
                 continue
             valid = {key: until for key, until in known.items() if until > at}
             self._over = min(self._over, *valid.values(), math.inf)
-            expired |= known.keys() - valid.keys()
+            for key in known.keys() - valid.keys():
+                expired.setdefault(key, []).append(int(entry.name))
             self._speakers[int(entry.name)] = frozenset(valid)
         self._known = frozenset().union(*self._speakers.values())
-        self._expired, self._former = frozenset(expired) - self._known, self._former | self._known
+        self._expired, self._former = expired, self._former | self._known
         # The clock behind mtime ticks every few milliseconds: a change within the same tick would
         # go unseen, so a directory that changed just now is read once more next time.
         settled = time.time_ns() - now.st_mtime_ns > 50_000_000
@@ -285,10 +287,22 @@ class Keyring:
         return user in self._known
 
     def why_not(self, user: str) -> str:
-        """Why that public key is not allowed."""
+        """Why that public key may not connect."""
         if user in self._expired:
             return "key expired"
         return "key revoked" if user in self._former else "key not allowed"
+
+    def described(self, user: str) -> str:
+        """That key, and which clients it was for until it expired."""
+        clients = self._expired.get(user)
+        return f"{user} (of client {as_text(clients)})" if clients else user
+
+    def refusal(self, user: str | None, client_id: int) -> str:
+        """Why that public key may not speak for the client; "" if it may."""
+        if self.may_speak_for(user, client_id):
+            return ""
+        expired = user is not None and client_id in self._expired.get(user, ())
+        return "key expired" if expired else "key revoked"
 
     def may_speak_for(self, user: str | None, client_id: int) -> bool:
         self.refresh()

@@ -70,7 +70,7 @@ def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(
         filler = fill(disk)
         assert fed.status() == 3
         assert "No space left on device" in fed.output()
-        assert "the last checkpoint is whole, --resume goes on" in fed.output()
+        assert "the last checkpoint is saved; continue with --resume" in fed.output()
         assert "Traceback" not in fed.output()
         filler.unlink()
         fed.server(resume=True)
@@ -118,7 +118,7 @@ def test_a_full_disk_is_said_with_what_is_left_wherever_it_meets_a_run_in_one_pr
     assert main([*run, "--out", str(disk)]) == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("fednet run: the run stopped: No space left on device")
-    assert said.endswith(("--resume goes on.", "--resume begins anew."))
+    assert said.endswith(("continue with --resume.", "--resume starts it from the beginning."))
     filler.unlink()
     assert main([*run, "--out", str(disk), "--resume"]) == 0
 

@@ -255,8 +255,8 @@ def test_spent_bytes_are_counted_through_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "left"),
     [
-        (7000, "no round was done yet, --resume begins anew"),
-        (12000, "the last checkpoint is whole, --resume goes on"),
+        (7000, "no round was finished yet; --resume starts it from the beginning"),
+        (12000, "the last checkpoint is saved; continue with --resume"),
     ],
 )
 def test_a_full_disk_stops_the_run_and_says_what_is_left(

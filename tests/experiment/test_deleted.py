@@ -65,7 +65,7 @@ def test_a_record_that_is_deleted_or_cut_while_a_run_goes_on_is_missed_at_once(
         elif how == "emptied":
             file.touch()
 
-    gone = "the run stopped: No such .*; its checkpoint or records are not whole, put back"
+    gone = "the run stopped: No such .*; its checkpoint or records are damaged; restore"
     why = gone if how == "deleted" else "bytes, and this run has written .*; put the file back"
     each = {"clients": "all", "every": 1}
     with pytest.raises((CannotGoOn, StateError), match=why) as said:
@@ -146,7 +146,7 @@ def test_it_is_not_said_that_a_checkpoint_is_whole_that_was_removed(tmp_path: Pa
     def remove(record) -> None:
         shutil.rmtree(tmp_path / "r" / "checkpoint")
 
-    with pytest.raises(CannotGoOn, match=r"No such .*; nothing is left to go on from"):
+    with pytest.raises(CannotGoOn, match=r"No such .*; its checkpoint is gone, so"):
         run(tmp_path, callback=remove, rounds=3)
     with pytest.raises(CannotGoOn, match="has rounds on record and no checkpoint to go on from"):
         run(tmp_path, resume=True, rounds=3)

@@ -13,6 +13,7 @@ from fednet import config as configuration
 from fednet.cli.main import main
 from fednet.errors import ConfigError, StateError
 from fednet.experiment.rundir import RunDirectory, claim, forget, log_to
+from fednet.files import line
 from fednet.launch import start
 from fednet.report import status
 from tests.processes import lines
@@ -156,7 +157,8 @@ def test_a_run_that_ended_before_its_first_round_did_is_replaced(tmp_path):
 
 def test_a_run_of_void_rounds_alone_is_replaced(tmp_path):
     _, path, _ = open_directory(config(), tmp_path, resume=False)
-    (path / "rounds.jsonl").write_text('{"round": 1, "void": true}\n{"round": 2, "void": true}\n')
+    rounds = lambda *void: b"".join(line({"void": said}) for said in void)  # noqa: E731
+    (path / "rounds.jsonl").write_bytes(rounds(True, True))
     (path / "checkpoint").mkdir()
     manifest = path / "checkpoint" / "manifest.json"
     manifest.write_text('{"progress": {"round": 2, "void": 2}}')
@@ -164,7 +166,7 @@ def test_a_run_of_void_rounds_alone_is_replaced(tmp_path):
     assert manifest.exists()
     assert open_directory(config(), tmp_path, resume=False)[1:] == (path, False)
     assert not manifest.exists()
-    (path / "rounds.jsonl").write_text('{"round": 1, "void": true}\n{"round": 2, "void": false}\n')
+    (path / "rounds.jsonl").write_bytes(rounds(True, False))
     with pytest.raises(ConfigError, match="holds an unfinished run"):
         open_directory(config(), tmp_path, resume=False)
 

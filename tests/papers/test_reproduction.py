@@ -7,6 +7,7 @@ import pytest
 from fednet import papers
 from fednet.cli import reproduce
 from fednet.cli.common import Parser
+from fednet.files import line
 from fednet.papers import job as jobs
 from fednet.papers.results import (
     measures,
@@ -342,6 +343,6 @@ def test_a_rows_device_is_where_its_clients_trained_not_where_the_run_was_ended(
     assert reproduction.device(open_run(made.dir)) == "cpu"
     joined = {"round": 0, "client": -1, "type": "joined", "bytes": 0, "elapsed": 0.1}
     devices = ("cuda:1", "cuda:0", "cuda:0")
-    with (made.dir / "events.jsonl").open("a") as file:
-        file.writelines(json.dumps({**joined, "device": name}) + "\n" for name in devices)
+    with (made.dir / "events.jsonl").open("ab") as file:
+        file.writelines(line({**joined, "device": name}) for name in devices)
     assert reproduction.device(open_run(made.dir)) == "cuda:0, cuda:1"

@@ -127,7 +127,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
 def test_join_that_can_never_be_let_in_is_refused_for_good(join, reason):
     s = server(
         files={"mine.py": "sha"} if join.files else {},
-        may_speak_for=lambda user, client: client != 1,
+        key_refusal=lambda user, client: "key revoked" if client == 1 else "",
     )
     out = say(s, b"1", join)
     assert reason in refusal(out)
@@ -469,7 +469,7 @@ def test_why_a_site_is_gone_is_in_the_event_the_drop_and_the_list_of_sites(why):
 
 
 def test_clients_that_never_came_or_were_refused_are_listed_with_the_reason():
-    s = server(3, may_speak_for=lambda user, client: client != 1)
+    s = server(3, key_refusal=lambda user, client: "key revoked" if client == 1 else "")
     say(s, b"1", m.Join(worker="w", ids=[1]), 1.0)
     found = {str(row["clients"]): row["why"] for row in s.present_sites()}
     refused = "refused: this key may not speak for client 1."

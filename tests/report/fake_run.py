@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fednet import files
+
 CLASSES = 10
 TEST_PER_CLASS = 20  # so that an accuracy is a whole number of 1/200
 STATE = 1000  # bytes of one model on the wire
@@ -259,4 +261,4 @@ def row(
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    path.write_bytes(b"".join(map(files.line, rows)))

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from fednet.errors import ConfigError
+from fednet.files import read_lines
 from fednet.records import Client, Round
 from fednet.report import costs, metrics, tables
 from fednet.report.read import open_run
-from tests.report.fake_run import ENVELOPE, write
+from tests.report.fake_run import ENVELOPE, jsonl, write
 
 CURVE = [(1, 0.2), (2, 0.5), (3, 0.4), (4, 0.4), (5, 0.6)]
 
@@ -90,12 +91,12 @@ def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
 def test_what_judging_all_clients_at_the_end_took_is_no_cost_of_the_last_round(tmp_path):
     path = write(tmp_path / "a", rounds=2, clients=4, accuracy=[0.1, 0.6])
     before = {b: costs.cost(open_run(path), "mb", b) for b in costs.BYTES}
-    book = (path / "wire.jsonl").read_text()
+    rows = list(read_lines(path / "wire.jsonl"))
     asked = {"round": 2, "client": 0, "direction": "down", "type": "evaluate", "phase": 1}
     asked |= {"kinds": {"state": 4000}, "envelope": 100, "bytes": 4100, "raw_bytes": 4000}
     asked |= {"useful": True, "purpose": "evaluate", "final": True}
     answer = asked | {"direction": "up", "bytes": 60, "envelope": 20, "kinds": {"accuracy": 40}}
-    (path / "wire.jsonl").write_text(f"{book}{json.dumps(asked)}\n{json.dumps(answer)}\n")
+    jsonl(path / "wire.jsonl", [*rows, asked, answer])
     run = open_run(path)
     for way in costs.BYTES:
         assert costs.cost(run, "mb", way) == pytest.approx(before[way])

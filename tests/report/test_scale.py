@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from fednet.records import sealed
+from fednet.records import reading
 from fednet.report import costs, figures, metrics, page
 from fednet.report.read import open_run
 from tests.report.fake_run import jsonl, write
@@ -30,8 +30,8 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
         opened.append(path.name)
         return rows(run, path, *more)
 
-    rows = sealed.rows
-    monkeypatch.setattr(sealed, "rows", counting)
+    rows = reading.rows
+    monkeypatch.setattr(reading, "rows", counting)
     run = open_run(large)
     page._tiles(run)
     page._details(run, lambda figure: {})  # all but the drawing

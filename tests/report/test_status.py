@@ -72,7 +72,7 @@ def checkpoint(run, **more):
     (run / "checkpoint").mkdir(exist_ok=True)
     lengths = {"rounds.jsonl": (run / "rounds.jsonl").stat().st_size}
     progress = {"run": "r", "round": 3, "lengths": lengths}
-    record = {"files": {"server": "state-0a.safetensors"}, "progress": progress}
+    record = {"format": 1, "files": {"server": "state-0a.safetensors"}, "progress": progress}
     write_record(run / "checkpoint" / "manifest.json", record | more)
 
 
@@ -85,17 +85,17 @@ def test_of_a_run_that_ended_early_it_says_whether_a_resume_goes_on(run, ended):
         assert not live
         return known.partition("; ")[2]
 
-    assert how() == "nothing is left to go on from, its checkpoint is gone"
+    assert how() == "its checkpoint is gone, so it cannot be resumed"
     for odd in ({"format": 99}, {"files": {}}, {"progress": {"round": 3}}):
         checkpoint(run, **odd)
-        assert how().startswith("its checkpoint or records are not whole, put back what was there")
+        assert how().startswith("its checkpoint or records are damaged; restore the files")
     checkpoint(run)
-    assert how() == "the last checkpoint is whole, --resume goes on"
+    assert how() == "the last checkpoint is saved; continue with --resume"
     (run / "rounds.jsonl").write_bytes((run / "rounds.jsonl").read_bytes()[:-1])
-    assert how().startswith("its checkpoint or records are not whole, put back what was there")
+    assert how().startswith("its checkpoint or records are damaged; restore the files")
     shutil.rmtree(run / "checkpoint")
     (run / "rounds.jsonl").unlink()
-    assert how() == "no round was done yet, --resume begins anew"
+    assert how() == "no round was finished yet; --resume starts it from the beginning"
 
 
 def test_a_finished_run_is_not_called_dead(run):

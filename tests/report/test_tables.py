@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 
 import pytest
 
 from fednet.errors import ConfigError
+from fednet.files import read_lines
 from fednet.report.groups import group
 from fednet.report.read import open_run
 from fednet.report.tables import compare, table
-from tests.report.fake_run import write
+from tests.report.fake_run import jsonl, write
 
 
 def two_methods(path, seeds=(0, 1, 2)):
@@ -95,10 +95,9 @@ def test_runs_on_other_partitions_are_named(tmp_path):
 def test_other_participants_are_named_with_the_first_round(tmp_path):
     a = open_run(write(tmp_path / "a", clients=6))
     b = write(tmp_path / "b", algorithm="scaffold", clients=6)
-    lines = (b / "rounds.jsonl").read_text().splitlines()
-    old = open_run(b).rounds[2].selected
-    lines[2] = lines[2].replace(f'"selected": {old}', '"selected": [99]')
-    (b / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    rows = list(read_lines(b / "rounds.jsonl"))
+    rows[2]["selected"] = [99]
+    jsonl(b / "rounds.jsonl", rows)
     assert "used different participants from round 3 on" in compare([a, open_run(b)])
 
 
@@ -155,10 +154,8 @@ def test_labels_are_those_that_are_given(tmp_path):
 def test_seconds_of_two_clocks_have_columns_of_their_own(tmp_path):
     real = write(tmp_path / "real", accuracy=[0.5], rounds=1)
     slow = write(tmp_path / "slow", accuracy=[0.5], rounds=1, link={"clock": "virtual"})
-    lines = (slow / "rounds.jsonl").read_text()
-    (slow / "rounds.jsonl").write_text(
-        lines.replace('"seconds_virtual": null', '"seconds_virtual": 90')
-    )
+    (row,) = read_lines(slow / "rounds.jsonl")
+    jsonl(slow / "rounds.jsonl", [{**row, "seconds_virtual": 90}])
     made = table([open_run(real), open_run(slow)], [0.5])
     by = {c.title: [row[i].text for row in made.cells] for i, c in enumerate(made.columns)}
     assert by["s to 0.5"] == ["2.0", "-"]
@@ -185,9 +182,9 @@ def test_accuracies_of_local_and_of_personal_models_are_not_said_to_be_of_one_ki
 
 def test_a_run_that_went_on_says_that_its_bytes_were_spent_twice(tmp_path):
     path = write(tmp_path / "a", accuracy=[0.5], rounds=1)
-    rows = [json.loads(line) for line in (path / "wire.jsonl").read_text().splitlines()]
+    rows = list(read_lines(path / "wire.jsonl"))
     again = [{**r, "incarnation": 2} for r in rows]
-    (path / "wire.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows + again))
+    jsonl(path / "wire.jsonl", rows + again)
     spent, useful = (table([open_run(path)], [0.5], bytes=b) for b in ("total", "useful"))
     assert any("a was resumed, so repeated traffic is counted twice" in n for n in spent.notes)
     assert not any("resumed" in n for n in useful.notes)

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 
+from fednet.files import read_lines
 from fednet.report.read import open_run
 from fednet.report.verify import compare
-from tests.report.fake_run import write
+from tests.report.fake_run import jsonl, write
 
 
 def change(path, round, **values):
-    lines = [json.loads(x) for x in (path / "rounds.jsonl").read_text().splitlines()]
-    lines[round - 1] |= values
-    (path / "rounds.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    rows = list(read_lines(path / "rounds.jsonl"))
+    rows[round - 1] |= values
+    jsonl(path / "rounds.jsonl", rows)
 
 
 def both(tmp_path):

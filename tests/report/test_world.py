@@ -20,7 +20,7 @@ def made(
     text = json.dumps(fake_run.config("run", {"name": "fedavg"}, 0, len(rows), 4, **more))
     (folder / "config.yaml").write_text(text)
     for name, found in (("rounds", rows), ("wire", wire)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in found))
+        fake_run.jsonl(folder / f"{name}.jsonl", found)
     return open_run(folder)
 
 

@@ -248,7 +248,9 @@ def test_select_takes_the_point_with_the_best_mean_over_seeds(path, tmp_path):
     code = """
 point = cell.split('_lr')[1].split('_')[0]
 a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[point, seed]
-(run / 'rounds.jsonl').write_text('{"round": 1, "validation_accuracy": %s}\\n{"round": 2}\\n' % a)
+from fednet.files import line
+rows = {'round': 1, 'validation_accuracy': a}, {'round': 2}
+(run / 'rounds.jsonl').write_bytes(b''.join(map(line, rows)))
 """
     outcome = running.run(sweep.load(path), tmp_path, line=stand_in(code))
     assert [p.name for p in outcome.chosen] == ["fedavg_lr0.01_seed0", "fedavg_lr0.01_seed1"]

@@ -57,8 +57,8 @@ class Access:
             if user and self.allows(user.decode()):
                 self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
             else:
-                why = self.why_not(user.decode()) if user else "no key"
-                self._refuse(f"{why}: {user.decode()}", address.decode())
+                reason = self.described(user.decode()) if user else "no key"
+                self._refuse(reason, address.decode())
                 self.socket.send_multipart(
                     [b"1.0", request_id, b"400", b"key not allowed", b"", b""]
                 )
@@ -68,6 +68,10 @@ class Access:
 
     def why_not(self, user: str) -> str:
         return self._keyring.why_not(user)
+
+    def described(self, user: str) -> str:
+        """Why that key may not connect, and which it is."""
+        return f"{self._keyring.why_not(user)}: {self._keyring.described(user)}"
 
     def changed(self) -> bool:
         """Whether the keyring has, since the last time this was asked: who was let in may be

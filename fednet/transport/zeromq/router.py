@@ -328,7 +328,7 @@ class ZmqServer:
         for conn, link in self._connections.conns.items():
             if link.user is not None and not access.allows(link.user):
                 link.why = access.why_not(link.user)
-                self._refuse("key", f"{link.why}: {link.user}", conn)
+                self._refuse("key", access.described(link.user), conn)
                 self.drop(conn, hang_up=True)
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:

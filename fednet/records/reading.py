@@ -1,9 +1,8 @@
-"""The files of records of a run, read in one place that knows how much must be in them.
+"""Reads the files of records of a run, and knows how much must be in them.
 
-Of a run that is over `summary.json` has a seal of each file: its bytes, and the digest of all of
-them. Of one that is not, `checkpoint/manifest.json` has the bytes that each file has at least. A
-file that was cut, emptied or deleted, and lines that were doubled or swapped, are an error that
-names the file.
+`summary.json` of a run that is over has the length and the digest of each file. Before that,
+`checkpoint/manifest.json` has the length that each file has at least. A file that was cut, emptied
+or deleted, and lines that were doubled or swapped, are an error that names the file.
 """
 
 from __future__ import annotations
@@ -17,40 +16,38 @@ import xxhash
 
 from fednet.descriptors import named, reaching
 from fednet.errors import StateError
-from fednet.files import read_rows
+from fednet.files import read_lines, read_rows
+from fednet.plain import JsonDict
 from fednet.records.manifest import read_manifest
 from fednet.records.rows import Row, Summary
 
 R = TypeVar("R", bound=Row)
 
-SEALED = ("rounds.jsonl", "clients.jsonl", "wire.jsonl", "events.jsonl")
+RECORDS = ("rounds.jsonl", "clients.jsonl", "wire.jsonl", "events.jsonl")
 PUT_BACK = "put the file back as it was, or do the run again"
 BLOCK_BYTES = 1 << 20
 
 
-class Seal(msgspec.Struct, frozen=True):
+class Contents(msgspec.Struct, frozen=True):
     """bytes: of the whole file; xxh3: their digest."""
 
     bytes: int
     xxh3: str
 
 
-def seals(run: Path) -> dict[str, dict[str, object]]:
-    """What `summary.json` says of the files of a run that is over."""
-    found = {}
-    for name in SEALED:
-        if (run / name).exists():
-            found[name] = msgspec.to_builtins(_seal(run / name))
-    return found
+def contents(run: Path) -> dict[str, dict[str, object]]:
+    """What `summary.json` has on the files of records of a run that is over."""
+    there = [name for name in RECORDS if (run / name).exists()]
+    return {name: msgspec.to_builtins(_contents(run / name)) for name in there}
 
 
-def _seal(path: Path) -> Seal:
+def _contents(path: Path) -> Contents:
     whole, size = xxhash.xxh3_128(), 0
     with reaching(lambda: named(path).open("rb")) as file:
         while block := file.read(BLOCK_BYTES):
             whole.update(block)
             size += len(block)
-    return Seal(size, whole.hexdigest())
+    return Contents(size, whole.hexdigest())
 
 
 def read_summary(run: Path) -> Summary:
@@ -64,17 +61,17 @@ def read_summary(run: Path) -> Summary:
         raise StateError(f"{path}: {error}.") from None
 
 
-def check(run: Path, names: tuple[str, ...] = SEALED) -> None:
+def check(run: Path, names: tuple[str, ...] = RECORDS) -> None:
     """Raises StateError where one of these files is not what a finished run left, or the run has no
     summary.
     """
     if not (run / "summary.json").exists():
         raise StateError(f"{run / 'summary.json'} is missing; {PUT_BACK}.")
-    for name, said in (read_summary(run).records or {}).items():
+    for name, known in (read_summary(run).records or {}).items():
         if name in names:
-            seal = msgspec.convert(said, Seal)
-            _check_size(run / name, seal.bytes, exact=True)
-            if _seal(run / name) != seal:
+            written = msgspec.convert(known, Contents)
+            _check_size(run / name, written.bytes, exact=True)
+            if _contents(run / name) != written:
                 raise _changed(run / name)
 
 
@@ -85,22 +82,22 @@ def rows(run: Path, path: Path, kind: type[R], end: int | None = None) -> Iterat
     that of a finished run after its last row.
     """
     over = (run / "summary.json").exists()
-    said = (read_summary(run).records or {}).get(path.name) if over else None
-    seal = msgspec.convert(said, Seal) if said is not None else None
-    if seal is not None:
-        _check_size(path, seal.bytes, exact=True)
-    elif not over and path.name in (known := _lengths(run)):
-        _check_size(path, known[path.name], exact=False)
+    known = (read_summary(run).records or {}).get(path.name) if over else None
+    written = msgspec.convert(known, Contents) if known is not None else None
+    if written is not None:
+        _check_size(path, written.bytes, exact=True)
+    elif not over and path.name in (lengths := _lengths(run)):
+        _check_size(path, lengths[path.name], exact=False)
     if not path.exists():
         return iter(())
-    return _read(path, kind, end, seal)
+    return _read(path, kind, end, written)
 
 
-def _read(path: Path, kind: type[R], end: int | None, seal: Seal | None) -> Iterator[R]:
+def _read(path: Path, kind: type[R], end: int | None, written: Contents | None) -> Iterator[R]:
     whole = xxhash.xxh3_128()
-    seen = None if seal is None else whole.update
+    seen = None if written is None else whole.update
     last = 0
-    for row in read_rows(path, True, kind.decoder(), end, kind.together(), seen):
+    for row in read_rows(path, kind.decoder(), end, kind.together(), seen):
         if path.name == "rounds.jsonl":
             if last and row.round != last + 1:
                 raise StateError(
@@ -109,8 +106,15 @@ def _read(path: Path, kind: type[R], end: int | None, seal: Seal | None) -> Iter
                 )
             last = row.round
         yield row
-    if seal is not None and whole.hexdigest() != seal.xxh3:
+    if written is not None and whole.hexdigest() != written.xxh3:
         raise _changed(path)
+
+
+def events(run: Path, kind: str) -> Iterator[JsonDict]:
+    """The events of one type, of a run that may go on."""
+    path = run / "events.jsonl"
+    found = read_lines(path) if path.exists() else iter(())
+    return (event for event in found if event["type"] == kind)
 
 
 def _lengths(run: Path) -> Mapping[str, int]:
