@@ -1,6 +1,6 @@
-"""A client process's own books: wire.jsonl of all its messages, and two accounts of the site beside
-the folders of its runs: answers.jsonl of what its clients have answered with noise, masked.jsonl of
-what they have sent under masks.
+"""A client process's own records: the book of all its messages (wire.jsonl), and two accounts of
+the site, next to the folders of the runs: what its clients have answered with noise
+(answers.jsonl), and what they have sent under masks (masked.jsonl).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fednet.wire.book import summed
 
 class Book:
     """The book of a process's messages. It keeps rows that come before it is opened. Several
-    processes may have one file: one of them writes at a time, after it has cut off a line that
-    another was killed in.
+    processes may share a file: one of them writes at a time, after it has cut off a line that
+    another process did not finish before it was killed.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class Book:
 
 
 class Account:
-    """A site's account of what has left it, over all runs that its state directory has seen: a line
-    each, on disk before it leaves. Any thread may call it. Several processes may share the
-    directory: what one writes counts for all. what: the contents, for errors; Line: the fields of a
-    line that `_count` is given.
+    """A site's account of what has left it, over all runs of its state directory: a line for each
+    payload, on disk before the payload leaves. Any thread may call it. Several processes may share
+    the directory: what one writes counts for all. what: the contents, for errors. Line: the fields
+    of a line that `_count` gets.
     """
 
     what = ""
@@ -115,7 +115,9 @@ class Account:
 
     @contextlib.contextmanager
     def _exclusive(self, create: int = 0) -> Iterator[int]:
-        """Gives the file. Inside, nobody else writes to it, and all its lines are counted."""
+        """Yields the file. No other process writes to it meanwhile, and all its lines are
+        counted.
+        """
         with self._lock:
             try:
                 file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
@@ -129,7 +131,7 @@ class Account:
                 os.close(file)
 
     def _read_on(self, file: int) -> None:
-        """Counts the lines that are new; cuts off a last line that a process was killed in."""
+        """Counts the new lines; cuts off a last line that a killed process did not finish."""
         with os.fdopen(file, "rb", closefd=False) as held:
             held.seek(self._bytes)
             for text in held:
@@ -210,9 +212,9 @@ class _Vector(msgspec.Struct):
 
 
 class Masked(Account):
-    """The account of vectors that have left under masks. A second sum with the same vector in it,
-    over other clients, would show the difference of the two sums: so a vector leaves once, and a
-    client has one in each round of a configuration, whatever the run is called and whoever asks.
+    """The account of vectors that have left under masks. A second sum with the same vector, over
+    other clients, would show the difference of the two sums: so a vector leaves once, and a client
+    sends one in each round of a configuration, whatever the name of the run or the server.
     """
 
     what = "what this site's clients have sent under masks, and must not send again"
@@ -242,7 +244,7 @@ class Masked(Account):
                     before = f"in round {last} of this configuration"
                 raise LeftRound(
                     f"secure aggregation: client {client}'s vector left {before} already, under "
-                    f"other keys; a second time would show it. To repeat a run, give another "
+                    f"other keys; sent again it would be revealed. To repeat a run, give another "
                     f"--state ({self._path} has what was sent)"
                 )
             row: JsonDict = {"round": round_number, "client": client}
@@ -250,12 +252,12 @@ class Masked(Account):
             self._write(file, row)
 
 
-# Of a site, beside the folders of its runs: no run may have such a name.
+# Files next to the folders of a site's runs: no run may have such a name.
 ANSWERS, MASKED = "answers.jsonl", "masked.jsonl"
 
 
 def configuration_of(config: Config) -> str:
-    """Returns a digest of all that a client's training depends on, whatever the run is called."""
+    """Returns a digest of all that a client's training depends on, without the run's name."""
     shapes = config.seed, config.algorithm, config.model, config.data, config.train
     return hashlib.sha256(msgspec.json.encode(shapes, order="sorted")).hexdigest()
 

@@ -24,8 +24,8 @@ class ClientEvaluation:
     """Evaluates the models of a device's clients. Any thread may call it.
 
     keeps_local: whether clients keep their last local models. balanced() returns a test set with as
-    many samples of each class, None where there is none; after_load() is called once it is loaded.
-    may_lack: a local model that is missing is done without.
+    many samples of each class; None if there is none; after_load() is called once it is loaded.
+    may_lack: a missing local model is no error.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ClientEvaluation:
         found: dict[str, Counts | None] = {}
         if x is not None and method.has_global:
             found["global"] = host.evaluate(_calibrated(exp, x, record, host))
-        # Where nobody knows what came of the training, the initial model is not evaluated for it.
+        # If the method does not say what it trained, the initial model is not evaluated instead.
         if own is not host.initial:
             found["personal"] = host.evaluate(own)
         return found
@@ -98,7 +98,7 @@ class ClientEvaluation:
             # Drift: the same personal model on a balanced test set of all.
             found["balanced"] = host.evaluate(personal, self._load_balanced())
         if task.judge and section.finetune:
-            # A personal model beside the local one goes on from itself.
+            # A personal model other than the local one is tuned itself.
             if isinstance(personal, Tensors) and personal is not whole:
                 personal = host.train(personal).x
             else:
@@ -119,7 +119,7 @@ class ClientEvaluation:
 
 
 def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Payload:
-    """Returns these counts as they travel."""
+    """Returns the payload of these counts."""
     width = exp.setting.counts_width
     counts = np.zeros((len(JUDGED), 2, width), dtype=np.int64)
     losses = np.zeros(len(JUDGED))
@@ -150,7 +150,7 @@ def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) ->
             f"client_update of {type(method).__name__} ({place(type(method).client_update)}) sends "
             f"{changed[0]}, "
             f"not the whole model, and did not train by host.train: nobody knows the client's "
-            f"model, by which it is judged. Set host.trained = fednet.Tensors.of(module), or "
+            f"model, which has to be evaluated. Set host.trained = fednet.Tensors.of(module), or "
             f"evaluate.keep_local: never"
         )
 

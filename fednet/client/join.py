@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from fednet.transport.keys import KeyPair
     from fednet.wire import messages as m
 
-# A client that comes after the run is over waits so long for a server with more rounds.
+# A client that starts after the run is over waits so long for a server with more rounds.
 DONE_S = 60.0
-LEFT = -1  # in place of an exit status: this process was asked to end before the run did
+LEFT = -1  # instead of an exit status: this process was asked to end before the run did
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Options:
 
 def main(options: Options) -> int:
     """Runs a client process. Returns 0 when the run is over, LEFT when the process is asked to end
-    before. Reconnects for as long as it lives, or until no server has taken it in for give_up_s.
+    before. Reconnects for as long as it lives, or until no server has accepted it for give_up_s.
     """
     from fednet.experiment.placement import place
 
@@ -106,7 +106,7 @@ def main(options: Options) -> int:
         devices=[memory_of(device, options.launched.share) for device in devices],
         most=len(asked.listed) or MOST,
     )
-    # Ctrl-C and a closed terminal reach all processes; the server tells those that it launched.
+    # Ctrl-C and a closed terminal reach all processes; a launcher stops those that it started.
     for number in stops() if options.launched is ALONE else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
@@ -123,7 +123,7 @@ def _until_over(
         return 0
     except OSError as broken:
         raise CannotGoOn(
-            f"this client stops: {why(broken)}; started again with the same --state, it goes on."
+            f"this client stops: {why(broken)}. To go on, start it again with the same --state."
         ) from broken
     finally:
         loop.close()
@@ -235,8 +235,8 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
     Raises StateError if server.json is damaged, or has what a person may not write there.
     """
     remedy = (
-        "the server writes it anew when it is started; a file written or changed by hand has an "
-        "address, a public_key where the server has keys, and no check"
+        "the server writes it again when it is started; a file written or changed by hand has an "
+        "address, a public_key if the server has keys, and no check"
     )
     try:
         found = read_record(run / "server.json", remedy, by_hand=Announced)

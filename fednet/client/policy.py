@@ -1,8 +1,8 @@
 """A site's policy: what a server may ask of the site. The client's command line and its policy file
-say it, and overrule anything that a server says.
+set it, and a server cannot change it.
 
-`Policy()` is the strict one of a client on its own. `Policy.of_run` is for the clients of `fednet
-run`, whose configuration the same user wrote.
+`Policy()` is the strict one of a client that is started by itself. `Policy.of_run` is for the
+clients of `fednet run`, whose configuration the same user wrote.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ SECTIONS = {
     "data.partition": "partitioner",
     "model": "model",
     "algorithm": "algorithm",
-}  # of a configuration, in which a part of a site's own may be named: its kind
+}  # of a configuration, which may name a part of a site's own: its kind
 
 
 class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The differential privacy that a site wants. clip: the largest norm of an update; noise: the
-    smallest noise multiplier, added here; epsilon at delta: what all answers of one client together
-    may spend, over all runs that its state directory has seen.
+    """The differential privacy that a site requires. clip: the largest norm of an update. noise:
+    the smallest noise multiplier, added here. epsilon at delta: what all answers of one client
+    together may spend, over all runs of its state directory.
     """
 
     clip: Positive
@@ -57,8 +57,8 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a policy file. data: folders or files that may be read. ids: clients that may be
     served. allow: kinds of payload that may leave. text: options of the site's own parts, whose
-    text the server may choose (see `check_text`). What is left out is not limited by the file;
-    `text`, `download` and `faults` allow nothing until one says otherwise.
+    text the server may choose (see `check_text`). A key that is left out sets no limit, but
+    `text`, `download` and `faults` allow nothing unless they are given.
     """
 
     ids: int | str | None = None
@@ -74,9 +74,9 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a client process may do. data: where this site's data are; places: folders below which a
-    path that the server names may be read; allow: None for every kind; local: the user of this
-    process wrote the server's configuration too.
+    """What a client process may do. data: this site's data. places: folders below which a path
+    that the server names may be read. allow: None for every kind. local: the user of this process
+    wrote the server's configuration too.
     """
 
     ids: numbers.Ids | None = None
@@ -98,8 +98,8 @@ class Policy:
 
     # -- before a run ------------------------------------------------------------------------------
     def check_asked(self, asked: numbers.Ids) -> None:
-        """Raises ConfigError if --id names clients that the policy does not. Which clients are in a
-        share is known only when the server has said how many there are.
+        """Raises ConfigError if --id names clients that the policy does not. The clients of a share
+        are known only when the server has said how many there are.
         """
         if self.ids is not None and self.ids.share is None and asked.share is None:
             self._check_served(asked, asked.listed, self.ids.listed)
@@ -139,9 +139,8 @@ class Policy:
         return configuration.from_text(text, where, before=check)
 
     def applied_to(self, config: Config) -> Config:
-        """Returns the server's configuration as it holds here: what it says of this machine's files
-        is replaced by what the site says. Raises ConfigError, before any file is looked at, for
-        what the site refuses.
+        """Returns the server's configuration for this site, with the site's own files in place of
+        those that it names. Raises ConfigError for what the site refuses, before a file is opened.
         """
         if self.local:
             return config
@@ -202,10 +201,10 @@ class Policy:
 
     # -- in a run ----------------------------------------------------------------------------------
     def check_leaves(self, kinds: Iterable[str]) -> None:
-        """Raises ConfigError for a kind that does not leave this site, whoever asked for it."""
+        """Raises ConfigError for a kind of payload that must not leave this site."""
         for kind in kinds:
             if self.allow is not None and kind not in self.allow:
-                raise ConfigError(f"this site lets nothing of kind {kind!r} out (--allow).")
+                raise ConfigError(f"this site sends nothing of kind {kind!r} (--allow).")
 
     # -- inside ------------------------------------------------------------------------------------
     def _options(self, given: JsonMapping, where: str) -> JsonDict:
@@ -243,7 +242,7 @@ class Policy:
         what = f"{key}: the server names {named!r}, to be read here; refused:"
         if not self.places:
             raise ConfigError(f"{what} this client was started without --data.")
-        raise ConfigError(f"{what} it does not lie below {_all(self.places)} (--data).")
+        raise ConfigError(f"{what} it is not below {_all(self.places)} (--data).")
 
     def _check_privacy(self, config: Config) -> None:
         from fednet.experiment.privacy import at_client
@@ -284,10 +283,10 @@ def leaving(experiment: Experiment) -> list[tuple[str, str]]:
 def check_text(config: Config, allowed: Collection[str]) -> None:
     """Raises ConfigError for text that the server may not choose. allowed: keys for which it may.
 
-    What fednet's own parts do with their options is known: a path among them is named `path`, and
-    the policy looks after it. A dataset, model or method that the site has loaded may read a file
-    that any of its options names. So only the site gives text to one: in its file (as the option's
-    default, or in a `Literal`), or by letting the server choose (`text: [data.label]`).
+    fednet's own parts read a file only by an option named `path`, which the policy checks. A
+    dataset, model or method that the site has loaded may read a file that any of its options names.
+    So only the site chooses its text: in the part's file (as the option's default, or in a
+    `Literal`), or by letting the server choose (`text: [data.label]`).
     """
     for key, kind, name, options in _sections(config):
         part = getattr(registry, kind).get(name)

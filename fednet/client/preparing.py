@@ -32,36 +32,25 @@ if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
     from fednet.training.setting import Pair
 
-
 NAMES = 1 << 16  # bytes beside the tensors of a payload, such as the head of a .safetensors file
 
 
+@dataclass(frozen=True, slots=True)
 class Preparer:
     """Prepares a client process for the run that a server describes.
 
-    asked: the clients that it serves, whatever the server says. state: the folder of their states;
-    reset: a client whose state is missing starts again from nothing. hold: this process's hold on
+    asked: the clients that it serves, whatever the server says. state: the folder of their states.
+    reset: a client whose state is missing starts again from nothing. hold: this process's lock on
     the states; None: the process that started this one has it. say(sentence) tells the user.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        asked: Ids,
-        devices: Sequence[str],
-        state: Path | None,
-        *,
-        reset: bool = False,
-        say: Callable[[str], None] = lambda line: None,
-        hold: StatesHold | None = None,
-    ) -> None:
-        self.policy = policy
-        self.asked = asked
-        self.devices = devices
-        self.state = state
-        self.reset = reset
-        self.say = say
-        self.hold = hold
+    policy: Policy
+    asked: Ids
+    devices: Sequence[str]
+    state: Path | None
+    reset: bool = False
+    say: Callable[[str], None] = lambda line: None
+    hold: StatesHold | None = None
 
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         with on_one_line():
@@ -89,14 +78,13 @@ class Preparer:
         loop.book.open(root / book, config.record.wire == "sums")
         for worker in workers:
             worker.warm()
-        facts = data.facts()
         s = "s" if len(clients) > 1 else ""
         where = f"client{s} {numbers.as_text(clients)} on {', '.join(self.devices)}"
         self.say(f"joined {welcome.name} as {where}")
         return Prepared(
             workers,
             experiment.digest,
-            facts,
+            data.facts(),
             links.shaper(config),
             packing,
             together=max(1, min(config.train.pack, len(clients))),
@@ -195,44 +183,41 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
     base = NAMES + 2 * bytes_of(setting.blank) if experiment.base_comes else NAMES
 
     def largest(key: m.Key) -> int:
-        kinds = []
+        kinds = [] if method.Enrolment is None else [method.Enrolment]
         if key.purpose == "evaluate":
             kinds.append(experiment.evaluation)
         elif key.phase < len(method.exchanges):
             kinds.append(method.exchanges[key.phase].down)
-        if method.Enrolment is not None:
-            kinds.append(method.Enrolment)
         total = base
         for kind in kinds:
             bounds = experiment.bounds(kind, key.client, key.round)
             for name, field in kind.fields.items():
+                of = (field.kind, field.form, bounds.get(name), key.round)
                 # An evaluation's is not compressed.
-                sizes = [
-                    codec.size_of(field.kind, field.form, bounds.get(name), key.round)[1]
-                    for codec in (experiment.down, experiment.exact)
-                ]
-                total += max(sizes)
+                total += max(experiment.down.size_of(*of)[1], experiment.exact.size_of(*of)[1])
         return total
 
     return largest
 
 
+@dataclass(frozen=True, slots=True)
 class SiteData:
-    """The data of the clients that a process hosts. own: each client's, where sites bring their own
-    data; else they are the run's, divided. device: where facts are counted.
+    """The data of the clients that a process hosts. own: by client, if sites bring their own data;
+    else they are the run's, divided. device: where facts are counted.
     """
 
-    def __init__(self, experiment: Experiment, own: dict[int, Federation], device: str) -> None:
-        self.experiment, self._own, self._device = experiment, own, device
+    experiment: Experiment
+    own: dict[int, Federation]
+    device: str
 
     @property
     def has_balanced(self) -> bool:
         """Whether there is a test set with as many samples of each class."""
-        return not self._own and bool(self.experiment.setting.classes)
+        return not self.own and bool(self.experiment.setting.classes)
 
     def site(self, client: int, device: str) -> Site:
-        if self._own:
-            return self._own[client].site(0, device)
+        if self.own:
+            return self.own[client].site(0, device)
         return self.experiment.divided.site(client, device)
 
     def balanced(self, device: str) -> Pair:
@@ -249,12 +234,13 @@ class SiteData:
 
     def facts(self) -> list[m.SiteFacts]:
         """Returns what the server has to know of sites' own data."""
-        return [_facts(client, self.site(client, self._device)) for client in self._own]
-
-
-def _facts(client: int, site: Site) -> m.SiteFacts:
-    counts = [int(k) for k in site.class_counts]
-    return m.SiteFacts(client, site.n, site.n_targets, counts, site.data.names_sha256)
+        found = []
+        for client in self.own:
+            site = self.site(client, self.device)
+            counts = [int(k) for k in site.class_counts]
+            names = site.data.names_sha256
+            found.append(m.SiteFacts(client, site.n, site.n_targets, counts, names))
+        return found
 
 
 def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
@@ -289,7 +275,8 @@ _OWN = re.compile(
 
 def check_folder(root: Path) -> None:
     """Raises StateError if the folder of a run has files that no client process wrote, or the name
-    of one of the site's accounts: a server names the run, and files in its folder are deleted.
+    of one of the site's accounts: the server chooses the run's name, and files in the folder are
+    deleted.
     """
     from fednet.client.books import ANSWERS, MASKED
 

@@ -1,6 +1,6 @@
-"""Aggregation that bears liars, and the lies: functions of the replies' vectors, without I/O.
+"""Robust aggregation rules, and attacks of malicious clients, as functions of the replies' vectors.
 
-`rules` has the aggregation rules, `attacks` what malicious clients send, `stack` what stands in a
-fold where a sum would. Nothing here knows of rounds; the server's fold and the client's task use
-it. Read it in that order.
+`rules` has the rules, `attacks` what malicious clients send, `stack` replaces a sum in a method's
+accumulator. Nothing here does I/O or knows of rounds; the server's aggregation and the client's
+task use it. Read it in that order.
 """

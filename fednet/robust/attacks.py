@@ -1,12 +1,12 @@
 """What malicious clients send: `faults.malicious`.
 
     y      what an honest client would send (its weights, or its update)
-    x      what it started from, for weights; updates are taken from zero
+    x      what it started from, for weights; for updates zero
     u      y - x, its update
 
-Two kinds. What a client can do by itself (`sign_flip`, `gaussian`, and `label_flip`, which changes
-its labels before it trains) its own process does. What needs the sight of the others (`alie`,
-`ipm`) is made of the honest replies where these meet, at the server: attackers that know all, the
+An attack that a client can make by itself (`sign_flip`, `gaussian`, and `label_flip`, which changes
+its labels before it trains) is made in its own process. One that needs the others' replies (`alie`,
+`ipm`) is made at the server, from the honest replies: the attackers know everything, which is the
 worst case that the papers assume.
 """
 
@@ -35,13 +35,13 @@ def _drawn(seed: int, clients: int, share: float) -> frozenset[int]:
 
 
 def malicious(config: Config) -> frozenset[int]:
-    """The malicious clients of a run: floor(share * N), drawn from the faults' seed."""
+    """Returns the malicious clients of a run: floor(share * N), drawn by the faults' seed."""
     section = config.faults.malicious
     return _drawn(config.faults.seed, config.clients, section.clients)
 
 
 def strength(config: Config) -> float:
-    """The attack's factor: the configuration's, else the attack's own default."""
+    """Returns the attack's factor: the configuration's, or the attack's default."""
     section = config.faults.malicious
     return STRENGTH[section.attack] if section.strength is None else section.strength
 
@@ -52,7 +52,7 @@ def labels(y: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def sent(y: Tensors, x: Tensors | None, config: Config, round: int, client: int) -> Tensors:
-    """What a malicious client sends in place of y (float32, as y). x: None for an update.
+    """Returns what a malicious client sends instead of y (float32, as y). x: None for an update.
 
     sign_flip: x - strength * u. gaussian: x + N(0, strength^2) in every coordinate. Any other
     attack leaves y as it is. Buffers stay.
@@ -70,8 +70,8 @@ def sent(y: Tensors, x: Tensors | None, config: Config, round: int, client: int)
 
 
 def spoiled(up: P, x: Tensors, config: Config, round: int, client: int) -> P:
-    """A reply as a malicious client sends it; as it is where the attack does not touch it. x: what
-    its weights started from.
+    """Returns a reply as a malicious client sends it. An attack that the server makes leaves it
+    unchanged. x: what its weights started from.
     """
     changed = {
         name: sent(value, x if up.fields[name].kind == "state" else None, config, round, client)
@@ -82,10 +82,11 @@ def spoiled(up: P, x: Tensors, config: Config, round: int, client: int) -> P:
 
 
 def together(honest: Iterable[torch.Tensor], attack: str, factor: float) -> torch.Tensor:
-    """(P,) float64: the update that each malicious client sends when it knows the honest ones.
+    """Returns the (P,) float64 update that each malicious client sends if it knows the honest
+    ones.
 
     alie: mean + z std (of m - 1), Baruch et al., NeurIPS 2019 (arXiv:1902.06156), Algorithm 1 (the
-    sign does not matter to a defence that is symmetric). ipm: -epsilon mean, Xie et al., UAI 2019
+    sign does not matter for a symmetric defence). ipm: -epsilon mean, Xie et al., UAI 2019
     (arXiv:1903.03936), section 4.
     """
     rows = list(honest)

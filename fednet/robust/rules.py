@@ -1,10 +1,10 @@
 """Aggregation rules, as functions of the replies' updates.
 
     rows   (m, P) float32 or float64, one update a reply, in ascending order of the clients
-    f      replies that may lie, 2 f < m
+    f      malicious replies that a rule tolerates, 2 f < m
 
-Every reply counts the same: a number of samples is what a liar would lie about. Sources, each
-beside its rule; checked against ByzFL (El Mhamdi et al.) value for value.
+All replies count the same: a malicious client would lie about its number of samples. Each rule
+names its source; the values were compared with those of ByzFL (El Mhamdi et al.).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fednet.tensors import CHUNK, dot
 
 
 def columns(rows: torch.Tensor, function, into: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    """function((m, b) float64) -> (b,), over blocks of columns that stay in the cache."""
+    """Applies function((m, b) float64) -> (b,) to blocks of columns that fit into the cache."""
     width = max(1, CHUNK // len(rows))
     for start in range(0, rows.shape[1], width):
         into[start : start + width] = function(rows[:, start : start + width].double())
@@ -25,7 +25,9 @@ def columns(rows: torch.Tensor, function, into: torch.Tensor) -> torch.Tensor:  
 
 
 def mean(rows: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Tensor:
-    """(P,) float64 weighted mean of the rows, added in their order; None: all count the same."""
+    """Returns the (P,) float64 weighted mean of the rows, added in their order. None: all count the
+    same.
+    """
     weights = [1.0] * len(rows) if weights is None else weights
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for row, weight in zip(rows, weights):
@@ -34,8 +36,8 @@ def mean(rows: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Te
 
 
 def median(rows: torch.Tensor) -> torch.Tensor:
-    """Coordinate-wise median; of an even number the mean of the middle two. Yin et al., ICML 2018
-    (arXiv:1803.01498), Definition 1.
+    """Returns the coordinate-wise median; of an even number the mean of the middle two. Yin et al.,
+    ICML 2018 (arXiv:1803.01498), Definition 1.
     """
     m = len(rows)
 
@@ -47,8 +49,8 @@ def median(rows: torch.Tensor) -> torch.Tensor:
 
 
 def trimmed_mean(rows: torch.Tensor, f: int) -> torch.Tensor:
-    """Coordinate-wise mean without the f largest and the f smallest values. Yin et al., ICML 2018,
-    Definition 2.
+    """Returns the coordinate-wise mean without the f largest and the f smallest values. Yin et al.,
+    ICML 2018, Definition 2.
     """
     m = len(rows)
     return columns(
@@ -59,20 +61,22 @@ def trimmed_mean(rows: torch.Tensor, f: int) -> torch.Tensor:
 
 
 def scores(rows: torch.Tensor, closest: int) -> list[float]:
-    """Krum's score of each reply: the sum of its squared distances to the `closest` others."""
+    """Returns Krum's score of each reply: the sum of its squared distances to the `closest`
+    others.
+    """
     m = len(rows)
-    apart = [[0.0] * m for _ in range(m)]
+    distances = [[0.0] * m for _ in range(m)]
     for i in range(m):
         for j in range(i):
             gap = rows[i].double() - rows[j].double()
-            apart[i][j] = apart[j][i] = dot(gap, gap)
-    return [sum(sorted(apart[i][:i] + apart[i][i + 1 :])[:closest]) for i in range(m)]
+            distances[i][j] = distances[j][i] = dot(gap, gap)
+    return [sum(sorted(row[:i] + row[i + 1 :])[:closest]) for i, row in enumerate(distances)]
 
 
 def krum(rows: torch.Tensor, f: int, keep: int = 1, less: int = 2) -> list[int]:
-    """The `keep` replies of the lowest scores, of equals the earlier. Blanchard et al., NeurIPS
-    2017 (arXiv:1703.02757), section 4: the score sums over the m - f - 2 nearest (less: 2); ByzFL
-    takes m - f - 1 (less: 1). Krum keeps one, Multi-Krum the mean of several.
+    """Returns the `keep` replies with the lowest scores, of equals the earlier. Blanchard et al.,
+    NeurIPS 2017 (arXiv:1703.02757), section 4: the score sums over the m - f - 2 nearest (less: 2);
+    ByzFL takes m - f - 1 (less: 1). Krum keeps one, Multi-Krum the mean of several.
     """
     m = len(rows)
     found = scores(rows, max(1, min(m - 1, m - f - less)) if m > 1 else 0)
@@ -80,13 +84,13 @@ def krum(rows: torch.Tensor, f: int, keep: int = 1, less: int = 2) -> list[int]:
 
 
 def norms(rows: torch.Tensor) -> list[float]:
-    """Euclidean norm of each row."""
+    """Returns the Euclidean norm of each row."""
     return [dot(row, row) ** 0.5 for row in rows]
 
 
 def norm_bound(rows: torch.Tensor, bound: float | None) -> torch.Tensor:
-    """Mean of the updates, each scaled down to norm `bound` where it is longer; None: the median
-    of their norms. Sun et al., 2019 (arXiv:1911.07963), section 4, without its noise.
+    """Returns the mean of the updates, each scaled down to norm `bound` if it is longer; None: the
+    median of their norms. Sun et al., 2019 (arXiv:1911.07963), section 4, without its noise.
     """
     lengths = norms(rows)
     if bound is None:
@@ -99,9 +103,9 @@ def norm_bound(rows: torch.Tensor, bound: float | None) -> torch.Tensor:
 
 
 def geometric_median(rows: torch.Tensor, iterations: int, smoothing: float = 1e-6) -> torch.Tensor:
-    """Smoothed Weiszfeld steps from zero towards the point of the least sum of distances. RFA:
-    Pillutla et al., IEEE TSP 2022 (arXiv:1912.13445), Algorithm 2 with equal weights; smoothing:
-    its nu.
+    """Takes smoothed Weiszfeld steps from zero towards the point with the least sum of distances.
+    RFA: Pillutla et al., IEEE TSP 2022 (arXiv:1912.13445), Algorithm 2 with equal weights;
+    smoothing: its nu.
     """
     z = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for _ in range(iterations):

@@ -1,9 +1,9 @@
-"""What stands in a fold where a sum would: replies kept side by side, until all are there.
+"""Replaces the sums of a method's accumulator by stacks, which keep all replies.
 
-A method folds by `Sum.add` and finishes by the sum's `mean`. With `aggregation.rule`, or with
-attackers that know each other's replies, the fields of its fold that are sums begin as stacks; once
-all replies are in, `settled` puts in the place of each a sum whose mean is what the rule makes of
-them. A stack holds every reply of the round in float32.
+A method accumulates by `Sum.add` and uses the sum's `mean`. With `aggregation.rule`, or with
+attackers that know the others' replies, the sums of its accumulator begin as stacks. After the last
+reply `settled` replaces each stack by a sum whose mean is the rule's result. A stack holds every
+reply of the round in float32.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ if TYPE_CHECKING:
 
 
 def needed(config: Config) -> bool:
-    """Whether a plain sum will not do."""
+    """Whether stacks are needed in place of sums."""
     section = config.faults.malicious
     together = section.clients > 0 and section.attack not in attacks.BY_ITSELF
     return config.aggregation.rule != "mean" or together
 
 
 def alike(config: Config) -> bool:
-    """Whether all replies count the same, whatever the method says: clipped, or by a rule that
-    bears liars.
+    """Whether all replies count the same, whatever the method's weights are: with clipping, or
+    with a robust rule.
     """
     return config.privacy.clip is not None or config.aggregation.rule != "mean"
 
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Replies in the order in which they were added. x: what they started from; None: updates."""
+    """Replies in the order in which they were added. x: what they started from; None: they are
+    updates.
+    """
 
     x: Tensors | None = None
     rows: tuple[Tensors, ...] = ()
@@ -48,24 +50,24 @@ class Stack:
     def add(
         self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None
     ) -> Stack:
-        """Takes one reply; the arguments are those of `Sum.add`."""
+        """Adds a reply; the arguments are those of `Sum.add`."""
         if less is not None:
             x = x.with_vector(x.vector - less.vector.to(x.vector.device))
         if scale != 1.0:
             x = x.with_vector(x.vector * scale)
         return Stack(self.x, (*self.rows, x), (*self.weights, weight))
 
-    def settle(self, config: Config, liars: Collection[int]) -> Sum:
-        """The sum whose mean is the rule's. liars: numbers of the rows that attackers sent."""
+    def settle(self, config: Config, malicious: Collection[int]) -> Sum:
+        """Returns a sum whose mean is the rule's. malicious: numbers of the attackers' rows."""
         first = self.rows[0]
         zero = torch.zeros_like(first.vector) if self.x is None else self.x.vector
         updates = torch.stack([row.vector - zero.to(row.vector.device) for row in self.rows])
         section = config.faults.malicious
-        honest = [r for r in range(len(updates)) if r not in liars]
+        honest = [r for r in range(len(updates)) if r not in malicious]
         if section.attack not in attacks.BY_ITSELF and honest and len(honest) < len(updates):
-            lie = attacks.together(updates[honest], section.attack, attacks.strength(config))
-            for r in liars:
-                updates[r] = lie.float()
+            sent = attacks.together(updates[honest], section.attack, attacks.strength(config))
+            for r in malicious:
+                updates[r] = sent.float()
         total, kept = self._ruled(updates, config)
         buffers = torch.stack([row.buffers for row in self.rows])[kept]
         counters = torch.stack([row.counters for row in self.rows])[kept]
@@ -80,7 +82,7 @@ class Stack:
         )
 
     def _ruled(self, updates: torch.Tensor, config: Config) -> tuple[torch.Tensor, list[int]]:
-        """(what the rule makes of the updates, the replies whose buffers count)."""
+        """Returns the rule's result, and the replies whose buffers count."""
         section, m = config.aggregation, len(updates)
         f, everyone = part_of(section.tolerate, m), list(range(m))
         match section.rule:
@@ -93,8 +95,7 @@ class Stack:
             case "norm_bound":
                 return rules.norm_bound(updates, section.bound), everyone
             case "rfa":
-                made = rules.geometric_median(updates, section.iterations)
-                return made, everyone
+                return rules.geometric_median(updates, section.iterations), everyone
             case "krum" | "multi_krum":
                 keep = 1 if section.rule == "krum" else m - f
                 chosen = rules.krum(updates, f, keep)
@@ -102,28 +103,22 @@ class Stack:
         raise AssertionError(section.rule)
 
 
-def stacked(fold: S, x: Tensors | None, kinds: dict[str, str]) -> S:
-    """A method's fresh fold with stacks for its sums. kinds: of the reply's fields of tensors; a
-    reply of weights is measured from x, the shared model.
+def stacked(accumulator: S, x: Tensors | None, kinds: dict[str, str]) -> S:
+    """Returns a method's new accumulator with stacks for its sums. kinds: of the reply's fields of
+    tensors. The updates of weights are their differences to x, the shared model.
     """
     start = x if "state" in kinds.values() else None
-    return fold.replace(
-        **{
-            f.name: Stack(start)
-            for f in dataclasses.fields(fold)
-            if isinstance(getattr(fold, f.name), Sum)
-        }
-    )
+    names = [f.name for f in dataclasses.fields(accumulator)]
+    sums = [name for name in names if isinstance(getattr(accumulator, name), Sum)]
+    return accumulator.replace(**{name: Stack(start) for name in sums})
 
 
-def settled(fold: S, config: Config, completed: Sequence[int]) -> S:
-    """The fold with sums for its stacks. completed: the clients folded, in their order."""
-    liars = attacks.malicious(config)
-    rows = [k for k, client in enumerate(completed) if client in liars]
-    return fold.replace(
-        **{
-            f.name: value.settle(config, rows)
-            for f in dataclasses.fields(fold)
-            if isinstance(value := getattr(fold, f.name), Stack)
-        }
-    )
+def settled(accumulator: S, config: Config, completed: Sequence[int]) -> S:
+    """Returns the accumulator with sums for its stacks. completed: the clients of the replies, in
+    their order.
+    """
+    attackers = attacks.malicious(config)
+    malicious = [k for k, client in enumerate(completed) if client in attackers]
+    values = {f.name: getattr(accumulator, f.name) for f in dataclasses.fields(accumulator)}
+    sums = {n: v.settle(config, malicious) for n, v in values.items() if isinstance(v, Stack)}
+    return accumulator.replace(**sums)

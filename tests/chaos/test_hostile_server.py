@@ -228,7 +228,7 @@ def test_no_kind_that_is_not_allowed_leaves_whatever_a_task_says(tmp_path, exp, 
         server.listen(lambda: server.said(m.Ready))
         server.say(*task(exp, m.Key(1, 0, 0, 0, purpose), judge=True))
         server.listen(lambda: server.said(m.Failed))
-        assert "lets nothing of kind 'accuracy' out" in server.said(m.Failed)[0].reason
+        assert "sends nothing of kind 'accuracy'" in server.said(m.Failed)[0].reason
         server.say(*task(exp, m.Key(2, 0, 0, 0)))
         server.listen(lambda: server.said(m.Reply))
     assert {f.kind for r in server.said(m.Reply) for f in r.form} == {"state", "statistics"}

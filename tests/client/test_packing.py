@@ -88,73 +88,45 @@ def scene(monkeypatch):
     return lambda *args, **more: Scene(monkeypatch, *args, **more)
 
 
-def test_so_many_as_fit_go_together(scene):
-    s = scene(3)
-    s.due(3)
-    for k in range(3):
-        s.task(k, Lane(k))
-    assert s.over() == [[0, 1, 2]]
-    assert s.ends == {k: [f"course {k}"] for k in range(3)}
+@pytest.mark.parametrize(
+    ("n", "limit", "kinds", "packs"),
+    [
+        (3, 99, "aaa", [[0, 1, 2]]),  # as many as fit
+        (8, 99, "aa", [[0, 1]]),  # fewer, as no other can come
+        (8, 99, "aaa", [[0, 1, 2]]),  # a task that is due is waited for
+        (8, 2, "aa", [[0, 1]]),  # nobody waits for a task that no thread can take
+        (3, 99, "aba", [[0, 2], [1]]),  # unlike ones are apart
+    ],
+)
+def test_as_many_of_a_kind_as_fit_go_together_and_all_that_can_come_are_waited_for(
+    scene, n, limit, kinds, packs
+):
+    s = scene(n, limit=limit)
+    s.due(len(kinds) + (limit < 99))
+    for k, kind in enumerate(kinds):
+        s.task(k, Lane(k, kind))
+    assert sorted(s.over()) == packs, s.ends
+    assert s.ends == {k: [f"course {k}"] for k in range(len(kinds))}
 
 
-def test_fewer_go_when_nobody_else_can_come(scene):
-    s = scene(8)
-    s.due(2)
-    s.task(0, Lane(0))
-    s.task(1, Lane(1))
-    assert s.over() == [[0, 1]]
-
-
-def test_a_task_that_is_due_is_waited_for(scene):
-    s = scene(8)
-    s.due(3)
-    for k in (2, 0, 1):
-        s.task(k, Lane(k))
-    assert s.over() == [[0, 1, 2]]
-
-
-def test_no_thread_waits_for_a_task_that_no_thread_can_take(scene):
-    s = scene(8, limit=2)
-    s.due(3)
-    s.task(0, Lane(0))
-    s.task(1, Lane(1))
-    assert s.over() == [[0, 1]]
-    s.task(2, Lane(2))
-    assert s.over() == [[0, 1], [2]]
-
-
-def test_who_leaves_without_a_descent_is_no_longer_waited_for(scene):
+@pytest.mark.parametrize("end", [None, ValueError("broken")])
+def test_a_task_that_leaves_or_fails_before_its_descent_is_no_longer_waited_for(scene, end):
     s = scene(8)
     s.due(3)
     gone = threading.Event()
+
+    def leaves():
+        assert gone.wait(LIMIT_S)
+        if end is not None:
+            raise end
+
     s.task(0, Lane(0))
     s.task(1, Lane(1))
-    s.task(2, first=lambda: gone.wait(LIMIT_S))
+    s.task(2, first=leaves)
     assert not s.packs
     gone.set()
     assert s.over() == [[0, 1]]
-    assert s.ends[2] == []
-
-
-def test_who_fails_on_the_way_is_no_longer_waited_for(scene):
-    s = scene(8)
-    s.due(2)
-
-    def fails():
-        raise ValueError("broken")
-
-    s.task(0, Lane(0))
-    s.task(1, Lane(1), first=fails)
-    assert s.over() == [[0]]
-    assert isinstance(s.ends[1], ValueError)
-
-
-def test_unlike_descents_are_not_in_one_pack(scene):
-    s = scene(3)
-    s.due(3)
-    for k, kind in enumerate("aba"):
-        s.task(k, Lane(k, kind))
-    assert sorted(s.over()) == [[0, 2], [1]]
+    assert s.ends[2] == ([] if end is None else end)
 
 
 def test_a_task_may_descend_several_times(scene):
@@ -178,7 +150,7 @@ def test_those_who_come_while_a_pack_runs_wait_for_it(scene):
     assert s.over() == [[0], [1, 10]]
 
 
-def test_one_that_is_cancelled_in_a_pack_leaves_the_others_alone(scene):
+def test_what_ends_one_lane_leaves_the_others_and_what_ends_a_pack_is_raised_in_each(scene):
     s = scene(3)
     s.due(3)
     cancelled = KeyError("not wanted")
@@ -186,20 +158,15 @@ def test_one_that_is_cancelled_in_a_pack_leaves_the_others_alone(scene):
         s.task(k, Lane(k, fails=cancelled if k == 1 else None))
     s.over()
     assert s.ends == {0: ["course 0"], 1: cancelled, 2: ["course 2"]}
-
-
-def test_what_ends_a_pack_is_said_to_each_by_an_exception_of_its_own(scene):
-    s = scene(3)
     s.broken = torch.OutOfMemoryError("CUDA out of memory.")
     s.due(3)
     for k in range(3):
         s.task(k, Lane(k))
     s.over()
-    assert all(
-        isinstance(end, torch.OutOfMemoryError) and str(end) == "CUDA out of memory."
-        for end in s.ends.values()
-    )
-    assert len({id(end) for end in s.ends.values()}) == 3
+    assert {(type(end), str(end)) for end in s.ends.values()} == {
+        (torch.OutOfMemoryError, "CUDA out of memory.")
+    }
+    assert len({id(end) for end in s.ends.values()}) == 3  # one each: it refers to tensors
 
 
 def test_each_device_has_packs_of_its_own(scene):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednet.config import from_mapping
@@ -96,6 +96,7 @@ def test_without_a_bound_the_median_norm_is_one():
     assert rules.norm_bound(torch.tensor([[1.0], [2.0], [9.0]]), None).item() == 5 / 3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**16), st.integers(1, 9))
 def test_a_minority_as_large_as_it_likes_moves_the_robust_rules_no_further_than_the_honest(seed, m):
     f = (m - 1) // 2

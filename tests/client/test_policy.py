@@ -1,0 +1,148 @@
+"""What a server may not choose at a site: text for the site's own parts, which might name a file,
+and the files that a run reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from fednet import config as configuration
+from fednet import registry
+from fednet.algorithms.fedavg import FedAvg
+from fednet.client.policy import Policy, policy
+from fednet.data.base import Data
+from fednet.errors import ConfigError
+from tests.rooms import SMALL
+
+
+def table(
+    root: Path,
+    *,
+    label: str = "age",
+    split: Literal["old", "new"] = "old",
+    columns: list[str] | None = None,
+    width: int = 3,
+) -> Data:
+    x, y = np.zeros((60, width), np.float32), np.arange(60) % 2
+    return Data(train=(x, y), test=(x, y), classes=2)
+
+
+def anything(root: Path, **options: Any) -> Data:
+    return table(root)
+
+
+def lot(y: Any, clients: int, *, order: str = "") -> list[np.ndarray]:
+    return np.array_split(np.arange(len(y)), clients)
+
+
+class Reader(FedAvg):
+    """A method that reads a file when it is made."""
+
+    opened: list[str] = []
+
+    class Config(FedAvg.Config):
+        prior: str = ""
+
+    def __init__(self, config: Any, clients: int) -> None:
+        super().__init__(config, clients)
+        self.opened.append(config.prior)
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.dataset._parts, "texts-table", table)
+    monkeypatch.setitem(registry.dataset._parts, "texts-anything", anything)
+    monkeypatch.setitem(registry.partitioner._parts, "texts-lot", lot)
+    monkeypatch.setitem(registry.algorithm._parts, "texts-reader", Reader)
+
+
+def sent(algorithm: Any = "fedavg", **data: Any) -> str:
+    """A configuration as it comes from a server."""
+    divided = {} if data["dataset"] == "site" else {"partition": {"scheme": "iid"}}
+    made = {**SMALL, "data": {**divided, **data}, "algorithm": algorithm}
+    return configuration.to_yaml(configuration.from_mapping(made, where="here"))
+
+
+TABLE: dict[str, Any] = {"dataset": "texts-table"}
+SYNTHETIC: dict[str, Any] = {"dataset": "synthetic", "shape": [3], "classes": 2, "samples": 60}
+SITE: dict[str, Any] = {"dataset": "site", "shape": [3], "format": "texts-table"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TABLE,  # the part's own defaults
+        {**TABLE, "label": "age", "split": "new", "width": 5},
+        {"dataset": "texts-anything", "width": 5},
+        {**TABLE, "partition": {"scheme": "texts-lot"}},
+        {**SITE, "classes": ["a", "b"]},
+        SYNTHETIC,
+    ],
+)
+def test_a_server_may_choose_what_the_sites_own_file_names(data: dict[str, Any]) -> None:
+    Policy().read(sent(**data))
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({**TABLE, "label": "/etc/passwd"}, "data.label"),
+        ({**TABLE, "label": "secret"}, "data.label"),
+        ({**TABLE, "columns": ["age", "secret.csv"]}, "data.columns"),
+        ({"dataset": "texts-anything", "where": {"deep": ["secret"]}}, "data.where"),
+        ({"dataset": "texts-anything", "where": {"secret": 1}}, "data.where"),
+        (
+            {**TABLE, "partition": {"scheme": "texts-lot", "order": "secret"}},
+            "data.partition.order",
+        ),
+        ({**SITE, "classes": 2, "label": "secret"}, "data.label"),
+        (
+            {**SYNTHETIC, "algorithm": {"name": "texts-reader", "prior": "/etc/passwd"}},
+            "algorithm.prior",
+        ),
+    ],
+)
+def test_other_text_is_refused_unless_the_policy_lets_the_server_choose(
+    tmp_path: Path, data: dict[str, Any], key: str
+) -> None:
+    config = sent(**data)
+    Reader.opened.clear()  # by the user who wrote the configuration
+    with pytest.raises(ConfigError, match=f"{key}: the server gives .* of this site's own"):
+        Policy().read(config)
+    assert not Reader.opened  # no part is made with the text
+    file = tmp_path / "site.yaml"
+    file.write_text(f"text: [{key}]\n")
+    policy(file, None, None).read(config)
+    Policy.of_run(None).read(config)  # under `fednet run` the same user wrote both
+    assert Reader.opened == (["/etc/passwd"] * 2 if key == "algorithm.prior" else [])
+
+
+def test_a_path_of_a_dataset_of_ones_own_is_below_the_sites_data(tmp_path: Path) -> None:
+    config = Policy().read(sent(dataset="texts-anything", path="x.csv"))
+    with pytest.raises(ConfigError, match="without --data"):
+        Policy().applied_to(config)
+    applied = policy(None, tmp_path, None).applied_to(config)
+    assert applied.data.options["path"] == str(tmp_path / "x.csv")
+
+
+def test_a_trace_that_the_server_names_is_read_below_the_sites_own_folder_alone(
+    tmp_path: Path,
+) -> None:
+    def traced(trace: object, clock: str = "real") -> configuration.Config:
+        link = {"clock": clock, "trace": trace, "step_ms": 1}
+        return configuration.from_mapping({"link": link})
+
+    site = Policy(places=(tmp_path,))
+    assert site.applied_to(traced("lte")).link.trace == "lte"
+    inside = str((tmp_path / "up").resolve())
+    assert site.applied_to(traced(["up", "lte"])).link.trace == (inside, "lte")
+    with pytest.raises(ConfigError, match=r"link.trace: the server names '/etc/passwd'.*refused"):
+        site.applied_to(traced("/etc/passwd"))
+    with pytest.raises(ConfigError, match=r"link.trace: .* started without --data"):
+        Policy().applied_to(traced("up.csv"))
+    # On the virtual clock a site reads none.
+    assert Policy().applied_to(traced("/etc/passwd", "virtual")).link.trace == "/etc/passwd"
