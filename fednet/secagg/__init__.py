@@ -12,16 +12,16 @@ Three protocols, each as a client and a server machine without I/O: bytes go in,
 
 Read in this order: terms, fixed, primitives, field, steps, pairwise, light.
 
-What is trusted. The server may be curious, may be together with some clients, and may lie about who
-dropped out: a client answers each step once, so of two sets of survivors no two can both have the
-threshold of answers where it is above half (and no more than 2t - n clients are the server's). What
-it may not do is pass keys of its own off as a client's: keys are advertised through it, and nobody
-else vouches for them. That is the papers' model of an honest-but-curious server, with the
-consistency step of the active one.
+Trust. The server may be curious, may collude with some clients, and may claim that other clients
+dropped out: a client answers each step once, so that two sets of survivors cannot both get the
+threshold of answers if it is above half (and at most 2t - n clients collude with the server). The
+server must not replace a client's keys by its own: keys are advertised through it, and nobody else
+certifies them. This is the papers' model of an honest-but-curious server, with the consistency step
+of the active one.
 
 Ciphers, key agreement and signatures are those of the package `cryptography`; secrets come from the
-operating system, never from a run's seed. They stay in memory: a client that ends in mid-round has
-dropped out of it.
+operating system, never from a run's seed. They stay in memory: a client whose process ends in the
+middle of a round has dropped out of it.
 """
 
 from fednet.secagg.light import LightClient, LightServer
@@ -46,10 +46,10 @@ __all__ = [
 
 
 def client(terms: Terms, me: int) -> SecureClient:
-    """The client machine of this round's protocol."""
+    """Returns the client machine of this round's protocol."""
     return (LightClient if terms.protocol == "lightsecagg" else PairwiseClient)(terms, me)
 
 
 def server(terms: Terms) -> SecureServer:
-    """The server machine of this round's protocol."""
+    """Returns the server machine of this round's protocol."""
     return (LightServer if terms.protocol == "lightsecagg" else PairwiseServer)(terms)

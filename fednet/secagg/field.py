@@ -25,7 +25,7 @@ SHARE = 4 * LIMBS  # bytes of a share
 
 
 def uniform(n: int, random: Random = secrets.token_bytes) -> Array:
-    """n elements, each value as likely as any other: what is not below q is drawn again."""
+    """Draws n elements uniformly: numbers that are not below q are drawn again."""
     found = np.frombuffer(random(4 * n), "<u4").astype(np.uint64)
     while (high := np.flatnonzero(found >= _Q)).size:
         found[high] = np.frombuffer(random(4 * high.size), "<u4")
@@ -41,7 +41,7 @@ def subtract(a: Array, b: Array) -> Array:
 
 
 def product(a: Array, b: Array) -> Array:
-    """The matrix product a @ b, (n, m) @ (m, k)."""
+    """Returns the matrix product a @ b, (n, m) @ (m, k)."""
     low, high = np.uint64(0xFFFF), np.uint64(16)
     a0, a1 = (a & low).astype(np.float64), (a >> high).astype(np.float64)
     b0, b1 = (b & low).astype(np.float64), (b >> high).astype(np.float64)
@@ -54,8 +54,8 @@ def product(a: Array, b: Array) -> Array:
 
 
 def lagrange(known: Sequence[int], wanted: Sequence[int]) -> Array:
-    """(wanted, known): what values at the points `known` are multiplied by to give the values at
-    the points `wanted` of the polynomial through them. All points differ.
+    """Returns the (wanted, known) matrix that takes the values of a polynomial at the points
+    `known` to its values at the points `wanted`. All points differ.
     """
     slopes = []
     for i, x in enumerate(known):
@@ -78,8 +78,8 @@ def lagrange(known: Sequence[int], wanted: Sequence[int]) -> Array:
 
 # -- Shamir's secret sharing -----------------------------------------------------------------------
 def split(secret: bytes, n: int, t: int, random: Random = secrets.token_bytes) -> list[bytes]:
-    """n shares of a secret, at the points 1 to n, any t of which give it back (Shamir, 1979):
-    polynomials of degree t - 1, one a limb, by Horner's rule at all points at once.
+    """Returns n shares of a secret, at the points 1 to n, of which any t reconstruct it (Shamir,
+    1979): polynomials of degree t - 1, one a limb, by Horner's rule at all points at once.
     """
     if len(secret) != SECRET:
         raise ValueError(f"a secret of {len(secret)} bytes; expected {SECRET}")
@@ -94,7 +94,7 @@ def split(secret: bytes, n: int, t: int, random: Random = secrets.token_bytes) -
 
 
 def combine(shares: Sequence[tuple[int, bytes]], t: int) -> bytes | None:
-    """The secret of (point, share) pairs, from the first t; None where they give none."""
+    """Returns the secret that the first t of these (point, share) pairs give; None if none."""
     points, values = [p for p, _ in shares[:t]], [s for _, s in shares[:t]]
     if len(set(points)) < t or any(len(s) != SHARE for s in values):
         return None
@@ -112,7 +112,7 @@ def numbers(data: bytes) -> bool:
 
 
 def off_line(shares: Sequence[tuple[int, bytes]], others: Sequence[tuple[int, bytes]]) -> list[int]:
-    """The points of the other (point, share) pairs that are not on the polynomial through these."""
+    """Returns the points of the others that are not on the polynomial through these shares."""
     rows = np.stack([np.frombuffer(s, "<u4") for _, s in shares]).astype(np.uint64)
     found = product(lagrange([p for p, _ in shares], [p for p, _ in others]), rows)
     return [p for (p, s), row in zip(others, found) if row.astype("<u4").tobytes() != s]
@@ -120,15 +120,16 @@ def off_line(shares: Sequence[tuple[int, bytes]], others: Sequence[tuple[int, by
 
 # -- LightSecAgg's code ----------------------------------------------------------------------------
 def code(n: int, u: int) -> Array:
-    """(n, u): the encoding matrix W of LightSecAgg, transposed (its Section 4.1): the polynomial of
-    degree u - 1 whose values at u + n points' first u are the pieces, taken at the other n. Any u
-    rows can be inverted, and any t rows of the last t columns too: t clients learn nothing.
+    """Returns the (n, u) encoding matrix W of LightSecAgg, transposed (its Section 4.1): the pieces
+    are the values of a polynomial of degree u - 1 at the points 1 to u, and the n coded pieces its
+    values at the points after. Any u rows can be inverted, and any t rows of the last t columns
+    too: t clients learn nothing.
     """
     return lagrange(range(1, u + 1), range(u + 1, u + n + 1))
 
 
 def decoding(places: Sequence[int], u: int, wanted: int) -> Array:
-    """(wanted, u): gives the first pieces back from what u of the clients hold. places: theirs,
-    from 0.
+    """Returns the (wanted, u) matrix that gives the first pieces from what u clients hold. places:
+    of these clients, from 0.
     """
     return lagrange([u + 1 + p for p in places], range(1, wanted + 1))

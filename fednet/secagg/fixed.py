@@ -1,10 +1,10 @@
 """Fixed point: real vectors as integers of a ring, in which sums are exact.
 
-An entry x in [-c, c] is the integer rint(x L / c), L = 2^(bits - 1) - 1, so that it is off by at
-most c / (2 L); what lies outside is clipped. A weight w of at most w_max multiplies the entry
-before it is rounded, as w / w_max: an integer needs no more bits for it, and the weight itself
-travels as one more entry. The sum of m such integers is off by at most m / 2, the weighted mean so
-by at most m c w_max / (2 L W), W the sum of weights.
+An entry x in [-c, c] becomes the integer rint(x L / c), L = 2^(bits - 1) - 1, with an error of at
+most c / (2 L); an entry outside is clipped. A weight w of at most w_max multiplies the entry before
+it is rounded, as w / w_max, so that the integer needs no more bits; the weight itself is sent as
+one more entry. The sum of m such integers has an error of at most m / 2, and the weighted mean one
+of at most m c w_max / (2 L W), W the sum of weights.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class FixedPoint:
 
     @property
     def largest(self) -> int:
-        """The largest absolute value that an entry, or the weight, has as an integer."""
+        """The largest absolute value of an entry, or of the weight, as an integer."""
         return max(self.levels, self.most)
 
     def encode(self, x: Floats, weight: int = 1) -> Integers:
-        """(d + 1,): the entries, then the weight, which counts as w_max at most."""
+        """Returns (d + 1,) integers: the entries, then the weight, of at most w_max."""
         weight = min(max(0, int(weight)), self.most)
         scale = self.levels * weight / (self.clip * self.most)
         out = np.empty(len(x) + 1, dtype=np.int64)
@@ -46,11 +46,13 @@ class FixedPoint:
         return out
 
     def clipped(self, x: Floats) -> int:
-        """How many entries lie outside [-c, c]."""
+        """Returns how many entries are outside [-c, c]."""
         return int(np.count_nonzero(np.abs(x) > self.clip))
 
     def decode(self, total: Integers) -> tuple[Floats, int]:
-        """(the weighted sum of the vectors, the sum of weights) of a sum of encoded ones."""
+        """Returns the weighted sum of the vectors and the sum of weights, of a sum of encoded
+        vectors.
+        """
         return total[:-1] * (self.clip * self.most / self.levels), int(total[-1])
 
     def possible(self, total: Integers, clients: int) -> bool:
@@ -63,14 +65,14 @@ class FixedPoint:
         return largest * self.most <= self.levels * weight + clients * self.most
 
     def error(self, clients: int, weights: int) -> float:
-        """The largest difference between an entry of the weighted mean and the same entry of the
-        mean of the clipped vectors.
+        """Returns the largest difference between an entry of the weighted mean and the same entry
+        of the mean of the clipped vectors.
         """
         return clients * self.clip * self.most / (2 * self.levels * max(1, weights))
 
 
 def lift(values: npt.NDArray[np.uint64], modulus: int) -> Integers:
-    """Residues as the integers nearest to 0 that they stand for."""
+    """Returns the integers nearest to 0 with these residues."""
     signed = values.astype(np.int64)
     if modulus == 1 << 64:
         return signed
@@ -78,14 +80,14 @@ def lift(values: npt.NDArray[np.uint64], modulus: int) -> Integers:
 
 
 def residues(values: Integers, modulus: int) -> npt.NDArray[np.uint64]:
-    """Integers as residues."""
+    """Returns the residues of integers."""
     if modulus == 1 << 64:
         return values.astype(np.uint64)
     return np.mod(values, np.int64(modulus)).astype(np.uint64)
 
 
 def pack(values: npt.NDArray[np.uint64], width: int) -> bytes:
-    """Residues below 2^(8 width), `width` bytes each, little-endian."""
+    """Returns residues below 2^(8 width) as bytes, `width` each, little-endian."""
     wide = np.ascontiguousarray(values, dtype="<u8").view(np.uint8).reshape(-1, 8)
     return wide[:, :width].tobytes()
 

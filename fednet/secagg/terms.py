@@ -1,8 +1,8 @@
-"""What both sides of a round of secure aggregation know before it begins: who may take part, how
-many are needed, who is whose neighbour, how long the vector is and how wide its entries are.
+"""What both sides of a round of secure aggregation know before it begins: the clients, how many of
+them are needed, the neighbours of each, the length of the vector and the width of its entries.
 
-Both compute it from the run's configuration: the server has nothing to say in it, so it cannot
-lower a threshold or choose a client's neighbours.
+Both compute it from the run's configuration, so that the server cannot lower a threshold or choose
+a client's neighbours.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def steps_of(protocol: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Terms:
-    """cohort: the clients of the round, ascending. threshold: the share of them that must answer in
-    each step. length: entries of a vector. largest: of an entry's absolute value at one client.
-    context: what tells this round from all others. degree: of the graph (secagg+). colluding: the
-    share of clients that learn nothing together (lightsecagg's T). order: a permutation of the
-    cohort's places, by which the graph is drawn.
+    """The terms of a round. cohort: its clients, ascending. threshold: the share of them that must
+    answer in each step. length: entries of a vector. largest: absolute value of an entry at one
+    client. context: bytes that differ from round to round. degree: of the graph (secagg+).
+    colluding: the share of clients that learn nothing together (lightsecagg's T). order: a
+    permutation of the cohort's places, by which the graph is drawn.
     """
 
     protocol: Protocol
@@ -47,7 +47,7 @@ class Terms:
     order: tuple[int, ...] = ()
 
     def wrong(self) -> str:
-        """Why nothing can be aggregated under these terms, or ""."""
+        """Returns why nothing can be aggregated under these terms, or ""."""
         n, t = len(self.cohort), self.needed
         if n < 3:
             return f"{n} clients in a round; of fewer than 3, a sum shows too much of each"
@@ -78,7 +78,7 @@ class Terms:
     # -- the ring ----------------------------------------------------------------------------------
     @cached_property
     def width(self) -> int:
-        """Bytes of an entry on the wire; 0 where no sum fits."""
+        """Bytes of an entry on the wire; 0 if no sum fits."""
         most = len(self.cohort) * self.largest
         if self.protocol == "lightsecagg":
             return 4 if 2 * most < Q else 0
@@ -96,11 +96,11 @@ class Terms:
     # -- the graph ---------------------------------------------------------------------------------
     @cached_property
     def circle(self) -> dict[int, tuple[int, ...]]:
-        """Each client and those it shares secrets with, itself among them, ascending.
+        """By client, the clients that share secrets with it, with itself, ascending.
 
-        secagg+ draws Bell et al.'s graph (their Section 3.2): clients stand in a random order on a
-        circle, and each has the degree / 2 next on either side. Departs from the paper: a client
-        holds a share of its own secrets too, as in Bonawitz et al.
+        secagg+ draws Bell et al.'s graph (their Section 3.2): the clients are in a random order on
+        a circle, and the neighbours of each are the degree / 2 next on either side. Departs from
+        the paper: a client holds a share of its own secrets too, as in Bonawitz et al.
         """
         n = len(self.cohort)
         half = self.degree // 2
@@ -113,14 +113,14 @@ class Terms:
         }
 
     def share_threshold(self, who: int) -> int:
-        """How many shares give back a secret of this client's."""
+        """Returns how many shares reconstruct a secret of this client."""
         return max(2, math.ceil(self.threshold * len(self.circle[who]) - 1e-9))
 
     def place(self, of: int, at: int) -> int:
-        """The point at which `at` holds its share of a secret of `of`'s, from 1."""
+        """Returns the point at which `at` holds its share of a secret of `of`, from 1."""
         return self.circle[of].index(at) + 1
 
 
 def drawn_order(n: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """A random order of a circle of n."""
+    """Draws an order of a circle of n."""
     return tuple(int(i) for i in rng.permutation(n))

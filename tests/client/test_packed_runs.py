@@ -99,8 +99,8 @@ def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
     assert short
 
 
-@pytest.mark.parametrize("tasks_in_a_round", [0.4, 0.8])  # fewer than may be at work at once; more
-@pytest.mark.parametrize("short", [1, 2])
+# Fewer tasks in a round than may run at once, and more.
+@pytest.mark.parametrize(("tasks_in_a_round", "short"), [(0.4, 2), (0.8, 1)])
 def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_came_there(
     tmp_path, monkeypatch, tasks_in_a_round, short
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from typing import ClassVar
 
@@ -12,7 +14,7 @@ from fednet import registry
 from fednet.algorithms.base import AlgorithmConfig, Payload, Weights
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client.policy import Policy
-from fednet.errors import StateError
+from fednet.errors import StateError, without_paths
 from fednet.experiment import build
 from fednet.wire import messages as m
 from tests.chaos.mallory import Liar
@@ -27,23 +29,37 @@ from tests.rooms import lines, run
 ATTACK = {"malicious": {"clients": 1.0, "attack": "sign_flip", "strength": 2.0}}
 
 
-def answer(exp, folder, config=None, policy=None):  # noqa: F811
-    """Returns what a site answers to its first task: a reply with its payload, or a failure."""
+@contextlib.contextmanager
+def asked(exp, folder, config=None, policy=None):  # noqa: F811
+    """A server whose client is ready, and has been sent its first task."""
     server = Liar(config or told())
     with site(server, folder, policy=policy):
         server.listen(lambda: server.said(m.Ready))
         server.say(*task(exp, m.Key(1, 0, 0, 0)))
+        yield server
+
+
+def answer(exp, folder, config=None, policy=None):  # noqa: F811
+    """Returns what a site answers to its first task: a reply with its payload, or a failure."""
+    with asked(exp, folder, config, policy) as server:
         server.listen(lambda: server.said(m.Reply) or server.said(m.Failed))
     return next(found for found in server.heard if isinstance(found[0], (m.Reply, m.Failed)))
 
 
+def replaced(monkeypatch, update):
+    """Puts update(honest, method, ...) in the place of FedAvg's client update."""
+    honest = FedAvg.client_update
+
+    def client_update(self, phase, client, down, host):
+        return update(lambda: honest(self, phase, client, down, host), host)
+
+    monkeypatch.setattr(FedAvg, "client_update", client_update)
+
+
 def test_a_damaged_payload_is_refused_though_the_same_came_whole_before(tmp_path, exp):  # noqa: F811
-    server = Liar(told())
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
-        sound, body = task(exp, m.Key(1, 0, 0, 0))
-        server.say(sound, body)
+    with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Reply))
+        body = task(exp, m.Key(1, 0, 0, 0))[1]
         damaged = bytes([body[0] ^ 1]) + body[1:]
         server.say(task(exp, m.Key(2, 0, 0, 0))[0], damaged)
         server.listen(lambda: server.said(m.Failed))
@@ -53,6 +69,72 @@ def test_a_damaged_payload_is_refused_though_the_same_came_whole_before(tmp_path
     assert failed.again
 
 
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
+    tmp_path,
+    monkeypatch,
+    exp,  # noqa: F811
+    raised,
+):
+    left = [1]
+
+    def update(honest, host):
+        if left:
+            left.pop()
+            raise raised("enough")
+        return honest()
+
+    replaced(monkeypatch, update)
+    with asked(exp, tmp_path) as server:
+        server.listen(lambda: server.said(m.Failed))
+        assert server.said(m.Failed)[0].reason == f"{raised.__name__}: enough"
+        server.say(*task(exp, m.Key(1, 0, 1, 0)))
+        server.listen(lambda: server.said(m.Reply))
+
+
+def test_what_a_method_forked_ends_where_it_comes_back_and_the_task_is_done_once(
+    tmp_path,
+    monkeypatch,
+    exp,  # noqa: F811
+):
+    statuses = []
+
+    def update(honest, host):
+        if not (child := os.fork()):
+            raise SystemExit
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return honest()
+
+    replaced(monkeypatch, update)
+    reply, _ = answer(exp, tmp_path)
+    assert isinstance(reply, m.Reply)
+    assert statuses == [1]
+
+
+def many_reports(honest, host):
+    host.report(**{f"n{k}": 0.5 for k in range(m.REPORTS + 1)})
+    return honest()
+
+
+def failing(honest, host):
+    raise ValueError("/srv/patients/7.png is not\n~/what it was, but 3/4 of ..\\x86 is")
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        (many_reports, "fedavg reports 17 numbers of a client in a round; expected at most 16."),
+        # No file of the site is named.
+        (failing, "ValueError: (a path) is not (a path) it was, but 3/4 of (a path) is"),
+    ],
+)
+def test_why_a_task_failed_is_said_in_one_line(tmp_path, exp, monkeypatch, update, reason):  # noqa: F811
+    replaced(monkeypatch, update)
+    failed, _ = answer(exp, tmp_path)
+    assert failed.reason == reason
+    assert without_paths("7 / 8, and/or http") == "7 / 8, and/or http"
+
+
 def test_a_client_is_malicious_only_where_its_site_allows_planned_faults(tmp_path, exp):  # noqa: F811
     honest = answer(exp, tmp_path / "honest")
     careful = answer(exp, tmp_path / "careful", told(faults=ATTACK), Policy())
@@ -60,18 +142,6 @@ def test_a_client_is_malicious_only_where_its_site_allows_planned_faults(tmp_pat
     assert bytes(careful[1]) == bytes(honest[1])
     assert len(allowed[1]) == len(honest[1])
     assert bytes(allowed[1]) != bytes(honest[1])
-
-
-def test_a_method_that_reports_too_many_numbers_fails_its_task(tmp_path, exp, monkeypatch):  # noqa: F811
-    honest = FedAvg.client_update
-
-    def client_update(self, phase, client, down, host):
-        host.report(**{f"n{k}": 0.5 for k in range(m.REPORTS + 1)})
-        return honest(self, phase, client, down, host)
-
-    monkeypatch.setattr(FedAvg, "client_update", client_update)
-    failed, _ = answer(exp, tmp_path)
-    assert failed.reason.startswith("fedavg reports 17 numbers of a client in a round; expected at")
 
 
 class Quiet(FedAvg):
