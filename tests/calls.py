@@ -28,27 +28,18 @@ from fednet.launch.start import Silent, listen, listening, run_in_process
 from fednet.records import Round
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
+from tests.processes import settings
 
 CLIENTS = 20
 FIRST, LAST = 4, 11  # rounds that are profiled
 MOST = 0.8  # calls a reply: at either end of the profile, a round's tasks may be half done
-FEDERATION = {
-    "name": "calls",
-    "rounds": 12,
-    "clients": CLIENTS,
-    "participation": 1.0,
-    "model": {"name": "mlp", "hidden": [16]},
-    "train": {"epochs": 1, "batch_size": 8},
-    "data": {
-        "dataset": "synthetic",
-        "samples": 8 * CLIENTS,
-        "shape": [16],
-        "classes": 4,
-        "partition": {"scheme": "iid"},
-    },
-    "evaluate": {"clients": "none"},
-    "report": False,
-}
+FEDERATION = settings(
+    rounds=12,
+    clients=CLIENTS,
+    train={"batch_size": 8},
+    data={"samples": 8 * CLIENTS, "shape": [16], "classes": 4},
+    evaluate={"clients": "none"},
+)
 PACKAGE = str(Path(fednet.__file__).parent) + "/"
 
 
@@ -130,10 +121,6 @@ def _run_over_tcp(config: configuration.Config, directory: Path, how: Hosting) -
     server.join()
 
 
-def _file(code: CodeType) -> str:
-    return code.co_filename.removeprefix(PACKAGE)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.calls", description=__doc__)
     parser.add_argument("--tcp", action="store_true", help="over TCP instead of in process")
@@ -142,23 +129,19 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         calls = count(Path(folder) / "run", options.tcp)
     way = calls.per_reply()
+    files = {code: code.co_filename.removeprefix(PACKAGE) for code in way}
     print(
-        f"{len(way)} functions in {len({code.co_filename for code in way})} files, "
+        f"{len(way)} functions in {len(set(files.values()))} files, "
         f"{sum(way.values()):.0f} calls, on {calls.threads()} threads"
     )
-    functions: Counter[str] = Counter()
-    times: Counter[str] = Counter()
-    for code, each in way.items():
-        package = _file(code).split("/")[0]
-        functions[package] += 1
-        times[package] += round(each)
-    for package, n in functions.most_common():
-        print(f"{package:<16} {n:4d} functions {times[package]:5d} calls")
-    if options.list:
-        for code in sorted(way, key=lambda code: (_file(code), code.co_firstlineno)):
-            if _file(code).startswith(options.list):
-                where = f"{_file(code)}:{code.co_firstlineno}"
-                print(f"{where:<40} {code.co_name:<32} {way[code]:6.1f}")
+    for package in sorted({file.split("/")[0] for file in files.values()}):
+        own = [code for code in way if files[code].split("/")[0] == package]
+        times = sum(round(way[code]) for code in own)
+        print(f"{package:<16} {len(own):4d} functions {times:5d} calls")
+    for code in sorted(way, key=lambda code: (files[code], code.co_firstlineno)):
+        if options.list and files[code].startswith(options.list):
+            where = f"{files[code]}:{code.co_firstlineno}"
+            print(f"{where:<40} {code.co_name:<32} {way[code]:6.1f}")
     return 0
 
 

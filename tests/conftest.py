@@ -1,8 +1,5 @@
-"""For all tests: one thread a process, also in the processes that tests start; which of them
-`python -m pytest` leaves to a second command; and which want a package that need not be there.
-
-Several test processes with several threads each wait for one another in turns on a machine with few
-cores.
+"""For all tests: each process uses one thread, parts that a test registers are forgotten after it,
+a test that needs a missing package is skipped, and a bare `pytest` leaves out what is long.
 """
 
 from __future__ import annotations
@@ -17,11 +14,12 @@ import pytest
 from fednet import loading, registry
 from fednet.errors import ConfigError, lacking
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+# Several test processes with several threads each would wait for one another on few cores. Set
+# before anything imports torch.
+os.environ["OMP_NUM_THREADS"] = "1"
 
-# Every test below these starts processes that are killed, cut off or compared bit by bit.
+# Every test in these folders starts processes that are killed, cut off or compared bit by bit.
 LONG = ("chaos", "parity")
-
 
 # Packages of extras that the extra `test` does not bring.
 EXTRAS = ("dp-accounting", "mlflow", "pandas", "ray", "tensorboard", "wandb")
@@ -35,9 +33,9 @@ def _forgotten() -> Iterator[None]:
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """The parts that were registered inside are taken away after it, whether from a file or in the
-    test itself, and the files count as not loaded: other tests run over every registered part.
-    Only fednet's own stay: a module that is imported does not register its parts a second time.
+    """Take away the parts that are registered inside, and count their files as not loaded: other
+    tests run over every registered part. fednet's own parts stay: a module that is imported does
+    not register its parts a second time.
     """
     known = {kind: set(parts._parts) for kind, parts in registry.ALL.items()}
     loaded = dict(loading._loaded)
@@ -54,7 +52,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """A test whose run says that such a package is not installed is skipped."""
+    """Skip a test whose run says that such a package is not installed."""
     try:
         return (yield)
     except ConfigError as wrong:
@@ -65,14 +63,12 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `long` where nobody asked for it: by a folder or file, or by -m."""
+    """Leave out what is marked `long`, unless it was asked for by a folder, a file, or -m."""
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in LONG:
             item.add_marker(pytest.mark.long)
-    if (
-        config.args != config.getini("testpaths")
-        or config.option.markexpr != "not slow and not gpu"
-    ):
+    all_paths = config.args == config.getini("testpaths")
+    if not all_paths or config.option.markexpr != "not slow and not gpu":
         return
     left = [item for item in items if item.get_closest_marker("long") is not None]
     items[:] = [item for item in items if item.get_closest_marker("long") is None]

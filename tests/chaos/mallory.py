@@ -1,8 +1,10 @@
-"""A peer that speaks the protocol, and abuses it."""
+"""Peers that speak the protocol and abuse it: `Mallory`, a client, and `Liar`, a server."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import msgspec
@@ -16,21 +18,40 @@ from fednet.wire.frames import decode_from_client, decode_from_server, encode
 LIMIT_S = 60.0
 
 
-class Mallory:
-    """run, inc: learnt from the welcome. keys: a pair that knows the server's."""
+def raw(**fields: Any) -> bytes:
+    """Return a header that no sender would write."""
+    return msgpack.packb({"v": m.PROTOCOL, **fields})
 
-    def __init__(self, address: str, keys=None, wait: bool = True) -> None:
-        self.transport = ZmqClient(address, keys=keys, on_refused=lambda reason, where: None)
+
+class Peer:
+    """heard: the messages that came, each with its body."""
+
+    def __init__(self) -> None:
         self.heard: list[tuple[m.Message, memoryview | None]] = []
-        self.run, self.inc, self.open = "", 0, False
-        if wait:
-            self.listen(lambda: self.open)
 
-    def listen(self, until, limit_s: float = LIMIT_S) -> None:
+    def listen(self, until: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        """Take messages until `until()` is true."""
         limit = time.monotonic() + limit_s
         while not until():
             assert time.monotonic() < limit, [type(x).__name__ for x, _ in self.heard]
             self.poll(0.01)
+
+    def said(self, kind: type[m.Message]) -> list[Any]:
+        return [x for x, _ in self.heard if isinstance(x, kind)]
+
+    def poll(self, timeout_s: float) -> Any:
+        raise NotImplementedError
+
+
+class Mallory(Peer):
+    """run, inc: as in the welcome. keys: a pair that knows the server's."""
+
+    def __init__(self, address: str, keys: Any = None, wait: bool = True) -> None:
+        super().__init__()
+        self.transport = ZmqClient(address, keys=keys, on_refused=lambda reason, where: None)
+        self.run, self.inc, self.open = "", 0, False
+        if wait:
+            self.listen(lambda: self.open)
 
     def poll(self, timeout_s: float) -> list[m.Message]:
         fresh = []
@@ -50,46 +71,30 @@ class Mallory:
     def frames(self, *frames: bytes) -> None:
         self.transport.send(list(frames))
 
-    def say(self, message: m.Message, body: bytes | None = None, **changes) -> None:
-        self.frames(
-            *[
-                encode(msgspec.structs.replace(message, run=self.run, inc=self.inc, **changes)),
-                *([] if body is None else [body]),
-            ]
-        )
+    def say(self, message: m.Message, body: bytes | None = None) -> None:
+        whole = msgspec.structs.replace(message, run=self.run, inc=self.inc)
+        self.frames(encode(whole), *([] if body is None else [body]))
 
     def refusals(self) -> list[str]:
-        return [x.reason for x, _ in self.heard if isinstance(x, m.Refuse)]
+        return [x.reason for x in self.said(m.Refuse)]
 
 
-def raw(**fields) -> bytes:
-    return msgpack.packb({"v": m.PROTOCOL, **fields})
+class Liar(Peer):
+    """Serves one client. welcome: how it answers a join, but for the session."""
 
-
-class Liar:
-    """A server that speaks the protocol to one client, and abuses it. welcome: what it answers a
-    join with, but for session.
-    """
-
-    def __init__(self, config: str, **welcome) -> None:
+    def __init__(self, config: str, **welcome: Any) -> None:
+        super().__init__()
         self.transport = ZmqServer("tcp://127.0.0.1:*")
         self.welcome = {"run": "r", "inc": 1, "name": "n", "config": config, "ids": [0]}
         self.welcome |= {"speaks": m.PROTOCOL, **welcome}
         self.conn = b""
-        self.heard: list[tuple[m.Message, memoryview | None]] = []
 
     @property
     def address(self) -> str:
         return self.transport.address
 
-    def listen(self, until, limit_s: float = LIMIT_S) -> None:
-        """Answers joins and beats until `until()` is true."""
-        limit = time.monotonic() + limit_s
-        while not until():
-            assert time.monotonic() < limit, [type(x).__name__ for x, _ in self.heard]
-            self.poll(0.01)
-
     def poll(self, timeout_s: float) -> None:
+        """Answers joins and heartbeats too."""
         for event in self.transport.poll(timeout_s):
             if not isinstance(event, Received):
                 continue
@@ -97,7 +102,6 @@ class Liar:
             self.heard.append((message, body))
             self.conn = event.conn
             if isinstance(message, m.Join):
-                # What a sender may not write is written all the same.
                 self.frames(raw(t="welcome", session="s", **self.welcome))
             elif isinstance(message, m.Alive):
                 self.say(m.Alive())
@@ -108,6 +112,3 @@ class Liar:
     def say(self, message: m.Message, body: bytes | None = None) -> None:
         whole = msgspec.structs.replace(message, run=self.welcome["run"], inc=self.welcome["inc"])
         self.frames(encode(whole), *([] if body is None else [body]))
-
-    def said(self, kind) -> list:
-        return [x for x, _ in self.heard if isinstance(x, kind)]

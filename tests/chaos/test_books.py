@@ -1,12 +1,11 @@
-"""The books of a run whose server or client was killed or stopped: nothing that left is missing,
-and what counts is of use.
+"""The record of bytes of a run whose server or client was killed or stopped: nothing that was sent
+is missing, and what counts is useful.
 """
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ from fednet.errors import Stopped
 from fednet.report import costs
 from fednet.report.read import open_run
 from fednet.server.phases import Phases
-from tests.federation import Federation
-from tests.rooms import lines, run, summary
+from tests.processes import Federation, crashes, finished, lines, planned
+from tests.rooms import run, summary
 
 VIRTUAL = {
     "clock": "virtual",
@@ -26,45 +25,50 @@ VIRTUAL = {
 LARGE = {"name": "mlp", "hidden": [16384]}  # 5 MB, so five parts
 
 
-def booked(rows: list[dict]) -> dict[str, int]:
+def booked(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {d: sum(r["bytes"] for r in rows if r["direction"] == d) for d in ("up", "down")}
 
 
-def crossed(rows: list[dict], incarnation: int) -> dict[str, int]:
-    """Bytes to and from one server process."""
-    own = [r for r in rows if r["incarnation"] == incarnation]
-    local = {d: sum(r.get("local", 0) for r in own if r["direction"] == d) for d in ("up", "down")}
-    return {d: n - local[d] for d, n in booked(own).items()}
-
-
-def beside_kernel(told: dict) -> dict[str, int]:
-    """What an event `kernel` says was booked."""
-    return {"up": told["booked_up"], "down": told["booked_down"]}
-
-
-def agrees(directory: Path) -> None:
-    """The summary, the book, the declarations and the report say the same."""
+def agree(directory: Path) -> None:
+    """The summary, wire.jsonl, the declarations and the report say the same."""
     said, rows = summary(directory), lines(directory / "wire.jsonl")
     both = booked(rows)
-    assert {k: said["bytes"][k] for k in ("up", "down", "total")} == {
-        **both,
-        "total": sum(both.values()),
-    }
+    assert {way: said["bytes"][way] for way in both} == both
+    assert said["bytes"]["total"] == sum(both.values())
     assert said["useful"] == said["predicted"]
     measured = costs.predicted(open_run(directory), said["predicted"])
-    assert {
-        d: {k: v["measured"] for k, v in kinds.items()} for d, kinds in measured.items()
-    } == said["useful"]
+    by_kind = {
+        way: {kind: cost["measured"] for kind, cost in kinds.items()}
+        for way, kinds in measured.items()
+    }
+    assert by_kind == said["useful"]
     numbers = [(r["incarnation"], r["number"]) for r in rows if "number" in r]
     assert len(numbers) == len(set(numbers))
 
 
-def test_the_summary_has_the_bytes_of_the_whole_book(tmp_path: Path) -> None:
-    agrees(run(tmp_path, evaluate={"clients": "all"}))
+def beside_kernel(fed: Federation, *servers: int) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """Return for each of these servers, which stopped or ended, the bytes that it says it recorded,
+    and the kernel's count. Check that the first are the rows of that server.
+    """
+    found = []
+    for server, event in zip(servers, fed.events("kernel"), strict=True):
+        recorded = {"up": event["booked_up"], "down": event["booked_down"]}
+        own = [r for r in fed.lines("wire.jsonl") if r["incarnation"] == server]
+        assert recorded == booked(own)
+        found.append((recorded, {"up": event["received"], "down": event["sent"]}))
+    return found
+
+
+def received_by_clients(fed: Federation) -> int:
+    return sum(booked(lines(p))["down"] for p in fed.path.glob("state/*/wire*.jsonl"))
+
+
+def test_the_summary_has_the_bytes_of_all_rows(tmp_path: Path) -> None:
+    agree(run(tmp_path, evaluate={"clients": "all"}))
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_stop_before_it_is_decided_who_was_in_time_takes_nothing_from_what_is_of_use(
+def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     changes = {"link": VIRTUAL, "rounds": 3, "round": {"deadline": 0.8 if late else None}}
@@ -80,95 +84,75 @@ def test_a_stop_before_it_is_decided_who_was_in_time_takes_nothing_from_what_is_
         run(tmp_path, **changes)
     directory = run(tmp_path, resume=True, **changes)
     again = [r for r in lines(directory / "wire.jsonl") if r["round"] == 2 and r["type"] == "task"]
-    assert sorted(r["client"] for r in again) == [0, 1, 2]  # each task crossed once
+    assert sorted(r["client"] for r in again) == [0, 1, 2]  # each task was sent once
     assert [r["client"] for r in again if not r["useful"]] == ([2] if late else [])
-    agrees(directory)
+    agree(directory)
 
 
 @pytest.mark.parametrize("link", [{}, VIRTUAL], ids=["real", "virtual"])
-def test_what_a_killed_server_had_under_way_is_in_the_book_of_the_next(
-    tmp_path: Path, link: dict
+def test_what_a_killed_server_had_sent_is_recorded_by_the_next(
+    tmp_path: Path, link: dict[str, Any]
 ) -> None:
-    crash = {"schedule": [{"round": 2, "kind": "server_crash", "at": "receiving"}]}
-    with Federation(tmp_path, model=LARGE, link=link, faults=crash, rounds=2) as fed:
-        fed.client("0-1")
-        fed.client("2-3")
-        fed.server()
-        fed.finish()
-        rows = fed.lines("wire.jsonl")
-        taken = [r for r in rows if r["incarnation"] == 1 and r["round"] == 2 and "number" in r]
-        assert len({r["client"] for r in taken if r["type"] == "task" and r["kinds"]}) >= 2
-        # Whatever reached a client is in the server's book.
-        books = [lines(p) for p in fed.path.glob("state/*/wire*.jsonl")]
-        received = sum(booked(book)["down"] for book in books)
-        assert booked(rows)["down"] >= received
-        agrees(fed.path)
-        (told,) = fed.events("kernel")
-        assert beside_kernel(told) == crossed(rows, 2)
-        assert crossed(rows, 2) == {"up": told["received"], "down": told["sent"]}
+    faults = crashes((2, "receiving"))
+    fed = finished(tmp_path, model=LARGE, link=link, faults=faults, rounds=2)
+    rows = fed.lines("wire.jsonl")
+    taken = [r for r in rows if r["incarnation"] == 1 and r["round"] == 2 and "number" in r]
+    assert len({r["client"] for r in taken if r["type"] == "task" and r["kinds"]}) >= 2
+    assert booked(rows)["down"] >= received_by_clients(fed)
+    agree(fed.path)
+    ((recorded, kernel),) = beside_kernel(fed, 2)
+    assert recorded == kernel
 
 
-def test_a_stopped_server_tells_the_kernels_count_beside_all_that_crossed(tmp_path: Path) -> None:
-    """Also what it has not settled, since the next one goes on with it."""
-    late = {"schedule": [{"round": 2, "client": 3, "kind": "delay", "seconds": 5.0}]}
+def test_a_stopped_server_records_all_that_was_sent(tmp_path: Path) -> None:
+    """Also what it has not settled, since the next one continues with it."""
+    late = planned("delay", client=3, seconds=5.0)
     with Federation(tmp_path, model=LARGE, rounds=2, faults=late) as fed:
         fed.client("0-2")
-        fed.client("3")
-        first = fed.server()
+        fed.begin("3")
 
-        def answered() -> int:
-            books = [lines(p) for p in fed.path.glob("state/*/wire*.jsonl")]
-            return sum(r["round"] == 2 and r["type"] == "reply" for book in books for r in book)
+        def answered() -> bool:
+            rows = [r for p in fed.path.glob("state/*/wire*.jsonl") for r in lines(p)]
+            return sum(r["round"] == 2 and r["type"] == "reply" for r in rows) >= 3
 
-        fed.until(lambda: answered() >= 3)
-        first.terminate()
-        fed.status(first)
+        fed.until(answered)
+        fed.last.terminate()
+        fed.status()
         fed.server(resume=True)
         fed.finish()
-        rows = fed.lines("wire.jsonl")
-        stopped, ended = fed.events("kernel")
-        for incarnation, told in ((1, stopped), (2, ended)):
-            assert beside_kernel(told) == crossed(rows, incarnation)
-            assert beside_kernel(told)["up"] == told["received"]
-        agrees(fed.path)
+        for recorded, kernel in beside_kernel(fed, 1, 2):
+            assert recorded["up"] == kernel["up"]
+        agree(fed.path)
 
 
-def test_what_a_killed_client_was_sent_is_marked_as_lost(tmp_path: Path) -> None:
-    with Federation(
-        tmp_path, model=LARGE, algorithm="scaffold", rounds=2, round={"lost": {"closed": 30.0}}
-    ) as fed:
-        server = fed.server()
+def test_what_a_killed_client_was_sent_is_recorded_as_lost(tmp_path: Path) -> None:
+    changes = {"model": LARGE, "algorithm": "scaffold", "rounds": 2}
+    with Federation(tmp_path, **changes, round={"lost": {"closed": 30.0}}) as fed:
         first = fed.client("0-3")
-        pulled = fed.path / "checkpoint" / "flight.jsonl"
-        fed.until(
-            lambda: pulled.exists() and b'"type":"task","kinds":{"state"' in pulled.read_bytes()
-        )
-        first.kill()
+        fed.server()
+        log = fed.path / "checkpoint" / "flight.jsonl"
+        task = b'"type":"task","kinds":{"state"'
+        fed.until(lambda: log.exists() and task in log.read_bytes())
+        fed.lose(first)
         fed.client("0-3")
-        assert fed.status(server) == 0
+        assert fed.status() == 0
         down = [r for r in fed.lines("wire.jsonl") if r["type"] == "task" and not r["useful"]]
         assert any(r["bytes"] > 1_000_000 for r in down)
         assert all(r.get("lost") for r in down)
-        said = json.loads((fed.path / "summary.json").read_text())
-        assert said["useful"] == said["predicted"]
-        assert first.poll() in (None, -signal.SIGKILL)
+        assert fed.summary()["useful"] == fed.summary()["predicted"]
 
 
 @pytest.mark.parametrize("at", ["receiving", "checkpointing", "recording", "between"])
-def test_a_book_in_sums_misses_nothing_of_a_server_that_was_killed(tmp_path: Path, at: str) -> None:
-    crash = {"schedule": [{"round": t, "kind": "server_crash", "at": at} for t in (1, 2)]}
-    changes = {"faults": crash, "link": VIRTUAL, "algorithm": "scaffold", "rounds": 3}
-    with Federation(tmp_path, record={"wire": "sums"}, **changes) as fed:
-        fed.client("0-1")
-        fed.client("2-3")
-        fed.server()
-        fed.finish()
-        rows = fed.lines("wire.jsonl")
-        assert all("messages" in r for r in rows)
-        # The second may have ended with what the first had received, before anybody came to it.
-        assert {1, 3} <= {r["incarnation"] for r in rows}
-        assert len(fed.events("started")) == 3
-        books = [lines(p) for p in fed.path.glob("state/*/wire*.jsonl")]
-        assert booked(rows)["down"] >= sum(booked(book)["down"] for book in books)
-        agrees(fed.path)
-        assert not list((fed.path / "checkpoint").glob("book-*"))
+def test_a_record_in_sums_misses_nothing_of_a_server_that_was_killed(
+    tmp_path: Path, at: str
+) -> None:
+    changes = {"faults": crashes((1, at), (2, at)), "link": VIRTUAL, "algorithm": "scaffold"}
+    fed = finished(tmp_path, record={"wire": "sums"}, **changes)
+    rows = fed.lines("wire.jsonl")
+    assert all("messages" in r for r in rows)
+    # The second may have ended with what the first had received, before any message came.
+    assert {1, 3} <= {r["incarnation"] for r in rows}
+    assert len(fed.events("started")) == 3
+    assert booked(rows)["down"] >= received_by_clients(fed)
+    agree(fed.path)
+    assert not list((fed.path / "checkpoint").glob("book-*"))

@@ -2,94 +2,71 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
-import signal
+import resource
 import socket
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fednet.client import join
+from fednet.client.join import read_server
 from fednet.transport import keys
-from tests.processes import ROOT, Processes, lines, until
-
-THOUSAND = ("sh", "-c", 'ulimit -n 1024 && exec "$0" "$@"')
-PATIENT = "round={lost: {closed: 100, silent: 100}}"
+from tests.processes import ROOT, Federation, until
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
-def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
-    keys.lab(tmp_path / "keys", 4)
-    site = ("--keys", tmp_path / "keys" / "clients" / "all.key", "--state", tmp_path / "state")
-    sets = ("clients=4", "rounds=1000000", "security.curve=true", PATIENT)
-    rounds, crowd = tmp_path / "run" / "rounds.jsonl", []
-    with Processes(tmp_path) as started:
-        server = started.server("--keys", tmp_path / "keys", sets=sets, prefix=THOUSAND)
-        first = started.client("0-3", *site)
-        until(lambda: len(lines(rounds)) >= 3, "rounds in peace", server, first)
-        host, port = join.read_server(tmp_path / "run")[0].removeprefix("tcp://").split(":")
-        try:
-            for _ in range(1500):  # as fast as they go
-                crowd.append(socket.socket())
-                crowd[-1].settimeout(5)
-                crowd[-1].connect((host, int(port)))
-                with contextlib.suppress(OSError):  # it was hung up on already
-                    crowd[-1].sendall(b"\xff")  # and no more of a handshake
-            first.kill()
-            first.wait()
-            before = len(lines(rounds))
-            second = started.client("0-3", *site)  # gets in all the same
-            until(
-                lambda: len(lines(rounds)) >= before + 5,
-                "rounds among strangers",
-                server,
-                second,
-            )
-        finally:
-            for one in crowd:
-                one.close()
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 4, server.said()
+def limit_files(number: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 
 
-def greeted(crowd: list[socket.socket], address: str, many: int) -> None:
-    """Connections that send the first byte of a greeting, as fast as the server takes them."""
+def greet(address: str, many: int, stack: ExitStack) -> None:
+    """Make so many connections that send the first byte of a greeting, as fast as the server takes
+    them.
+    """
     host, port = address.removeprefix("tcp://").split(":")
-    while len(crowd) < many:
-        one = socket.socket()
+    made = 0
+    while made < many:
+        one = stack.enter_context(socket.socket())
         one.settimeout(5)
         try:
             one.connect((host, int(port)))
             one.sendall(b"\xff")
         except OSError:
-            one.close()  # nothing listens yet, or it was hung up on
+            one.close()  # nothing listens yet, or it was closed
             time.sleep(0.001)
             continue
-        crowd.append(one)
+        made += 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
-def test_strangers_do_not_end_a_server_that_is_starting(tmp_path):
+@pytest.mark.parametrize("curve", [False, True])
+def test_strangers_leave_a_server_the_descriptors_of_its_files_and_clients(
+    tmp_path: Path, curve: bool
+) -> None:
     """They connect from the moment at which the address is known."""
-    rounds, crowd = tmp_path / "run" / "rounds.jsonl", []
-    with Processes(tmp_path) as started:
-        server = started.server(sets=("clients=4", "rounds=1000000", PATIENT), prefix=THOUSAND)
-        until(lambda: (tmp_path / "run" / "server.json").exists(), "the address", server)
-        try:
-            greeted(crowd, join.read_server(tmp_path / "run")[0], 1100)
-            worker = started.client("0-3")
-            until(lambda: len(lines(rounds)) >= 3, "rounds among strangers", server, worker)
-        finally:
-            for one in crowd:
-                one.close()
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 4, server.said()
+    keys.lab(tmp_path / "keys", 4)
+    server, site = list[Any](), list[Any]()
+    if curve:
+        server = ["--keys", tmp_path / "keys"]
+        site = ["--keys", tmp_path / "keys" / "clients" / "all.key"]
+    patient = {"lost": {"closed": 100, "silent": 100}}
+    changes = {"rounds": 10**6, "round": patient, "security": {"curve": curve}}
+    with Federation(tmp_path, **changes) as fed, ExitStack() as stack:
+        fed.server(*server, before=functools.partial(limit_files, 1024))
+        fed.until((fed.path / "server.json").exists)
+        greet(read_server(fed.path)[0], 1100, stack)
+        first = fed.client("0-3", *site)
+        fed.until(lambda: len(fed.rounds()) >= 3)
+        fed.lose(first)
+        before = len(fed.rounds())
+        fed.client("0-3", *site)
+        fed.until(lambda: len(fed.rounds()) >= before + 3)
+        fed.stop()
 
 
 # A server that is busy elsewhere while connections come, and opens files then.
@@ -110,21 +87,17 @@ while descriptors.limit() - descriptors.count() < 20 or not descriptors.count():
     server.poll(0.01)
 """
 QUEUE = 50  # connections that wait to be taken, of the hundred that the kernel would hold
-WAITING = 5  # connections that the kernel holds, and that would take whatever is given back
+WAITING = 5  # connections that the kernel holds, and that would take all that is given back
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
-def test_a_file_is_opened_while_connections_hold_all_that_they_may(tmp_path):
+def test_a_file_is_opened_while_connections_hold_all_that_they_may(tmp_path: Path) -> None:
     limited = ("sh", "-c", 'ulimit -n 200 && exec "$0" "$@"', sys.executable, "-c", BUSY)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
         ExitStack() as stack,
         subprocess.Popen(
-            [*limited, str(tmp_path)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            [*limited, str(tmp_path)], cwd=ROOT, text=True, env=environment, **pipes
         ) as server,
     ):
         stack.callback(server.kill)

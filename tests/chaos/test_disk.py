@@ -8,20 +8,18 @@ import contextlib
 import errno
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fednet.cli.main import main
-from tests.federation import Federation
-from tests.processes import ROOT, small
+from tests.processes import ROOT, Federation, planned, small, undisturbed
 
-# A moment that lasts, in which the disk is filled: a reply of round 2 is kept back, once. It
-# changes no bit.
-WAIT = {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 2}]}
+# A reply of round 2 is kept back, once, so that the disk can be filled meanwhile.
+WAIT = planned("delay", seconds=2)
+RUN = ["run", *small("report=false"), "--in-process", "--quiet"]
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Takes all there is; removing the file frees it."""
+    """Use all space; removing the file frees it."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -50,17 +48,8 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
-    with Federation(tmp_path_factory.mktemp("calm"), algorithm="scaffold") as fed:
-        fed.client("0-3")
-        fed.server()
-        fed.finish()
-        return fed.hashes()
-
-
-def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(
-    tmp_path: Path, disk: Path, calm: list[tuple[int, str, str]]
+def test_a_full_disk_stops_the_server_and_a_resume_continues_once_there_is_room(
+    tmp_path: Path, disk: Path
 ) -> None:
     with Federation(disk, algorithm="scaffold", faults=WAIT) as fed:
         fed.tmp = tmp_path
@@ -75,52 +64,45 @@ def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(
         filler.unlink()
         fed.server(resume=True)
         fed.finish()
-        assert fed.hashes() == calm
-        left = [p for p in fed.path.rglob("*") if p.name.startswith(("round-", "."))]
-        assert not left
+        assert fed.hashes() == undisturbed(algorithm="scaffold")
+        assert not [p for p in fed.path.rglob("*") if p.name.startswith(("round-", "."))]
 
 
-def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(
+def test_a_client_whose_disk_is_full_says_so_and_the_rounds_continue_without_it(
     tmp_path: Path, disk: Path
 ) -> None:
-    with Federation(
-        tmp_path,
-        algorithm="scaffold",
-        rounds=1_000_000,
-        round={"on_error": "drop", "lost": {"closed": 0.5, "silent": 10.0}},
-        faults=WAIT,
-    ) as fed:
-        fed.client("0,2,3")
+    rules = {"on_error": "drop", "lost": {"closed": 0.5, "silent": 10.0}}
+    changes = {"algorithm": "scaffold", "rounds": 1_000_000, "round": rules, "faults": WAIT}
+    with Federation(tmp_path, **changes) as fed:
         one = fed.client("1", state=disk)
-        fed.server()
+        fed.begin("0,2,3")
         fed.until(lambda: fed.events("fault"))
         filler = fill(disk)
-        fed.until(lambda: [r["completed"] for r in fed.rounds()][-1:] == [[0, 2, 3]])
+        fed.until(lambda: fed.completed()[-1:] == [[0, 2, 3]])
         fed.until(lambda: "No space left on device" in fed.output())
         assert "Traceback" not in fed.output()
         filler.unlink()
-        fed.until(lambda: one.poll() or fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
+        fed.until(lambda: one.poll() or fed.completed()[-1] == [0, 1, 2, 3])
         if one.poll() is not None:
             assert fed.status(one) == 3
             fed.client("1", state=disk)
-        fed.until(lambda: fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
-        fed.last.send_signal(signal.SIGTERM)
-        assert fed.status() == 4
+        fed.until(lambda: fed.completed()[-1] == [0, 1, 2, 3])
+        fed.stop()
 
 
 @pytest.mark.parametrize("kilobytes", [56, 100, 148, 172])
-def test_a_full_disk_is_said_with_what_is_left_wherever_it_meets_a_run_in_one_process(
+def test_a_full_disk_is_said_with_what_is_left_anywhere_in_a_run_in_one_process(
     disk: Path, capsys: pytest.CaptureFixture[str], kilobytes: int
 ) -> None:
-    run = ["run", *small("rounds=20", "report=false"), "--in-process", "--quiet"]
+    run = [*RUN, "--set", "rounds=20", "--out", str(disk)]
     filler = fill(disk)
     os.truncate(filler, filler.stat().st_size - kilobytes * 1024)
-    assert main([*run, "--out", str(disk)]) == 3
+    assert main(run) == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("fednet run: the run stopped: No space left on device")
     assert said.endswith(("continue with --resume.", "--resume starts it from the beginning."))
     filler.unlink()
-    assert main([*run, "--out", str(disk), "--resume"]) == 0
+    assert main([*run, "--resume"]) == 0
 
 
 def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_room(
@@ -130,7 +112,7 @@ def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_
     commands = {
         "keys/server.key": ["keys", "server", str(disk / "keys")],
         "mine.py": ["new", "algorithm", str(disk / "mine.py")],
-        "run/lock": ["run", *small("report=false"), "--in-process", "--out", str(disk)],
+        "run/lock": [*RUN, "--out", str(disk)],
     }
     for name, command in commands.items():
         assert main(command) in (2, 3)
@@ -142,49 +124,69 @@ def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_
     assert [main(command) for command in commands.values()] == [0, 0, 0]
 
 
+# -- files that are flushed ------------------------------------------------------------------------
+FLUSHED = [*RUN, "--set", "checkpoint.fsync=true", "--set", "algorithm=scaffold"]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
+    """From now on `before` is called with the path of each file that is flushed to the disk."""
+    fsync = os.fsync
+
+    def watched(file: int) -> None:
+        before(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watched)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of an undisturbed run."""
+    out = tmp_path_factory.mktemp("calm")
+    assert main([*FLUSHED, "--out", str(out)]) == 0
+    return json.loads((out / "run" / "summary.json").read_text())["model_sha256"]
+
+
 @pytest.mark.parametrize(
     "name", ["lock", "incarnation", "flight.jsonl", "state-", "manifest.json", "rounds.jsonl"]
 )
-def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    name: str,
 ) -> None:
-    run = ["run", *small("checkpoint.fsync=true", "report=false"), "--in-process", "--quiet"]
-    sound, failed = os.fsync, list[str]()
+    failed = list[str]()
 
-    def fsync(file: int) -> None:
-        if not failed and name in (path := os.readlink(f"/proc/self/fd/{file}")):
+    def fail_once(path: str) -> None:
+        if not failed and name in path:
             failed.append(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        sound(file)
 
-    assert main([*run, "--out", str(tmp_path / "calm")]) == 0
-    monkeypatch.setattr(os, "fsync", fsync)
-    assert main([*run, "--out", str(tmp_path / "out")]) == 3
-    (said,) = capsys.readouterr().err.splitlines()
+    watch(monkeypatch, fail_once)
+    run = [*FLUSHED, "--out", str(tmp_path / "out")]
+    assert main(run) == 3
+    said = capsys.readouterr().err.splitlines()[-1]
     assert "Input/output error" in said
-    assert f"run/{'' if name == 'lock' or name == 'rounds.jsonl' else 'checkpoint/'}{name}" in said
+    folder = "" if name in ("lock", "rounds.jsonl") else "checkpoint/"
+    assert f"run/{folder}{name}" in said
     assert "fault of fednet" not in said
     assert not (tmp_path / "out" / "fednet.log").exists()
-    assert main([*run, "--out", str(tmp_path / "out"), "--resume"]) == 0
-    ended = [json.loads((tmp_path / d / "run/summary.json").read_text()) for d in ("calm", "out")]
-    assert ended[0]["model_sha256"] == ended[1]["model_sha256"]
+    assert main([*run, "--resume"]) == 0
+    summary = json.loads((tmp_path / "out" / "run" / "summary.json").read_text())
+    assert summary["model_sha256"] == model
 
 
 def test_states_of_clients_are_flushed_to_the_disk_as_the_checkpoint_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound, flushed = os.fsync, set[str]()
-
-    def fsync(file: int) -> None:
-        flushed.add(os.path.basename(os.path.dirname(os.readlink(f"/proc/self/fd/{file}"))))
-        sound(file)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    run = ["run", *small("checkpoint.fsync=true", "report=false", "algorithm=scaffold")]
-    assert main([*run, "--in-process", "--quiet", "--out", str(tmp_path)]) == 0
+    flushed = set[str]()
+    watch(monkeypatch, lambda path: flushed.add(Path(path).parent.name))
+    assert main([*FLUSHED, "--out", str(tmp_path)]) == 0
     assert {"checkpoint", "client-0", "client-1"} <= flushed
 
 
-def test_what_is_flushed_to_the_disk_says_which_file_it_was() -> None:
+def test_one_file_flushes_to_the_disk_so_that_each_error_names_its_file() -> None:
     files = (ROOT / "fednet").rglob("*.py")
     assert [p.name for p in files if "os.fsync" in p.read_text()] == ["descriptors.py"]

@@ -4,7 +4,6 @@ they have. A lie is refused with its reason, and changes nothing for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,63 +18,50 @@ from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count, batches
 from fednet.wire import messages as m
 from fednet.wire.frames import decode_from_client, encode
-from tests import federation
-from tests.processes import lines
+from tests.processes import lines, settings
 
 LIAR = 2
-
-
-def all_right(total: int) -> np.ndarray:
-    """Counts of three classes, all of them correct, `total` in each."""
-    return np.full((2, 3), total, dtype=np.int64)
-
-
-# What the liar says of its test set, and a part of the reason for which it is left out. The third
-# lie wraps an int64 sum to a small number, the fourth the sum over the clients.
-LIES: list[tuple[np.ndarray, str]] = [
-    (all_right(1000), "tested"),
-    (np.array([[0, 0, 0], [1 << 40, 0, 0]]), "tested"),
-    (np.array([[1 << 62, 1 << 62, 1], [1 << 62, 1 << 62, 1]]), "tested"),
-    (all_right((1 << 63) - 1), "tested"),
-    (np.array([[2, 0, 0], [1, 1, 1]]), "correct"),
-    (np.array([[-1, 0, 0], [1, 1, 1]]), "correct"),
+# What the liar says of its test set of three classes (correct, tested), and a part of the reason
+# for which it is left out. The third lie wraps an int64 sum to a small number, the fourth the sum
+# over the clients.
+LIES = [
+    ([[1000] * 3, [1000] * 3], "tested"),
+    ([[0, 0, 0], [1 << 40, 0, 0]], "tested"),
+    ([[1 << 62, 1 << 62, 1], [1 << 62, 1 << 62, 1]], "tested"),
+    ([[(1 << 63) - 1] * 3, [(1 << 63) - 1] * 3], "tested"),
+    ([[2, 0, 0], [1, 1, 1]], "correct"),
+    ([[-1, 0, 0], [1, 1, 1]], "correct"),
 ]
 
 
-def lying(told: np.ndarray) -> Callable[..., Any]:
+def honest_others(run: fednet.Run) -> list[float]:
+    """Return by round the pooled accuracy of the clients that do not lie."""
+    found = []
+    for record in run.rounds:
+        rows = [c for c in run.clients if c.round == record.round and not c.get("final")]
+        rows = [c for c in rows if c.client != LIAR]
+        right = sum(row["correct_personal"] for row in rows)
+        found.append(right / sum(row["tested_personal"] for row in rows))
+    return found
+
+
+@pytest.mark.parametrize(("said", "why"), LIES)
+def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[list[int]], why: str
+) -> None:
     honest = ClientEvaluation.within
 
     def within(self: Any, exp: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
         judged = honest(self, exp, state, x, record, host)
         if host.client_id == LIAR:
-            judged["personal"] = Counts(told, 0.0, 1)
+            judged["personal"] = Counts(np.array(said, dtype=np.int64), 0.0, 1)
         return judged
 
-    return within
-
-
-def honest_others(run: fednet.Run, name: str) -> list[float]:
-    """By round, the pooled accuracy of the clients that do not lie."""
-    found = []
-    for record in run.rounds:
-        rows = [c for c in run.clients if c.round == record.round and not c.get("final")]
-        rows = [c for c in rows if c.client != LIAR]
-        right = sum(row[f"correct_{name}"] for row in rows)
-        found.append(right / sum(row[f"tested_{name}"] for row in rows))
-    return found
-
-
-@pytest.mark.parametrize(("told", "why"), LIES)
-def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: np.ndarray, why: str
-) -> None:
-    mapping = federation.settings(
-        algorithm="fedper", rounds=2, data={"classes": 3}, stop={"accuracy": 0.999}
-    )
-    monkeypatch.setattr(ClientEvaluation, "within", lying(told))
+    monkeypatch.setattr(ClientEvaluation, "within", within)
+    mapping = settings(algorithm="fedper", rounds=2, data={"classes": 3}, stop={"accuracy": 0.999})
     run = fednet.run(mapping, out=tmp_path, in_process=True)
     assert [r.round for r in run.rounds] == [1, 2]
-    assert [r.client_accuracy["personal"] for r in run.rounds] == honest_others(run, "personal")
+    assert [r.client_accuracy["personal"] for r in run.rounds] == honest_others(run)
     refused = [e for e in lines(run.dir / "events.jsonl") if e["type"] == "refused"]
     assert [e["client"] for e in refused] == [LIAR, LIAR]
     assert all(why in e["reason"] for e in refused)
@@ -86,9 +72,9 @@ def test_a_site_whose_test_set_is_said_to_be_huge_has_half_of_the_accuracy_at_mo
         return {"personal": Counts(np.array([[right], [total]]), 0.0, total)}
 
     honest = {0: counts(30, 100), 1: counts(50, 100)}
-    told = honest | {LIAR: counts(1 << 31, 1 << 31)}
     assert pooled(honest, 0.5) == {"personal": 0.4}
-    assert pooled(told, 0.5) == {"personal": (30 + 50 + 200) / 400}
+    lied = honest | {LIAR: counts(1 << 31, 1 << 31)}
+    assert pooled(lied, 0.5) == {"personal": (30 + 50 + 200) / 400}
 
 
 def test_more_samples_than_a_site_may_have_are_refused_and_no_batch_of_them_is_listed() -> None:

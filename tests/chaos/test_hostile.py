@@ -1,15 +1,16 @@
-"""A live server under attack: what is sent at it is refused with a reason and billed, and the model
-is the same to the bit.
+"""A live server under attack: what is sent to it is refused with a reason and recorded, and the
+model is the same to the bit.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import threading
-import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import msgpack
 import msgspec
@@ -31,28 +32,24 @@ from fednet.server.watch import Hosting
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
+from fednet.wire.payload import Run
 from tests.chaos.mallory import Mallory, raw
-from tests.processes import until
+from tests.processes import lines, settings, until
 
-CONFIG = {
-    "name": "attacked",
-    "rounds": 6,
-    "clients": 4,
-    "participation": 1.0,
-    "model": {"name": "mlp", "hidden": [16]},
-    "data": {
-        "dataset": "synthetic",
-        "samples": 200,
-        "shape": [1, 8, 8],
-        "classes": 4,
-        "partition": {"scheme": "iid"},
-    },
-    "train": {"batch_size": 25},
-    "round": {"lost": {"closed": 1, "silent": None}, "start": 4},
-}
+CONFIG = settings(
+    rounds=6,
+    data={"samples": 200, "classes": 4},
+    train={"batch_size": 25},
+    round={"lost": {"closed": 1, "silent": None}, "start": 4},
+)
+change = msgspec.structs.replace
+Answer = tuple[m.Message, bytes | None]
 
 
-def serve(directory, bind, after_round=lambda record: None) -> dict:
+def serve(
+    directory: Path, bind: str | None, after_round: Callable[[Any], Any] = lambda record: None
+) -> dict[str, Any]:
+    """Run CONFIG in this process: alone, or as a server for clients that connect."""
     directory.mkdir(parents=True)
     config = configuration.from_mapping(CONFIG)
     how = Hosting(Silent(), device="cpu", callback=after_round)
@@ -62,8 +59,9 @@ def serve(directory, bind, after_round=lambda record: None) -> dict:
     return host_rounds(config, directory, listening(config, directory, transport), how)
 
 
-def in_thread(call) -> tuple[threading.Thread, dict]:
-    found: dict = {}
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, dict[str, Any]]:
+    """Call it in a thread. Return the thread, and a place for its `result` or `error`."""
+    found: dict[str, Any] = {}
 
     def run() -> None:
         try:
@@ -84,53 +82,50 @@ def noise_on_the_port(address: str) -> None:
             return first.connect_ex((host, int(port))) == 0
 
     until(listens, "the server listens")
-    for data in (
-        b"GET / HTTP/1.0\r\n\r\n",
-        random.Random(0).randbytes(5000),
-        b"\xff" + bytes(8) + b"\x7f",
-        b"",
-    ):
+    noise = random.Random(0).randbytes(5000)
+    for data in (b"GET / HTTP/1.0\r\n\r\n", noise, b"\xff" + bytes(8) + b"\x7f", b""):
         with socket.create_connection((host, int(port)), timeout=5) as peer:
             peer.sendall(data)
 
 
+KEY = [1, 0, 0, 0]
+OUTSIDE: list[list[bytes]] = [
+    [b""],
+    [b"\xc1\xc1"],
+    [random.Random(1).randbytes(300)],
+    [msgpack.packb([1])],
+    [b"\x91" * 1020 + b"\xc0"],
+    [b"\xdd\xff\xff\xff\xff" * 500],
+    [msgpack.packb({"v": 9, "t": "join"})],
+    [raw(t="welcome", worker="w")],
+    [raw(t="nonsense")],
+    [raw(t=["join"])],
+    [raw(t="join", worker="w", slots=-1)],
+    [raw(t="join", worker="w", slots=1 << 62)],
+    [raw(t="join", worker="w", ids=[-1])],
+    [raw(t="join", worker="w", pid=1 << 63)],
+    [raw(t="join", worker="w", holding=[KEY] * 5000)],
+    [raw(t="join", worker="w" * 5000)],
+    [raw(t="join", worker="w", versions={str(i): "" for i in range(100)})],
+    [raw(t="join", worker="w", ids=[1 << 39])],
+    [bytes(m.MAX_HEADER + 1)],
+    [raw(t="alive"), b"body"],
+    [raw(t="part", key=KEY, index=0), bytes(m.PART + 1)],
+    [raw(t="reply", key=KEY, form=[], size=-1)],
+    [raw(t="reply", key=KEY, form=[], size=1 << 41)],
+    [raw(t="alive", run="foreign")],
+    [raw(t="pull", key=KEY, first=0, count=1 << 20)],
+    [raw(t="reply", key=[1, 0, 0, 0, "/../../evil"], form=[], size=0)],
+]
+
+
 def before_a_join(address: str) -> Mallory:
-    """What someone may send who was never let in."""
+    """Send what a stranger may send."""
     mallory = Mallory(address)
-    key = [1, 0, 0, 0]
-    for n, frames in enumerate(
-        (
-            [b""],
-            [b"\xc1\xc1"],
-            [random.Random(1).randbytes(300)],
-            [msgpack.packb([1])],
-            [b"\x91" * 1020 + b"\xc0"],
-            [b"\xdd\xff\xff\xff\xff" * 500],
-            [msgpack.packb({"v": 9, "t": "join"})],
-            [raw(t="welcome", worker="w")],
-            [raw(t="nonsense")],
-            [raw(t=["join"])],
-            [raw(t="join", worker="w", slots=-1)],
-            [raw(t="join", worker="w", slots=1 << 62)],
-            [raw(t="join", worker="w", ids=[-1])],
-            [raw(t="join", worker="w", pid=1 << 63)],
-            [raw(t="join", worker="w", holding=[key] * 5000)],
-            [raw(t="join", worker="w" * 5000)],
-            [raw(t="join", worker="w", versions={str(i): "" for i in range(100)})],
-            [raw(t="join", worker="w", ids=[1 << 39])],
-            [bytes(m.MAX_HEADER + 1)],
-            [raw(t="alive"), b"body"],
-            [raw(t="part", key=key, index=0), bytes(m.PART + 1)],
-            [raw(t="reply", key=key, form=[], size=-1)],
-            [raw(t="reply", key=key, form=[], size=1 << 41)],
-            [raw(t="alive", run="foreign")],
-            [raw(t="pull", key=key, first=0, count=1 << 20)],
-            [raw(t="reply", key=[1, 0, 0, 0, "/../../evil"], form=[], size=0)],
-        )
-    ):
+    for n, frames in enumerate(OUTSIDE):
         mallory.frames(*frames)
-        # One after the other: who sends more than may wait is hung up on. And of a stranger's
-        # messages so many are answered.
+        # One after the other: the server disconnects a peer that sends too many. And it answers
+        # so many of a stranger's messages.
         mallory.listen(lambda: len(mallory.refusals()) > min(n, REFUSALS - 1))  # noqa: B023
     return mallory
 
@@ -138,83 +133,85 @@ def before_a_join(address: str) -> Mallory:
 class Poison:
     """Answers to a task, each wrong in its own way."""
 
-    def __init__(self, exp) -> None:
-        self.exp = exp
+    def __init__(self) -> None:
+        self.exp = experiment.build(configuration.from_mapping(CONFIG))
         self.turn = 0
 
-    def answers(self, task: m.Task):
-        """(message, body) pairs that are all to be refused, late, or doubled; the last costs
+    def encoded(self, purpose: str) -> Any:
+        """Return a payload of the right form: a correct count of no sample, or a weight of NaN."""
+        if purpose == "evaluate":
+            counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)
+            counts[0, 0, 0] = 10**6
+            losses = torch.zeros(len(JUDGED), dtype=torch.float64)
+            return self.exp.up.encode(Judgement(counts=counts, losses=losses))
+        up = self.exp.algorithm.exchanges[0].up
+        x = Tensors.zeros(self.exp.shared)
+        x.vector[3] = float("nan")
+        values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
+        return self.exp.up.encode(up(**values), lambda name: np.random.default_rng(0))
+
+    def answers(self, task: m.Task) -> Iterator[Answer]:
+        """Yield answers that are all to be refused, late, or doubled. The last but one costs
         mallory the task.
         """
-        key, exp = task.key, self.exp
-        if key.purpose == "evaluate":
-            counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)
-            counts[0, 0, 0] = 10**6  # correct, of none
-            encoded = exp.up.encode(
-                Judgement(counts=counts, losses=torch.zeros(len(JUDGED), dtype=torch.float64))
-            )
-        else:
-            up = exp.algorithm.exchanges[0].up
-            x = Tensors.zeros(exp.shared)
-            x.vector[3] = float("nan")
-            from fednet.wire.payload import Run
-
-            values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
-            encoded = exp.up.encode(up(**values), lambda name: np.random.default_rng(0))
+        key = task.key
+        encoded = self.encoded(key.purpose)
         body = bytes(encoded.body.whole())
-        good = m.Reply(key=key, form=list(encoded.form), size=len(body), check=encoded.body.check())
-
-        def change(**more):
-            return msgspec.structs.replace(good, **more)
-
-        def of(**more):
-            return msgspec.structs.replace(key, **more)
-
-        yield change(key=of(client=key.client + 1000)), body  # a client that it does not host
-        yield change(key=of(round=key.round + 5)), body
-        yield change(key=of(attempt=key.attempt + 3)), body
+        form = list(encoded.form)
+        good = m.Reply(key=key, form=form, size=len(body), check=encoded.body.check())
+        yield change(good, key=change(key, client=key.client + 1000)), body  # not its client
+        yield change(good, key=change(key, round=key.round + 5)), body
+        yield change(good, key=change(key, attempt=key.attempt + 3)), body
         yield m.Part(key=key, index=0), body[: m.PART]
-        yield m.Part(key=of(purpose="evaluate"), index=0), body[: m.PART]
+        yield m.Part(key=change(key, purpose="evaluate"), index=0), body[: m.PART]
         yield m.Pull(key=key, first=0, count=1), None
         yield m.Pull(key=key, first=1 << 40, count=1024), None
-        yield m.Failed(key=of(round=99), reason="x" * 4096, again=True), None
+        yield m.Failed(key=change(key, round=99), reason="x" * 4096, again=True), None
         yield m.Ready(layout="L", sites=[m.SiteFacts(3999, 1 << 40, 1 << 40)]), None
-        last = (
+        huge = [change(f, size=1 << 40) for f in form]
+        last: list[Answer] = [
             (good, body),  # NaN, or counts that cannot be
-            (
-                change(
-                    form=[msgspec.structs.replace(f, size=1 << 40) for f in good.form],
-                    size=len(good.form) << 40,
-                ),
-                None,
-            ),
-            (change(check=bytes(16)), body),
-            (change(form=[msgspec.structs.replace(f, raw=1 << 40) for f in good.form]), body),
-            (change(form=[]), b""),
-            (change(size=good.size + 1), body),
-        )
+            (change(good, form=huge, size=len(form) << 40), None),
+            (change(good, check=bytes(16)), body),
+            (change(good, form=[change(f, raw=1 << 40) for f in form]), body),
+            (change(good, form=[]), b""),
+            (change(good, size=good.size + 1), body),
+        ]
         yield last[self.turn % len(last)]
         self.turn += 1
         yield good, body  # once more: late now
 
 
+def ready(directory: Path, mallory: bool) -> bool:
+    """Whether mallory, or another worker, is ready with all four clients."""
+    found = [e for e in lines(directory / "events.jsonl") if e["type"] == "ready"]
+    return any(len(e["clients"]) == 4 and (e["worker"] == "mallory") == mallory for e in found)
+
+
+def useful(rows: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    total: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if row["useful"] and row["type"] != "pull":
+            for kind, n in row["kinds"].items():
+                total[row["direction"], kind] += n
+    return total
+
+
 @pytest.mark.timeout(400)
-def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
+def test_model_is_the_same_to_the_bit_whatever_is_sent_to_the_server(tmp_path: Path) -> None:
     quiet = serve(tmp_path / "quiet", None)
     directory = tmp_path / "attacked"
-    there = threading.Event()  # mallory is, for all rounds but the first
+    there = threading.Event()  # mallory is there for all rounds but the first
     server, served = in_thread(
         lambda: serve(directory, "tcp://127.0.0.1:*", lambda record: there.wait())
     )
-    while (found := join.read_server(directory)) is None:
-        assert server.is_alive(), served
-        time.sleep(0.01)
+    found = until(lambda: served or join.read_server(directory), "the server has an address")
     address = found[0]
 
     noise_on_the_port(address)
     outsider = before_a_join(address)
-    crowd = [Mallory(address) for _ in range(20)]
-    for n, one in enumerate(crowd):  # a flood of workers, each twice over one connection
+    for n in range(20):  # many workers, each twice over one connection
+        one = Mallory(address)
         one.say(m.Join(worker=f"crowd-{n}", ids=[n % 4]))
         one.say(m.Join(worker=f"crowd-{n}-again", ids=[n % 4]))
         one.listen(lambda one=one: len(one.refusals()) >= 1)
@@ -224,7 +221,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     mallory.say(m.Join(worker="mallory", ids=[0, 1, 2, 3], slots=2))
     mallory.listen(lambda: bool(mallory.run))
     twin = Mallory(address)
-    twin.say(m.Join(worker="mallory", ids=[0]))  # the name of someone who is here
+    twin.say(m.Join(worker="mallory", ids=[0]))  # the name of a worker that is here
     twin.listen(lambda: len(twin.refusals()) == 1)
     mallory.frames(encode(m.Alive(run="foreign", inc=mallory.inc)))
     mallory.frames(encode(m.Alive(run=mallory.run, inc=mallory.inc + 1)))
@@ -234,22 +231,20 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     honest, worked = in_thread(
         lambda: join.main(join.Options("0-3", Policy(), run=directory, state=directory / "state"))
     )
-    events = directory / "events.jsonl"
-    poison = Poison(experiment.build(configuration.from_mapping(CONFIG)))
-    mallory.listen(lambda: ready(events, lambda name: name != "mallory"))
+    poison = Poison()
+    mallory.listen(lambda: ready(directory, mallory=False))
     mallory.say(m.Ready(layout=poison.exp.shared.digest))
-    mallory.listen(lambda: ready(events, lambda name: name == "mallory"))
+    mallory.listen(lambda: ready(directory, mallory=True))
     there.set()
     answered = 0
-    tasks = [message for message, _ in mallory.heard]
+    messages = [message for message, _ in mallory.heard]
     while server.is_alive():
-        tasks += mallory.poll(0.01)
-        while tasks:
-            message = tasks.pop(0)
+        for message in messages:
             if isinstance(message, m.Task):
                 answered += 1
                 for wrong, body in poison.answers(message):
                     mallory.say(wrong, body)
+        messages = mallory.poll(0.01)
     server.join()
     honest.join(20)
     for one in (outsider, mallory, twin):
@@ -259,34 +254,15 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     assert served["result"]["model_sha256"] == quiet["model_sha256"]
 
     assert answered >= 3
-    lines = [json.loads(line) for line in events.read_text().splitlines()]
-    refused = [e for e in lines if e["type"] == "refused"]
-    told = Counter(e["what"] for e in refused)
-    assert {"frame", "join", "alive", "reply", "connection"} <= set(told), told
+    events = lines(directory / "events.jsonl")
+    refused = [e for e in events if e["type"] == "refused"]
+    assert {"frame", "join", "alive", "reply", "connection"} <= {e["what"] for e in refused}
     assert all(e["reason"] and len(e["reason"]) < 500 for e in refused)
-    assert sum(e.get("count", 1) for e in refused) >= 26 + 20
-    assert len(lines) < 400  # however much was sent
-    rows = [json.loads(line) for line in (directory / "wire.jsonl").read_text().splitlines()]
+    assert sum(e.get("count", 1) for e in refused) >= len(OUTSIDE) + 20
+    assert len(events) < 400  # however much was sent
+    rows = lines(directory / "wire.jsonl")
     assert sum(r["count"] for r in rows if r["type"] == "refused") >= 20
     assert all(not r["useful"] for r in rows if r.get("reason"))
-    calm = [
-        json.loads(line) for line in (tmp_path / "quiet" / "wire.jsonl").read_text().splitlines()
-    ]
-    assert useful(rows) == useful(calm)  # and what the federation cost is the same too
+    # What the federation cost is the same too.
+    assert useful(rows) == useful(lines(tmp_path / "quiet" / "wire.jsonl"))
     assert not list(directory.rglob("*evil*"))
-
-
-def ready(events, who) -> bool:
-    """Whether a worker of such a name is, with all four clients on board."""
-    lines = events.read_text().splitlines() if events.exists() else []
-    told = [json.loads(line) for line in lines if line.endswith("}")]
-    return any(e["type"] == "ready" and len(e["clients"]) == 4 and who(e["worker"]) for e in told)
-
-
-def useful(rows) -> Counter:
-    total: Counter = Counter()
-    for row in rows:
-        if row["useful"] and row["type"] != "pull":
-            for kind, n in row["kinds"].items():
-                total[row["direction"], kind] += n
-    return total

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Liar
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": "hostile",
     "rounds": 2,
     "clients": 4,
@@ -39,9 +41,11 @@ CONFIG = {
         "partition": {"scheme": "iid"},
     },
 }
+SITE = {"dataset": "site", "shape": [4], "classes": 2}
 
 
 def told(**changes) -> str:
+    """Return the configuration that a server sends."""
     return configuration.to_yaml(configuration.from_mapping({**CONFIG, **changes}))
 
 
@@ -52,8 +56,10 @@ def exp():
 
 @contextmanager
 def site(server: Liar, state: Path, ids: str = "0", policy: Policy | None = None, **more):
-    """A client of that server in a thread, and what became of it."""
-    found: dict = {}
+    """Run a client of that server in a thread. Yield its `result` or `error`, and whether it is
+    `over`.
+    """
+    found: dict[str, Any] = {}
 
     def run() -> None:
         try:
@@ -78,8 +84,17 @@ def site(server: Liar, state: Path, ids: str = "0", policy: Policy | None = None
         assert not thread.is_alive()
 
 
+@contextmanager
+def ready(state: Path, config: str | None = None, ids: str = "0", **more) -> Iterator[Liar]:
+    """Yield a server of which a client is ready."""
+    server = Liar(config or told(), ids=list(range(int(ids[-1]) + 1)))
+    with site(server, state, ids=ids, **more):
+        server.listen(lambda: server.said(m.Ready))
+        yield server
+
+
 def refused(server: Liar, state: Path, **more) -> str:
-    """Why the site does not take part."""
+    """Return why the site does not take part."""
     with site(server, state, **more) as found:
         server.listen(found["over"])
     assert not server.said(m.Ready)
@@ -97,16 +112,31 @@ def task(exp, key: m.Key, **more) -> tuple[m.Task, bytes]:
     return m.Task(key=key, form=form, size=len(body), check=check, **more), body
 
 
+def samples(file: Path, n: int = 8, y=None) -> Path:
+    """Write n samples of two classes, for training and for tests."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    x, y = np.zeros((n, 4), np.float32), np.arange(n) % 2 if y is None else y
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+    return file
+
+
 # -- paths -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("run", ["../outside", "/tmp/outside", "a/b", "..", ".", "", "a\n"])
 def test_a_run_whose_name_is_a_path_is_no_run(tmp_path, run):
     server = Liar(told(), run=run)
-    with site(server, tmp_path / "deep" / "state", give_up_s=1.0) as found:
+    with site(server, tmp_path / "deep" / "state", give_up_s=0.5) as found:
         server.listen(lambda: len(server.said(m.Join)) >= 2 or found["over"]())
         server.conn = b""
         server.listen(found["over"])
     assert isinstance(found["error"], CannotGoOn)
     assert "--give-up" in str(found["error"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "masked.jsonl", "Answers.JSONL"])
+def test_a_run_with_the_name_of_a_sites_account_is_refused(tmp_path, name):
+    text = refused(Liar(told(), run=name), tmp_path)
+    assert "is the name of an account of this site's" in text
     assert not list(tmp_path.iterdir())
 
 
@@ -128,7 +158,7 @@ def test_a_folder_of_something_else_is_neither_written_nor_cut_nor_pruned(tmp_pa
         ({"dataset": "tiny-imagenet", "path": "SECRET"}, "data.path"),
         ({"dataset": "arrays", "path": "../secret/x.npz"}, "data.path"),
         ({**CONFIG["data"], "partition": {"scheme": "file", "path": "SECRET/p.json"}}, "partition"),
-        ({"dataset": "site", "shape": [4], "classes": 2, "path": "SECRET/x.npz"}, "data.path"),
+        ({**SITE, "path": "SECRET/x.npz"}, "data.path"),
     ],
     ids=str,
 )
@@ -138,25 +168,13 @@ def test_a_site_reads_no_data_that_the_server_names(tmp_path, data, key, there):
     secret, own = tmp_path / "secret", tmp_path / "own"
     own.mkdir()
     if there:
-        secret.mkdir()
-        x, y = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
-        np.savez(secret / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    filled = {k: _filled(v, secret) for k, v in data.items()}
+        samples(secret / "x.npz")
+    config = told(data=data, model={"name": "mlp"}).replace("SECRET", str(secret))
     for named in (None, own):
-        text = refused(
-            Liar(told(data=filled, model={"name": "mlp"})),
-            tmp_path / "state",
-            policy=policy(None, named, None),
-        )
+        text = refused(Liar(config), tmp_path / "state", policy=policy(None, named, None))
         assert key in text
         assert "refused" in text
         assert "there is no" not in text
-
-
-def _filled(value, secret: Path):
-    if isinstance(value, dict):
-        return {k: _filled(v, secret) for k, v in value.items()}
-    return value.replace("SECRET", str(secret)) if isinstance(value, str) else value
 
 
 def test_weights_are_read_only_below_what_the_site_names(tmp_path):
@@ -166,13 +184,11 @@ def test_weights_are_read_only_below_what_the_site_names(tmp_path):
     assert "without --data" in text
 
 
-def test_what_lies_below_the_sites_own_data_may_be_named(tmp_path, exp):
-    x, y = np.random.default_rng(0).random((40, 16), np.float32), np.arange(40) % 4
-    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+def test_what_is_below_the_sites_own_data_may_be_named(tmp_path):
+    samples(tmp_path / "x.npz", 40)
     data = {"dataset": "arrays", "path": "x.npz", "partition": {"scheme": "iid"}}
-    server = Liar(told(data=data))
-    with site(server, tmp_path / "state", policy=policy(None, tmp_path, None)):
-        server.listen(lambda: server.said(m.Ready))
+    with ready(tmp_path / "state", told(data=data), policy=policy(None, tmp_path, None)):
+        pass
 
 
 def test_the_servers_root_is_not_read(tmp_path):
@@ -194,38 +210,28 @@ def test_a_site_serves_whom_it_asked_for(tmp_path, ids, welcomed):
 
 
 def test_planned_faults_strike_only_where_the_client_was_started_for_them(tmp_path, exp):
-    server = Liar(told())
     faults = [m.Fault("crash"), m.Fault("corrupt"), m.Fault("delay", 1e9)]
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
+    with ready(tmp_path) as server:
         server.say(*task(exp, m.Key(1, 0, 0, 0), faults=faults))
         server.listen(lambda: server.said(m.Reply))
     reply, body = next((x, b) for x, b in server.heard if isinstance(x, m.Reply))
     assert digest([body]) == reply.check
 
 
-def test_allow_covers_evaluations_and_facts(tmp_path, exp):
+def test_allow_covers_evaluations_and_facts(tmp_path):
     kinds = ("state", "statistics")
     assert "its evaluations of kind 'accuracy'" in refused(
         Liar(told()), tmp_path, policy=Policy(allow=kinds)
     )
-    x = np.zeros((8, 4), np.float32)
-    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(8) % 2)
-    data = {"dataset": "site", "shape": [4], "classes": 2}
-    never = {"every": 0}
-    text = refused(
-        Liar(told(data=data, evaluate=never, algorithm="fedsgd")),
-        tmp_path / "state",
-        policy=policy(None, tmp_path / "x.npz", ["delta", "state"]),
-    )
-    assert "'statistics'" in text
+    own = policy(None, samples(tmp_path / "x.npz"), ["delta", "state"])
+    config = told(data=SITE, evaluate={"every": 0}, algorithm="fedsgd")
+    assert "'statistics'" in refused(Liar(config), tmp_path / "state", policy=own)
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
-def test_no_kind_that_is_not_allowed_leaves_whatever_a_task_says(tmp_path, exp, purpose):
-    server = Liar(told(evaluate={"every": 0}))
-    with site(server, tmp_path, policy=Policy(allow=("state", "statistics"))):
-        server.listen(lambda: server.said(m.Ready))
+def test_no_kind_that_is_not_allowed_leaves_for_any_task(tmp_path, exp, purpose):
+    own = Policy(allow=("state", "statistics"))
+    with ready(tmp_path, told(evaluate={"every": 0}), policy=own) as server:
         server.say(*task(exp, m.Key(1, 0, 0, 0, purpose), judge=True))
         server.listen(lambda: server.said(m.Failed))
         assert "sends nothing of kind 'accuracy'" in server.said(m.Failed)[0].reason
@@ -251,31 +257,19 @@ def test_numbers_that_this_machine_cannot_follow_are_refused_at_the_start(tmp_pa
     assert "free" in text or "expected" in text
 
 
-def test_a_payload_that_memory_cannot_hold_is_not_waited_for(tmp_path, exp):
-    server, size = Liar(told()), 1 << 40
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
+def test_a_payload_beyond_memory_or_beyond_what_the_run_declares_is_not_asked_for(tmp_path, exp):
+    """Tasks of a terabyte and of 300 MB, for a model of a few hundred bytes."""
+
+    def announced(client: int, size: int, **more) -> m.Task:
         form = [m.Field("x", "state", size, size)]
-        server.say(m.Task(key=m.Key(1, 0, 0, 0), form=form, size=size))
-        server.say(*task(exp, m.Key(1, 0, 0, 0)))
-        server.listen(lambda: server.said(m.Reply))
-    assert not server.said(m.Pull)
+        return m.Task(key=m.Key(1, 0, 0, client), form=form, size=size, **more)
 
-
-def test_a_payload_beyond_what_the_run_declares_is_not_asked_for(tmp_path, exp):
-    """Four tasks of 300 MB for a model of a few hundred bytes."""
-    server, field = Liar(told(), ids=[0, 1, 2, 3]), "x"
-
-    def announced(round: int, client: int, size: int) -> m.Task:
-        form = [m.Field(field, "state", size, size)]
-        return m.Task(key=m.Key(round, 0, 0, client), form=form, size=size, check=b"")
-
-    with site(server, tmp_path, ids="0-3"):
-        server.listen(lambda: server.said(m.Ready))
-        for client in range(4):
-            server.say(announced(1, client, 300_000_000))
-        server.listen(lambda: len(server.said(m.Failed)) == 4)
-        assert all("this run declares" in failed.reason for failed in server.said(m.Failed))
+    with ready(tmp_path, ids="0-3") as server:
+        server.say(announced(0, 1 << 40))
+        for client in range(1, 4):
+            server.say(announced(client, 300_000_000, check=b""))
+        server.listen(lambda: len(server.said(m.Failed)) >= 3)
+        assert all("this run declares" in f.reason for f in server.said(m.Failed)[-3:])
         assert not server.said(m.Pull)
         server.say(*task(exp, m.Key(1, 0, 1, 0)))
         server.listen(lambda: server.said(m.Reply))
@@ -284,21 +278,23 @@ def test_a_payload_beyond_what_the_run_declares_is_not_asked_for(tmp_path, exp):
 def test_what_a_server_writes_forges_no_line(tmp_path):
     config = told().replace("name: hostile", 'name: "x\\nall is well\\u202e"')
     assert config != told()
-    text = refused(Liar(config), tmp_path)
-    assert "all is well" in text
+    assert "all is well" in refused(Liar(config), tmp_path)
     server = Liar(told())
     with site(server, tmp_path / "s") as found:
         server.listen(lambda: server.said(m.Ready))
         server.frames(encode(m.Refuse(run="r", inc=1, reason="no\nall is well", final=True)))
-        # It leaves that connection, and what is said there is heard by nobody.
+        # It leaves that connection, and ignores what is said there.
         server.listen(lambda: len(server.said(m.Ready)) == 2)
         server.say(m.Refuse(reason="no", final=True))
         server.listen(found["over"])
     assert str(found["error"]) == "the server refused this client: no"
 
 
+PRIVATE = {"clip": 1.0, "noise": 1000.0, "where": "client"}
+
+
 def answers(server: Liar) -> list[memoryview]:
-    """The bodies of the replies to training tasks."""
+    """Return the bodies of the replies to training tasks."""
     return [b for x, b in server.heard if isinstance(x, m.Reply) and x.form[0].name == "x"]
 
 
@@ -306,16 +302,12 @@ def test_noise_is_not_taken_off_by_asking_twice(tmp_path, exp):
     """In one round, with the weights and then with others, and after a welcome with another
     learning rate: each answer has noise of its own, and each is on account.
     """
-    private = {"clip": 1.0, "noise": 1000.0, "where": "client"}
-    server = Liar(told(privacy=private))
-    wanted = [0.01, 0.01, 0.02]
-    with site(server, tmp_path):
-        for attempt, lr in enumerate(wanted):
+    with ready(tmp_path, told(privacy=PRIVATE)) as server:
+        for attempt, lr in enumerate((0.01, 0.01, 0.02)):
             if lr != 0.01:
-                server.welcome["config"] = told(privacy=private, train={"lr": lr})
+                server.welcome["config"] = told(privacy=PRIVATE, train={"lr": lr})
                 server.transport.drop(server.conn, hang_up=True)
-            ready = 1 + wanted[: attempt + 1].index(lr) // 2
-            server.listen(lambda n=ready: len(server.said(m.Ready)) >= n)
+                server.listen(lambda: len(server.said(m.Ready)) == 2)
             server.say(*task(exp, m.Key(1, 0, attempt, 0)))
             server.listen(lambda n=attempt: len(answers(server)) > n)
     values = [np.frombuffer(b, np.float32, exp.shared.nbytes // 4) for b in answers(server)]
@@ -325,11 +317,9 @@ def test_noise_is_not_taken_off_by_asking_twice(tmp_path, exp):
     assert len(rows) == 2
 
 
-def test_a_broadcast_that_was_damaged_is_trained_on_by_nobody(tmp_path, exp):
+def test_nobody_trains_on_a_damaged_broadcast(tmp_path, exp):
     """It is asked for again, and then answered."""
-    server = Liar(told())
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
+    with ready(tmp_path) as server:
         asked, body = task(exp, m.Key(1, 0, 1, 0))
         damaged = bytearray(body)
         damaged[len(body) // 2] ^= 1  # of a weight
@@ -339,8 +329,7 @@ def test_a_broadcast_that_was_damaged_is_trained_on_by_nobody(tmp_path, exp):
         assert failed.again
         assert "damaged on its way" in failed.reason
         assert not server.said(m.Reply)
-        again, body = task(exp, m.Key(1, 0, 2, 0))
-        server.say(again, body)
+        server.say(*task(exp, m.Key(1, 0, 2, 0)))
         server.listen(lambda: server.said(m.Reply))
 
 
@@ -349,15 +338,16 @@ SECURE = {"privacy": {"secagg": {"protocol": "secagg", "clip": 8.0, "threshold":
 
 
 class SumTaker:
-    """A hostile server's rounds of secure aggregation with four clients of one site. failed: what
-    clients said instead of an answer.
+    """A hostile server's rounds of secure aggregation with four clients of one site.
+
+    failed: what clients said instead of an answer.
     """
 
     def __init__(self, server: Liar, exp) -> None:
         self.server, self.exp, self.failed = server, exp, list[str]()
 
     def total(self, run: str, lost: int | None, **changes) -> np.ndarray | None:
-        """The sum of the first round, in a run of that name, without the vector of the lost one."""
+        """Return the sum of round 1 in a run of that name, without the vector of the lost one."""
         server, exp = self.server, self.exp
         server.welcome |= {"run": run, "config": told(**SECURE, **changes)}
         server.heard.clear()
@@ -407,87 +397,71 @@ class SumTaker:
         ("another", {"rounds": 7, "checkpoint": {"best": False}}),
     ],
 )
-@pytest.mark.parametrize("anew", [False, True])
-def test_two_sums_whose_difference_is_one_update_are_not_given(tmp_path, run, changes, anew):
-    """anew: by a process that was started anew, with keys of its own."""
+@pytest.mark.parametrize("again", [False, True])
+def test_two_sums_whose_difference_is_one_update_are_not_given(tmp_path, run, changes, again):
+    """again: by a process that was started again, with keys of its own."""
     exp = experiment.build(configuration.from_mapping({**CONFIG, **SECURE}))
     server = Liar(told(**SECURE), ids=[0, 1, 2, 3])
     taker = SumTaker(server, exp)
     with site(server, tmp_path, ids="0-3"):
         assert taker.total("r", lost=None) is not None
-        if not anew:
+        if not again:
             assert taker.total(run, lost=2, **changes) is None
-    if anew:
+    if again:
         server = taker.server = Liar(told(**SECURE), ids=[0, 1, 2, 3])
         with site(server, tmp_path, ids="0-3"):
             assert taker.total(run, lost=2, **changes) is None
     assert any("would be revealed" in reason or "other words" in reason for reason in taker.failed)
 
 
-def test_a_run_that_has_the_name_of_a_sites_account_is_refused(tmp_path):
-    private = {"clip": 1.0, "noise": 1000.0, "where": "client"}
-    for name in ("answers.jsonl", "masked.jsonl", "Answers.JSONL"):
-        text = refused(Liar(told(), run=name), tmp_path)
-        assert "is the name of an account of this site's" in text
-    assert not list(tmp_path.iterdir())
-    with site(server := Liar(told(privacy=private)), tmp_path):
-        server.listen(lambda: server.said(m.Ready))
-    assert (tmp_path / "answers.jsonl").is_file()
-
-
 # -- the policy ------------------------------------------------------------------------------------
-def test_the_policy_has_the_last_word(tmp_path):
-    state = tmp_path / "state"
+LARGE, LITTLE = {"name": "mlp", "hidden": [5000, 4]}, {"name": "mlp", "hidden": [4]}
+BUDGET = "privacy: {clip: 1.0, noise: 2.0}"
 
-    def says(text: str, **config) -> str:
-        file = tmp_path / "site.yaml"
-        file.write_text(text)
-        return refused(Liar(told(**config)), state, policy=policy(file, None, None))
 
-    assert "the policy names clients 1-3, and 0 is none" in says("ids: 1-3")
-    assert "max_model_mb is 0.0001" in says("max_model_mb: 0.0001")
-    assert "max_samples is 10" in says("max_samples: 10")
-    assert "'statistics', and --allow names only state" in says("allow: [state]")
-    budget = "privacy: {clip: 1.0, noise: 2.0}"
-    assert "noise 0 at the server" in says(budget)
-    assert "noise 4 at the server" in says(budget, privacy={"clip": 1.0, "noise": 4.0})
-    assert "noise of at least 2 times the bound" in says(
-        budget, privacy={"clip": 1.0, "noise": 1.9, "where": "client"}
-    )
-    # Of several models the largest counts, whoever has it.
-    large = {"name": "mlp", "hidden": [5000, 4]}
-    small = {"name": "mlp", "hidden": [4]}
-    for first, other in ((large, small), (small, large)):
-        assert "the model of this run has 0.4 MB; the policy's max_model_mb is 0.1" in says(
-            "max_model_mb: 0.1", algorithm="fedproto", model=[first, {**other, "clients": "1"}]
-        )
-    assert "privacy.clip: the policy's is 1" in says(
-        budget, privacy={"clip": 5.0, "noise": 4.0, "where": "client"}
-    )
+def proto(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two models, of which the largest counts."""
+    return {"algorithm": "fedproto", "model": [first, {**other, "clients": "1"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "says"),
+    [
+        ("ids: 1-3", {}, "the policy names clients 1-3, and 0 is none"),
+        ("max_model_mb: 0.0001", {}, "max_model_mb is 0.0001"),
+        ("max_samples: 10", {}, "max_samples is 10"),
+        ("allow: [state]", {}, "'statistics', and --allow names only state"),
+        (BUDGET, {}, "noise 0 at the server"),
+        (BUDGET, {"privacy": {"clip": 1.0, "noise": 4.0}}, "noise 4 at the server"),
+        (BUDGET, {"privacy": {**PRIVATE, "noise": 1.9}}, "noise of at least 2 times the bound"),
+        (BUDGET, {"privacy": {**PRIVATE, "clip": 5.0}}, "privacy.clip: the policy's is 1"),
+        ("max_model_mb: 0.1", proto(LARGE, LITTLE), "has 0.4 MB; the policy's max_model_mb is 0.1"),
+        ("max_model_mb: 0.1", proto(LITTLE, LARGE), "has 0.4 MB; the policy's max_model_mb is 0.1"),
+    ],
+)
+def test_the_policy_has_the_last_word(tmp_path, text, config, says):
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    own = policy(file, None, None)
+    assert says in refused(Liar(told(**config)), tmp_path / "state", policy=own)
 
 
 def test_max_samples_of_a_policy_holds_for_each_client_of_a_process(tmp_path):
     for client, n in ((0, 4), (1, 8)):
-        place = tmp_path / "data" / f"client-{client}"
-        place.mkdir(parents=True)
-        x, y = np.zeros((n, 4), np.float32), np.arange(n) % 2
-        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        samples(tmp_path / "data" / f"client-{client}" / "data.npz", n)
     file = tmp_path / "site.yaml"
     file.write_text("{max_samples: 10, data: data}")
-    liar = Liar(told(data={"dataset": "site", "shape": [4], "classes": 2}), ids=[0, 1])
+    liar = Liar(told(data=SITE), ids=[0, 1])
     said = refused(liar, tmp_path / "state", ids="0-1", policy=policy(file, None, None))
     assert "the data of this run have 16 samples; the policy's max_samples is 10" in said
 
 
 def test_the_model_is_tried_on_the_data_of_each_client_of_a_process(tmp_path):
     """Client 1 has two labels a sample."""
-    for client, y in ((0, np.arange(8) % 2), (1, np.arange(16).reshape(8, 2) % 2)):
-        place = tmp_path / "data" / f"client-{client}"
-        place.mkdir(parents=True)
-        x = np.zeros((8, 4), np.float32)
-        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    liar = Liar(told(data={"dataset": "site", "shape": [4], "classes": 2}), ids=[0, 1])
+    samples(tmp_path / "data" / "client-0" / "data.npz")
+    samples(tmp_path / "data" / "client-1" / "data.npz", y=np.arange(16).reshape(8, 2) % 2)
     own = Policy(data=tmp_path / "data", places=(tmp_path / "data",))
+    liar = Liar(told(data=SITE), ids=[0, 1])
     said = refused(liar, tmp_path / "state", ids="0-1", policy=own)
     assert said.startswith("client 1: task: classification cannot compare outputs of shape (2, 2)")
 
@@ -511,7 +485,7 @@ def test_a_policy_file_is_strict(tmp_path, text, says):
         policy(file, None, None)
 
 
-def test_flags_stand_within_the_policy_file(tmp_path):
+def test_flags_narrow_the_policy_file(tmp_path):
     file = tmp_path / "site.yaml"
     (tmp_path / "own" / "part").mkdir(parents=True)
     file.write_text(

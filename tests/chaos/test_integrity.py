@@ -1,18 +1,19 @@
-"""Whatever becomes of bytes on their way or on the disk, what is read is what was written, or it is
+"""Whatever happens to bytes on their way or on the disk, what is read is what was written, or it is
 refused with an error that names the place.
 
-    pytest tests/chaos/test_integrity.py             a few hundred of each
-    pytest -m slow tests/chaos/test_integrity.py -s  10,000 of each, with counts
+FEDNET_TRIALS=10000 tries so many damages of each, instead of a few hundred.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,28 +37,26 @@ from fednet.wire.codec import Body
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from tests.rooms import hashes, run
 
+TRIALS = int(os.environ.get("FEDNET_TRIALS", "300"))
 LAYOUT = Layout(
     (Slot("w", (40,), "parameter"), Slot("mean", (6,), "buffer"), Slot("n", (), "counter"))
 )
+Reader = Callable[[], object]
 
 
 def tensors(seed: int) -> Tensors:
     draw = torch.Generator().manual_seed(seed)
-    return Tensors(
-        LAYOUT,
-        torch.randn(40, generator=draw),
-        torch.randn(6, generator=draw),
-        torch.tensor([seed]),
-    )
+    parameters, buffers = torch.randn(40, generator=draw), torch.randn(6, generator=draw)
+    return Tensors(LAYOUT, parameters, buffers, torch.tensor([seed]))
 
 
 # -- damage ----------------------------------------------------------------------------------------
-def flipped(draw: random.Random, data: bytearray) -> None:
+def flip(draw: random.Random, data: bytearray) -> None:
     for _ in range(draw.choice((1, 1, 2, 3))):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
 
 
-def swapped(draw: random.Random, data: bytearray) -> None:
+def swap(draw: random.Random, data: bytearray) -> None:
     """Two stretches of the same length, as often as not of whole words."""
     size = draw.choice((1, 4, 8, draw.randint(1, 64)))
     grain = size if draw.random() < 0.5 else 1
@@ -66,11 +65,11 @@ def swapped(draw: random.Random, data: bytearray) -> None:
     data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
 
 
-def torn(draw: random.Random, data: bytearray) -> None:
+def tear(draw: random.Random, data: bytearray) -> None:
     del data[draw.randrange(len(data)) :]
 
 
-def zeroed(draw: random.Random, data: bytearray) -> None:
+def clear(draw: random.Random, data: bytearray) -> None:
     """As a power cut leaves a block that was never written."""
     start = draw.randrange(len(data))
     size = min(draw.choice((8, 64, 512)), len(data) - start)
@@ -78,42 +77,37 @@ def zeroed(draw: random.Random, data: bytearray) -> None:
 
 
 def damaged(draw: random.Random, data: bytes) -> bytes:
-    """Other bytes, nearly these."""
+    """Return other bytes, nearly these."""
     while True:
         out = bytearray(data)
         if out:
-            draw.choice((flipped, flipped, swapped, swapped, torn, zeroed))(draw, out)
+            draw.choice((flip, flip, swap, swap, tear, clear))(draw, out)
         else:
             out += b"x"
         if out != data:
             return bytes(out)
 
 
-def spoil(draw: random.Random, folder: Path, gone: bool = True) -> Callable[[], None]:
-    """Damages one of a folder's files, or deletes it; returns what puts it back."""
+def spoil(draw: random.Random, folder: Path, gone: bool = True) -> Callable[[], object]:
+    """Damage one of a folder's files, or delete it. Return what puts it back."""
     path = draw.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
     whole = path.read_bytes()
     if gone and draw.random() < 0.1:
         path.unlink()
     else:
         path.write_bytes(damaged(draw, whole))
-    return lambda: void(path.write_bytes(whole))
+    return lambda: path.write_bytes(whole)
 
 
-def void(_: object) -> None:
-    return None
-
-
-# -- what is spoilt: each returns what was read, once as it was written, then after each damage ----
-def connection(draw: random.Random, folder: Path) -> Callable[[], object]:
+# -- what is damaged: each writes files in a folder, and returns what reads them -------------------
+def connection(draw: random.Random, folder: Path) -> Reader:
     """A message each way, of which the receiver takes what either side's own checks let through."""
     body = Body([tensors(1).vector.numpy(), bytes(draw.randbytes(48))])
     form = [m.Field("x", "state", 160, 160), m.Field("y", "state", 48, 48)]
+    more = {"run": "r", "inc": 1, "form": form, "size": 208, "check": body.check()}
     key = m.Key(3, 0, 0, 5)
-    task = m.Task(run="r", inc=1, key=key, form=form, size=208, check=body.check(), start="2-0-0")
-    reply = m.Reply(
-        run="r", inc=1, key=key, form=form, size=208, check=body.check(), state="ab" * 32
-    )
+    task = m.Task(key=key, start="2-0-0", **more)
+    reply = m.Reply(key=key, state="ab" * 32, **more)
     for name, message in (("task", task), ("reply", reply)):
         (folder / name).mkdir()
         (folder / name / "header").write_bytes(encode(message))
@@ -121,12 +115,10 @@ def connection(draw: random.Random, folder: Path) -> Callable[[], object]:
 
     def read() -> object:
         found = []
-        for name, decode in (
-            ("task", decode_from_server),
-            ("reply", decode_from_client),
-        ):
-            frames = [(folder / name / part).read_bytes() for part in ("header", "body")]
-            message, payload = decode(frames)
+        for name, decode in (("task", decode_from_server), ("reply", decode_from_client)):
+            message, payload = decode(
+                [(folder / name / part).read_bytes() for part in ("header", "body")]
+            )
             if digest([payload]) != message.check or len(payload) != message.size:
                 raise RemoteProtocolError("the payload was damaged on its way")
             found.append((message, bytes(payload)))
@@ -135,31 +127,30 @@ def connection(draw: random.Random, folder: Path) -> Callable[[], object]:
     return read
 
 
-def spool(draw: random.Random, folder: Path) -> Callable[[], object]:
+def spool(draw: random.Random, folder: Path) -> Reader:
     made = Inbox(folder, lambda reply, body: None)
     for client, size in enumerate((200, 200, 70_000, 200)):  # the third has a file of its own
         key, data = m.Key(1, 0, client % 2, client), draw.randbytes(size)
         made.store(key, 0, memoryview(data), size)
         form = (m.Field("x", "state", size, size),)
-        task = (bytes(16), "0-0-0")
         arrived = Arrived(key, form, size, digest([data]), "ab" * 32, True, 0.5, "w")
-        made.take(arrived, task, {"host": "h"})
+        made.take(arrived, (bytes(16), "0-0-0"), {"host": "h"})
     made.flush()
-    whole: dict = {}
+
+    def found() -> dict[int, Any]:
+        logged = Inbox(folder, lambda reply, body: None).found(1, 0).items()
+        return {c: (r.key, bytes(r.body()), r.task, r.state) for c, r in logged}
+
+    whole = found()
 
     def read() -> object:
-        found = {
-            c: (r.key, bytes(r.body()), r.task, r.state)
-            for c, r in Inbox(folder, lambda reply, body: None).found(1, 0).items()
-        }
-        whole.update(found if not whole else {})
-        assert found.items() <= whole.items()  # whom it lacks is asked again
+        assert found().items() <= whole.items()  # clients that it lacks are asked again
         return True
 
     return read
 
 
-def state(draw: random.Random, folder: Path) -> Callable[[], object]:
+def state(draw: random.Random, folder: Path) -> Reader:
     store = ClientStore(folder, Scaffold.Client)
     record = Record(algorithm=Scaffold.Client(c=tensors(1)), residuals={"0/dy": torch.ones(40)})
     store.save(3, "2-0-0", record, tensors(2))
@@ -172,7 +163,7 @@ def state(draw: random.Random, folder: Path) -> Callable[[], object]:
     return read
 
 
-def checkpoint(draw: random.Random, folder: Path) -> Callable[[], object]:
+def checkpoint(draw: random.Random, folder: Path) -> Reader:
     made = Checkpoints(folder)
     server = FedVARP.Server(x=tensors(0), y=PerClient(LAYOUT), ybar=tensors(9))
     server = on_disk(server, made.rows)
@@ -188,7 +179,7 @@ def checkpoint(draw: random.Random, folder: Path) -> Callable[[], object]:
 
     def read() -> object:
         if not made.exists:
-            raise StateError("without one the run is not gone on with, see `process`")
+            raise StateError("a run without a checkpoint is not continued, see `process`")
         again = Checkpoints(folder)
         server, progress, more = again.load(FedVARP.Server, Residuals)
         left = Memories(again.rows).read(more)
@@ -202,29 +193,7 @@ def checkpoint(draw: random.Random, folder: Path) -> Callable[[], object]:
     return read
 
 
-def book(rows: list[dict], name: str) -> Callable[[random.Random, Path], Callable[[], object]]:
-    """A file of lines that a checkpoint knows in full."""
-
-    def make(draw: random.Random, folder: Path) -> Callable[[], object]:
-        lines = Lines(folder / name)
-        for row in rows:
-            lines.append(row)
-        known = {name: lines.flush()}
-        lines.close()
-
-        def read() -> object:
-            cut(folder, known)
-            for other in ("rounds.jsonl", "clients.jsonl"):
-                (folder / other).touch()
-            check_records(folder, len(rows) if name == "rounds.jsonl" else 0)
-            return list(read_lines(folder / name))
-
-        return read
-
-    return make
-
-
-def server_file(draw: random.Random, folder: Path) -> Callable[[], object]:
+def server_file(draw: random.Random, folder: Path) -> Reader:
     said = {"address": "tcp://127.0.0.1:5555", "host": "h", "pid": 7, "public_key": "k" * 40}
     write_record(folder / "server.json", said, 0o600)
 
@@ -237,123 +206,113 @@ def server_file(draw: random.Random, folder: Path) -> Callable[[], object]:
     return read
 
 
+def book(name: str, rows: list[dict[str, Any]]) -> Callable[[random.Random, Path], Reader]:
+    """A file of lines that a checkpoint knows in full."""
+
+    def make(draw: random.Random, folder: Path) -> Reader:
+        lines = Lines(folder / name)
+        for row in rows:
+            lines.append(row)
+        known = {name: lines.flush()}
+        lines.close()
+
+        def read() -> object:
+            cut(folder, known)
+            for other in {"rounds.jsonl", "clients.jsonl"} - {name}:
+                (folder / other).touch()
+            check_records(folder, len(rows) if name == "rounds.jsonl" else 0)
+            for other in {"rounds.jsonl", "clients.jsonl"} - {name}:
+                (folder / other).unlink()
+            return list(read_lines(folder / name))
+
+        return read
+
+    return make
+
+
 ROUNDS = [
     {"round": r, "selected": [0, 2], "train_loss": 1 / r, "model_sha256": f"{r:064x}"}
     for r in range(1, 7)
 ]
+ROW = {"type": "task", "kinds": {"state": 1000}, "bytes": 1050, "useful": True}
 WIRE = [
-    {
-        "round": r,
-        "client": c,
-        "direction": d,
-        "type": "task",
-        "kinds": {"state": 1000 + r},
-        "bytes": 1050 + r,
-        "useful": True,
-    }
+    {"round": r, "client": c, "direction": d, **ROW}
     for r in (1, 2)
     for c in (0, 1)
     for d in ("up", "down")
 ]
 EVENTS = [{"round": r, "client": 1, "type": "fault", "kind": "crash"} for r in range(5)]
+BOOKS = {"rounds": ROUNDS, "clients": ROUNDS, "wire": WIRE, "events": EVENTS}
 THINGS = {
     "connection": connection,
     "spool": spool,
     "state": state,
     "checkpoint": checkpoint,
-    "rounds.jsonl": book(ROUNDS, "rounds.jsonl"),
-    "clients.jsonl": book(ROUNDS, "clients.jsonl"),
-    "wire.jsonl": book(WIRE, "wire.jsonl"),
-    "events.jsonl": book(EVENTS, "events.jsonl"),
     "server.json": server_file,
+    **{name: book(f"{name}.jsonl", rows) for name, rows in BOOKS.items()},
 }
 
 
-def trials(name: str, folder: Path, count: int, seed: int = 0) -> Counter[str]:
-    """Raises for anything read that is not what was written, and for anything raised that is not
-    an error of fednet's own.
-    """
-    draw, found = random.Random(f"{name}/{seed}"), Counter[str]()
-    read = THINGS[name](draw, folder)
+@pytest.mark.timeout(0 if TRIALS > 300 else 300)
+@pytest.mark.parametrize("name", THINGS)
+def test_what_was_damaged_is_the_same_or_an_error(name: str, tmp_path: Path) -> None:
+    draw, found = random.Random(name), Counter[str]()
+    read = THINGS[name](draw, tmp_path)
     whole = read()
-    for _ in range(count):
-        back = spoil(draw, folder, gone=name != "connection")
+    for _ in range(TRIALS):
+        put_back = spoil(draw, tmp_path, gone=name != "connection")
         try:
             now = read()
             assert now == whole, f"{name}: something else was read, and nothing was said"
             found["the same"] += 1
         except (StateError, RemoteProtocolError):
             found["an error"] += 1
-        for path in folder.rglob("*.jsonl"):
-            if path.name != name and name.endswith("jsonl"):
-                path.unlink()
-        back()
+        put_back()
     assert read() == whole
-    return found
-
-
-@pytest.mark.parametrize("name", THINGS)
-def test_what_was_damaged_is_the_same_or_an_error(name: str, tmp_path: Path) -> None:
-    found = trials(name, tmp_path, 300)
     assert found["an error"] > 0 or name == "spool"
+    print(f"\n{name}: {dict(found)}")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("name", THINGS)
-def test_what_was_damaged_is_the_same_or_an_error_ten_thousand_times(
+@pytest.mark.timeout(0 if TRIALS > 300 else 300)
+@pytest.mark.parametrize(
+    "name", ["fedvarp", "scaffold", pytest.param("moon", marks=pytest.mark.slow)]
+)
+def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(
     name: str, tmp_path: Path
 ) -> None:
-    print(f"\n{name}: {dict(trials(name, tmp_path, 10_000, seed=1))}")
-
-
-# -- whole runs ------------------------------------------------------------------------------------
-CHANGES = {"algorithm": {"name": "fedvarp"}, "participation": 0.67, "evaluate": {"clients": "auto"}}
-
-
-def resumed(tmp_path: Path, count: int, **changes: object) -> Counter[str]:
-    """Resumes of a run that stopped after its second round, each with one file damaged."""
+    """It stopped after its second round of four; one file is damaged each time."""
+    changes = {"algorithm": {"name": name}, "participation": 0.67, "evaluate": {"clients": "auto"}}
     whole = hashes(run(tmp_path / "whole", rounds=4, **changes))
     stopped = run(tmp_path / "stopped", rounds=2, **changes)
-    (stopped / "config.yaml").with_name("summary.json").unlink()
+    again = tmp_path / "again" / stopped.name
+    outcomes = ("log", "code", "figures", "personal")
+    made_again = ("summary.json", "status.json", "partition.json", "model.safetensors")
     draw, found = random.Random(5), Counter[str]()
-    for _ in range(count):
-        shutil.rmtree(tmp_path / "again", ignore_errors=True)
-        shutil.copytree(stopped.parent, tmp_path / "again")
-        again = tmp_path / "again" / stopped.name
-        for outcome in ("log", "code", "figures", "personal"):
-            shutil.rmtree(again / outcome, ignore_errors=True)
-        for outcome in ("status.json", "partition.json", "model.safetensors", "config.yaml"):
-            (again / outcome).unlink(missing_ok=True)
+    for _ in range(TRIALS // 25):
+        shutil.rmtree(again, ignore_errors=True)
+        ignored = shutil.ignore_patterns(*outcomes, *made_again, "config.yaml")
+        shutil.copytree(stopped, again, ignore=ignored)
         spoil(draw, again, gone=False)
-        shutil.copy(stopped / "config.yaml", again / "config.yaml")
+        shutil.copy(stopped / "config.yaml", again)
         try:
             run(tmp_path / "again", rounds=4, resume=True, **changes)
             assert hashes(again) == whole
             found["the same"] += 1
         except FednetError as refused:
             found[type(refused).__name__] += 1
-    return found
-
-
-@pytest.mark.parametrize("name", ["fedvarp", "scaffold"])
-def test_a_run_of_which_a_file_was_damaged_goes_on_as_it_would_or_says_so(
-    name: str, tmp_path: Path
-) -> None:
-    found = resumed(tmp_path, 12, **{**CHANGES, "algorithm": {"name": name}})
     assert set(found) <= {"the same", "StateError", "CannotGoOn"}
+    print(f"\n{name}: {dict(found)}")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("name", ["fedvarp", "scaffold", "moon"])
-def test_many_runs_of_which_a_file_was_damaged_go_on_as_they_would_or_say_so(
-    name: str, tmp_path: Path
-) -> None:
-    print(f"\n{name}: {dict(resumed(tmp_path, 300, **{**CHANGES, 'algorithm': {'name': name}}))}")
+# -- order, rows and counts -----------------------------------------------------------------------
+def test_a_part_of_an_upload_that_does_not_follow_the_last_is_refused(tmp_path: Path) -> None:
+    made, key = Inbox(tmp_path, lambda reply, body: None), m.Key(1, 0, 0, 2)
+    made.store(key, 0, memoryview(b"12345"), 15)
+    for wrong in (4, 10):
+        with pytest.raises(StateError, match=rf"5 bytes are there, the next come at {wrong}"):
+            made.store(key, wrong, memoryview(b"67890"), 15)
 
 
-# -- rows ------------------------------------------------------------------------------------------
 def test_the_highest_row_deleted_is_missed_and_its_name_is_not_given_again(tmp_path: Path) -> None:
     made = Checkpoints(tmp_path)
     y = PerClient(LAYOUT, None, made.rows)
@@ -368,7 +327,7 @@ def test_the_highest_row_deleted_is_missed_and_its_name_is_not_given_again(tmp_p
 
 
 @pytest.mark.parametrize("left", [b"", b"2", None])
-def test_the_count_of_servers_goes_on_from_the_events_where_it_was_lost(
+def test_the_count_of_servers_continues_from_the_events_where_it_was_lost(
     left: bytes | None, tmp_path: Path
 ) -> None:
     events = Lines(tmp_path / "events.jsonl")

@@ -1,6 +1,6 @@
-"""Clients that are there in seconds, over real processes: the same bits whatever the placement and
-whoever is killed on the virtual clock, and on the real one a task that is called off where its
-client leaves.
+"""Clients that come and go at times of a trace, over real processes: the same bits in any placement
+and whoever is killed on the virtual clock; on the real one a task is cancelled when its client
+leaves.
 """
 
 from __future__ import annotations
@@ -12,133 +12,94 @@ from typing import Any
 
 import pytest
 
-import fednet
-from tests.federation import Federation, settings
+from fednet.errors import CannotGoOn
+from fednet.server.checkpoint import Checkpoints
+from tests.processes import Federation, crashes, finished, in_process
 
 # A task takes a little over 1 s (20 steps of 50 ms): client 1 leaves in the middle of round 3, and
 # is back before round 6; client 3 comes for round 4.
-TRACE = "client,from,to\n0,0,1000\n1,0,2.9\n1,5.2,1000\n2,0,1000\n3,2.5,1000\n"
+SPELLS = {0: [(0, 1000)], 1: [(0, 2.9), (5.2, 1000)], 2: [(0, 1000)], 3: [(2.5, 1000)]}
 SAME = ("round", "second", "here", "selected", "completed", "dropped", "seconds_virtual")
 
 
+def trace(file: Path, spells: dict[int, list[tuple[float, float]]]) -> dict[str, Any]:
+    """Write when clients are there, and return the section that names the file."""
+    file.write_text("".join(f"{c},{a},{b}\n" for c, own in spells.items() for a, b in own))
+    return {"trace": str(file)}
+
+
+def devices(file: Path, step_ms: list[int]) -> dict[str, Any]:
+    file.write_text("".join(f"{c},{ms}\n" for c, ms in enumerate(step_ms)))
+    return {"trace": str(file)}
+
+
 def virtual(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    trace, devices = tmp_path / "trace.csv", tmp_path / "devices.csv"
-    trace.write_text(TRACE)
-    devices.write_text("client,step_ms\n" + "".join(f"{c},{50 + c}\n" for c in range(4)))
     return {
         "algorithm": "scaffold",
         "rounds": 6,
         "train": {"steps": 20},
         "link": {"clock": "virtual", "trace": "lte"},
-        "availability": {"trace": str(trace)},
-        "devices": {"trace": str(devices)},
+        "availability": trace(tmp_path / "trace.csv", SPELLS),
+        "devices": devices(tmp_path / "devices.csv", [50, 51, 52, 53]),
         "round": {"ask": 1.3},
         "participation": 0.75,
         **changes,
     }
 
 
-def reckoned(fed: Federation) -> list[dict[str, Any]]:
-    return [{key: r.get(key) for key in SAME} for r in fed.rounds()]
+def facts(fed: Federation) -> list[Any]:
+    return [fed.hashes(), *({key: r.get(key) for key in SAME} for r in fed.rounds())]
 
 
-def alone(tmp_path: Path, **changes: Any) -> Federation:
-    """The same in one process."""
-    fed = Federation(tmp_path / "alone", **virtual(tmp_path, **changes))
-    fednet.run(settings(**virtual(tmp_path, **changes)), out=fed.out, in_process=True)
-    return fed
+def cancelled(fed: Federation, round: int) -> bool:
+    """Whether the task of client 1 in this round was recorded as such."""
+    rows = fed.lines("wire.jsonl")
+    (task,) = [
+        row for row in rows if (row["round"], row["client"], row["type"]) == (round, 1, "task")
+    ]
+    return (task["useful"], task["reason"]) == (False, "left")
 
 
 def test_a_client_that_leaves_in_the_middle_is_lost_there_and_may_come_back(tmp_path: Path) -> None:
-    fed = alone(tmp_path, round={"ask": 1.0}, participation=1.0)
+    fed = in_process(tmp_path, **virtual(tmp_path, round={"ask": 1.0}, participation=1.0))
     rounds = fed.rounds()
     asked = [1 in r["selected"] for r in rounds]
-    lost = [r for r in rounds if r["dropped"].get("1") == "left"]
-    assert len(lost) == 1
+    (lost,) = [r["round"] for r in rounds if r["dropped"].get("1") == "left"]
     assert asked[0]
-    assert not asked[lost[0]["round"]]  # the round after is without it
+    assert not asked[lost]  # the round after is without it
     assert asked[-1]
     for r in rounds:  # asked are those that the trace has there
-        at = r["second"]
-        here = [c for c, spells in _spells().items() if any(a <= at < b for a, b in spells)]
+        here = [c for c, own in SPELLS.items() if any(a <= r["second"] < b for a, b in own)]
         assert (r["selected"], r["here"]) == (here, len(here))
-    (task,) = [
-        row
-        for row in fed.lines("wire.jsonl")
-        if (row["round"], row["client"], row["type"]) == (lost[0]["round"], 1, "task")
-    ]
-    assert (task["useful"], task["reason"]) == (False, "left")
+    assert cancelled(fed, lost)
 
 
-def _spells() -> dict[int, list[tuple[float, float]]]:
-    found: dict[int, list[tuple[float, float]]] = {}
-    for line in TRACE.splitlines()[1:]:
-        client, a, b = line.split(",")
-        found.setdefault(int(client), []).append((float(a), float(b)))
-    return found
+def test_a_run_whose_clients_have_left_for_good_ends_with_all_saved(tmp_path: Path) -> None:
+    gone = trace(tmp_path / "gone.csv", {c: [(0, 3)] for c in range(4)})
+    changes = virtual(tmp_path, availability=gone)
+    with pytest.raises(CannotGoOn, match=r"there are never 1 clients at once \(availability.trace"):
+        in_process(tmp_path / "run", **changes)
+    fed = Federation(tmp_path / "run", **changes)
+    done = len(fed.rounds())
+    assert 0 < done < 6
+    assert Checkpoints(fed.path / "checkpoint").progress().round == done
 
 
-@pytest.mark.long
-def test_processes_clients_started_apart_and_three_kills_give_the_bits_of_one_process(
+def test_processes_clients_started_apart_and_kills_give_the_bits_of_one_process(
     tmp_path: Path,
 ) -> None:
-    one = alone(tmp_path)
+    changes = virtual(tmp_path)
+    one = in_process(tmp_path / "one", **changes)
     assert any("left" in r["dropped"].values() for r in one.rounds())
-    with Federation(tmp_path / "workers", **virtual(tmp_path)) as fed:
+    with Federation(tmp_path / "workers", **changes) as fed:
         fed.supervisor(2)
         fed.finish()
-        assert fed.hashes() == one.hashes()
-        assert reckoned(fed) == reckoned(one)
-    crashes = [
-        {"round": r, "kind": "server_crash", "at": at}
-        for r, at in ((2, "spooling"), (3, "aggregating"), (5, "recording"))
-    ]
-    with Federation(tmp_path / "apart", **virtual(tmp_path, faults={"schedule": crashes})) as fed:
-        for ids in ("3", "0,2", "1"):
-            fed.client(ids)
-        fed.server()
-        fed.finish()
-        assert fed.hashes() == one.hashes()
-        assert reckoned(fed) == reckoned(one)
-        assert sum(e["incarnation"] > 1 for e in fed.events("started")) == 3
-
-
-@pytest.mark.long
-def test_three_kills_in_an_hour_of_phones_give_the_bits_of_one_process(tmp_path: Path) -> None:
-    changes = {
-        "rounds": 1000,
-        "clients": 60,
-        "participation": 0.067,
-        "data": {"samples": 600},
-        "train": {"steps": 300, "batch_size": 4},
-        "link": {"clock": "virtual", "trace": "wifi"},
-        "availability": {"trace": "phones"},
-        "devices": {"trace": "phones"},
-        "evaluate": {"every": 0, "clients": "none"},
-        "stop": {"seconds": 3600},
-        "checkpoint": {"every": 5},
-    }
-    one = Federation(tmp_path / "alone", **changes)
-    fednet.run(settings(**changes), out=one.out, in_process=True)
-    second = [r["second"] for r in one.rounds()]
-    assert len(second) > 20
-    assert 3000 < second[-1] <= 3600  # an hour of it
-    crashes = [
-        {"round": r, "kind": "server_crash", "at": at}
-        for r, at in ((4, "spooling"), (9, "aggregating"), (15, "recording"))
-    ]
-    with Federation(tmp_path / "killed", **changes, faults={"schedule": crashes}) as fed:
-        fed.supervisor(2)
-        fed.finish()
-        assert fed.hashes() == one.hashes()
-        assert reckoned(fed) == reckoned(one)
-        assert sum(e["incarnation"] > 1 for e in fed.events("started")) == 3
-
-
-@pytest.mark.long
-def test_a_killed_client_does_not_change_who_was_there(tmp_path: Path) -> None:
-    one = alone(tmp_path)
-    with Federation(tmp_path / "killed", **virtual(tmp_path)) as fed:
+        assert facts(fed) == facts(one)
+    faults = crashes((2, "spooling"), (3, "aggregating"), (5, "recording"))
+    fed = finished(tmp_path / "apart", "3", "0,2", "1", **changes, faults=faults)
+    assert facts(fed) == facts(one)
+    assert len(fed.events("started")) == 4
+    with Federation(tmp_path / "killed", **changes) as fed:
         first = fed.client("0-3")
         fed.server()
         fed.until(lambda: len(fed.rounds()) >= 2)
@@ -148,73 +109,69 @@ def test_a_killed_client_does_not_change_who_was_there(tmp_path: Path) -> None:
         assert fed.hashes() == one.hashes()
 
 
-@pytest.mark.long
-def test_on_the_real_clock_the_task_of_a_client_that_leaves_is_called_off(
+def test_kills_in_twenty_minutes_of_phones_give_the_bits_of_one_process(
     tmp_path: Path,
 ) -> None:
-    """Its device would take ten minutes; it leaves after eight seconds, and the round ends."""
-    trace, devices = tmp_path / "trace.csv", tmp_path / "devices.csv"
-    trace.write_text("0,0,1000\n1,0,8\n2,0,1000\n3,0,0\n")
-    devices.write_text("0,0\n1,60000\n2,0\n3,0\n")
-    shape: dict[str, Any] = {
+    changes = {
+        "rounds": 1000,
+        "clients": 60,
+        "participation": 0.067,
+        "data": {"samples": 600},
+        "train": {"steps": 100, "batch_size": 4},
+        "link": {"clock": "virtual", "trace": "wifi"},
+        "availability": {"trace": "phones"},
+        "devices": {"trace": "phones"},
+        "evaluate": {"every": 0, "clients": "none"},
+        "stop": {"seconds": 1200},
+        "checkpoint": {"every": 5},
+    }
+    one = in_process(tmp_path / "one", **changes)
+    second = [r["second"] for r in one.rounds()]
+    assert len(second) > 20
+    assert 1000 < second[-1] <= 1200
+    faults = crashes((4, "spooling"), (9, "aggregating"), (15, "recording"))
+    with Federation(tmp_path / "killed", **changes, faults=faults) as fed:
+        fed.supervisor(2)
+        fed.finish()
+        assert facts(fed) == facts(one)
+        assert len(fed.events("started")) == 4
+
+
+def test_on_the_real_clock_the_task_of_a_client_that_leaves_is_cancelled(tmp_path: Path) -> None:
+    """Its device would take ten minutes; it leaves after five seconds, and the round ends."""
+    spells: dict[int, list[tuple[float, float]]] = {
+        0: [(0, 1000)],
+        1: [(0, 5)],
+        2: [(0, 1000)],
+        3: [(0, 0)],
+    }
+    shape = {
         "rounds": 2,
         "train": {"steps": 10},
-        "availability": {"trace": str(trace)},
-        "devices": {"trace": str(devices)},
+        "availability": trace(tmp_path / "trace.csv", spells),
+        "devices": devices(tmp_path / "devices.csv", [0, 60000, 0, 0]),
     }
-    with Federation(tmp_path / "real", **shape) as fed:
-        fed.client("0-3")
-        fed.server()
-        fed.finish()
-        first, second = fed.rounds()
-        assert (first["selected"], first["completed"]) == ([0, 1, 2], [0, 2])
-        assert first["dropped"] == {"1": "left"}
-        assert second["selected"] == [0, 2]
-        assert second["second"] >= 8
-        (task,) = [
-            row
-            for row in fed.lines("wire.jsonl")
-            if (row["round"], row["client"], row["type"]) == (1, 1, "task")
-        ]
-        assert (task["useful"], task["reason"]) == (False, "left")
-        fed.check()
+    fed = finished(tmp_path / "real", "0-3", **shape)
+    first, second = fed.rounds()
+    assert (first["selected"], first["completed"]) == ([0, 1, 2], [0, 2])
+    assert first["dropped"] == {"1": "left"}
+    assert second["selected"] == [0, 2]
+    assert second["second"] >= 5
+    assert cancelled(fed, 1)
+    fed.check()
 
 
 def test_a_run_on_the_real_clock_is_repeated_by_its_records(tmp_path: Path) -> None:
     """Who had left when its turn came depends on the machine; `faults.replay` forces what was."""
-    trace = tmp_path / "trace.csv"
-    trace.write_text("0,0,1000\n1,0,0.02\n1,0.5,1000\n2,0,1000\n3,0.1,1000\n")
-    shape: dict[str, Any] = {"algorithm": "scaffold", "availability": {"trace": str(trace)}}
-    made = []
-    for name, more in (("first", {}), ("again", {"faults": {"replay": str(tmp_path / "first")}})):
-        mapping = settings(name=name, **shape, **more)
-        made.append(fednet.run(mapping, out=tmp_path, in_process=True))
-    first, again = made
-    assert [r.selected for r in again.rounds] == [r.selected for r in first.rounds]
-    assert [r.completed for r in again.rounds] == [r.completed for r in first.rounds]
-    assert [r.model_sha256 for r in again.rounds] == [r.model_sha256 for r in first.rounds]
-
-
-@pytest.mark.slow
-def test_the_real_clock_agrees_with_the_virtual_reckoning(tmp_path: Path) -> None:
-    """On an idle machine within a fifth: what the virtual clock leaves out is the server's own work
-    and the small messages.
-    """
-    devices = tmp_path / "devices.csv"
-    devices.write_text("client,step_ms\n0,100\n1,150\n2,200\n3,250\n")
-    shape: dict[str, Any] = {
-        "train": {"steps": 20},
-        "devices": {"trace": str(devices)},
-        "link": {"up_mbps": 0.1, "down_mbps": 0.2, "latency_ms": 50},
+    spells: dict[int, list[tuple[float, float]]] = {
+        0: [(0, 1000)],
+        1: [(0, 0.02), (0.5, 1000)],
+        2: [(0, 1000)],
+        3: [(0.1, 1000)],
     }
-    spent = {}
-    for clock in ("virtual", "real"):
-        changes = {**shape, "link": {**shape["link"], "clock": clock}}
-        with Federation(tmp_path / clock, **changes) as fed:
-            for ids in "0123":
-                fed.client(ids)
-            fed.server()
-            fed.finish()
-            key = "seconds_virtual" if clock == "virtual" else "seconds"
-            spent[clock] = sum(r[key] for r in fed.rounds()[1:])
-    assert spent["real"] == pytest.approx(spent["virtual"], rel=0.2), spent
+    shape = {"algorithm": "scaffold", "availability": trace(tmp_path / "trace.csv", spells)}
+    first = in_process(tmp_path / "first", **shape)
+    again = in_process(tmp_path / "again", **shape, faults={"replay": str(first.path)})
+    assert [r["selected"] for r in again.rounds()] == [r["selected"] for r in first.rounds()]
+    assert again.completed() == first.completed()
+    assert again.hashes() == first.hashes()

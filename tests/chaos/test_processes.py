@@ -1,4 +1,4 @@
-"""Processes die or are asked to stop: their tasks are given on, they are started anew, nothing is
+"""Processes die or are stopped: their tasks are given to others, they are started again, nothing is
 left behind.
 """
 
@@ -9,17 +9,17 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.federation import Federation
+from tests.processes import Federation, planned, undisturbed
 
-# Each run has a moment that lasts: the reply of client 1 in round 2 is kept back, once. It changes
-# no bit.
-SLOW = {
-    "train": {"epochs": 20},
-    "faults": {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 4}]},
-}
+# The reply of client 1 in round 2 is kept back, once, so that there is a moment in which to kill.
+# It changes no bit.
+TRAIN: dict[str, Any] = {"algorithm": "scaffold", "train": {"epochs": 20}}
+SLOW = {**TRAIN, "faults": planned("delay", seconds=2)}
+LARGE: dict[str, Any] = {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [512, 512]}}
 
 
 def alive(pid: int) -> bool:
@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
 
 
 def busy(fed: Federation) -> int:
-    """Waits until client 1 has been handed its task of round 2; returns the process that has it."""
+    """Wait until client 1 has its task of round 2; return the process that has it."""
     (fault,) = fed.until(lambda: fed.events("fault"))
     return next(int(e["pid"]) for e in fed.events("joined") if e["worker"] == fault["worker"])
 
@@ -39,96 +39,45 @@ def server_pid(fed: Federation) -> int:
     return int(json.loads((fed.path / "server.json").read_text())["pid"])
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    with Federation(
-        tmp_path_factory.mktemp("calm"), algorithm="scaffold", train=SLOW["train"]
-    ) as fed:
-        fed.supervisor(workers=2)
-        assert fed.status() == 0
+def run(out: Path, workers: int = 2, **changes: Any) -> Federation:
+    """Start `fednet run`, and wait until client 1 is busy in round 2."""
+    fed = Federation(out, **{**SLOW, **changes})
+    fed.supervisor(workers)
+    busy(fed)
     return fed
 
 
+def ended_well(fed: Federation, killed: int = 0) -> None:
+    assert fed.status() == 0, fed.output()
+    assert fed.hashes() == undisturbed(**TRAIN)
+    fed.check(killed)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_killed_in_training_is_started_anew_and_its_task_given_on(
-    tmp_path: Path, calm: Federation, workers: int
+def test_a_killed_worker_is_started_again_and_its_task_given_to_another(
+    tmp_path: Path, workers: int
 ) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW, round={"lost": {"closed": 3}}) as fed:
-        fed.supervisor(workers=workers)
+    with run(tmp_path, workers) as fed:
         os.kill(busy(fed), signal.SIGKILL)
-        assert fed.status() == 0
+        ended_well(fed, killed=1)
         assert len({e["pid"] for e in fed.events("joined")}) == workers + 1
-        assert fed.hashes() == calm.hashes()
-        fed.check(killed=1)
 
 
-def test_a_client_killed_in_training_rejoins_with_its_state_and_gets_its_task_again(
-    tmp_path: Path, calm: Federation
-) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW, round={"lost": {"closed": 20}}) as fed:
-        fed.server()
-        one = fed.client("0-1")
-        fed.client("2-3")
-        assert busy(fed) == one.pid
-        fed.lose(one)
-        fed.client("0-1")
-        fed.finish()
-        assert [r["completed"] for r in fed.rounds()] == [[0, 1, 2, 3]] * 3
-        assert fed.hashes() == calm.hashes()
-
-
-@pytest.mark.parametrize("mode", ["sync", "semi-sync"])
-def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(
-    tmp_path: Path, mode: str
-) -> None:
-    rules = {"join": None, "lost": {"closed": 0.2}}
-    schedule = {"mode": mode} | ({"every": 0.5} if mode == "semi-sync" else {})
-    algorithm = "fedavg" if mode == "sync" else "fedbuff"
-    with Federation(
-        tmp_path, algorithm=algorithm, rounds=30, round=rules, schedule=schedule
-    ) as fed:
-        fed.server()
-        one = fed.client("0-3")
-        fed.until(lambda: fed.rounds())
-        one.kill()
-        missing = [[0, 3]]
-
-        def waits() -> bool:
-            assert fed.last.returncode is None, fed.last.said()
-            return json.loads((fed.path / "status.json").read_text()).get("missing") == missing
-
-        fed.until(waits)
-        fed.client("0-3")
-        assert fed.status() == 0
-        assert sum(r["void"] for r in fed.rounds()) <= 2
-        assert len(fed.rounds()) == 30
-
-
-def test_a_server_killed_under_fednet_run_is_started_anew(tmp_path: Path, calm: Federation) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
-        fed.supervisor(workers=2)
-        busy(fed)
+def test_a_killed_server_is_started_again_by_fednet_run(tmp_path: Path) -> None:
+    with run(tmp_path) as fed:
         os.kill(server_pid(fed), signal.SIGKILL)
-        assert fed.status() == 0
+        ended_well(fed)
         assert [e["incarnation"] for e in fed.events("started")] == [1, 2]
         assert len(fed.events("first_task")) == 2
-        assert fed.hashes() == calm.hashes()
-        fed.check()
 
 
-def test_a_restarted_server_uses_what_was_trained_while_it_was_away(
-    tmp_path: Path, calm: Federation
-) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
-        fed.client("0-3")
-        fed.server()
-        busy(fed)
-        fed.last.kill()
-        fed.status()
-        fed.server(resume=True)
-        fed.finish()
-        assert fed.hashes() == calm.hashes()
-        fed.check()
+def test_the_death_of_fednet_run_itself_ends_its_processes(tmp_path: Path) -> None:
+    with run(tmp_path) as fed:
+        pids = {server_pid(fed), *(e["pid"] for e in fed.events("joined"))}
+        fed.lose(fed.last)
+        fed.until(lambda: not any(alive(pid) for pid in pids))
+        fed.supervisor(resume=True)
+        ended_well(fed, killed=2)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +89,9 @@ def test_a_restarted_server_uses_what_was_trained_while_it_was_away(
     ],
 )
 def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(
-    tmp_path: Path, calm: Federation, number: int, status: int
+    tmp_path: Path, number: int, status: int
 ) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
-        fed.supervisor(workers=2)
-        busy(fed)
+    with run(tmp_path) as fed:
         pids = {server_pid(fed), *(e["pid"] for e in fed.events("joined"))}
         began = time.monotonic()
         os.kill(fed.last.pid, number)
@@ -153,40 +100,66 @@ def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(
         assert not any(alive(pid) for pid in pids)
         assert "go on with --resume" in fed.output()
         assert len(fed.rounds()) < 3
-        fed.supervisor(workers=1, resume=True)
-        assert fed.status() == 0
-        assert fed.hashes() == calm.hashes()
-        fed.check()
+        fed.supervisor(1, resume=True)
+        ended_well(fed)
 
 
-def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(
-    tmp_path: Path, calm: Federation
-) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
-        fed.supervisor(resume=True, until_s=3.0)  # there is no checkpoint yet: it starts
+def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+    with Federation(tmp_path, **TRAIN, faults=planned("delay", seconds=6)) as fed:
+        fed.supervisor(2, "--until", "4s", resume=True)  # there is no checkpoint yet: it starts
         assert fed.status() == 4
         fed.supervisor(resume=True)
-        assert fed.status() == 0
-        assert fed.hashes() == calm.hashes()
+        ended_well(fed)
         started = len(fed.events("started"))
         fed.supervisor(resume=True)
-        assert fed.status() == 0
+        ended_well(fed)
         assert len(fed.events("started")) == started
 
 
-def test_the_death_of_fednet_run_itself_takes_its_processes_along(
-    tmp_path: Path, calm: Federation
-) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
-        fed.supervisor(workers=2)
+def test_a_killed_client_joins_again_with_its_state_and_gets_its_task_again(tmp_path: Path) -> None:
+    with Federation(tmp_path, **SLOW, round={"lost": {"closed": 20}}) as fed:
+        one = fed.client("0-1")
+        fed.begin("2-3")
+        assert busy(fed) == one.pid
+        fed.lose(one)
+        fed.client("0-1")
+        ended_well(fed, killed=1)
+        assert fed.completed() == [[0, 1, 2, 3]] * 3
+
+
+def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path: Path) -> None:
+    with Federation(tmp_path, **SLOW) as fed:
+        fed.begin("0-3")
         busy(fed)
-        pids = {server_pid(fed), *(e["pid"] for e in fed.events("joined"))}
-        fed.last.kill()
-        fed.status()
-        fed.until(lambda: not any(alive(pid) for pid in pids))
-        fed.supervisor(resume=True)
+        fed.lose(fed.last)
+        fed.server(resume=True)
+        ended_well(fed)
+
+
+@pytest.mark.parametrize("mode", ["sync", "semi-sync"])
+def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(
+    tmp_path: Path, mode: str
+) -> None:
+    changes: dict[str, Any] = {"algorithm": "fedavg", "schedule": {"mode": "sync"}}
+    if mode == "semi-sync":
+        changes = {"algorithm": "fedbuff", "schedule": {"mode": mode, "every": 0.2}}
+    rules = {"join": None, "lost": {"closed": 0.2}}
+    with Federation(tmp_path, rounds=30, round=rules, **changes) as fed:
+        one = fed.client("0-3")
+        fed.server()
+        fed.until(fed.rounds)
+        one.kill()
+
+        def waits() -> bool:
+            assert fed.last.poll() is None, fed.last.said()
+            status = json.loads((fed.path / "status.json").read_text())
+            return bool(status.get("missing") == [[0, 3]])
+
+        fed.until(waits)
+        fed.client("0-3")
         assert fed.status() == 0
-        assert fed.hashes() == calm.hashes()
+        assert sum(r["void"] for r in fed.rounds()) <= 2
+        assert len(fed.rounds()) == 30
 
 
 def test_where_memory_runs_out_a_worker_goes_first_then_the_server_and_fednet_run_last(
@@ -195,23 +168,15 @@ def test_where_memory_runs_out_a_worker_goes_first_then_the_server_and_fednet_ru
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
-    with Federation(tmp_path, algorithm="fedavg", **SLOW) as fed:
-        process = fed.supervisor(workers=1)
-        worker, before = busy(fed), score(os.getpid())
-        scores = [score(process.pid), score(server_pid(fed)), score(worker)]
+    before = score(os.getpid())
+    with run(tmp_path, 1) as fed:
+        scores = [score(pid) for pid in (fed.last.pid, server_pid(fed), busy(fed))]
     assert scores == [before, min(1000, before + 250), min(1000, before + 500)]
 
 
-def test_more_rounds_are_added_to_a_finished_run(tmp_path: Path, calm: Federation) -> None:
-    with Federation(tmp_path, algorithm="scaffold", **SLOW, rounds=2) as fed:
-        fed.supervisor()
-        assert fed.status() == 0
-        fed.supervisor(resume=True, rounds=3)
-        assert fed.status() == 0
-        assert fed.hashes() == calm.hashes()
-
-
-def test_what_a_resume_may_not_change_is_listed(tmp_path: Path) -> None:
+def test_more_rounds_are_added_to_a_finished_run_and_nothing_else_is_changed(
+    tmp_path: Path,
+) -> None:
     with Federation(tmp_path, algorithm="fedavg", rounds=1) as fed:
         fed.supervisor()
         assert fed.status() == 0
@@ -220,3 +185,45 @@ def test_what_a_resume_may_not_change_is_listed(tmp_path: Path) -> None:
         )
         assert fed.status() == 2
         assert "--resume: seed, train.epochs differ" in fed.output()
+        fed.supervisor(resume=True, rounds=3)
+        assert fed.status() == 0
+        assert fed.hashes() == undisturbed(algorithm="fedavg")
+
+
+# -- payloads that are sent in parts ---------------------------------------------------------------
+def accounted(fed: Federation) -> None:
+    """Each client's payload is on record, and the totals are the kernel's."""
+    assert all(r["useful"] == r["predicted"] for r in fed.rounds())
+    last = fed.events("kernel")[-1]
+    if len(fed.events("started")) == 1:  # the next also records what the one that died had sent
+        assert (last["sent"], last["received"]) == (last["booked_down"], last["booked_up"])
+
+
+@pytest.mark.parametrize("killed", ["nobody", "worker", "server"])
+def test_whoever_is_killed_while_large_payloads_are_sent_no_bit_changes(
+    tmp_path: Path, killed: str
+) -> None:
+    with run(tmp_path, **LARGE, train={}) as fed:
+        if killed != "nobody":
+            os.kill(busy(fed) if killed == "worker" else server_pid(fed), signal.SIGKILL)
+        assert fed.status() == 0
+        assert fed.hashes() == undisturbed(**LARGE)
+        fed.check(killed=1)
+        accounted(fed)
+        up = [r for r in fed.lines("wire.jsonl") if r["direction"] == "up" and r["useful"]]
+        # Four replies in each of three rounds, of over 1 MB.
+        assert sum(sum(r["kinds"].values()) for r in up) > 12_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["broadcasting", "spooling", "receiving", "aggregating"])
+def test_a_server_killed_at_each_point_changes_no_bit_of_large_payloads(
+    tmp_path: Path, at: str
+) -> None:
+    faults = {"schedule": [{"round": 2, "kind": "server_crash", "at": at}]}
+    with Federation(tmp_path, **LARGE, faults=faults) as fed:
+        fed.supervisor()
+        assert fed.status() == 0
+        assert fed.hashes() == undisturbed(**LARGE)
+        fed.check()
+        accounted(fed)

@@ -15,7 +15,7 @@ from fednet.cli import api
 from fednet.errors import ConfigError
 from fednet.files import write_json
 from fednet.plain import meet
-from tests.federation import settings
+from tests.processes import settings
 
 evaluated: list[int] = []
 

@@ -97,19 +97,15 @@ def test_options_of_a_users_own_parts_are_listed_with_their_texts(tmp_path, caps
         assert capsys.readouterr().out == said
 
 
-@pytest.fixture(scope="module")
-def source():
-    """The package's source, but for the lines that declare keys."""
+def test_every_key_is_read_somewhere():
+    """In the package's source, but for the lines that declare keys."""
     declares = PACKAGE / "config" / "schema.py"
     texts = [f.read_text(encoding="utf-8") for f in PACKAGE.rglob("*.py") if f != declares]
-    return "\n".join([*texts, *re.findall(r"self\..*", declares.read_text(encoding="utf-8"))])
-
-
-@pytest.mark.parametrize("key", keys(), ids=lambda k: k.path)
-def test_every_key_is_read_somewhere(key, source):
-    name = key.path.rpartition(".")[2]
-    name = {"global": "global_"}.get(name, name)
-    assert re.search(rf'\.{name}\b|"{name}"', source), f"nothing in fednet reads {key.path}"
+    source = "\n".join([*texts, *re.findall(r"self\..*", declares.read_text(encoding="utf-8"))])
+    read = {name for pair in re.findall(r'\.(\w+)|"(\w+)"', source) for name in pair}
+    names = {key.path: key.path.rpartition(".")[2] for key in keys()}
+    names["evaluate.global"] = "global_"
+    assert [path for path, name in names.items() if name not in read] == []
 
 
 def test_list_keys_shows_a_section_a_key_and_the_nearest(capsys):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import fednet
 from fednet import config
 from fednet.errors import ConfigError
-from tests.federation import Federation, settings
+from tests.processes import Federation, settings
 
 TWO = [
     {"name": "mlp", "hidden": [16, 8], "clients": "0,3"},

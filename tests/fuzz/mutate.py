@@ -1,4 +1,4 @@
-"""Inputs made from others: bytes changed, and, where an input is made of frames, fields of its
+"""Make inputs from others: bytes are changed, and, where an input is made of frames, fields of its
 headers.
 """
 
@@ -7,61 +7,24 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgpack
 
-NUMBERS = (
-    -1,
-    0,
-    1,
-    2,
-    127,
-    128,
-    255,
-    256,
-    65535,
-    65536,
-    2**20,
-    2**20 + 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**40,
-    2**40 + 1,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-)
-VALUES = (
-    *NUMBERS[:19],
-    None,
-    True,
-    False,
-    0.5,
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    "x" * 200,
-    b"",
-    b"x",
-    [],
-    [[]],
-    {},
-    "train",
-    "evaluate",
-    "../..",
-)
+BOUNDS = (0, 128, 256, 65536, 2**20, 2**31, 2**32, 2**40, 2**63)
+NUMBERS = [n + d for n in BOUNDS for d in (-1, 0, 1)]
+OTHERS = [None, True, False, 0.5, float("nan"), float("inf"), "", "x", "x" * 200, b"", b"x", [], {}]
+VALUES = [*NUMBERS, *OTHERS, [[]], "train", "evaluate", "../.."]
 
 
 # -- frames ----------------------------------------------------------------------------------------
 def pack(frames: Sequence[bytes]) -> bytes:
-    """Each frame after its length, of two bytes."""
+    """Return the frames, each after its length of two bytes."""
     return b"".join(struct.pack("<H", len(f)) + f for f in frames)
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """The frames; whatever the bytes are, they are some."""
+    """Return the frames. Any bytes are some."""
     frames, at = [], 0
     while at < len(data):
         n = int.from_bytes(data[at : at + 2], "little")
@@ -70,12 +33,14 @@ def unpack(data: bytes) -> list[bytes]:
     return frames
 
 
-# -- changes ---------------------------------------------------------------------------------------
+# -- changes of `data`, of which some take a piece of another input --------------------------------
+Change = Callable[[random.Random, bytearray, Sequence[bytes]], None]
+
+
 def a_byte(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
     if data:
-        data[draw.randrange(len(data))] = draw.choice(
-            (0, 1, 0x7F, 0x80, 0xC1, 0xFF, draw.randrange(256))
-        )
+        values = (0, 1, 0x7F, 0x80, 0xC1, 0xFF, draw.randrange(256))
+        data[draw.randrange(len(data))] = draw.choice(values)
 
 
 def a_bit(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
@@ -87,62 +52,58 @@ def a_number(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> N
     width = draw.choice((1, 2, 4, 8))
     if len(data) >= width:
         at = draw.randrange(len(data) - width + 1)
-        data[at : at + width] = (draw.choice(NUMBERS) % 2 ** (8 * width)).to_bytes(
-            width, draw.choice(("little", "big"))
-        )
+        number = draw.choice(NUMBERS) % 2 ** (8 * width)
+        data[at : at + width] = number.to_bytes(width, draw.choice(("little", "big")))
 
 
-def _cut(draw: random.Random, data: bytearray) -> slice:
+def _piece(draw: random.Random, data: Sequence[int]) -> slice:
     start = draw.randrange(len(data) + 1)
     return slice(start, min(len(data), start + draw.choice((1, 2, 4, 16, 64, len(data)))))
 
 
 def less(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
-    del data[_cut(draw, data)]
+    del data[_piece(draw, data)]
 
 
 def again(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
-    piece = bytes(data[_cut(draw, data)])
+    piece = bytes(data[_piece(draw, data)])
     at = draw.randrange(len(data) + 1)
     data[at:at] = piece * draw.choice((1, 1, 2, 30))
 
 
 def anothers(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
     other = draw.choice(others)
-    data[_cut(draw, data)] = other[_cut(draw, bytearray(other))]
+    data[_piece(draw, data)] = other[_piece(draw, other)]
 
 
 def a_field(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
     """A value somewhere in a header becomes another."""
     frames = unpack(bytes(data))
-    at = [i for i, f in enumerate(frames) if f[:1] and 0x80 <= f[0] <= 0x8F]
-    if not at:
+    headers = [i for i, f in enumerate(frames) if f[:1] and 0x80 <= f[0] <= 0x8F]
+    if not headers:
         return a_byte(draw, data, others)
-    i = draw.choice(at)
+    i = draw.choice(headers)
     try:
         fields = msgpack.unpackb(frames[i], raw=False, strict_map_key=False)
         fields.pop("c", None)
         change(draw, fields)
         frames[i] = msgpack.packb(fields)
-    except (
-        ValueError,
-        OverflowError,
-        TypeError,
-        msgpack.exceptions.UnpackException,
-        UnicodeEncodeError,
-    ):
+    # UnicodeEncodeError is a ValueError.
+    except (ValueError, OverflowError, TypeError, msgpack.exceptions.UnpackException):
         return a_byte(draw, data, others)
     data[:] = pack(frames)
 
 
-def change(draw: random.Random, tree: dict) -> None:
-    """One value of a tree of maps and lists."""
-    where, keys = tree, list(tree)
+def change(draw: random.Random, tree: dict[Any, Any]) -> None:
+    """Change one value of a tree of maps and lists."""
+    where: Any = tree
+    keys: list[Any] = list(tree)
     while keys:
         key = draw.choice(keys)
         inner = where[key]
         if isinstance(inner, (dict, list)) and inner and draw.random() < 0.8:
-            where, keys = inner, list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+            where = inner
+            keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
             continue
         if draw.random() < 0.15:
             del where[key]
@@ -154,7 +115,7 @@ def change(draw: random.Random, tree: dict) -> None:
 
 
 def frames_moved(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
-    """Frames left out, doubled, or in another order; or another input's."""
+    """Frames are left out, doubled, or put in another order; or another input's are put in."""
     frames = unpack(bytes(data))
     more = unpack(draw.choice(others))
     for _ in range(draw.choice((1, 1, 3))):
@@ -171,16 +132,13 @@ def frames_moved(draw: random.Random, data: bytearray, others: Sequence[bytes]) 
     data[:] = pack(frames)
 
 
-Change = Callable[[random.Random, bytearray, Sequence[bytes]], None]
 BYTES: tuple[Change, ...] = (a_byte, a_bit, a_number, less, again, anothers)
 FRAMES: tuple[Change, ...] = (*BYTES, a_field, a_field, a_field, frames_moved, frames_moved)
 
 
-def mutated(
-    draw: random.Random, data: bytes, others: Sequence[bytes], framed: bool, longest: int = 1 << 16
-) -> bytes:
-    """`data` with one to a few changes."""
+def mutated(draw: random.Random, data: bytes, others: Sequence[bytes], framed: bool) -> bytes:
+    """Return `data` with one to a few changes."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
         draw.choice(FRAMES if framed else BYTES)(draw, out, others)
-    return bytes(out[:longest])
+    return bytes(out[: 1 << 16])

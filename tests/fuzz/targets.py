@@ -1,5 +1,5 @@
-"""What is fuzzed: each takes bytes, and returns a short word for what became of them. Anything
-raised is a failure.
+"""What is fuzzed: each function takes bytes, and returns a short word for what became of them.
+Anything raised is a failure.
 """
 
 from __future__ import annotations
@@ -51,13 +51,17 @@ class Target:
     framed: bool = False
 
 
-def _fail(why: str) -> str:
-    raise AssertionError(why)
-
-
 def shape_of(text: object) -> str:
-    """A reason, without what in it is the input's own."""
+    """Return a reason without what in it is the input's own."""
     return "".join(ch for ch in str(text) if ch.isalpha() or ch == " ")[:40]
+
+
+def frames_of(what: m.Message, body: bytes = b"") -> list[bytes]:
+    """Return a message of run "run" and its body."""
+    if not isinstance(what, m.Welcome):
+        what = msgspec.structs.replace(what, run="run", inc=1)
+    fields = msgspec.to_builtins(what, builtin_types=(bytes,))
+    return [msgpack.packb({"v": 1, **fields}), body]
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -66,11 +70,9 @@ def message(decode: Any) -> Callable[[bytes], str]:
         try:
             found, body = decode(unpack(data))
         except RemoteProtocolError as refused:
-            return (
-                shape_of(refused)
-                if len(str(refused)) < 1000
-                else _fail("a reason longer than its bound")
-            )
+            why = str(refused)
+            assert len(why) < 1000
+            return shape_of(why)
         assert decode([encode(found)])[0] == found
         assert body is None or len(body) <= m.PART
         return type(found).__name__ + str(body is not None)
@@ -86,7 +88,6 @@ def payload(data: bytes) -> str:
     try:
         form = msgspec.convert(msgpack.unpackb(frames[1], raw=False), list[m.Field])
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
-        # ValidationError is a ValueError
         return "no form"
     try:
         codec.check(Everything, form, BOUNDS)
@@ -95,12 +96,10 @@ def payload(data: bytes) -> str:
         return shape_of(refused)
     for name in found.fields:
         value = getattr(found, name)
-        assert not isinstance(value, Tensors) or value.is_finite()
-        assert (
-            not isinstance(value, torch.Tensor)
-            or not value.is_floating_point()
-            or bool(torch.isfinite(value).all())
-        )
+        if isinstance(value, Tensors):
+            assert value.is_finite()
+        elif isinstance(value, torch.Tensor) and value.is_floating_point():
+            assert bool(torch.isfinite(value).all())
     assert len(found.s.y) <= BOUNDS["s"]
     return f"payload of {len(found.s.y)} samples"
 
@@ -108,23 +107,20 @@ def payload(data: bytes) -> str:
 def payload_seeds() -> list[bytes]:
     made = []
     for n, items in enumerate(CHAINS):
-        encoded = Codec(LAYOUT, chained(items)).encode(
-            everything(n, n % 3, n % 2 == 1), lambda name: np.random.default_rng(0), {}
-        )
-        made.append(
-            pack(
-                [
-                    bytes([n]),
-                    msgpack.packb(msgspec.to_builtins(list(encoded.form))),
-                    bytes(encoded.body.whole()),
-                ]
-            )
-        )
+        codec = Codec(LAYOUT, chained(items))
+        value = everything(n, n % 3, n % 2 == 1)
+        encoded = codec.encode(value, lambda name: np.random.default_rng(0), {})
+        form = msgpack.packb(msgspec.to_builtins(list(encoded.form)))
+        made.append(pack([bytes([n]), form, bytes(encoded.body.whole())]))
     return made
 
 
-# -- the two machines ------------------------------------------------------------------------------
+# -- the protocol's two sides ----------------------------------------------------------------------
 FORM = [m.Field("x", "state", 12, 12)]
+
+
+def long_form(size: int) -> list[m.Field]:
+    return [m.Field("x", "state", size, size)]
 
 
 def _job(client: int) -> Job:
@@ -137,44 +133,30 @@ def _key(client: int, attempt: int = 0, purpose: Any = "train") -> m.Key:
 
 
 def declared(key: m.Key, form: Any) -> None:
-    if [(f.name, f.kind) for f in form] != [("x", "state")] or sum(
-        f.size for f in form
-    ) > 4 * m.PART:
+    sound = [(f.name, f.kind) for f in form] == [("x", "state")]
+    if not sound or sum(f.size for f in form) > 4 * m.PART:
         raise RemoteProtocolError("not what was declared")
 
 
+def welcome(ids: Any, session: str) -> m.Welcome:
+    return m.Welcome(run="run", inc=1, session=session, name="n", config="c", ids=ids)
+
+
 class Server:
-    """A server's machine amid a phase, with an honest worker on connection `good`."""
+    """A server's protocol in the middle of a phase, with an honest worker on connection `good`."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.machine = ServerProtocol(
-            "run",
-            1,
-            4,
-            lambda ids, session: m.Welcome(
-                run="run", inc=1, session=session, name="n", config="c", ids=ids
-            ),
-            0.0,
-            layout="L",
-            declared=declared,
-        )
+        self.machine = ServerProtocol("run", 1, 4, welcome, 0.0, layout="L", declared=declared)
         self.stored: dict[m.Key, int] = {}
         self.done: set[int] = set()
         self.todo: list[m.Task] = []
         self.gone: set[bytes] = set()
         self.say(b"good", m.Join(worker="good", ids=[0, 1, 2, 3], slots=4))
         self.say(b"good", m.Ready(run="run", inc=1, layout="L"))
-        self.do(
-            self.machine.begin(
-                1,
-                0,
-                "train",
-                [_job(i) for i in range(4)],
-                Rules(closed=1.0, silent=None, stalled=5.0),
-                0.0,
-            )
-        )
+        jobs = [_job(i) for i in range(4)]
+        rules = Rules(closed=1.0, silent=None, stalled=5.0)
+        self.do(self.machine.begin(1, 0, "train", jobs, rules, 0.0))
 
     def say(self, conn: bytes, what: m.Message, body: memoryview | None = None) -> None:
         self.do(self.machine.received(conn, what, body, self.now))
@@ -187,12 +169,10 @@ class Server:
                 assert i.offset == (self.stored.get(i.key, 0) if i.offset else 0)
                 self.stored[i.key] = i.offset + len(i.data)
                 assert self.stored[i.key] <= 4 * m.PART
+            elif isinstance(i, s.Arrived) and i.size == 12:
+                self.do(self.machine.accept(i.key, self.now))
             elif isinstance(i, s.Arrived):
-                self.do(
-                    self.machine.accept(i.key, self.now)
-                    if i.size == 12
-                    else self.machine.reject(i.key, "size", self.now)
-                )
+                self.do(self.machine.reject(i.key, "size", self.now))
             elif isinstance(i, s.Resolved):
                 assert i.client not in self.done
                 self.done.add(i.client)
@@ -209,15 +189,11 @@ class Server:
         self.do(self.machine.tick(self.now))
 
     def finish(self) -> None:
-        """The honest worker does what it is given. However others behaved, the phase ends."""
+        """The honest worker does its tasks. The phase ends whatever others did."""
         for _ in range(200):
             while self.todo:
-                task = self.todo.pop(0)
-                self.say(
-                    b"good",
-                    m.Reply(run="run", inc=1, key=task.key, form=FORM, size=12),
-                    memoryview(bytes(12)),
-                )
+                reply = m.Reply(run="run", inc=1, key=self.todo.pop(0).key, form=FORM, size=12)
+                self.say(b"good", reply, memoryview(bytes(12)))
             if not self.machine.open():
                 return
             self.pass_time(1.0)
@@ -228,7 +204,7 @@ def server(data: bytes) -> str:
     """Frames: a byte that names one of two bad connections, or lets time pass, or cuts one; then a
     message's two.
     """
-    world, frames, told = Server(), unpack(data)[:300], 0
+    world, frames, heard = Server(), unpack(data)[:300], 0
     for at in range(0, len(frames) - 2, 3):
         control = (frames[at] or b"\0")[0]
         conn = b"bad%d" % (control % 2)
@@ -243,33 +219,27 @@ def server(data: bytes) -> str:
             except RemoteProtocolError as refused:
                 world.do(world.machine.undecodable(conn, str(refused), world.now))
                 continue
-            told += 1
+            heard += 1
             world.say(conn, message, body)
     refused = world.machine.refused
     world.finish()
     assert world.done == set(range(4))
     left = f"{len(world.machine.workers)} workers, {len(world.stored)} stored"
-    return f"{min(told, 5)} heard, {min(refused, 5)} refused, {left}"
+    return f"{min(heard, 5)} heard, {min(refused, 5)} refused, {left}"
 
 
 def server_seeds() -> list[bytes]:
     def say(control: int, what: m.Message, body: bytes = b"") -> list[bytes]:
-        fields = msgspec.to_builtins(
-            msgspec.structs.replace(what, run="run", inc=1), builtin_types=(bytes,)
-        )
-        return [bytes([control]), msgpack.packb({"v": 1, **fields}), body]
+        return [bytes([control]), *frames_of(what, body)]
 
     joins = [
         m.Join(worker="bad", ids=[0, 1]),
         m.Join(worker="bad", share=(1, 2), slots=1024),
         m.Join(worker="good", ids=[0, 1, 2, 3]),
     ]
-    ready = m.Ready(layout="L")
-    replies = [(m.Reply(key=_key(0, a), form=FORM, size=12, check=b"1"), bytes(12)) for a in (0, 1)]
-    long = m.Reply(
-        key=_key(1, 1), form=[m.Field("x", "state", 3 * m.PART, 3 * m.PART)], size=3 * m.PART
-    )
-    more = [
+    said = [
+        (m.Reply(key=_key(0, 0), form=FORM, size=12, check=b"1"), bytes(12)),
+        (m.Reply(key=_key(0, 1), form=FORM, size=12, check=b"1"), bytes(12)),
         (m.Reply(key=_key(0, 1, "evaluate"), form=FORM, size=12), bytes(12)),
         (m.Failed(key=_key(0, 1), reason="no", again=True), b""),
         (m.Pull(key=_key(0, 1), first=0, count=1), b""),
@@ -277,40 +247,17 @@ def server_seeds() -> list[bytes]:
         (m.Progress(client=0, phase="training"), b""),
         (m.Slots(slots=7), b""),
         (m.Leave(), b""),
-        (long, b""),
+        (m.Reply(key=_key(1, 1), form=long_form(3 * m.PART), size=3 * m.PART), b""),
     ]
-    made = [pack([*say(n, join), *say(n, ready)]) for n, join in enumerate(joins)]
-    silence = [b"\xca", b"", b""]
+    ready, silence, cut = m.Ready(layout="L"), [b"\xca", b"", b""], [b"\xf0", b"", b""]
+    made = [[*say(n, join), *say(n, ready)] for n, join in enumerate(joins)]
     for join in joins[:2]:
-        for message, body in [*replies, *more]:
-            made.append(
-                pack(
-                    [
-                        *say(0, join),
-                        *say(0, ready),
-                        *silence,
-                        *say(0, message, body),
-                        *silence,
-                        *say(0, message, body),
-                    ]
-                )
-            )
-    made.append(
-        pack(
-            [
-                *say(0, joins[0]),
-                *say(0, ready),
-                b"\xf0",
-                b"",
-                b"",
-                *say(0, joins[0]),
-                *say(1, joins[1]),
-                *say(1, ready),
-                *silence,
-            ]
-        )
-    )
-    return made
+        for message, body in said:
+            twice = [*silence, *say(0, message, body)] * 2
+            made.append([*say(0, join), *say(0, ready), *twice])
+    again = [*say(0, joins[0]), *say(1, joins[1]), *say(1, ready), *silence]
+    made.append([*say(0, joins[0]), *say(0, ready), *cut, *again])
+    return [pack(frames) for frames in made]
 
 
 def client(data: bytes) -> str:
@@ -340,18 +287,9 @@ def client(data: bytes) -> str:
             elif isinstance(i, c.Given):
                 given += 1
                 assert len(i.body) == i.task.size
-                out = Body([bytes(12)])
-                machine.reply(
-                    m.Reply(
-                        run=machine.run,
-                        inc=machine.inc,
-                        key=i.task.key,
-                        form=FORM,
-                        size=12,
-                        check=out.check(),
-                    ),
-                    out,
-                )
+                out, ours = Body([bytes(12)]), {"run": machine.run, "inc": machine.inc}
+                reply = m.Reply(key=i.task.key, form=FORM, size=12, check=out.check(), **ours)
+                machine.reply(reply, out)
             elif isinstance(i, c.Out):
                 encode(i.message)
         if machine.state == "over":
@@ -360,38 +298,26 @@ def client(data: bytes) -> str:
 
 
 def client_seeds() -> list[bytes]:
-    def say(what: m.Message, body: bytes = b"") -> list[bytes]:
-        fields = msgspec.to_builtins(
-            what
-            if isinstance(what, m.Welcome)
-            else msgspec.structs.replace(what, run="run", inc=1),
-            builtin_types=(bytes,),
-        )
-        return [msgpack.packb({"v": 1, **fields}), body]
-
-    welcome = m.Welcome(run="run", inc=1, session="s", name="n", config="seed: 0", ids=[0, 1])
-    small = m.Task(key=_key(0), form=FORM, size=12, judge=True)
-    long = m.Task(
-        key=_key(1), form=[m.Field("x", "state", m.PART + 5, m.PART + 5)], size=m.PART + 5
-    )
+    first = m.Welcome(run="run", inc=1, session="s", name="n", config="seed: 0", ids=[0, 1])
+    size = m.PART + 5
     rest = [
-        say(small, bytes(12)),
-        say(long),
-        say(m.Part(key=_key(1), index=0), bytes(50)),
-        say(m.Pull(key=_key(0), first=0, count=1)),
-        say(m.Cancel(key=_key(0))),
-        say(m.End(over=False, reason="x")),
-        say(m.Refuse(reason="no")),
-        say(m.Refuse(reason="no", unread=True)),
+        frames_of(m.Task(key=_key(0), form=FORM, size=12, judge=True), bytes(12)),
+        frames_of(m.Task(key=_key(1), form=long_form(size), size=size)),
+        frames_of(m.Part(key=_key(1), index=0), bytes(50)),
+        frames_of(m.Pull(key=_key(0), first=0, count=1)),
+        frames_of(m.Cancel(key=_key(0))),
+        frames_of(m.End(over=False, reason="x")),
+        frames_of(m.Refuse(reason="no")),
+        frames_of(m.Refuse(reason="no", unread=True)),
         [b"\xfe", b""],
         [b"\xff", b""] * 20,
-        say(msgspec.structs.replace(welcome, inc=2)),
+        frames_of(msgspec.structs.replace(first, inc=2)),
     ]
-    return [pack(say(welcome) + a + b) for a in rest for b in rest]
+    return [pack(frames_of(first) + a + b) for a in rest for b in rest]
 
 
 # -- files -----------------------------------------------------------------------------------------
-# As if whoever wrote it had written its digest too.
+# As if a writer of bad values had written their digest too.
 @patch("fednet.algorithms.state.check_of", lambda tree, tensors: None)
 def state(data: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
@@ -412,16 +338,10 @@ def state(data: bytes) -> str:
 
 def state_seeds() -> list[bytes]:
     tree, named = dump(FedAvg.Server(x=tensors(1)))
-    record = {
-        "$record": {
-            "algorithm": {"$record": {}},
-            "residuals": {"$dict": [["a", {"$list": [1, None, "x"]}]]},
-        }
-    }
-    return [
-        tensor_file(named, metadata={"tree": json.dumps(t)})
-        for t in (tree, record, {"$tensor": ".x.vector"}, 5)
-    ]
+    residuals = {"$dict": [["a", {"$list": [1, None, "x"]}]]}
+    record = {"$record": {"algorithm": {"$record": {}}, "residuals": residuals}}
+    trees = (tree, record, {"$tensor": ".x.vector"}, 5)
+    return [tensor_file(named, metadata={"tree": json.dumps(t)}) for t in trees]
 
 
 MANIFEST = {
@@ -530,14 +450,10 @@ def key_seeds() -> list[bytes]:
 
 TARGETS = {
     "message_to_server": Target(
-        message(decode_from_client),
-        lambda: [pack([encode(x)]) for x in FROM_CLIENT],
-        True,
+        message(decode_from_client), lambda: [pack([encode(x)]) for x in FROM_CLIENT], True
     ),
     "message_to_client": Target(
-        message(decode_from_server),
-        lambda: [pack([encode(x)]) for x in FROM_SERVER],
-        True,
+        message(decode_from_server), lambda: [pack([encode(x)]) for x in FROM_SERVER], True
     ),
     "payload": Target(payload, payload_seeds, True),
     "server": Target(server, server_seeds, True),

@@ -16,8 +16,8 @@ from fednet.experiment import build
 from fednet.models.base import packed, unpacked
 from fednet.models.start import received, sha256
 from fednet.wire import messages as m
-from tests.federation import Federation
 from tests.parity.test_parity import bits
+from tests.processes import Federation
 from tests.rooms import lines, processes, run, small, summary
 
 MLP = {"name": "mlp", "hidden": [8]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,22 +11,19 @@ import pytest
 import torch
 
 from fednet.experiment import determinism
-from tests.parity.test_parity import CONFIG, bits, rounds
-from tests.processes import ROOT, Processes, lines, until
-
-# Adam takes square roots, which torch's own kernels round as each maker's processor does.
-PORTABLE = CONFIG.format(method="fedavg").replace(
-    "momentum: 0.9", "optimizer: adam, portable: true"
-)
+from tests.parity.test_parity import SHAPE, bits
+from tests.processes import ROOT, Federation
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkl.is_available() or "AVX" not in determinism.processor(),
-    reason="wants an x86-64 processor with AVX2",
+    reason="needs an x86-64 processor with AVX2",
 )
+# Adam takes square roots, which torch's own kernels round as each maker's processor does.
+PORTABLE = {**SHAPE, "train": {"epochs": 2, "optimizer": "adam", "portable": True}}
 
 
 def python(code: str, *before: str, **extra: str) -> str:
-    """What the code prints in a process that has computed nothing yet."""
+    """Return what the code prints in a process that has computed nothing yet."""
     words = [*before, sys.executable, "-c", code]
     env = {**os.environ, **extra}
     done = subprocess.run(
@@ -38,32 +34,21 @@ def python(code: str, *before: str, **extra: str) -> str:
 
 
 def test_in_one_process_in_many_after_a_crash_and_with_clients_started_by_themselves(tmp_path):
-    config = tmp_path / "config.yaml"
-    config.write_text(PORTABLE)
-    found = {}
-    for words in (["--in-process"], ["--workers", 2]):
-        out = tmp_path / str(len(found))
-        with Processes(tmp_path) as processes:
-            status, said = processes.run("main", "run", config, *words, "--out", out)
-        assert status == 0, said
-        found[words[-1]] = bits(out / "same")
-    run = tmp_path / "same"
-    with Processes(tmp_path) as processes:
-        server = processes.start("server", config, "--bind", "tcp://127.0.0.1:0", "--out", tmp_path)
-        client = processes.start("client", "--id", "0-4", "--run", run)
-        until(lambda: rounds(run), "round 1", server, client)
-        server.kill()
-        processes.ended(server)
-        server = processes.start("server", "--resume", run)
-        for process in (server, client):
-            status, said = processes.ended(process)
-            assert status == 0, said
-    found["resumed"] = bits(run)
-    one, *others = found.values()
-    assert all(other == one for other in others)
-    events = lines(run / "events.jsonl")
-    assert not [e for e in events if e.get("differs")]
-    assert "processor" in json.loads((run / "summary.json").read_text())["provenance"]
+    found = []
+    for workers in (0, 2):
+        with Federation(tmp_path / str(workers), **PORTABLE) as fed:
+            fed.supervisor(workers)
+            fed.finish()
+        found.append(bits(fed.path))
+    with Federation(tmp_path / "killed", **PORTABLE) as fed:
+        fed.begin("0-4")
+        fed.until(fed.rounds)
+        fed.lose(fed.last)
+        fed.server(resume=True)
+        fed.finish()
+    assert found == [bits(fed.path)] * 2
+    assert not [e for e in fed.events() if e.get("differs")]
+    assert "processor" in fed.summary()["provenance"]
 
 
 def test_square_roots_are_those_of_ieee_754():
@@ -91,38 +76,34 @@ def test_square_roots_are_those_of_ieee_754():
     ]
 
 
-def test_it_is_refused_where_another_choice_has_been_made():
-    code = (
+@pytest.mark.parametrize(
+    ("before", "portable", "capability", "says"),
+    [
+        ("determinism.choose(True)", False, "", "has computed with train.portable: true already"),
+        ("torch.ones(9).exp()", True, "default", "train.portable: this processor has no AVX2"),
+        ("determinism.choose(True)", True, "", "chosen"),
+    ],
+)
+def test_it_is_refused_where_another_choice_has_been_made(before, portable, capability, says):
+    said = python(
         "from fednet.experiment import determinism\n"
         "from fednet.errors import ConfigError\n"
-        "import torch\n"
-        "{before}\n"
+        f"import torch\n{before}\n"
         "try:\n"
-        "    determinism.choose({portable})\n"
+        f"    determinism.choose({portable})\n"
+        "    print('chosen')\n"
         "except ConfigError as wrong:\n"
-        "    print(wrong)\n"
+        "    print(wrong)\n",
+        **({"ATEN_CPU_CAPABILITY": capability} if capability else {}),
     )
-    other = "determinism.choose(True)"
-    assert "has computed with train.portable: true already" in python(
-        code.format(before=other, portable=False)
-    )
-    said = python(
-        code.format(before="torch.ones(9).exp()", portable=True), ATEN_CPU_CAPABILITY="default"
-    )
-    assert said == "train.portable: this processor has no AVX2; leave train.portable out."
-    assert python(code.format(before=other, portable=True)) == ""
+    assert says in said
 
 
 def test_nothing_is_computed_before_the_configuration_is_known():
     """torch asks once, at its first kernel, which ones to take: no import may run one."""
     modules = (
-        "fednet.cli.run",
-        "fednet.cli.server",
-        "fednet.cli.client",
-        "fednet.server.process",
-        "fednet.client.preparing",
-        "fednet.experiment.build",
-        "fednet.launch.supervisor",
+        *("fednet.cli.run", "fednet.cli.server", "fednet.cli.client", "fednet.server.process"),
+        *("fednet.client.preparing", "fednet.experiment.build", "fednet.launch.supervisor"),
         "fednet.training.hosts",
     )
     said = python(
@@ -139,7 +120,7 @@ def test_processors_of_other_makers_compute_the_same_fingerprint(model):
     """As QEMU has them; of torch's own choice each maker's would be another."""
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
-        pytest.skip("wants qemu-user")
+        pytest.skip("needs qemu-user")
     code = (
         "from fednet.experiment import determinism\n"
         "from fednet.tools.fingerprint import fingerprint\n"
