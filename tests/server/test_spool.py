@@ -113,6 +113,16 @@ def test_beyond_what_may_be_held_replies_are_on_disk_alone(tmp_path, monkeypatch
     assert sealed(spool, Key(1, 0, 0, 4), data, part).memory is not None  # room again
 
 
+@pytest.mark.parametrize(("data", "kept"), [(b"payload", True), (LARGE, False)])
+def test_of_a_large_payload_that_crossed_as_it_is_only_its_file_is_kept(tmp_path, data, kept):
+    payload = object()
+    spool = inbox_in(tmp_path, lambda reply, body: payload)
+    reply = sealed(spool, KEY, data, part=1000)
+    assert (reply.take_payload() is payload) is kept
+    assert sum(spool._memory._held.values()) == 0
+    assert bytes(reply.body()) == data
+
+
 def test_what_nobody_asked_for_makes_room_when_its_round_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(inbox, "HELD_BYTES", 7)
     spool = inbox_in(tmp_path)
