@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import mmap
 import time
 import weakref
 from collections.abc import Iterator
@@ -59,10 +60,23 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
         (found for name in list(_idle) if (found := _take(name, nbytes)) is not None), None
     )
     if array is None:
-        array = np.empty(nbytes, np.uint8)
+        array = _made(nbytes)
     lease = Lease(array)
     weakref.finalize(lease, _give_back, array).atexit = False
     return np.asarray(lease).view(dtype)
+
+
+def _made(nbytes: int) -> Array:
+    """New memory, of the system and not of malloc's heap: what is allocated between two such arrays
+    would keep the place of one that is let go of.
+    """
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as none:
+        raise MemoryError(f"{nbytes} bytes") from none
+    with contextlib.suppress(OSError):  # not every system has them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def copied(values: Array) -> Array:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from fednet.capacity import give_back_freed
 from fednet.client.books import Book
 from fednet.client.slots import CpuMemory, DeviceMemory, Slots
 from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks, corrupted
@@ -308,6 +309,8 @@ class ClientLoop:
             self.error = broken
             self._later(lambda: None)
             return
+        if not self._inline:
+            give_back_freed()
         self.prepared = prepared
         self.slots.pack(prepared.together)
         self._later(partial(self._use, prepared, welcome.run))

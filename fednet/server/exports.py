@@ -158,11 +158,12 @@ def save_model(
 
 def in_order(file: bytes) -> bytes:
     """A safetensors file with its metadata in order of name: the package writes them in another
-    order each time, and a run's files are the same to the byte.
+    order each time, and a run's files are the same to the byte. A large file is not copied more
+    than once.
     """
     n = int.from_bytes(file[:8], "little")
     header = json.loads(file[8 : 8 + n])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + file[8 + n :]
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(file)[8 + n :]])

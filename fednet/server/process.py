@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.buffers import seldom_collected
+from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, FednetError
 from fednet.experiment import determinism, lock, placement
@@ -59,6 +60,8 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         over, why = False, ""
         try:
             session.begin(rounds)
+            if endpoint.pump is None:
+                give_back_freed()  # what was built was tried too, and its gradients are gone
             with seldom_collected(endpoint.pump is None):
                 rounds.run(drive)
             over = True

@@ -103,9 +103,12 @@ class Scratch:
         self.replays: dict[object, Replay] = {}
         self._lent = 0
         self._given = False
-        flat = Tensors.zeros(layout, self.device)
+        parameters, buffers, counters = layout.sizes
+        self.vector = room(parameters, torch.float32, self.device)
+        self.buffers = torch.zeros(buffers, device=self.device)
+        self.counters = torch.zeros(counters, dtype=torch.int64, device=self.device)
+        flat = Tensors(layout, self.vector, self.buffers, self.counters)
         self.frozen = frozen_parts(self.module, layout)
-        self.vector, self.buffers, self.counters = flat.vector, flat.buffers, flat.counters
         known = dict(self.module.named_parameters())
         self.parameters: dict[str, nn.Parameter] = {}
         self._places: list[tuple[nn.Module, str, str]] = []  # (module, its name of one, ours)

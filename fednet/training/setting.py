@@ -47,8 +47,9 @@ class Setting:
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
     `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C).
     factory(seed): a module freshly initialised from that seed. width: of what the last Linear gets,
-    where that is not in the layout. input_shape: of one sample. normalise: raw samples to model
-    inputs (`Data.inputs`). augment(x, generator): what `data.augment` names, or None.
+    where that is not in the layout. input_shape: of one sample. batch_norm: whether the model has
+    BatchNorm that is trained. normalise: raw samples to model inputs (`Data.inputs`). augment(x,
+    generator): what `data.augment` names, or None.
     """
 
     layout: Layout
@@ -64,6 +65,7 @@ class Setting:
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
     width: int = 0
     input_shape: tuple[int, ...] = ()
+    batch_norm: bool = False
 
     @classmethod
     def of(
@@ -92,6 +94,7 @@ class Setting:
             augment=augment.get(config.data.augment),
             width=models.head_width(begun.module),
             input_shape=input_shape,
+            batch_norm=moves(begun.module, begun.layout, _BatchNorm),
         )
 
     def module(self) -> nn.Module:
@@ -103,11 +106,6 @@ class Setting:
     def blank(self) -> nn.Module:
         """One to look at, and to put values into on their way to a file."""
         return self.module()
-
-    @functools.cached_property
-    def batch_norm(self) -> bool:
-        """Whether the model has BatchNorm that is trained."""
-        return moves(self.blank, self.layout, _BatchNorm)
 
     @functools.cached_property
     def innermost(self) -> bool:
