@@ -6,9 +6,11 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import torch
 
 from fednet.cli.main import main
+from fednet.errors import ConfigError
 from fednet.tools import doctor
 from fednet.tools.fingerprint import fingerprint
 from fednet.transport.keys import Keyring, lab, load, make_client_keys, make_server_keys
@@ -31,27 +33,31 @@ def test_every_package_that_fednet_needs_is_looked_for():
 
 
 def test_a_device_and_a_place_for_runs_that_there_cannot_be_are_bad(tmp_path):
-    (found, *_) = doctor.device("gpu")
+    found = doctor.found("device", doctor.device, "gpu")
     assert (found.verdict, found.what) == ("bad", "device")
     assert "expected auto, cpu, cuda" in found.text
-    assert next(doctor.device("cpu")).verdict == "ok"
+    assert doctor.found("device", doctor.device, "cpu").verdict == "ok"
     file = tmp_path / "file"
     file.touch()
-    assert [f.verdict for f in doctor.disk(file)] == ["bad"]
-    assert [f.verdict for f in doctor.disk(tmp_path / "new")] != ["bad"]
+    assert doctor.found("disk", doctor.disk, file).verdict == "bad"
+    below = doctor.found("disk", doctor.disk, tmp_path / "a" / "b")  # its parent is looked at
+    assert below.verdict in ("ok", "warn")
+    assert str(tmp_path) in below.text
 
 
 def test_keys_that_others_can_read_are_bad(tmp_path):
     key = tmp_path / "server.key"
     make_server_keys(tmp_path)
     key.chmod(0o644)
-    (found,) = doctor.keys(tmp_path)
-    assert found.verdict == "bad"
-    assert f"chmod 600 {key}" in found.text
+    with pytest.raises(ConfigError, match=f"chmod 600 {key}"):
+        doctor.keys(tmp_path)
     key.chmod(0o600)
-    assert [f.verdict for f in doctor.keys(tmp_path)] == ["ok"]
+    assert "1 secret key(s)" in doctor.keys(tmp_path)
     key.write_text("x")
-    assert [f.verdict for f in doctor.keys(tmp_path)] == ["bad"]
+    with pytest.raises(ConfigError):
+        doctor.keys(tmp_path)
+    with pytest.raises(ConfigError, match="no keys there"):
+        doctor.keys(tmp_path / "none")
 
 
 def test_whether_a_server_would_let_this_client_in(tmp_path):
@@ -67,7 +73,7 @@ def test_whether_a_server_would_let_this_client_in(tmp_path):
                 "bad",
                 "does not allow this key",
             ),
-            (Keyring(tmp_path / "server"), None, "bad", "say --keys FILE"),
+            (Keyring(tmp_path / "server"), None, "bad", "give --keys FILE"),
             (None, file, "bad", "only one of the two has CURVE"),
         ):
             server, over = ZmqServer("tcp://127.0.0.1:0", keyring=keyring), threading.Event()
@@ -79,12 +85,8 @@ def test_whether_a_server_would_let_this_client_in(tmp_path):
             stack.callback(server.close, 0)
             thread.start()
             stack.callback(lambda over=over, thread=thread: (over.set(), thread.join()))
-            (found,) = doctor.admitted(server.address, path)
+            found = doctor.found("admission", doctor.admitted, server.address, path)
             assert (found.verdict, said in found.text) == (verdict, True), found
-
-
-def test_missing_keys_are_bad(tmp_path):
-    assert [f.verdict for f in doctor.keys(tmp_path / "none")] == ["bad"]
 
 
 def test_taken_port_is_told_from_a_free_one():
@@ -92,7 +94,7 @@ def test_taken_port_is_told_from_a_free_one():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        assert [f.verdict for f in doctor.port(number)] == ["warn"]
+        assert doctor.found("port", doctor.port, number).verdict == "warn"
 
 
 def test_server_is_known_by_its_greeting(monkeypatch):
@@ -113,22 +115,16 @@ def test_server_is_known_by_its_greeting(monkeypatch):
 
         for first, verdict in ((b"\xff", "ok"), (b"HTTP", "bad")):
             thread = greet(first)
-            assert [f.verdict for f in doctor.reachable(f"tcp://127.0.0.1:{number}")] == [verdict]
+            found = doctor.found("server", doctor.reachable, f"tcp://127.0.0.1:{number}")
+            assert found.verdict == verdict
             thread.join()
         monkeypatch.setattr(doctor, "ANSWER_S", 0.2)
-        (silent,) = doctor.reachable(f"tcp://127.0.0.1:{number}")
-        assert silent.verdict == "bad"
-        assert "said nothing: its server is starting, or busy" in silent.text
-    (gone,) = doctor.reachable(f"tcp://127.0.0.1:{number}")
-    assert gone.verdict == "bad"
-    assert gone.text.startswith("nothing listens at tcp://127.0.0.1:")
-    assert [f.verdict for f in doctor.reachable("nonsense")] == ["bad"]
-
-
-def test_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
-    (found,) = doctor.disk(tmp_path / "a" / "b")
-    assert found.verdict in ("ok", "warn")
-    assert str(Path(tmp_path)) in found.text
+        with pytest.raises(ConfigError, match="said nothing: its server is starting, or busy"):
+            doctor.reachable(f"tcp://127.0.0.1:{number}")
+    with pytest.raises(ConfigError, match=r"^nothing listens at tcp://127\.0\.0\.1:"):
+        doctor.reachable(f"tcp://127.0.0.1:{number}")
+    with pytest.raises(ConfigError, match="expected an address"):
+        doctor.reachable("nonsense")
 
 
 def test_a_folder_of_data_that_is_not_there_is_bad(tmp_path, capsys):
@@ -138,6 +134,5 @@ def test_a_folder_of_data_that_is_not_there_is_bad(tmp_path, capsys):
 
 def test_where_a_proxy_is_the_only_way_out_the_handshake_goes_through_it(monkeypatch):
     monkeypatch.setenv("FEDNET_PROXY", "socks5://127.0.0.1:1")
-    (found,) = doctor.admitted("tcp://server.example:5555", None)
-    assert found.verdict == "bad"
-    assert "the proxy at 127.0.0.1:1 cannot be reached" in found.text
+    with pytest.raises(ConfigError, match=r"the proxy at 127\.0\.0\.1:1 cannot be reached"):
+        doctor.admitted("tcp://server.example:5555", None)
