@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import pytest
+import yaml
 
 from fednet import config as configuration
 from fednet import loading, registry
@@ -280,159 +282,24 @@ def test_no_is_text_and_not_false(written):
     )
 
 
-def test_doubled_key_names_both_lines(written):
-    assert error(written("seed: 1\nrounds: 2\nseed: 3\n")) == (
-        "c.yaml:3: the key 'seed' stands twice; the first is at c.yaml:1. Keep one of them."
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a: [b", "c.yaml:1: not valid YAML"),
-        ("- 1", "c.yaml:1: the configuration: expected a mapping of keys to values, got a list."),
-        (
-            "a: !!python/object:os.system x",
-            "the tag 'tag:yaml.org,2002:python/object:os.system' is not allowed",
-        ),
-        ("a: &x [*x]", "an anchor holds itself"),
-        ("train: {lr: .nan}", "c.yaml:1: train.lr: expected a finite number, got nan."),
-        (f"seed: {2**70}", f"seed: expected a whole number that 64 bits hold, got {2**70}."),
-        ("train: {lr: 100000000000000000000}", "train.lr: expected a whole number that 64 bits"),
-        ("link: {trace: [a]}", "link.trace: expected text or a list of 2, each item text or null"),
-        ("link: {trace: [a, [b]]}", "link.trace[1]: expected text, got a list."),
-        ("? [1, 2]\n: 3", "a key must be plain text"),
-        ("seed: 0x1F", "seed: expected a whole number, got '0x1F'."),
-        ("seed: 12:30", "seed: expected a whole number, got '12:30'."),
-        (r'name: "\ud83d"', r"c.yaml:1: '\ud83d' holds half a character; write it whole."),
-        (r'"\ude00": 1', r"'\ude00' holds half a character"),
-        (r'extends: "\ud83d.yaml"', r"'\ud83d.yaml' holds half a character"),
-    ],
-)
-def test_what_strict_yaml_refuses(written, text, says):
-    assert says in error(written(text))
-
-
 def test_no_number_of_times_asks_more_clients_than_there_are(written):
     assert load(written(HEAD + "round: {ask: 1.0e+308}\n")).asked == 10
 
 
 # -- errors, word for word -------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (
-            "algorithm:\n  name: toy-prox\n  mu: big",
-            "c.yaml:3: algorithm.mu: expected a float >= 0, got 'big'.",
-        ),
-        (
-            "algorithm: {name: toy-prox, mu: -1}",
-            "c.yaml:1: algorithm.mu: expected a float >= 0, got -1.",
-        ),
-        ("rounds: 1.5", "c.yaml:1: rounds: expected a whole number >= 1, got 1.5."),
-        ("rounds: true", "c.yaml:1: rounds: expected a whole number >= 1, got true."),
-        (
-            "train:\n\n  optimizer: sdg",
-            "c.yaml:3: train.optimizer: expected one of sgd, adam, adamw, got 'sdg'. Did you mean "
-            "sgd?",
-        ),
-        (
-            "train: {clip_norm: []}",
-            "c.yaml:1: train.clip_norm: expected a float > 0 or null, got a list.",
-        ),
-        (
-            "round: {start: some}",
-            "c.yaml:1: round.start: expected all or a whole number >= 1, got 'some'.",
-        ),
-        ("load: a.py", "c.yaml:1: load: expected a list, each item text, got 'a.py'."),
-        (
-            "model: {weights: 3}",
-            "c.yaml:1: model.weights: expected text or null, got 3. Put it in quotes to make it "
-            "text.",
-        ),
-        (
-            "track: [wandbe]",
-            "c.yaml:1: track[0]: expected one of tensorboard, mlflow, wandb, got 'wandbe'. Did you "
-            "mean wandb?",
-        ),
-        (
-            "faults:\n  schedule:\n    - {round: 1, client: 0, kind: drop_before_sending}\n    - "
-            "{round: 0, kind: crash}",
-            "c.yaml:4: faults.schedule[1].round: expected a whole number >= 1, got 0.",
-        ),
-    ],
-)
-def test_wrong_value_is_named_with_place_and_what_is_allowed(written, text, says):
-    assert error(written(text)) == says
+REFUSED = yaml.safe_load((Path(__file__).parent / "refused.yaml").read_text())
+CASES = [
+    (kind, *case) for kind, cases in REFUSED.items() for each in cases for case in each.items()
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("comm_round: 3", "rounds"),
-        ("join_ratio: 0.1", "participation"),
-        ("fraction_fit: 0.1", "participation"),
-        ("num_rounds: 3", "rounds"),
-        ("min_available_nodes: 3", "round.start"),
-        ("min_clients: 3", "round.min_results"),
-        ("fraction-evaluate: 0.5", "evaluate.clients"),
-        ("eg: 5", "evaluate.every"),
-        ("jr: 0.5", "participation"),
-        ("train_timeout: 3", "round.deadline"),
-        ("initial_ckpt: a.pt", "model.weights"),
-        ("train_script: client.py", "load"),
-        ("local_epochs: 3", "train.epochs"),
-        ("global_rounds: 3", "rounds"),
-        ("num_clients: 3", "clients"),
-        ("train: {lr_local: 1}", "train.lr"),
-        ("batch: 3", "train.batch_size"),
-        ("lr: 0.1", "train.lr"),
-        ("train: {batchsize: 3}", "train.batch_size"),
-        ("seeds: 3", "seed"),
-        ("data: {alpha: 0.1}", "data.partition.alpha"),
-        ("data: {partition: {scheme: toy-shards, per_clients: 1}}", "data.partition.per_client"),
-        ("algorithm: {name: toy-prox, mue: 1}", "algorithm.mu"),
-        ("train: {learning-rate: 1}", "train.lr"),
-        ("privacy: {noise_multiplier: 1}", "privacy.noise"),
-        ("aggregation: {name: median}", "aggregation.rule"),
-        ("secure_aggregation: true", "privacy.secagg.protocol"),
-        ("on_fit_config_fn: f", "train.schedule"),
-        ("ls: 5", "train.epochs"),
-        ("algorithm: {name: toy-prox, nu: 1}", "algorithm.mu"),  # and not num_rounds, for rounds
-    ],
-)
-def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):
-    model = "" if text.startswith("model") else "model: toy-net\n"
-    data = "" if text.startswith("data") else "data: {dataset: toy-set, partition: toy-deal}\n"
-    text = text.replace("data: {", "data: {dataset: toy-set, ") if text.startswith("data") else text
-    method = "" if text.startswith("algorithm") else "algorithm: toy-avg\n"
-    if "partition" not in text and text.startswith("data"):
-        text = text.replace("}", ", partition: toy-deal}")
-    assert error(written(model + data + method + "task: toy-task\n" + text)).endswith(
-        f" Did you mean {meant}?"
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "way"),
-    [
-        ("proximal_mu: 0.1", "algorithm: {name: fedprox, mu: 0.1}."),
-        ("proximal-mu: 0.1", "algorithm: {name: fedprox, mu: 0.1}."),
-        ("algorithm: {name: toy-avg, proximal_mu: 1}", "algorithm: {name: fedprox, mu: 0.1}."),
-        ("times: 3", "fednet sweep CONFIG --seeds 0,1,2."),
-        ("t: 3", "fednet sweep CONFIG --seeds 0,1,2."),
-        ("num_classes: 10", "for a dataset of your own fednet.Data(classes=...)."),
-        ("client_drop_rate: 0.1", "faults.schedule, kind drop_before_sending."),
-        ("min_evaluate_clients: 3", "evaluate.clients is auto, all or none."),
-        ("min_evaluate_nodes: 3", "evaluate.clients is auto, all or none."),
-    ],
-)
-def test_unknown_key_that_has_none_of_ours_is_answered_with_the_way(written, text, way):
-    method = "" if text.startswith("algorithm") else "algorithm: toy-avg\n"
-    head = "model: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: toy-deal}\n"
-    says = error(written(head + method + text))
-    assert says.endswith(f" {way}")
-    assert "Did you mean" not in says
+@pytest.mark.parametrize(("kind", "text", "says"), CASES, ids=[text[:40] for _, text, _ in CASES])
+def test_a_wrong_configuration_is_refused_in_one_sentence(written, kind, text, says):
+    if kind == "with_parts":
+        written(HEAD, "parts.yaml")
+        text += "\nextends: parts.yaml\n"
+    pattern = ".*".join(re.escape(piece) for piece in says.split("..."))
+    assert re.fullmatch(pattern, error(written(text))), error("c.yaml")
 
 
 def test_what_a_foreign_name_is_answered_with_is_there():
@@ -450,37 +317,6 @@ def test_a_key_that_is_gone_is_refused_in_a_sentence_that_says_so(key, written):
     says = error(written(f"{section}:\n  {name}: 1\n"))
     assert says.startswith(f"c.yaml:2: {key} is gone: ")
     assert "unknown key" not in says
-
-
-def test_option_of_another_part_is_an_unknown_key(written):
-    says = error(
-        written("data:\n  dataset: toy-set\n  partition:\n    scheme: toy-shards\n    alpha: 0.3\n")
-    )
-    assert (
-        says
-        == "c.yaml:5: unknown key data.partition.alpha; data.partition has per_client, scheme, "
-        "seed."
-    )
-
-
-def test_missing_option_is_named(written):
-    says = error(written("data:\n  dataset: toy-files\n  partition: toy-deal\n"))
-    assert says == (
-        "c.yaml:1: data.path is missing; expected text. fednet itself gives a dataset only root, "
-        "download and seed, by these names."
-    )
-
-
-def test_unknown_part_is_answered_with_the_nearest(written):
-    says = error(
-        written(
-            "model: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: "
-            "toy-deal}\nalgorithm: {name: toy-porx}"
-        )
-    )
-    assert says.startswith(
-        "c.yaml:4: algorithm: unknown algorithm 'toy-porx'. Did you mean 'toy-prox'? Known: "
-    )
 
 
 # -- layers ----------------------------------------------------------------------------------------
@@ -568,139 +404,6 @@ def test_sets_may_come_as_a_mapping_from_python(written):
 
 # -- combinations ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"participation": 0.5, "clients_per_round": 3},
-            "clients_per_round: participation is given too; keep one of them.",
-        ),
-        ({"clients_per_round": 11}, "clients_per_round: 11 is more than the 10 clients there are."),
-        (
-            {"participation": None},
-            "participation: is null and clients_per_round is not given; give one of them.",
-        ),
-        (
-            {"round": {"min_results": 6}},
-            "round.min_results: 6 is more than the 5 clients asked in a round.",
-        ),
-        (
-            {"round": {"select_extra": 6}},
-            "round.select_extra: 5 + 6 clients a round are more than the 10 there are.",
-        ),
-        (
-            {"round": {"first": 6}},
-            "round.first: expected a whole number from min_results, 1, to the 5 clients asked in "
-            "a round, got 6.",
-        ),
-        ({"round": {"start": 11}}, "round.start: 11 is more than the 10 clients there are."),
-        (
-            {"link": {"clock": "virtual"}},
-            "link.clock: virtual needs link.step_ms, the milliseconds of one training step, "
-            "or devices.trace.",
-        ),
-        (
-            {"link": {"per_client": {"8-10": {}}}},
-            "link.per_client.8-10: there is no client 10; ids go from 0 to 9.",
-        ),
-        (
-            {"privacy": {"noise": 1.0}},
-            "privacy.noise: needs privacy.clip, the norm that it is a multiple of.",
-        ),
-        (
-            {"stop": {"accuracy": 0.5}, "evaluate": {"every": 0}},
-            "stop.accuracy: needs evaluate.every of at least 1: nothing would measure it.",
-        ),
-        ({"availability": {"model": "bernoulli"}}, "availability: bernoulli needs p."),
-        (
-            {"availability": {"model": "always", "p": 0.1}},
-            "availability.p: does not belong to always, which has no options.",
-        ),
-        (
-            {"faults": {"schedule": [{"round": 1, "kind": "delay", "client": 1}]}},
-            "faults.schedule: number 1, delay, needs seconds.",
-        ),
-        (
-            {"faults": {"schedule": [{"round": 1, "kind": "duplicate", "client": 10}]}},
-            "faults.schedule: number 1: there is no client 10; ids go from 0 to 9.",
-        ),
-        (
-            {"data": {**PARTS["data"], "public": {"samples": 5, "fraction": 0.1}}},
-            "data.public: both samples and fraction are given; keep one of them.",
-        ),
-        (
-            {"data": {**PARTS["data"], "public": {"fraction": 1.0}}},
-            "data.public.fraction: expected a float >= 0 and < 1, got 1.0.",
-        ),
-        (
-            {"data": {**PARTS["data"], "validation": 0.5, "public": {"fraction": 0.5}}},
-            "data.validation: validation and public.fraction together leave no sample for the "
-            "clients.",
-        ),
-        (
-            {"data": {**PARTS["data"], "client_test": "all"}},
-            "data.client_test: expected one of like_train, merge_split, none, got 'all'.",
-        ),
-        (
-            {"link": {"per_client": {"0": {}, "1-2": {"up_mbps": -1}}}},
-            "link.per_client.1-2.up_mbps: expected a float > 0 or lognormal(median, sigma) or "
-            "uniform(low, high) or null, got -1.",
-        ),
-        (
-            {"wire": {"up": {"delta": ["fp16", 8]}}},
-            "wire.up.delta[1]: expected text, got 8. Put it in quotes to make it text.",
-        ),
-        (
-            {"algorithm": "toy-prox", "train": {"optimizer": "adam"}},
-            "train.optimizer: toy-prox assumes plain SGD steps; expected sgd, got 'adam'.",
-        ),
-        (
-            {"algorithm": "toy-prox", "train": {"momentum": 0.9}},
-            "train.momentum: toy-prox assumes local steps without momentum; expected 0, got 0.9.",
-        ),
-        (
-            {"algorithm": "toy-personal", "evaluate": {"keep_local": "never"}},
-            "evaluate.keep_local: toy-personal is judged by its clients' own models; expected auto "
-            "or always, got 'never'.",
-        ),
-        (
-            {"algorithm": "toy-public"},
-            "data.public: toy-public needs samples held out for the server; set "
-            "data.public.samples or data.public.fraction.",
-        ),
-        (
-            {
-                "algorithm": "toy-public",
-                "data": {"dataset": "site", "shape": [4]},
-            },
-            "data.dataset: toy-public needs samples held out for the server; with site the sites "
-            "have them all.",
-        ),
-        (
-            {"algorithm": "toy-prox", "privacy": {"clip": 1.0}},
-            "privacy.clip: toy-prox does not fold its replies as a sum of updates, so clipping "
-            "and noise cannot be applied to it.",
-        ),
-    ],
-)
-def test_impossible_combination_is_refused(changes, says):
-    with pytest.raises(ConfigError) as caught:
-        from_mapping({**PARTS, **changes}, where="here")
-    assert str(caught.value) == f"here: {says}"
-
-
-def test_unknown_fault_and_unknown_kind_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"unknown kind of fault 'delays'\. Did you mean 'delay'\? Known: "
-    ):
-        from_mapping({**PARTS, "faults": {"random": {"delays": 0.1}}})
-    with pytest.raises(
-        ConfigError,
-        match=r"wire.up.deltas: unknown kind 'deltas'\. Did you mean 'delta'\? Known: ",
-    ):
-        from_mapping({**PARTS, "wire": {"up": {"deltas": []}}})
-
-
-@pytest.mark.parametrize(
     ("text", "call"),
     [("fp16", ("fp16", ())), ("topk(0.01)", ("topk", (0.01,))), ("qsgd( 8 )", ("qsgd", (8,)))],
 )
@@ -739,13 +442,6 @@ def test_files_under_load_are_found_beside_the_file_that_names_them(written, tmp
 def test_mapping_from_elsewhere_imports_nothing(tmp_path):
     (tmp_path / "bad.py").write_text("raise SystemExit('imported')")
     from_mapping({**PARTS, "load": [str(tmp_path / "bad.py")]})
-
-
-def test_missing_file_under_load_is_named_with_its_place(written, tmp_path):
-    assert (
-        error(written("seed: 1\nload:\n  - nope.py\n"))
-        == f"c.yaml:3: load[0]: there is no file {tmp_path / 'nope.py'}."
-    )
 
 
 def test_loaded_file_is_known_by_its_hash_and_runs_once(tmp_path):
@@ -792,35 +488,6 @@ def test_no_text_of_a_pattern_ends_in_a_new_line(given):
         from_mapping({**PARTS, **given})
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    ["step(0,0.1)", "step(3,0)", "exponential(0)", "exponential(.)", "exponential(-1)"],
-)
-def test_a_schedule_that_only_a_task_would_stumble_over_is_refused_here(schedule):
-    with pytest.raises(ConfigError, match=r"train\.schedule: .* has no learning rate for each of"):
-        from_mapping({**PARTS, "train": {"schedule": schedule}})
-    with pytest.raises(ConfigError, match=r"train\.schedule"):
-        from_mapping({**PARTS, "rounds": 200, "train": {"schedule": "exponential(1e9)"}})
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"clients": 10**12},
-        {"train": {"threads": 10**9}},
-        {"link": {"up_mbps": "uniform(1,1e999)"}},
-        {"round": {"deadline": 1.1e9}},
-        {"faults": {"schedule": [{"round": 1, "kind": "delay", "client": 0, "seconds": 1.1e9}]}},
-        {"faults": {"schedule": [{"round": 1, "kind": "slow", "client": 0, "factor": 1.1e9}]}},
-        {"faults": {"schedule": [{"round": 1, "kind": "crash", "client": 0, "rounds": 2 * 10**9}]}},
-    ],
-    ids=str,
-)
-def test_numbers_that_no_machine_can_follow_are_refused(given):
-    with pytest.raises(ConfigError, match="expected"):
-        from_mapping({**PARTS, **given})
-
-
 def test_an_option_of_an_annotation_that_is_not_ours_is_refused_with_its_type():
     class Own(msgspec.Struct, forbid_unknown_fields=True):
         of: Sequence[dict[str, int]] = ()
@@ -845,46 +512,10 @@ def test_numbers_of_numpy_and_paths_are_values_from_python_and_classes_are_not()
             from_mapping({"model": {"name": value}})
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ("clases: 3", "c.yaml:4: unknown key data.clases; .* Did you mean data.classes"),
-        ("shape: 4", "data.shape: expected a list"),
-        ("shape: [a]", r"data.shape\[0\]: expected a whole number >= 1, got 'a'"),
-        ("classes: '3'", "data.classes: expected a whole number >= 1 or a list"),
-        ("targets: 0", "data.targets: expected a whole number >= 1"),
-        ("format: {a: 1}", "data.format: expected text"),
-        ("size: x", "data.size: expected a whole number"),
-        ("format: toy-set, size: 32", "unknown key data.size"),
-    ],
-)
-def test_what_is_said_of_sites_data_is_checked_before_they_come(more, says):
-    head = HEAD.replace("data: {dataset: toy-set, partition: toy-deal}\n", "")
-    keys = {"shape": "[4]", "classes": "3"} | {more.partition(":")[0]: more.partition(": ")[2]}
-    data = ", ".join(f"{key}: {value}" for key, value in keys.items())
-    with pytest.raises(ConfigError, match=says):
-        from_text(f"{head}data: {{dataset: site, {data}}}\n", "c.yaml")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("partition", {"scheme": "toy-deal"}),
-        ("partition", {"alpha": 0.1}),
-        ("partition", {"seed": 3}),
-        ("validation", 0.1),
-        ("public", {"samples": 5}),
-        ("client_test", "none"),
-        ("baseline_pool", "full"),
-        ("feature_noise", 0.1),
-    ],
-)
-def test_what_divides_a_runs_data_is_refused_where_sites_bring_theirs(key, value):
+def test_the_written_defaults_of_a_division_pass_where_sites_bring_their_data():
     data = {"dataset": "site", "shape": [4], "classes": 3}
-    with pytest.raises(ConfigError, match=f"here: data.{key}: says how a run divides its data"):
-        from_mapping({**PARTS, "data": {**data, key: value}}, where="here")
     plain = configuration.to_mapping(from_mapping({**PARTS, "data": data}))
-    assert from_mapping(plain) == from_mapping({**PARTS, "data": data})  # its own defaults pass
+    assert from_mapping(plain) == from_mapping({**PARTS, "data": data})
 
 
 def test_another_configurations_division_does_not_stay_where_sites_bring_their_data(tmp_path):

@@ -53,9 +53,9 @@ def test_that_a_method_waits_for_nobody_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"schedule": "sync"}, "schedule.mode: fedbuff makes an update of replies as they come"),
-        ({"schedule": {"mode": "sync", "buffer": 3}}, "schedule.buffer: belongs to async"),
-        ({"schedule": {"mode": "async", "every": 3}}, "schedule.every: belongs to semi-sync"),
+        ({"schedule": "sync"}, "schedule.mode: fedbuff makes an update from replies as they come"),
+        ({"schedule": {"mode": "sync", "buffer": 3}}, "schedule.buffer: only applies to async"),
+        ({"schedule": {"mode": "async", "every": 3}}, "schedule.every: only applies to semi-sync"),
         ({"schedule": "semi-sync"}, "semi-sync needs every"),
         ({"schedule": {"mode": "async", "buffer": 11}}, "more than the 10 clients"),
         ({"round": {"first": 2}}, "round.first: cannot be combined with schedule: async"),

@@ -22,17 +22,16 @@ from fednet.plain import JsonMapping
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it stands. value: a scalar, dict[str, Node] or list[Node]; at: `file:line`
-    or `--set a.b=c`; key_at: where its key stands; fresh: replaces a mapping instead of merging
+    """A value and its place. value: a scalar, dict[str, Node] or list[Node]; at: `file:line`
+    or `--set a.b=c`; key_at: the place of its key; fresh: replaces a mapping instead of merging
     into it.
     """
 
-    value: Any  # one of these three, which whoever reads it tells apart
+    value: Any  # one of these three
     at: str
     key_at: str = ""
     fresh: bool = False
 
-    # As whoever wrote it has it: what YAML can say.
     def plain(self) -> Any:
         """The value without places."""
         if isinstance(self.value, dict):
@@ -128,9 +127,9 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
                 raise ConfigError(f"{here}: a key must be plain text, found a {key_node.id}.")
             key = _whole(key_node.value, here)
             if key in made:
+                first = made[key].key_at
                 raise ConfigError(
-                    f"{here}: the key {key!r} stands twice; the first is at {made[key].key_at}. "
-                    f"Keep one of them."
+                    f"{here}: the key {key!r} is given twice, first at {first}; remove one."
                 )
             made[key] = build(child, here, above)
         return Node(made, at, key_at)

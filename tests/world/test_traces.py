@@ -84,8 +84,14 @@ def test_a_file_by_client_repeats_only_where_that_is_asked_for(tmp_path: Path):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"availability": {"start": 3.0}}, "availability.start: belongs to availability.trace"),
-        ({"availability": {"repeat": 3.0}}, "availability.repeat: belongs to availability.trace"),
+        (
+            {"availability": {"start": 3.0}},
+            "availability.start: only applies to availability.trace",
+        ),
+        (
+            {"availability": {"repeat": 3.0}},
+            "availability.repeat: only applies to availability.trace",
+        ),
         (
             {"availability": {"trace": "phones", "model": "bernoulli", "p": 0.5}},
             "availability.trace: the model bernoulli is given too",
