@@ -209,7 +209,7 @@ def reporter(display: Watcher) -> Callable[[Path], None]:
 
         if not reports.open_run(directory).config.get("report", True):
             return
-        display.note("drawing figures and page")
+        display.note("writing figures and report.html")
         try:
             reports.finish(directory)
         except (FednetError, OSError, ImportError) as broken:

@@ -128,7 +128,8 @@ def _done(args: argparse.Namespace) -> list[str]:
         until = keys.time_of(args.until, "--until") if args.until else math.inf
         if until <= time.time():
             raise ConfigError(
-                f"--until {args.until}: that is over; `fednet keys revoke` ends a key."
+                f"--until {args.until}: this date is in the past; to block a key now, use `fednet "
+                f"keys revoke`."
             )
         keys.allow(args.dir, args.ids, args.public, until)
     return []

@@ -59,7 +59,7 @@ def _submit(args: argparse.Namespace) -> int:
         )
     else:
         entry = _queue(args.at).again(args.resume)
-    print(f"{entry.number}" if args.quiet else f"run {entry.number}: {entry.name} is submitted")
+    print(f"{entry.number}" if args.quiet else f"run {entry.number} ({entry.name}) submitted")
     return 0
 
 
@@ -77,7 +77,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _cancel(args: argparse.Namespace) -> int:
     entry = _queue(args.at).cancel(args.number)
-    print(f"run {entry.number}: {entry.name} is cancelled")
+    print(f"run {entry.number} ({entry.name}) cancelled")
     return 0
 
 

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if done.done and configuration.load(made.base, args.set, args.load).report:
         from fednet.report import open_run, page
 
-        say("drawing one page over all cells")
+        say("writing one page over all cells")
         runs = [open_run(path) for path in done.done]
         say(str(page.write(runs, running.home(made, args.out) / "report.html")))
     return 0
@@ -126,7 +126,7 @@ def worked(made: Sweep, args: argparse.Namespace) -> Outcome:
         say=say,
     )
     if done.elsewhere:
-        say(f"{len(done.elsewhere)} more cells are with other processes")
+        say(f"{len(done.elsewhere)} more cells are run by other processes")
     return done
 
 

@@ -68,7 +68,7 @@ def round_line(record: Row) -> str:
     """One plain line a round: what `METRICS` and `COSTS` say of it, and who took part."""
     pieces = [f"round {record.get('round', '?')}"]
     if record.get("void"):
-        pieces.append("void: too few replies")
+        pieces.append("discarded: too few replies")
     pieces += said(record)
     if "completed" in record and "selected" in record:
         pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
@@ -132,10 +132,10 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     judged = dict(summary.get("judged") or {})
     if judged.get("never_took_part"):
         taken = dict(summary.get("personal_of_participants") or {}).get("personal")
-        row(f"{own} of those who took part", None if taken is None else percent(taken))
-        row("never took part", f"{judged['never_took_part']} of the clients evaluated")
+        row(f"{own}, only clients that trained", None if taken is None else percent(taken))
+        row("never trained", f"{judged['never_took_part']} of the clients evaluated")
     if judged and judged["clients"] < judged["of"]:
-        found = f"{judged['clients']} of {judged['of']}; the others were not there, or not drawn"
+        found = f"{judged['clients']} of {judged['of']}; the others were absent or not sampled"
         row("clients evaluated", f"{found} (evaluate.most)")
     sent = summary.get("bytes")
     if isinstance(sent, Mapping):

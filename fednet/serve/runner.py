@@ -47,7 +47,7 @@ class Runner:
                     self._stop.wait(LOOK_S)
                 else:
                     self._one(entry)
-        raise Stopped("stopped: what waits in the queue stays there.", self._by_keyboard)
+        raise Stopped("stopped; queued runs are kept.", self._by_keyboard)
 
     def _asked(self, number: int, frame: object) -> None:
         self._by_keyboard = number == signal.SIGINT
@@ -62,7 +62,7 @@ class Runner:
         again = entry.state == "running"
         entry.state = "running"
         self.queue.write(entry)
-        self._say(f"run {entry.number}: {entry.name} {'goes on' if again else 'begins'}")
+        self._say(f"run {entry.number} ({entry.name}) {'continues' if again else 'starts'}")
         status, said = self._server(entry)
         if self._stop.is_set() and (status in (4, 130) or status < 0):
             return  # it goes on when somebody serves again, also if the signal came before it began
@@ -76,7 +76,8 @@ class Runner:
                 f"{said} To continue it: fednet queue submit --at {at} --resume {entry.number}"
             )
         self.queue.write(entry)
-        self._say(f"run {entry.number}: {entry.name} is {entry.state} {entry.said}".rstrip())
+        why = f": {entry.said}" if entry.said else ""
+        self._say(f"run {entry.number} ({entry.name}) {entry.state}{why}")
 
     def _server(self, entry: QueuedRun) -> tuple[int, str]:
         """(exit status, its last words) of the run's process. One that is killed has no time for

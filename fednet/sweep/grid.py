@@ -153,7 +153,7 @@ def _check_values(sweep: Sweep, where: str) -> None:
         raise ConfigError(
             f"{where}: select.by: expected a number of the validation split, such as "
             f"validation_accuracy, got "
-            f"{sweep.select.by!r}; what is chosen on the test set is no test any more."
+            f"{sweep.select.by!r}; a choice by the test set would spoil it as a test."
         )
 
 

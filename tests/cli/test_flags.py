@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -12,11 +13,18 @@ from pathlib import Path
 
 import pytest
 
+import fednet
 from fednet.cli import client, common, main, server, values
 from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.errors import CannotGoOn, Stopped
 from fednet.launch import start
+
+
+def call(line: str) -> int:
+    """The exit status of a command line of one of the three programs."""
+    program, *words = shlex.split(line)
+    return {"fednet": main, "fednet-server": server, "fednet-client": client}[program].main(words)
 
 
 @pytest.fixture
@@ -47,75 +55,27 @@ def engine(monkeypatch, tmp_path):
 
 
 def test_run_hands_the_flags_to_the_engine(engine):
-    status = main.main(
-        [
-            "run",
-            "c.yaml",
-            "--workers",
-            "3",
-            "--device",
-            "cpu",
-            "--until",
-            "3h50m",
-            "--resume",
-            "--out",
-            "x",
-            "--quiet",
-        ]
-    )
-    ((name, args, given),) = engine.calls
-    config, launch = args
-    assert (status, name, config, launch.display.quiet) == (0, "run", "the configuration", True)
+    line = "fednet run c.yaml --workers 3 --device cpu --until 3h50m --resume --out x --quiet"
+    assert call(line) == 0
+    ((name, (config, launch), given),) = engine.calls
+    assert (name, config, launch.display.quiet) == ("run", "the configuration", True)
     assert given == {"workers": 3, "in_process": False, "on": None}
-    assert launch == start.Launch(
-        Path("x"),
-        launch.display,
-        launch.report,
-        [
-            "fednet",
-            "run",
-            "c.yaml",
-            "--workers",
-            "3",
-            "--device",
-            "cpu",
-            "--until",
-            "3h50m",
-            "--resume",
-            "--out",
-            "x",
-            "--quiet",
-        ],
-        device="cpu",
-        resume=True,
-        until_s=13800.0,
-    )
-    assert callable(launch.report)
+    assert (launch.out, launch.command, launch.device) == (Path("x"), line.split(), "cpu")
+    assert (launch.resume, launch.until_s, callable(launch.report)) == (True, 13800.0, True)
 
 
-def test_run_goes_without_a_configuration(engine):
-    assert main.main(["run"]) == 0
-    assert engine.calls[0][1][1].out == Path("runs")
-
-
-def test_server_listens_on_loopback_by_default(engine):
-    assert server.main(["c.yaml"]) == 0
-    ((_, (_, launch), given),) = engine.calls
-    assert given == {
-        "bind": "tcp://127.0.0.1:5555",
-        "insecure": False,
-        "keys": None,
-        "data": None,
-    }
-    assert launch.until_s is None
+def test_defaults_are_runs_and_loopback(engine):
+    assert (call("fednet run"), call("fednet-server c.yaml")) == (0, 0)
+    (_, (_, run), _), (_, (_, launch), given) = engine.calls
+    assert (run.out, launch.until_s) == (Path("runs"), None)
+    assert given == {"bind": "tcp://127.0.0.1:5555", "insecure": False, "keys": None, "data": None}
 
 
 def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypatch):
     for name, value in (("SERVER", "tcp://h:1"), ("DATA", "d"), ("KEYS", "k"), ("OUT", "o")):
         monkeypatch.setenv(f"FEDNET_{name}", value)
-    client.main(["--id", "0"])
-    client.main(["--id", "0", "--server", "tcp://g:2", "--data", "e"])
-    server.main([])
+    for line in ("client --id 0", "client --id 0 --server tcp://g:2 --data e", "server"):
+        call(f"fednet-{line}")
     (_, (first,), _), (_, (second,), _), (_, (_, launch), third) = engine.calls
     assert (first.server, first.keys) == ("tcp://h:1", Path("k"))
     assert (first.policy.data, first.policy.places) == (Path("d"), (Path("d"),))
@@ -126,23 +86,9 @@ def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypa
 
 def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):
     (tmp_path / "a.py").write_text("")
-    client.main(
-        [
-            "--id",
-            "0-24,40",
-            "--run",
-            "runs/x",
-            "--allow",
-            "state,delta",
-            "--faults",
-            "--give-up",
-            "2m",
-            "--explain",
-            "--state-lost",
-            "reset",
-            "--load",
-            "a.py",
-        ]
+    call(
+        "fednet-client --id 0-24,40 --run runs/x --allow state,delta --faults --give-up 2m "
+        "--explain --state-lost reset --load a.py"
     )
     ((_, (options,), _),) = engine.calls
     assert options == join.Options(
@@ -158,24 +104,18 @@ def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):
     )
 
 
-def test_a_client_that_stays_takes_part_until_it_is_to_end(engine, monkeypatch, capsys):
+def test_a_client_that_stays_takes_part_until_it_is_to_end(engine, monkeypatch):
     ends = iter([0, 0, -1])  # two runs are over, then it is asked to end
     monkeypatch.setattr(join, "main", lambda *args, **given: next(ends))
-    assert client.main(["--id", "3", "--stay"]) == 0
+    assert call("fednet-client --id 3 --stay") == 0
     assert next(ends, None) is None
-    assert client.main(["--id", "3", "--run", "runs/x", "--stay"]) == 2
-    assert "give --server, not --run" in capsys.readouterr().err
 
 
-def test_a_policy_may_say_whom_a_client_serves_and_without_either_it_is_asked_for(
-    engine, tmp_path, capsys
-):
+def test_a_policy_may_say_which_clients_a_site_runs(engine, tmp_path):
     (tmp_path / "site.yaml").write_text("ids: 0-2\nallow: [state]\n")
-    assert client.main(["--policy", str(tmp_path / "site.yaml")]) == 0
+    assert call("fednet-client --policy site.yaml") == 0
     ((_, (options,), _),) = engine.calls
     assert (options.ids, options.policy.allow) == ("0-2", ("state",))
-    assert client.main([]) == 2
-    assert "--id is missing" in capsys.readouterr().err
 
 
 OWN_PART = """
@@ -219,102 +159,66 @@ def test_a_policy_is_checked_before_a_client_connects(
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("line", "says"),
     [
-        ["run", "--worker", "3"],
-        ["run", "--workers", "0"],
-        ["run", "--until", "soon"],
-        ["run", "--workers", "2", "--in-process"],
-        ["runn"],
-        [],
-        ["list", "algorithm"],
-        ["compare"],
-        ["figure", "r"],
-        ["sweep", "c.yaml", "--cell", "3/2"],
-        ["keys"],
-        ["new", "thing", "x.py"],
+        ("fednet run --worker=3", "Did you mean --workers?"),
+        ("fednet run --workers 0", "--workers"),
+        ("fednet run --workers 2 --in-process", "not allowed with argument --workers"),
+        ("fednet run --until soon", "expected a length of time"),
+        ("fednet run --transport tcp", "fednet run: --transport is gone: between processes all "),
+        ("fednet run --transport=memory", "--transport is gone: between processes all "),
+        ("fednet run c.yaml", "fednet run: c.yaml:2: unknown key comm_round; "),
+        ("fednet run c.yaml", "Did you mean rounds?"),
+        ("fednet run --set comm_round=3", "fednet run: --set comm_round=3: unknown key comm_round"),
+        ("fednet run . --resume", "is a folder without a config.yaml"),
+        ("fednet reprot", "Did you mean 'report'?"),
+        ("fednet list algorithm", "invalid choice: 'algorithm'"),
+        ("fednet compare", "RUN"),
+        ("fednet keys", "server | client"),
+        ("fednet new thing x.py", "invalid choice: 'thing'"),
+        ("fednet partition --out x.docx", "expected a file of the kind .png or .svg or .pdf"),
+        ("fednet partition --out absent/x.png", "there is no folder 'absent'"),
+        ("fednet partition --export x.txt", "expected a file of the kind .json"),
+        ("fednet figure r", "--out"),
+        ("fednet figure r --out x.docx", "expected a file of the kind .pdf or .svg"),
+        ("fednet report r --out absent/x.html", "there is no folder 'absent'"),
+        ("fednet reproduce", "fednet reproduce: expected PAPER/TABLE"),
+        ("fednet reproduce feddpc/tabel2", "Did you mean 'feddpc/table2'? Known: "),
+        ("fednet reproduce mcmahan/table1 --seeds 0-1000", "at most 1000 seeds, got 1001"),
+        ("fednet sweep", "fednet sweep: expected a sweep file"),
+        ("fednet sweep c.yaml --cell 3/2", "expected I/N with I from 1 to N"),
+        ("fednet sweep ok.yaml --plan --grid trian.lr=0.1", "unknown key trian"),
+        ("fednet sweep ok.yaml --plan --grid train.lr=abc", "train.lr"),
+        ("fednet keys lab keys --clients 99999999", "from 1 to 100000, got '99999999'"),
+        ("fednet keys lab /proc/x --clients 2", "/proc/x: No such file or directory; expected a f"),
+        ("fednet keys server file", "file/allowed: Not a directory; expected a folder that keys"),
+        ("fednet keys client file/site.key", "expected a file that keys can be written to"),
+        ("fednet status file", "expected a run directory"),
+        ("fednet report torn", "config.yaml: not a text file (invalid"),
+        ("fednet-client", "--id is missing"),
+        ("fednet-client --id 3-1", "--id: the range 3-1 goes from 3 to 1"),
+        ("fednet-client --id 3 --run runs/x --stay", "give --server, not --run"),
+        ("fednet-client --id 0 --state file", "--state file: is a file; expected a folder"),
     ],
 )
-def test_wrong_command_line_exits_with_2_and_one_line(words, capsys, engine):
-    assert main.main(words) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err
-    assert engine.calls == []
-    if words:
-        assert len(said.err.splitlines()) == 1
-
-
-def test_misspelt_command_and_flag_are_answered_with_the_nearest(capsys, engine):
-    main.main(["reprot"])
-    assert "Did you mean 'report'?" in capsys.readouterr().err
-    main.main(["run", "--worker=3"])
-    assert "Did you mean --workers?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["partition", "--out", "x.docx"], "expected a file of the kind .png or .svg or .pdf"),
-        (["partition", "--out", "absent/x.png"], "there is no folder 'absent'"),
-        (["partition", "--export", "x.txt"], "expected a file of the kind .json"),
-        (["figure", "r", "--out", "x.docx"], "expected a file of the kind .pdf or .svg"),
-        (["report", "r", "--out", "absent/x.html"], "there is no folder 'absent'"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(words, says, capsys):
-    assert main.main(words) == 2
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.out == ""
-
-
-def test_what_is_missing_is_said_with_the_command_named_once(capsys):
-    assert main.main(["reproduce"]) == 2
-    assert capsys.readouterr().err.count("fednet reproduce") == 1
-    assert main.main(["sweep"]) == 2
-    assert capsys.readouterr().err.count("fednet sweep") == 1
-
-
-def test_the_nearest_table_stands_before_all_the_others(capsys):
-    assert main.main(["reproduce", "feddpc/tabel2"]) == 2
-    said = capsys.readouterr().err
-    assert said.index("Did you mean 'feddpc/table2'?") < said.index("Known: ")
-
-
-@pytest.mark.parametrize(
-    ("grid", "says"), [("trian.lr=0.1", "unknown key trian"), ("train.lr=abc", "train.lr")]
-)
-def test_a_plan_of_a_sweep_refuses_what_its_cells_could_not_run(grid, says, tmp_path, capsys):
-    file = tmp_path / "c.yaml"
-    file.write_text("rounds: 2\n")
-    assert main.main(["sweep", str(file), "--plan", "--grid", grid]) == 2
+def test_a_wrong_command_line_is_refused_in_one_line(line, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("seed: 0\ncomm_round: 3\n")
+    Path("ok.yaml").write_text("rounds: 2\n")
+    Path("file").touch()
+    Path("torn").mkdir()
+    Path("torn/config.yaml").write_bytes(b"\xc8\x00")
+    before = sorted(Path().iterdir())
+    assert call(line) == 2
     said = capsys.readouterr()
     assert says in said.err
-    assert "to do" not in said.out
+    assert (said.err.count("\n"), said.out) == (1, "")
+    assert sorted(Path().iterdir()) == before  # nothing is written
 
 
-def test_client_needs_ids_of_the_right_form(capsys, engine):
-    assert client.main(["--id", "3-1"]) == 2
-    assert "--id: the range 3-1 goes from 3 to 1" in capsys.readouterr().err
-    assert client.main([]) == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "most"),
-    [
-        (["keys", "lab", "keys", "--clients", "99999999"], 100_000),
-    ],
-)
-def test_more_of_anything_than_a_machine_has_is_refused(words, most, capsys):
-    assert main.main(words) == 2
-    assert f"expected a whole number from 1 to {most}, got '{words[-1].split(',')[-1]}'" in (
-        capsys.readouterr().err
-    )
-
-
-def test_more_seeds_than_anybody_runs_are_refused(capsys):
-    assert main.main(["reproduce", "mcmahan/table1", "--plan", "--seeds", "0-1000"]) == 2
-    assert "expected at most 1000 seeds, got 1001" in capsys.readouterr().err
+def test_without_a_command_the_usage_is_printed(capsys):
+    assert call("fednet") == 2
+    assert capsys.readouterr().out.startswith("usage: fednet COMMAND")
 
 
 # -- what is quoted --------------------------------------------------------------------------------
@@ -459,45 +363,7 @@ def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path
     assert said.endswith(f"fednet list: {own}: raised ZeroDivisionError: division by zero\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--transport", "tcp"], "fednet run: --transport is gone: between processes all "),
-        (["--transport=memory"], "fednet run: --transport is gone: between processes all "),
-    ],
-)
-def test_what_is_gone_is_refused_in_one_sentence_that_says_so(
-    words, says, capsys, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    assert main.main(["run", *words]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert len(said.splitlines()) == 1
-    assert not Path("runs").exists()
-
-
-def test_configuration_error_is_one_sentence_with_its_place(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text("seed: 0\ncomm_round: 3\n")
-    assert main.main(["run", "c.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("fednet run: c.yaml:2: unknown key comm_round; ")
-    assert said.endswith(" Did you mean rounds?\n")
-    assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
-
-
-def test_refused_set_without_a_configuration_is_the_reason_alone(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main.main(["run", "--set", "comm_round=3"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("fednet run: --set comm_round=3: unknown key comm_round; ")
-    assert said.count("\n") == 1
-
-
 def test_version_is_said(capsys):
-    import fednet
-
     assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"fednet {fednet.__version__}\n"
 
@@ -544,22 +410,6 @@ def test_a_run_ends_well_whatever_becomes_of_what_it_says(tmp_path, how, environ
     assert f"{folder}/tiny.yaml" in str(summary["provenance"])
 
 
-def test_what_is_no_run_is_said_by_status_and_resume(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert main.main(["status", str(tmp_path / "file")]) == 2
-    assert "expected a run directory" in capsys.readouterr().err
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "config.yaml").write_bytes(b"\xc8\x00")
-    assert main.main(["report", str(tmp_path / "torn")]) == 2
-    assert "config.yaml: not a text file (invalid" in capsys.readouterr().err
-    (tmp_path / "torn" / "config.yaml").unlink()
-    (tmp_path / "torn" / "config.yaml").mkdir()
-    assert main.main(["report", str(tmp_path / "torn")]) == 2
-    assert "expected a run directory" in capsys.readouterr().err
-    assert main.main(["run", str(tmp_path), "--resume"]) == 2
-    assert "is a folder without a config.yaml" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n"])
 def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
     file = tmp_path / "empty.yaml"
@@ -571,26 +421,6 @@ def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
     file.write_text("seed: 1\n")
     common.configured(args)
     assert capsys.readouterr().err == ""
-
-
-def test_a_place_where_no_keys_can_be_is_refused(tmp_path, capsys):
-    file = tmp_path / "file"
-    file.touch()
-    assert main.main(["keys", "server", str(file)]) == 2
-    assert "file/allowed: Not a directory; expected a folder that keys can be" in (
-        capsys.readouterr().err
-    )
-    assert main.main(["keys", "lab", "/proc/x", "--clients", "2"]) == 2
-    assert "/proc/x: No such file or directory; expected a folder" in capsys.readouterr().err
-    assert main.main(["keys", "client", str(file / "site.key")]) == 2
-    assert "expected a file that keys can be written to" in capsys.readouterr().err
-
-
-def test_states_have_a_folder(tmp_path, capsys):
-    file = tmp_path / "file"
-    file.touch()
-    assert client.main(["--id", "0", "--state", str(file)]) == 2
-    assert f"--state {file}: is a file; expected a folder" in capsys.readouterr().err
 
 
 def test_a_configuration_that_can_be_read_once_is_read_once(capsys):

@@ -233,7 +233,7 @@ def test_a_run_says_that_it_draws_and_draws_nothing_where_it_is_told_not_to(tmp_
     assert not (silent / "report.html").exists()
     path = write(tmp_path / "a", rounds=1)
     report(path)
-    assert said == ["drawing figures and page", str(path / "report.html")]
+    assert said == ["writing figures and report.html", str(path / "report.html")]
 
 
 def test_every_element_that_opens_closes(pages):

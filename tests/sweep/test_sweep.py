@@ -272,7 +272,7 @@ rows = {'round': 1, 'validation_accuracy': a}, {'round': 2}
         ),
         (
             "base: base.yaml\nselect: {by: test_accuracy, grid: {train.lr: [1]}}\n",
-            "no test any more",
+            "would spoil it as a test",
         ),
     ],
 )

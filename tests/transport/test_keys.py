@@ -374,7 +374,7 @@ def test_a_key_is_not_allowed_until_a_time_that_is_over(tmp_path, capsys):
     public = make_client_keys(tmp_path / "a.key")
     words = ["keys", "allow", str(tmp_path / "keys"), "3", "--until", "2020-01-01", "--", public]
     assert main(words) == 2
-    assert "--until 2020-01-01: that is over" in capsys.readouterr().err
+    assert "--until 2020-01-01: this date is in the past" in capsys.readouterr().err
     assert not (tmp_path / "keys" / "allowed" / "3").exists()
 
 
