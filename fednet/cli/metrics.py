@@ -34,16 +34,18 @@ def address(text: str, flag: str = "--metrics") -> tuple[str, int]:
 
 
 class Metrics:
-    """A watcher of a run, beside its display. Served while it is entered, by a thread that reads
-    numbers and touches nothing of the run.
+    """Watches a run and passes all on to its display. While it is entered, a thread serves the
+    numbers; it touches nothing of the run.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, display: Watcher) -> None:
         try:
             import prometheus_client as prometheus
         except ImportError:
             raise ConfigError(lacking("--metrics", "prometheus_client")) from None
         self.text, (self.host, self.port) = text, address(text)
+        self._display = display
+        self.note, self.warn, self.finished = display.note, display.warn, display.finished
         self._prometheus, self._registry = prometheus, prometheus.CollectorRegistry()
 
         def gauge(name: str, about: str, *labels: str) -> Gauge:
@@ -52,18 +54,18 @@ class Metrics:
         def counter(name: str, about: str, *labels: str) -> Counter:
             return prometheus.Counter(f"fednet_{name}", about, labels, registry=self._registry)
 
-        self._round = gauge("round", "The round that is going on.")
-        self._planned = gauge("rounds_planned", "Rounds that the run has.")
-        self._rounds = counter("rounds", "Rounds that are done, by how they ended.", "outcome")
+        self._round = gauge("round", "The current round.")
+        self._planned = gauge("rounds_planned", "Rounds of the run.")
+        self._rounds = counter("rounds", "Rounds that have ended, by outcome.", "outcome")
         self._clients = gauge("clients", "Clients of the last round, by what they did.", "did")
-        self._replies = counter("replies", "Replies that counted.")
+        self._replies = counter("replies", "Replies that were used.")
         site = "clients", "host"
         self._connected = gauge("site_connected", "Whether a site is connected.", *site)
         self._seen = gauge("site_last_seen_seconds", "When a site was last heard of.", *site)
         self._absent = gauge("site_absent", "Why a site is not connected: 1.", *site, "why")
         self._waiting = gauge("waiting", "Clients that the round waits for.")
-        self._bytes = counter("bytes", "Bytes spent, framing included.", "direction")
-        self._useful = counter("useful_bytes", "Payload bytes of use.", "direction", "kind")
+        self._bytes = counter("bytes", "Bytes sent, including protocol overhead.", "direction")
+        self._useful = counter("useful_bytes", "Payload bytes that were used.", "direction", "kind")
         self._seconds = counter("phase_seconds", "Seconds of rounds, by phase.", "phase")
         self._gauge = gauge
         self._numbers: dict[str, Gauge] = {}
@@ -77,19 +79,23 @@ class Metrics:
             raise ConfigError(
                 f"--metrics {self.text}: nothing can be served there ({taken.strerror or taken})."
             ) from taken
+        self._display.__enter__()
         return self
 
     def __exit__(self, *what: object) -> None:
+        self._display.__exit__(*what)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
-    # -- what the engine says ----------------------------------------------------------------------
+    # -- called by the engine ----------------------------------------------------------------------
     def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
+        self._display.round_started(round, rounds, cohort)
         self._round.set(round)
         self._planned.set(rounds)
 
     def progress(self, info: JsonMapping) -> None:
+        self._display.progress(info)
         self._waiting.set(len(info.get("waiting") or ()))
         for each in (self._connected, self._seen, self._absent):
             each.clear()
@@ -102,6 +108,10 @@ class Metrics:
                 self._absent.labels(*labels, site["why"]).set(1)
 
     def round_done(self, record: Row) -> None:
+        self._count(record)
+        self._display.round_done(record)
+
+    def _count(self, record: Row) -> None:
         self._rounds.labels("void" if record.get("void") else "done").inc()
         completed = len(record.get("completed") or ())
         self._clients.labels("asked").set(len(record.get("selected") or ()))
@@ -123,57 +133,7 @@ class Metrics:
                 self._numbers[metric.name] = self._gauge(metric.name, about)
             self._numbers[metric.name].set(value)
 
-    def note(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
-
-    def finished(self, summary: JsonMapping) -> None:
-        pass
-
-
-class Watchers:
-    """Several that watch one run."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        self._all = watchers
-
-    def __enter__(self) -> Watchers:
-        for watcher in self._all:
-            watcher.__enter__()
-        return self
-
-    def __exit__(self, *what: object) -> None:
-        for watcher in self._all:
-            watcher.__exit__(*what)
-
-    def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
-        for watcher in self._all:
-            watcher.round_started(round, rounds, cohort)
-
-    def progress(self, info: JsonMapping) -> None:
-        for watcher in self._all:
-            watcher.progress(info)
-
-    def round_done(self, record: Row) -> None:
-        for watcher in self._all:
-            watcher.round_done(record)
-
-    def note(self, text: str) -> None:
-        for watcher in self._all:
-            watcher.note(text)
-
-    def warn(self, text: str) -> None:
-        for watcher in self._all:
-            watcher.warn(text)
-
-    def finished(self, summary: JsonMapping) -> None:
-        for watcher in self._all:
-            watcher.finished(summary)
-
 
 def watched(display: Watcher, metrics: str | None) -> Watcher:
-    """The display, and with an address the numbers served there."""
-    # Metrics first: what cannot be served is said before anything is shown.
-    return display if metrics is None else Watchers(Metrics(metrics), display)
+    """The display; if there is an address, with the metrics served there."""
+    return display if metrics is None else Metrics(metrics, display)

@@ -8,8 +8,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from fednet.cli import main
-from fednet.cli.metrics import Metrics, Watchers, address, watched
+from fednet.cli.metrics import Metrics, address, watched
+from fednet.config import from_mapping
 from fednet.errors import ConfigError
+from fednet.launch.start import Launch, Silent, run_command
 from tests.cli.test_display import RECORD
 
 pytest.importorskip("prometheus_client")
@@ -35,7 +37,7 @@ def served(port: int) -> dict[str, float]:
 
 def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs():
     port = free()
-    with Metrics(str(port)) as metrics:
+    with Metrics(str(port), Silent()) as metrics:
         metrics.round_started(3, 20, [0, 1, 2])
         metrics.progress({"waiting": [{}, {}]})
         record = {
@@ -65,7 +67,7 @@ def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
     here = {"clients": [(0, 2)], "host": "a", "connected": True, "seen": 50.0, "why": ""}
     gone = {"clients": [4], "host": "b", "connected": False, "seen": 20.0, "why": "key expired"}
     never = {"clients": [3], "host": "", "connected": False, "seen": None, "why": "not yet"}
-    with Metrics(str(port)) as metrics:
+    with Metrics(str(port), Silent()) as metrics:
         metrics.progress({"sites": [here, gone, never]})
         found = served(port)
         metrics.progress({"sites": [here]})
@@ -86,23 +88,9 @@ def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
 def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
     port, seen = free(), []
 
-    class Looker:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def _nothing(self, *_):
-            pass
-
-        round_started = progress = note = finished = _nothing
-
+    class Looker(Silent):
         def round_done(self, record):
             seen.append(served(port)['fednet_rounds_total{outcome="done"}'])
-
-    from fednet.config import from_mapping
-    from fednet.launch.start import Launch, run_command
 
     small = {"dataset": "synthetic", "samples": 40, "shape": [4], "classes": 2}
     config = from_mapping(
@@ -137,8 +125,3 @@ def test_a_port_that_is_taken_is_said_and_nothing_is_begun(tmp_path, capsys):
         assert main.main(words) == 2
     assert f"--metrics {port}: nothing can be served there" in capsys.readouterr().err
     assert not list(tmp_path.glob("quickstart"))
-
-
-def test_without_an_address_the_display_watches_alone():
-    assert watched("display", None) == "display"
-    assert isinstance(watched("display", "9464"), Watchers)
