@@ -57,6 +57,8 @@ class Arrived(msgspec.Struct, frozen=True):
     split: Sequence[float] = ()
     taken_s: float = 0.0  # since its worker was free for it
     reported: Mapping[str, float] = {}
+    up: bytes = b""  # the connection that it came over
+    down: bytes | None = None  # and its task went over; None: an evaluation within a task
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -69,23 +71,13 @@ class Resolved(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Settle(msgspec.Struct, frozen=True):
-    """A payload's bytes are known to have been useful or not."""
+class Spend(msgspec.Struct, frozen=True):
+    """What crossed of a payload was not useful, for that reason."""
 
     conn: bytes
     direction: Direction
     key: Key
-    useful: bool
-    reason: str = ""
-    staleness: int | None = None  # of a reply
-    arrived: bool = False  # the task was answered, so that nothing of it was lost
-
-    @property
-    def more(self) -> JsonDict:
-        """What its rows say beside."""
-        said: JsonDict = {"reason": self.reason} if self.reason else {}
-        said |= {} if self.staleness is None else {"staleness": self.staleness}
-        return {**said, "lost": None} if self.arrived else said
+    reason: str
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -104,7 +96,7 @@ class Forget(msgspec.Struct, frozen=True):
     hang_up: bool = False
 
 
-Instruction = Send | Stray | Store | Arrived | Resolved | Settle | Note | Forget
+Instruction = Send | Stray | Store | Arrived | Resolved | Spend | Note | Forget
 
 
 class Turn:

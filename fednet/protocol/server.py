@@ -139,14 +139,6 @@ class ServerProtocol:
         """The clients whose replies were accepted in this phase."""
         return sorted(c for c, w in self.work.items() if w.status is TaskState.DONE)
 
-    def awaits(self, conn: bytes, direction: str, key: Key) -> bool:
-        """Whether it is still to be told if that payload, which went over `conn`, was of use."""
-        return self._tasks.awaits(conn, direction, key)
-
-    def undecided(self, key: Key) -> bool:
-        """Whether that task's reply was accepted in a phase at whose end it is told of use."""
-        return self._tasks.undecided(key)
-
     def present_sites(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Who is there, and who is not and why: see `Roster.sites`."""
         return self._roster.sites(self.clients, offset)
@@ -194,13 +186,6 @@ class ServerProtocol:
         if round > self.round:
             self._refusals.strikes.clear()
         self._tasks.add(round, jobs)
-        return self._turn.take()
-
-    def decide(
-        self, useful: Mapping[int, bool], staleness: Mapping[int, int] | None = None
-    ) -> list[Instruction]:
-        """Settles the bytes of a deferred phase. staleness: of replies of use, for the book."""
-        self._tasks.decide(useful, staleness or {})
         return self._turn.take()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
@@ -511,7 +496,7 @@ class ServerProtocol:
                 return "doubled"
             self._declared(key, reply.form)
             w.judge_conn = conn
-            turn.say(Store(key, 0, body, reply.size), self._arrived(w, reply, worker))
+            turn.say(Store(key, 0, body, reply.size), self._arrived(w, reply, worker, conn, None))
             return ""
         try:
             if not agrees:
@@ -595,9 +580,11 @@ class ServerProtocol:
 
     def _whole(self, w: Task, reply: m.Reply, worker: Worker) -> None:
         self._tasks.change(w, TaskEvent.WHOLE)
-        self._turn.say(self._arrived(w, reply, worker))
+        self._turn.say(self._arrived(w, reply, worker, w.up_conn, w.conn))
 
-    def _arrived(self, w: Task, reply: m.Reply, worker: Worker) -> Arrived:
+    def _arrived(
+        self, w: Task, reply: m.Reply, worker: Worker, up: bytes, down: bytes | None
+    ) -> Arrived:
         return Arrived(
             reply.key,
             reply.form,
@@ -610,6 +597,8 @@ class ServerProtocol:
             tuple(reply.split),
             self._turn.now - w.since,
             reply.reported,
+            up,
+            down,
         )
 
     def _grant(self) -> None:

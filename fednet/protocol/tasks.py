@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fednet.protocol.instructions import REFUSALS, Refusals, Resolved, Settle, Turn
+from fednet.protocol.instructions import REFUSALS, Refusals, Resolved, Spend, Turn
 from fednet.protocol.table import ENDED, TASK, WITH_WORKER, TaskEvent, TaskState, step
 from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.protocol.workers import Roster, Worker
@@ -102,7 +102,7 @@ class Rules:
     progress, although its worker is heard of, where another worker hosts the same client; what is
     only said of progress renews it no more than `CLAIMS` times, wherever the client is. join: how
     long, after the server's start, an id may take to come at all. first: the phase closes on this
-    many replies. defer: usefulness is decided by the caller at the phase's end.
+    many replies.
     """
 
     deadline: float | None = None
@@ -110,7 +110,6 @@ class Rules:
     silent: float | None = 10.0
     join: float | None = 60.0
     first: int | None = None
-    defer: bool = False
     stalled: float | None = 300.0
 
 
@@ -122,7 +121,7 @@ FIELDS: dict[TaskState, set[str]] = {
     TaskState.HANDED: _HANDED,
     TaskState.ARRIVING: _HANDED | _REPLY,
     TaskState.ARRIVED: _HANDED | _REPLY,
-    TaskState.DONE: _HANDED | _REPLY | {"took", "undecided"},
+    TaskState.DONE: _HANDED | _REPLY | {"took"},
     TaskState.DROPPED: {"reason"},
 }
 
@@ -159,7 +158,6 @@ class Task:
     waited: float = 0.0  # for such parts, in all
     # -- of a task that is over
     took: float = 0.0  # from its turn to its reply
-    undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""  # dropped
 
     def runs(self, now: float) -> None:
@@ -417,18 +415,6 @@ class Tasks:
         w = self.work.get(key.client)
         return w if w is not None and self.key(w, key.purpose) == key else None
 
-    def awaits(self, conn: bytes, direction: str, key: Key) -> bool:
-        """Whether it is still to be told if that payload, which went over `conn`, was of use."""
-        w = self.current(key)
-        if w is None or key.purpose != self.purpose or not (w.undecided or w.status not in ENDED):
-            return False
-        return conn == (w.conn if direction == "down" else w.up_conn)
-
-    def undecided(self, key: Key) -> bool:
-        """Whether that task's reply was accepted in a phase at whose end it is told of use."""
-        w = self.current(key)
-        return w is not None and key.purpose == self.purpose and w.undecided
-
     # -- a phase -----------------------------------------------------------------------------------
     def begin(
         self,
@@ -442,7 +428,6 @@ class Tasks:
         gone on.
         """
         self.cancel("the phase is over")
-        self.decide({w.job.client: False for w in self.work.values() if w.undecided}, {})
         self._turn.unresolve()
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
         self.work = {j.client: Task(j, since=self._turn.now) for j in jobs}
@@ -475,20 +460,15 @@ class Tasks:
     def accept(self, key: Key) -> None:
         """The reply was whole and sound."""
         w = self.current(key)
-        if w is not None and key.purpose != self.purpose:
-            self._turn.say(Settle(w.judge_conn, "up", key, True))
-            return
-        if w is None or w.status is not TaskState.ARRIVED:
+        if w is None or key.purpose != self.purpose or w.status is not TaskState.ARRIVED:
             return
         self.change(w, TaskEvent.ACCEPTED)
-        w.undecided, w.took = self.rules.defer, self._turn.now - w.since
+        w.took = self._turn.now - w.since
         worker = self._roster.workers.get(w.worker)
         able = worker is not None and (worker.stalled or w.job.client in worker.lacks)
         if worker is not None:
             worker.stalled = False
             worker.lacks.discard(w.job.client)
-        if not w.undecided:
-            self._settle(w, True)
         self._turn.say(Resolved(w.job.client, w.attempt))
         first = self.rules.first
         if first is not None and len(self.with_state(TaskState.DONE)) >= first:
@@ -499,30 +479,15 @@ class Tasks:
         """The reply was not what was declared."""
         w = self.current(key)
         if w is not None and key.purpose != self.purpose:
-            self._turn.say(Settle(w.judge_conn, "up", key, False, "refused"))
+            self._turn.say(Spend(w.judge_conn, "up", key, "refused"))
             self._refusals.note("reply", reason, w.worker, client=key.client, round=key.round)
         elif w is not None and w.status is TaskState.ARRIVED:
             self.refuse(w, reason, again)
 
-    def decide(self, useful: Mapping[int, bool], staleness: Mapping[int, int]) -> None:
-        """Settles the bytes of a deferred phase."""
-        for client, good in useful.items():
-            if (w := self.work.get(client)) is not None and w.undecided:
-                w.undecided = False
-                self._settle(w, good, staleness.get(client))
-
-    def _settle(self, w: Task, useful: bool, staleness: int | None = None) -> None:
-        """What crossed for a task whose reply has come."""
-        key, why = self.key(w), "" if useful else "left out"
-        self._turn.say(
-            Settle(w.conn, "down", key, useful, why, arrived=True),
-            Settle(w.up_conn, "up", key, useful, why, staleness, arrived=True),
-        )
-
     def refuse(self, w: Task, reason: str, again: bool, what: str = "refused") -> None:
         """A reply that cannot be used is billed; the task goes out anew, a few times at most."""
         if w.up_conn:
-            self._turn.say(Settle(w.up_conn, "up", self.key(w), False, what))
+            self._turn.say(Spend(w.up_conn, "up", self.key(w), what))
             w.up_conn = b""
         w.refusals += 1
         w.refused_by.add(w.worker)
@@ -653,15 +618,15 @@ class Tasks:
 
     def restart_upload(self, w: Task) -> None:
         if w.status is TaskState.ARRIVING:
-            self._turn.say(Settle(w.up_conn, "up", self.key(w), False, "cut short"))
+            self._turn.say(Spend(w.up_conn, "up", self.key(w), "cut short"))
             self.change(w, TaskEvent.RESTARTED)
 
     def _let_go(self, w: Task, reason: str) -> None:
-        """Settles what crossed as of no use, and frees the worker's slot."""
+        """Spends what crossed, and frees the worker's slot."""
         if w.conn:
-            self._turn.say(Settle(w.conn, "down", self.key(w), False, reason))
+            self._turn.say(Spend(w.conn, "down", self.key(w), reason))
         if w.up_conn:
-            self._turn.say(Settle(w.up_conn, "up", self.key(w), False, reason))
+            self._turn.say(Spend(w.up_conn, "up", self.key(w), reason))
         worker = self._roster.workers.get(w.worker)
         if worker is not None:
             self.start_next(worker, w.job.client)

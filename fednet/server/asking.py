@@ -19,9 +19,8 @@ from fednet.experiment.faults import Faults, drops
 from fednet.experiment.judging import evaluation_due
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, Job, Leaves
-from fednet.server.books import Accounts
 from fednet.server.inbox import Inbox, Reply, Sent
-from fednet.server.io import Outcome
+from fednet.server.io import Outcome, ServerIO, Settled
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -103,8 +102,8 @@ class Asking:
         self,
         experiment: Experiment,
         spool: Inbox,
-        accounts: Accounts,
         *,
+        io: ServerIO,
         run: str,
         host: ServerHost,
         faults: Faults,
@@ -115,7 +114,7 @@ class Asking:
         """Nine arguments: what a task is made of."""
         self.experiment, self.config = experiment, experiment.config
         self.method = experiment.algorithm
-        self.spool, self.accounts = spool, accounts
+        self.spool, self.io = spool, io
         self.run, self.host, self.faults, self.clock = run, host, faults, clock
         self.world = clock.world if clock is not None else worlds.of(self.config)
         self.samples = samples
@@ -212,7 +211,7 @@ class Asking:
         known = phase.spooled.get((client, "train"))
         # It answers what another server asked.
         if known is not None and known.task != (job.check, job.start):
-            self.accounts.replay(known.key, "the answer to another task")
+            self.io.settle([Settled(known.bill, False, "the answer to another task")])
             phase.spooled = {k: s for k, s in phase.spooled.items() if k[0] != client}
         if self.clock is not None:
             phase.down[client] = task_bytes(self.run, Key(round, index, 0, client), job)

@@ -33,13 +33,12 @@ from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults, Replay
 from fednet.plain import JsonDict, JsonMapping
-from fednet.protocol.instructions import Instruction
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job
 from fednet.records.manifest import UnderWay
 from fednet.server.asking import Asking, Phase
 from fednet.server.checkpoint import SentDown
 from fednet.server.inbox import Reply
-from fednet.server.io import Outcome, ServerIO
+from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
 from fednet.server.phases import POLL_S
 from fednet.server.round import Round, may_overlap, reached
 from fednet.server.rounds import Rounds
@@ -369,7 +368,8 @@ class Arrivals:
         round, _, purpose = outcome.phase
         task = self.tasks.get(outcome.client)
         if purpose != "train" or task is None or task.round != round or not task.wanted:
-            return None  # of a task that has ended already
+            self.io.unused(outcome)  # of a task that has ended already
+            return None
         task.over = True
         if not outcome.reason:
             task.reply, task.verdict = outcome.reply, outcome.evaluation
@@ -554,14 +554,15 @@ class Updates:
             more = more and not progress.stopped
             if more and not early:
                 update = self._next_round(round)
-        self.io.call(self._over)
+        self._cancel()
         rounds.end()
 
-    def _over(self, now: float) -> list[Instruction]:
+    def _cancel(self) -> None:
         """Cancels the tasks under way; replies that are in no update are booked as not useful."""
-        protocol = self.io.protocol
-        called_off = protocol.cancel("the run ends", now)
-        return [*called_off, *protocol.decide(dict.fromkeys(protocol.work, False))]
+        self.io.call(lambda now: self.io.protocol.cancel("the run ends", now), wait=True)
+        self._settle(dict.fromkeys(self.tasks, False), {})
+        while (outcome := self.io.wait(0.0)) is not None:
+            self.io.unused(outcome)
 
     def _take_up(self) -> Update | None:
         """What an earlier server had under way goes on, and the round's tasks go out."""
@@ -734,13 +735,17 @@ class Updates:
 
     def _settle(self, useful: dict[int, bool], staleness: dict[int, int], reason: str = "") -> None:
         """Books what was sent for these clients. reason: why it is not useful; "": it may be."""
-
-        self.io.settle(useful, staleness)
-        for client in useful:
-            reply = self.tasks[client].reply
-            if reply is not None:
-                why = reason or ("" if useful[client] else "left out")
-                self.rounds.accounts.replay(reply.key, why if reply.earlier else "sent again")
+        replies = {c: self.tasks[c].reply for c in useful}
+        self.io.settle(
+            Settled(
+                reply.bill,
+                useful[c],
+                (reason if reply.earlier else "") or LEFT_OUT,
+                staleness.get(c),
+            )
+            for c, reply in replies.items()
+            if reply is not None
+        )
 
 
 class Unasked:

@@ -37,6 +37,7 @@ from fednet.loading import WrongPart
 from fednet.pages import is_read, pages
 from fednet.plain import JsonDict
 from fednet.protocol.instructions import Arrived
+from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload
 
@@ -180,7 +181,7 @@ class Reply:
     disk, once the inbox was flushed. task: the digest of what it answers, and the version of the
     client's state that it started from. payload: as it was decoded, until it is taken; None where
     there was no room for it in memory, or an earlier server received it. remembered: what
-    compressors remember once it counts.
+    compressors remember once it counts. bill: what crossed for it, until that is settled.
     """
 
     key: Key
@@ -203,6 +204,7 @@ class Reply:
     held: memoryview | None = None  # the payload's bytes, of a small one that is not decoded
     memory: HeldMemory | None = None  # where it counts as held, and may stay
     counted: int = 0  # bytes, there
+    bill: Bill = field(default_factory=Bill)
 
     @property
     def size(self) -> int:
@@ -327,6 +329,7 @@ class Inbox:
         self._sealed: dict[int, set[str]] = {}  # by round: names of replies that a seal vouches for
         self._logs: dict[int, Log] = {}  # by round
         self._memory = HeldMemory()
+        self.bills: dict[Key, Bill] = {}  # of earlier servers
         self._over: list[Reply] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
         self._named = 0
@@ -436,6 +439,7 @@ class Inbox:
             held=upload.held,
             memory=upload.memory,
             counted=0 if upload.memory is None else upload.size,
+            bill=self.bills.pop(key, Bill()),
         )
 
     def _append(self, reply: Reply) -> None:
@@ -514,6 +518,7 @@ class Inbox:
                 reported=s.reported,
                 at=at if s.inline else 0,
                 earlier=True,
+                bill=self.bills.get(s.key) or Bill(),
             )
             for s, at in vouched
         )

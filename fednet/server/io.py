@@ -23,9 +23,9 @@ import queue
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError, timed
 from fednet.ids import as_text
@@ -39,7 +39,7 @@ from fednet.protocol.instructions import (
     Note,
     Resolved,
     Send,
-    Settle,
+    Spend,
     Store,
     Stray,
 )
@@ -48,6 +48,7 @@ from fednet.protocol.tasks import Job, Rules
 from fednet.server.inbox import Inbox, Reply
 from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
+from fednet.wire.ledger import Bill, Tally
 from fednet.wire.link import NOBODY, Link, Outgoing
 
 PAUSE_S = 1.0  # of what passes between two times that a server listens, at most so much counts
@@ -285,6 +286,18 @@ class Outcome:
     evaluation: Reply | None = None
 
 
+LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
+
+
+class Settled(NamedTuple):
+    """Whether what crossed for a reply was useful. reason: why not; staleness: of the reply."""
+
+    bill: Bill
+    useful: bool
+    reason: str = ""
+    staleness: int | None = None
+
+
 class Outbox:
     """flush(): what is in the books is with the operating system. tell(what): to the rounds. at:
     see `ServerIO`.
@@ -445,15 +458,13 @@ class ServerIO:
         pump: Callable[[], bool] | None = None,
         at: Callable[[str, int], None] = lambda point, round: None,
         flush: Callable[[], object] = lambda: None,
-        had: Callable[[m.Key], bool] = lambda key: False,
     ) -> None:
         """The arguments are what this thread owns, and calls to what it does not. flush(): the
-        books are on the disk. had(key): whether a task whose payload this server did not send was
-        sent, and of use, by an earlier one.
+        books are on the disk.
         """
         self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
         self._log, self._pump_clients = events, pump
-        self._at, self._flush, self._had = at, flush, had
+        self._at, self._flush = at, flush
         self.inline = pump is not None
         self._told = Told(self.inline)
         self._out = Outbox(link, inbox, flush, self._told.put, at)
@@ -517,15 +528,38 @@ class ServerIO:
     def cancel(self, reason: str) -> None:
         self.call(lambda now: self.protocol.cancel(reason, now))
 
-    def settle(
-        self, useful: Mapping[int, bool], staleness: Mapping[int, int] | None = None
-    ) -> None:
-        """It is known of these clients whether what crossed for their replies was useful.
+    def settle(self, bills: Iterable[Settled]) -> None:
+        """It is known whether what crossed for these replies was useful."""
+        settled = list(bills)
 
-        Returns once it is in the books: what an earlier server sent for these replies is found
-        useful on the way (`had`), and the rounds go over what is left of it next.
+        def command(now: float) -> None:
+            for bill, useful, reason, staleness in settled:
+                self.link.ledger.settle_bill(bill, useful, reason, staleness)
+
+        if settled:
+            self.call(command)
+
+    def tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
+        """What the books have for rounds up to this one, and no record has yet. under_way: tasks
+        (round, client) that may still be answered; for no other one an earlier server's bytes were
+        useful.
         """
-        self.call(lambda now: self.protocol.decide(useful, staleness), wait=True)
+        ledger, bills = self.link.ledger, self.inbox.bills
+
+        def taken() -> Tally:
+            for key in [k for k in bills if k.round <= round]:
+                if (key.round, key.client) not in under_way:
+                    ledger.settle_bill(bills.pop(key), False, "the server ended")
+            return ledger.take(round)
+
+        return self.ask(taken)
+
+    def unused(self, outcome: Outcome) -> None:
+        """The outcome came after its exchange was over."""
+        for reply in (outcome.reply, outcome.evaluation):
+            if reply is not None:
+                reply.let_go()
+                self.settle([Settled(reply.bill, False, LEFT_OUT)])
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """The next outcome; None after `timeout_s`. Each is returned once: call it where all that
@@ -577,13 +611,7 @@ class ServerIO:
         self._log.write_counts(last=True)
         for conn in {name[0] for name in self.link.ledger.open()}:
             # What a resume goes on with is not known to be of use or not until that one says so.
-            self.link.closed(
-                conn,
-                lambda direction, key: (
-                    self.protocol.undecided(key)
-                    or (not over and self.protocol.awaits(conn, direction, key))  # noqa: B023
-                ),
-            )
+            self.link.closed(conn, awaited=not over)
         self._flush()
         self.transport.close(linger_s)
         traffic = self.transport.traffic()
@@ -675,7 +703,7 @@ class ServerIO:
         where = {"round": self.protocol.round, "worker": worker}
         self.link.undecoded(conn, event.received, **where)
         self.link.settle_counted(conn, **where)
-        self.link.closed(conn, lambda direction, key: self.protocol.awaits(conn, direction, key))
+        self.link.closed(conn, awaited=True)
 
     def _receive(self, event: Received) -> bool:
         """Whether it was of no use."""
@@ -708,8 +736,8 @@ class ServerIO:
         for i in pending:
             if isinstance(i, Send):
                 self._out.send(i)
-            elif isinstance(i, Settle):
-                self._settle(i)
+            elif isinstance(i, Spend):
+                self._spend(i)
             elif isinstance(i, Store):
                 self.inbox.store(i.key, i.offset, i.data, i.size)
                 self._at("spooling", i.key.round)
@@ -724,13 +752,11 @@ class ServerIO:
                 self._out.leave()
                 self.transport.drop(i.conn, i.hang_up)
 
-    def _settle(self, i: Settle) -> None:
+    def _spend(self, i: Spend) -> None:
         self._out.before_settling(i.conn, i.key)
-        if i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key):
-            self._had(i.key)
-        if i.direction == "up" and not i.useful:
+        if i.direction == "up":
             self.inbox.abandon(i.key)
-        self.link.settle(i.conn, i.direction, i.key, i.useful, **i.more)
+        self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
@@ -741,11 +767,15 @@ class ServerIO:
             reply = self.inbox.take(arrived, (job.check, job.start), place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(arrived.key, str(broken), self._now())
-        accepted = self.protocol.accept(arrived.key, self._now())
-        self._do([i for i in accepted if isinstance(i, Settle)])
+        for conn in (arrived.down, arrived.up):
+            if conn:
+                self._out.before_settling(conn, arrived.key)
+        reply.bill.join(self.link.bill(arrived.key, arrived.down, arrived.up))
+        if arrived.down is None:  # an evaluation within a task counts for itself
+            self.link.ledger.settle_bill(reply.bill, True)
         self._out.logged(reply)
         self._taken[arrived.key.client, arrived.key.purpose] = reply
-        return [i for i in accepted if not isinstance(i, Settle)]
+        return self.protocol.accept(arrived.key, self._now())
 
     def _outcome(self, resolved: Resolved) -> Outcome:
         client, purpose = resolved.client, self.protocol.purpose

@@ -27,10 +27,9 @@ from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Rules
 from fednet.server.asking import Asking, Phase, with_base
-from fednet.server.books import Accounts
 from fednet.server.endpoint import patience
 from fednet.server.inbox import Reply
-from fednet.server.io import Outcome, ServerIO
+from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
 from fednet.training.evaluation import Counts
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ class Phases:
         experiment: Experiment,
         directory: RunDirectory,
         io: ServerIO,
-        accounts: Accounts,
         asking: Asking,
         *,
         faults: Faults,
@@ -60,7 +58,7 @@ class Phases:
     ) -> None:
         self.experiment, self.config = experiment, experiment.config
         self.method = experiment.algorithm
-        self.directory, self.io, self.accounts, self.asking = directory, io, accounts, asking
+        self.directory, self.io, self.asking = directory, io, asking
         self.faults, self.clock, self.check_stop = faults, clock, check_stop
         self.alone = alone
         # Who broke a protocol of secure aggregation: by client, in which round, and how.
@@ -122,7 +120,6 @@ class Phases:
             deadline=None if virtual else section.deadline,
             silent=silent,
             first=None if virtual else self.config.first,
-            defer=True,
         )
 
     def _begin(self, phase: Phase, jobs: list[Job], rules: Rules) -> None:
@@ -150,8 +147,9 @@ class Phases:
             if not todo or (clock is not None and all(c in outcomes for c in todo)):
                 break
             outcome = self.io.wait(POLL_S)
-            # One of an earlier phase was counted there.
-            if outcome is not None and outcome.phase == phase.name:
+            if outcome is not None and outcome.phase != phase.name:
+                self.io.unused(outcome)
+            elif outcome is not None:
                 client, reason = outcome.client, outcome.reason
                 if client in phase.start and not self._restarts(phase, client, reason):
                     outcomes[client] = outcome
@@ -279,10 +277,12 @@ class Phases:
 
     def settle(self, phase: Phase) -> None:
         """It is known what counts: says in the books which replies, and tasks, were of use."""
-        self.io.settle({c: c in phase.done for c, reply in phase.came.items() if not reply.earlier})
-        for client, reply in phase.came.items():
-            why = phase.dropped.get(client, "") if reply.earlier else "sent again"
-            self.accounts.replay(reply.key, why)
+        self.io.settle(
+            Settled(
+                reply.bill, c in phase.done, phase.dropped.get(c, "") if reply.earlier else LEFT_OUT
+            )
+            for c, reply in phase.came.items()
+        )
 
     # -- judging -----------------------------------------------------------------------------------
     def judged(self, phase: Phase) -> dict[int, dict[str, Counts]]:

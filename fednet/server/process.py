@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from fednet.protocol.server import ServerProtocol
     from fednet.records import Round
     from fednet.records.manifest import RunProgress
-    from fednet.server.books import Accounts
     from fednet.server.checkpoint import Residuals
     from fednet.server.rounds import Rounds
-    from fednet.wire.ledger import Row, Tally
     from fednet.wire.link import Link
 
 log = logging.getLogger(__name__)
@@ -193,7 +191,7 @@ class Session:
         )
 
     def _link(self) -> Link:
-        from fednet.server.books import Flight
+        from fednet.server.books import Flight, recover
         from fednet.transport.framing import connection_bytes, framing
         from fednet.wire import book
         from fednet.wire.ledger import Ledger
@@ -203,12 +201,10 @@ class Session:
         ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
         flight = self.directory / "checkpoint" / "flight.jsonl"
         self.flight = Flight(flight, self.config.checkpoint.fsync)
-        for row in book.rows(self.directory):
-            ledger.recall(row)
-            self.flight.booked(row)
-        self.undecided = self.flight.take_over(ledger, self.inbox.sealed())
+        rows, progress = book.rows(self.directory), self.resumed[1] if self.resumed else None
+        self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.sealed(), progress)
         self.files.wire.flush()
-        self.flight.keep()
+        self.flight.keep(ledger)
         return Link(
             "server",
             self.endpoint.transport.send,
@@ -220,7 +216,6 @@ class Session:
     def rounds(self) -> Rounds:
         """The rounds over all of this, which `begin` starts and `close` ends."""
         from fednet.experiment.faults import Faults, struck
-        from fednet.server.books import Accounts
         from fednet.server.io import ServerIO
         from fednet.server.tracking import Trackers
         from fednet.server.watch import Watch
@@ -233,8 +228,6 @@ class Session:
             exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
             len(exp.algorithm.exchanges),
         )
-        accounts = Accounts(self._settled, self._enter)
-        accounts.undecided(self.undecided)
         self.endpoint.listen()
         self.io = ServerIO(
             self.protocol,
@@ -245,20 +238,14 @@ class Session:
             self.endpoint.pump,
             faults.at,
             self._write_down,
-            accounts.had,
         )
         self.watch = Watch(self.files, self.io, self.how.display, config.rounds)
         self.tracker = Trackers(config, self.directory, self.how.display.note)
         also = self.how.callback
         after = [self.tracker.round, *([also] if also is not None else [])]
-        return self._rounds(faults, accounts, after)
+        return self._rounds(faults, after)
 
-    def _rounds(
-        self,
-        faults: Faults,
-        accounts: Accounts,
-        after: list[Callable[[Round], None]],
-    ) -> Rounds:
+    def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
         """What the rounds are made with."""
         from fednet.experiment.clock import VirtualClock
         from fednet.server.asking import Asking
@@ -276,7 +263,7 @@ class Session:
         asking = Asking(
             exp,
             self.inbox,
-            accounts,
+            io=self.io,
             run=self.run_id,
             host=host,
             faults=faults,
@@ -288,7 +275,6 @@ class Session:
             exp,
             self.files,
             self.io,
-            accounts,
             asking,
             faults=faults,
             clock=clock,
@@ -303,7 +289,6 @@ class Session:
             io=self.io,
             checkpoints=self.checkpoints,
             inbox=self.inbox,
-            accounts=accounts,
             host=host,
             faults=faults,
             clock=clock,
@@ -313,20 +298,12 @@ class Session:
             callbacks=after,
         )
 
-    def _settled(self, round: int) -> Tally:
-        """What the book has settled up to a round, and not handed out before."""
-        return self.io.ask(lambda: self.link.ledger.take(round))
-
-    def _enter(self, row: Row) -> None:
-        """Writes a row into the book."""
-        self.io.call(lambda now: self.link.ledger.enter(row))
-
     def _write_down(self) -> None:
         """What is in the books is with the operating system."""
         self.files.wire.flush()
         self.flight.note(self.link.ledger)
         if self.files.wire.due:
-            self.files.wire.sum_up(functools.partial(self.flight.settled, self.link.ledger))
+            self.files.wire.sum_up(lambda rows: self.flight.keep(self.link.ledger))
 
     def samples(self, client: int) -> int | None:
         """How many samples a client trains on; None where nobody has said so yet."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from fednet import records
 from fednet.algorithms.base import State, Tensors
@@ -25,7 +25,6 @@ from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.asking import Phase
-from fednet.server.books import Accounts
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
@@ -34,8 +33,7 @@ from fednet.server.phases import Phases
 from fednet.server.round import Carried, Round, add_phase, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
-from fednet.wire import book
-from fednet.wire.ledger import add_kinds
+from fednet.wire.ledger import Tally, add_kinds
 
 
 class Rounds:
@@ -52,7 +50,6 @@ class Rounds:
         io: ServerIO,
         checkpoints: Checkpoints,
         inbox: Inbox,
-        accounts: Accounts,
         host: ServerHost,
         faults: Faults,
         clock: VirtualClock | None,
@@ -64,7 +61,7 @@ class Rounds:
         self.experiment, self.config = experiment, experiment.config
         self.method, self.host, self.faults, self.clock = experiment.algorithm, host, faults, clock
         self.directory, self.io, self.checkpoints = directory, io, checkpoints
-        self.inbox, self.accounts = inbox, accounts
+        self.inbox = inbox
         self.watch, self.display, self.callbacks = watch, watch.display, callbacks
         self.phases, self.judge = phases, judge
         self.progress = RunProgress(run=run_id)
@@ -95,9 +92,6 @@ class Rounds:
             residuals = self._memories.read(more) if more is not None else {}
             self.carried = Carried(server, progress.versions, progress.states, residuals)
             self.durable = dict(progress.versions)
-            self.io.link.ledger.taken(progress.totals)
-            rows = book.rows(self.directory.path)
-            self.accounts.read(rows, progress.round, progress.tasks())
             self.sent = kept(self.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
         for event in reading.events(self.directory.path, "blamed"):
@@ -280,7 +274,7 @@ class Rounds:
         """Completes the round's record. model: as it was judged, at `judged_at`."""
         progress, record = self.progress, round.record
         hashes = self.judge.hashes(round.after, model)
-        tally = self.accounts.spent(round.number, progress, progress.tasks())
+        tally = self.spent(round.number, progress.tasks())
         for direction, kinds in round.predicted.items():
             add_kinds(progress.predicted.setdefault(direction, {}), kinds)
         now = time.monotonic()
@@ -307,6 +301,16 @@ class Rounds:
         )
         progress.round = round.number
         self.judge.best(progress, record, model)
+
+    def spent(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
+        """What the books have since the last round's record, up to this round; added to the run's
+        sums. under_way: tasks (round, client) that may still be answered.
+        """
+        tally, progress = self.io.tally(round, under_way), self.progress
+        for direction, n in tally.spent.items():
+            progress.totals[direction] = progress.totals.get(direction, 0) + n
+            add_kinds(progress.useful.setdefault(direction, {}), tally.useful[direction])
+        return tally
 
     def _show(self, round: Round) -> None:
         self.display.round_done(round.record)

@@ -49,7 +49,7 @@ def finish(
     for client, reason in gone.items():
         rounds.directory.event("no_personal", progress.round, client, reason=reason)
     rounds.directory.flush()
-    rounds.accounts.spent(progress.round, progress)  # the last evaluation
+    rounds.spent(progress.round)  # the last evaluation
     last = next(reversed(open_run(directory).rounds), Round())
     return Summary(
         name=config.name,

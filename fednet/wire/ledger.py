@@ -8,7 +8,7 @@ until it is known whether what crossed was useful; `settle` writes its row.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,9 +22,10 @@ Row = JsonDict
 
 @dataclass(slots=True)
 class Account:
-    """A row that is still being written. counted: its messages are alike, and their number stands
-    in the row. number: of the account, where those under way are written down. cut: its connection
-    ended before it was known what it was good for.
+    """A row that is still being written. counted: its messages are alike, and the row has their
+    number. number: of the account, where those under way are written down. cut: its connection
+    ended before it was known whether its bytes were useful: if they were not, they may not have
+    arrived. written: an earlier process has written its row, as useful.
     """
 
     direction: Direction
@@ -40,7 +41,10 @@ class Account:
     raw: int = 0
     count: int = 0
     number: int = 0
+    incarnation: int = 0
     cut: bool = False
+    final: bool = False
+    written: bool = False
 
     def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         """Adds one message. raw: its payload uncompressed."""
@@ -49,6 +53,26 @@ class Account:
         self.envelope += envelope
         self.raw += raw
         self.count += 1
+
+
+@dataclass(slots=True)
+class Bill:
+    """What crossed for one attempt at a task, to and from this process and earlier ones. down: the
+    task, and the pulls that fetched it. up: the reply, and the pulls that fetched it.
+    """
+
+    down: list[Account] = field(default_factory=list)
+    up: list[Account] = field(default_factory=list)
+
+    def add(self, account: Account) -> None:
+        way = account.direction
+        if account.type == "pull":
+            way = OTHER[way]
+        (self.down if way == "down" else self.up).append(account)
+
+    def join(self, other: Bill) -> None:
+        self.down += other.down
+        self.up += other.up
 
 
 Kinds = dict[str, dict[str, int]]
@@ -116,6 +140,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._numbered, self._number = numbered, 0
         self._changed: dict[int, Account] = {}
+        self._billed: dict[int, Account] = {}  # by identity: of bills that are not settled
         self.incarnation = incarnation
         self.final: tuple[int, int] | None = None
         self.totals: dict[str, int] = {"up": 0, "down": 0}
@@ -145,6 +170,7 @@ class Ledger:
                     direction, type, key.client, key.round, key.phase, key.attempt, key.purpose
                 )
             )
+            found.final = found.purpose == "evaluate" and (found.round, found.phase) == self.final
             self.many += 1
             if self._numbered:
                 self._number += 1
@@ -159,12 +185,85 @@ class Ledger:
         return [self._row(a, False) for a in accounts.values() if a.count]
 
     def under_way(self) -> list[Row]:
-        return [self._row(a, False) for mine in self._open.values() for a in mine.values()]
+        """All accounts that are open, as rows."""
+        return [self._row(a, False) for a in self._all()]
 
-    def kinds(self, name: Name) -> Mapping[str, int]:
-        """Payload bytes by kind of an open account."""
-        account = self._open.get(name[0], {}).get(name)
-        return account.kinds if account is not None else {}
+    def _all(self) -> Iterator[Account]:
+        for mine in self._open.values():
+            yield from mine.values()
+        yield from self._billed.values()
+
+    def bill(self, names: Iterable[Name]) -> Bill:
+        """Takes these accounts from their connections into a bill, for `settle_bill`."""
+        bill = Bill()
+        for name in names:
+            mine = self._open.get(name[0], {})
+            account = mine.pop(name, None)
+            if account is not None:
+                account.cut = False  # its task was answered, so that all of it arrived
+                self._billed[id(account)] = account
+                bill.add(account)
+                if not mine:
+                    del self._open[name[0]]
+        return bill
+
+    def adopt(self, row: Row, written: bool = False) -> Account:
+        """An account of an earlier process, by its row. written: the row is in the book."""
+        account = Account(
+            row["direction"],
+            row["type"],
+            row["client"],
+            row["round"],
+            row["phase"],
+            row["attempt"],
+            row["purpose"],
+            kinds=row["kinds"],
+            envelope=row["envelope"],
+            raw=row["raw_bytes"],
+            count=1,
+            number=row.get("number", 0),
+            incarnation=row["incarnation"],
+            cut=row.get("lost", False),
+            final=row.get("final", False),
+            written=written,
+        )
+        if not written:
+            self.many += 1
+            self._billed[id(account)] = account
+        return account
+
+    def settle_bill(
+        self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
+    ) -> None:
+        """Writes the rows of a bill. Of a payload that crossed to several servers the last one
+        is useful. reason: why nothing is. staleness: of the reply.
+        """
+        for way, more in ((bill.down, {}), (bill.up, {"staleness": staleness})):
+            last = max((self._of(a) for a in way if any(a.kinds.values())), default=0)
+            for a in way:
+                counts = useful and self._of(a) >= last
+                if a.written:
+                    if counts:
+                        self._count_useful(a)
+                    continue
+                del self._billed[id(a)]
+                self.many -= 1
+                if not a.incarnation:
+                    self._changed.pop(a.number, None)
+                why = "sent again" if useful else reason
+                lost = True if a.cut and not counts else None
+                self.write(a, counts, **more, reason=None if counts else why, lost=lost)
+            way.clear()
+
+    def _of(self, a: Account) -> int:
+        """The incarnation of the process that opened an account."""
+        return a.incarnation or self.incarnation
+
+    def _count_useful(self, a: Account) -> None:
+        """Adds what an earlier process wrote to what is in no round's record yet."""
+        with self._lock:
+            tally = self._untaken.setdefault(a.round, Tally())
+            add_kinds(tally.useful[a.direction], a.kinds)
 
     def open(self, whose: bytes | None = None) -> list[Name]:
         """Names of the accounts that are open: of one connection, or of all."""
@@ -201,8 +300,8 @@ class Ledger:
     def crossed(self) -> dict[str, int]:
         """All bytes that crossed the network to or from this process, settled or not."""
         crossed = dict(self._own)
-        for mine in self._open.values():
-            for a in mine.values():
+        for a in self._all():
+            if not a.incarnation:
                 crossed[a.direction] += sum(a.kinds.values()) + a.envelope
         return crossed
 
@@ -239,11 +338,11 @@ class Ledger:
             "raw_bytes": a.raw,
             "useful": useful,
             "purpose": a.purpose,
-            "incarnation": self.incarnation,
+            "incarnation": self._of(a),
             "phase": a.phase,
             "attempt": a.attempt,
         }
-        if a.purpose == "evaluate" and self.final == (a.round, a.phase):
+        if a.final:
             row["final"] = True
         if a.counted:
             row["count"] = a.count

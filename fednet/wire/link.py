@@ -15,7 +15,7 @@ from typing import Any
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import OTHER, Account, Direction, Ledger, Name
+from fednet.wire.ledger import OTHER, Account, Bill, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
@@ -210,9 +210,16 @@ class Link:
             start = message.index * self._part
         return split(form, start, start + body) if body else ({}, 0)
 
-    def carried(self, conn: bytes, key: m.Key) -> bool:
-        """Whether any of a task's payload went over that connection."""
-        return any(self.ledger.kinds((conn, "down", "task", key)).values())
+    def bill(self, key: m.Key, down: bytes | None, up: bytes) -> Bill:
+        """What crossed for a reply that was accepted. down, up: the connections over which the task
+        went and the reply came; down None: the reply is an evaluation within a task.
+        """
+        names: list[Name] = [(up, "up", "reply", key), (up, "down", "pull", key)]
+        if down is not None:
+            names += [(down, "down", "task", key), (down, "up", "pull", key)]
+            self.forms.pop((down, "down", key), None)
+        self.forms.pop((up, "up", key), None)
+        return self.ledger.bill(names)
 
     def settle(
         self,
@@ -264,11 +271,9 @@ class Link:
             if len(name) == 4 and isinstance(name[3], m.Key):
                 self.ledger.cut(name, name[1] == self.out)
 
-    def closed(
-        self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False
-    ) -> None:
-        """Writes the rows that a connection leaves open, but for payloads that are `still` of
-        use.
+    def closed(self, conn: bytes, awaited: bool = False) -> None:
+        """Writes the rows that a connection leaves open. awaited: payloads of tasks stay open, as
+        their tasks go on over another connection.
         """
         if conn in self._strangers:
             self._strangers.discard(conn)
@@ -281,7 +286,7 @@ class Link:
             if not isinstance(key, m.Key):
                 lost = {"lost": True} if direction == self.out else {}
                 self.ledger.settle(name, False, **lost, reason="cut short")
-            elif not still(payload, key):
+            elif not awaited:
                 self.ledger.settle(name, False, reason="cut short")
                 self.forms.pop((conn, payload, key), None)
 

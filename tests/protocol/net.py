@@ -170,13 +170,14 @@ class Net:
                     (self.done if i.key.purpose == self.server.purpose else self.judged)[i.key] = (
                         payload
                     )
+                    self.ledger.settle_bill(self.link.bill(i.key, i.down, i.up), True)
                     pending.extend(self.server.accept(i.key, self.now))
             elif isinstance(i, s.Resolved):
                 self.resolved.append(i)
-            elif isinstance(i, s.Settle):
-                if i.direction == "up" and not i.useful:
+            elif isinstance(i, s.Spend):
+                if i.direction == "up":
                     self.spool.pop(i.key, None)
-                self.link.settle(i.conn, i.direction, i.key, i.useful)
+                self.link.settle(i.conn, i.direction, i.key, False)
             elif isinstance(i, s.Note):
                 self.notes.append(i)
             elif isinstance(i, s.Forget) and i.hang_up and i.conn in self.by_conn:
@@ -236,7 +237,7 @@ class Net:
         site.link.closed(b"")
         self.link.ended(conn)
         self.do(self.server.closed(conn, self.now))
-        self.link.closed(conn, lambda direction, key: self.server.awaits(conn, direction, key))
+        self.link.closed(conn, awaited=True)
 
     def move(self, site: Site, direction: str) -> bool:
         """One message arrives."""

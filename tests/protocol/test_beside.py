@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fednet.protocol.client import Cancelled
-from fednet.protocol.instructions import Resolved, Settle, Stray
+from fednet.protocol.instructions import Resolved, Stray
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from tests.protocol import test_client as client_side
@@ -24,10 +24,9 @@ def later():
     """
     s = server()
     ready(s, ids=range(4), slots=4)
-    s.begin(1, 0, "train", [of_round(0, 1), of_round(1, 1)], Rules(defer=True), 0.0)
+    s.begin(1, 0, "train", [of_round(0, 1), of_round(1, 1)], Rules(), 0.0)
     say(s, b"1", reply(0), body=memoryview(b"abc"))
     s.accept(key(0), 0.0)
-    s.decide({0: True})
     return s, s.add(2, [of_round(0, 2), of_round(2, 2)], 1.0)
 
 
@@ -39,14 +38,10 @@ def test_more_tasks_go_out_under_their_own_round_and_nothing_is_called_off():
     assert [s.round_of(c) for c in (0, 1, 2)] == [2, 1, 2]
 
 
-def test_a_reply_of_an_earlier_round_counts_and_is_booked_with_how_stale_it_is():
+def test_a_reply_of_an_earlier_round_counts():
     s, _ = later()
     say(s, b"1", reply(1), body=memoryview(b"abc"), now=2.0)
     assert s.accept(key(1), 2.0) == [Resolved(1, 0)]
-    assert s.decide({1: True}, {1: 1}) == [
-        Settle(b"1", "down", key(1), True, arrived=True),
-        Settle(b"1", "up", key(1), True, staleness=1, arrived=True),
-    ]
 
 
 def test_a_reply_to_the_clients_last_task_is_stray_once_it_has_another():

@@ -382,16 +382,13 @@ class Federation(RuleBasedStateMachine):
     @initialize(
         deadline=st.sampled_from([None, 20.0]),
         first=st.sampled_from([None, None, 2]),
-        defer=st.booleans(),
         closed=st.sampled_from([0.0, 3.0]),
         alike=st.booleans(),
     )
-    def start(self, deadline, first, defer, closed, alike):
+    def start(self, deadline, first, closed, alike):
         self.alike = alike
         self.net = Net(self.CLIENTS)
-        self.rules = Rules(
-            deadline=deadline, first=first, defer=defer, closed=closed, silent=10.0, join=30.0
-        )
+        self.rules = Rules(deadline=deadline, first=first, closed=closed, silent=10.0, join=30.0)
         self.round, self.faults, self.sent = 0, 0, {}
         self.useful, self.all_resolved = Counter(), []
         self.net.site("a", [0, 1, 2, 3])
@@ -532,8 +529,6 @@ class Federation(RuleBasedStateMachine):
         self.all_resolved += net.resolved
         if self.rules.first is not None:
             assert len(done) <= self.rules.first
-        if self.rules.defer:
-            net.do(net.server.decide({r.client: True for r in done}))
         for r in done:
             self.useful["down"] += self.jobs[r.client].body.size
             self.useful["up"] += len(net.done[m.Key(self.round, 0, r.attempt, r.client)])

@@ -16,7 +16,7 @@ from fednet.protocol.instructions import (
     Note,
     Resolved,
     Send,
-    Settle,
+    Spend,
     Store,
     Stray,
 )
@@ -102,13 +102,9 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     got = say(s, b"1", reply(), body=memoryview(b"abc"))
     assert got == [
         Store(key(), 0, memoryview(b"abc"), 3),
-        Arrived(key(), form(3), 3, b"", "", False, 0.0, "w"),
+        Arrived(key(), form(3), 3, b"", "", False, 0.0, "w", up=b"1", down=b"1"),
     ]
-    assert s.accept(key(), 1.0) == [
-        Settle(b"1", "down", key(), True, arrived=True),
-        Settle(b"1", "up", key(), True, arrived=True),
-        Resolved(0, 0),
-    ]
+    assert s.accept(key(), 1.0) == [Resolved(0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -311,19 +307,13 @@ def test_failed_task_is_given_out_again_only_if_that_could_help():
 
 
 # -- doubled and late ------------------------------------------------------------------------------
-def test_doubled_reply_is_stray_even_while_usefulness_is_undecided():
-    s = begun(rules=Rules(defer=True))
+def test_doubled_reply_is_stray():
+    s = begun()
     say(s, b"1", reply(), body=memoryview(b"abc"))
     assert s.accept(key(), 0.0) == [Resolved(0, 0)]
     out = say(s, b"1", reply(), body=memoryview(b"abc"))
     assert out[0] == Stray("doubled")
-    assert of(out, Settle) == []
-    assert s.awaits(b"1", "up", key())
-    assert s.decide({0: True}) == [
-        Settle(b"1", "down", key(), True, arrived=True),
-        Settle(b"1", "up", key(), True, arrived=True),
-    ]
-    assert s.decide({0: True, 3: True}) == []
+    assert of(out, Spend) == []
 
 
 def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest():
@@ -360,7 +350,7 @@ def test_part_out_of_turn_gives_the_task_out_again():
     s = begun()
     say(s, b"1", reply(size=3 * m.PART))
     out = say(s, b"1", m.Part(run="r", inc=1, key=key(), index=1), body=memoryview(bytes(m.PART)))
-    assert Settle(b"1", "up", key(), False, "refused") in out
+    assert Spend(b"1", "up", key(), "refused") in out
     assert [t.key.attempt for t in sent(out, m.Task)] == [1]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
 
@@ -370,7 +360,7 @@ def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
     verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
     out = say(s, b"1", verdict, body=memoryview(b"ok"))
     assert [type(i) for i in out] == [Store, Arrived]
-    assert s.accept(verdict.key, 0.0) == [Settle(b"1", "up", verdict.key, True)]
+    assert s.accept(verdict.key, 0.0) == []
     assert say(s, b"1", verdict, body=memoryview(b"ok"))[0] == Stray("doubled")
     assert "not asked for" in refusal(say(begun(), b"1", verdict, body=memoryview(b"ok")))
 
@@ -380,7 +370,7 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
     verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
     say(s, b"1", verdict, body=memoryview(b"ok"))
     out = s.reject(verdict.key, "not finite", 0.0)
-    assert Settle(b"1", "up", verdict.key, False, "refused") in out
+    assert Spend(b"1", "up", verdict.key, "refused") in out
     assert s.work[0].status is TaskState.HANDED
 
 
@@ -442,7 +432,7 @@ def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
     assert sent(s.tick(3.9)) == []
     out = s.tick(4.0)
     assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(attempt=1))]
-    assert Settle(b"1", "down", key(), False, "lost") in out
+    assert Spend(b"1", "down", key(), "lost") in out
     assert "a" not in s.workers
 
 
@@ -739,7 +729,7 @@ def test_phase_that_begins_calls_the_one_before_off_without_a_word():
     out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
     assert of(out, Resolved) == []
     assert sent(out, m.Cancel)[0].key == key(0)
-    assert Settle(b"1", "down", key(0), False, "the phase is over") in out
+    assert Spend(b"1", "down", key(0), "the phase is over") in out
 
 
 def test_parts_of_a_task_are_sent_once():

@@ -23,7 +23,7 @@ def filled(status: TaskState) -> Task:
     w.worker, w.conn, w.running, w.judge_conn = "w", b"1", True, b"1"
     w.down, w.up, w.up_conn = Sending(JOB.body, PART), Receiving(20, PART, 1, 2), b"2"
     w.reply = m.Reply(key=m.Key(1, 0, 2, 0), form=[], size=20)
-    w.asked, w.waited, w.took, w.undecided, w.reason = 1.0, 2.0, 3.0, True, "why"
+    w.asked, w.waited, w.took, w.reason = 1.0, 2.0, 3.0, "why"
     return w
 
 

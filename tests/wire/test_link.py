@@ -165,11 +165,13 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     ends.up(reply(), memoryview(bytes(12)))
     ends.up(reply(key=m.Key(2, 0, 1, 6)), memoryview(bytes(12)))
     ends.server.send(b"c", m.Task(key=KEY, form=FORM, size=12), memoryview(bytes(12)))
-    ends.server.closed(b"c", lambda direction, key: key.client == 6)
+    ends.server.closed(b"c", awaited=True)
+    assert ends.down_rows == []
+    ends.server.closed(b"c")
     assert sorted(
         (r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows
-    ) == [("down", 5, False, True), ("up", 5, False, False)]
-    assert [name[3].client for name in ends.server.ledger.open()] == [6]
+    ) == [("down", 5, False, True), ("up", 5, False, False), ("up", 6, False, False)]
+    assert ends.server.ledger.open() == []
 
 
 @given(

@@ -1,0 +1,126 @@
+"""What a task's bytes come to where several servers sent or received the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fednet.records.manifest import RunProgress
+from fednet.server.books import Flight, recover
+from fednet.wire.ledger import Ledger, Row
+from fednet.wire.messages import Key
+
+KEY = Key(2, 0, 0, 7)
+
+
+def row(direction: str, type: str, incarnation: int, nbytes: int, **more: object) -> Row:
+    return {
+        "round": 2,
+        "client": 7,
+        "phase": 0,
+        "attempt": 0,
+        "purpose": "train",
+        "direction": direction,
+        "type": type,
+        "incarnation": incarnation,
+        "useful": True,
+        "kinds": {"state": nbytes} if nbytes else {},
+        "envelope": 1,
+        "bytes": nbytes + 1,
+        "raw_bytes": nbytes,
+        **more,
+    }
+
+
+def under_way(incarnation: int, number: int, direction: str, type: str, nbytes: int) -> Row:
+    return row(direction, type, incarnation, nbytes, useful=False, number=number)
+
+
+TASK, REPLY = ("down", "task"), ("up", "reply")
+# Each case: rows of the book, rows under way, what this server (4) sent and received, the rows that
+# are written when the bill is settled as useful, and the useful bytes of the round.
+CASES = {
+    "two servers had the reply and were killed before a checkpoint had it": (
+        [
+            row(*TASK, 1, 100),
+            row(*REPLY, 1, 30),
+            row(*TASK, 2, 100),
+            row(*REPLY, 2, 20),
+        ],
+        [under_way(3, 1, *TASK, 100)],
+        [],
+        [("task", True, 3)],
+        {"down": 100, "up": 20},
+    ),
+    "the second server found the client at its task": (
+        [row(*TASK, 1, 100), row(*REPLY, 1, 30), row(*TASK, 2, 0), row(*REPLY, 2, 30)],
+        [under_way(3, 1, *REPLY, 30)],
+        [],
+        [("reply", True, 3)],
+        {"down": 100, "up": 30},
+    ),
+    "the last server sent it, and this one received the reply": (
+        [],
+        [under_way(2, 1, *TASK, 100), under_way(3, 1, *TASK, 0)],
+        [(*TASK, 0), (*REPLY, 30)],
+        [("task", True, 2), ("task", True, 3), ("task", True, 4), ("reply", True, 4)],
+        {"down": 100, "up": 30},
+    ),
+    "this server sent all of it again": (
+        [row(*TASK, 1, 100)],
+        [under_way(2, 1, *TASK, 100)],
+        [(*TASK, 100), (*REPLY, 30)],
+        [("task", False, 2), ("task", True, 4), ("reply", True, 4)],
+        {"down": 100, "up": 30},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
+    tmp_path: Path, case: tuple
+) -> None:
+    booked, open_rows, own, written, useful = case
+    rows: list[Row] = []
+    flight = Flight(tmp_path / "flight.jsonl", False)
+    for r in open_rows:
+        flight.path.write_text(flight.path.read_text() + line(r))
+    ledger = Ledger(rows.append, 4, numbered=True)
+    bills = recover(flight, ledger, booked, {KEY}, RunProgress(run="r", round=1))
+    names = []
+    for direction, type, nbytes in own:
+        names.append((b"conn", direction, type, KEY))
+        account = ledger.account(names[-1], direction, type, KEY)
+        account.add({"state": nbytes} if nbytes else {}, 1, nbytes)
+    bill = bills[KEY]
+    bill.join(ledger.bill(names))
+    ledger.settle_bill(bill, True, staleness=3)
+    assert [(r["type"], r["useful"], r["incarnation"]) for r in rows] == written
+    assert all(r["reason"] == "sent again" for r in rows if not r["useful"])
+    assert {r.get("staleness") for r in rows if r["type"] == "reply"} <= {3}
+    tally = ledger.take(2).useful
+    assert {way: sum(kinds.values()) for way, kinds in tally.items()} == useful
+    ledger.settle_bill(bill, True)  # once
+    assert len(rows) == len(written)
+    assert (ledger.under_way(), ledger.many) == ([], 0)
+
+
+def line(value: Row) -> str:
+    from fednet.files import plain_line
+
+    return plain_line(value).decode()
+
+
+def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_arrived(
+    tmp_path: Path,
+) -> None:
+    rows: list[Row] = []
+    flight = Flight(tmp_path / "flight.jsonl", False)
+    lines = [under_way(1, 1, *TASK, 100), under_way(1, 2, *REPLY, 30)]
+    flight.path.write_text("".join(map(line, lines)))
+    ledger = Ledger(rows.append, 2, numbered=True)
+    bills = recover(flight, ledger, [], set(), None)
+    assert [(r["type"], r["reason"]) for r in rows] == [("reply", "the server ended")]
+    ledger.settle_bill(bills[KEY], False, "the server ended")
+    assert (rows[1]["type"], rows[1]["lost"], rows[1]["incarnation"]) == ("task", True, 1)
