@@ -139,7 +139,8 @@ class Asking:
         phase = Phase(
             round, index, "train", tuple(cohort), start, {}, residuals, time.monotonic(), at=at
         )
-        phase.spooled = self.spool.found(round, index)
+        with self.io.own():
+            phase.spooled = self.spool.found(round, index)
         return phase
 
     def ask(self, phase: Phase, client: int, server: State, state: str, keep: str) -> Job:

@@ -559,10 +559,10 @@ class Updates:
 
     def _cancel(self) -> None:
         """Cancels the tasks under way; replies that are in no update are booked as not useful."""
-        self.io.call(lambda now: self.io.protocol.cancel("the run ends", now), wait=True)
+        self.io.cancel("the run ends")
         self._settle(dict.fromkeys(self.tasks, False), {})
-        while (outcome := self.io.wait(0.0)) is not None:
-            self.io.unused(outcome)
+        while self.io.outcomes:
+            self.io.unused(self.io.outcomes.popleft())
 
     def _take_up(self) -> Update | None:
         """What an earlier server had under way goes on, and the round's tasks go out."""
@@ -695,12 +695,11 @@ class Updates:
         if self.unasked is None:
             return
         protocol, schedule = self.io.protocol, self.schedule
-
-        def look() -> tuple[frozenset[int], set[int]]:
-            return protocol.present(), {work.job.client for work in protocol.open()}
-
-        here, busy = self.io.ask(look)
-        busy |= self.io.ended() | {client for client, task in self.tasks.items() if task.over}
+        with self.io.own():
+            here = protocol.present()
+            busy = {work.job.client for work in protocol.open()}
+            busy |= {outcome.client for outcome in self.io.outcomes}
+        busy |= {client for client, task in self.tasks.items() if task.over}
         free = [
             c for c in schedule.order(update.round) if schedule.comes(c, update.at) <= update.at
         ]

@@ -1,12 +1,9 @@
-"""The server's I/O: one thread that owns the socket, the link, the protocol machine and the inbox.
-
-The engine gives it commands by `call` and takes events from `wait`. In one process there is no
-thread: `wait` then pumps the same loop, and the clients' with it, until something has happened.
+"""The server's I/O: sockets, books, protocol and inbox, and who may use them.
 
 What the messages of one wake-up lead to is held back until it is written down: once for all of
 them, and in the order in which a server that comes after this one relies on it.
 
-    rows of the books  ->  log of the replies  ->  messages leave  ->  the rounds are told
+    rows of the books  ->  log of the replies  ->  messages leave  ->  outcomes for the rounds
 
 Messages that bring the run nothing are capped: so many a second of each key, address and
 connection; whoever sends more is hung up on. A message before a join, or a join, counts against the
@@ -17,17 +14,17 @@ against the connection too. Connections are capped by the transport
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-import queue
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from fednet.errors import FednetError, RemoteProtocolError, timed
+from fednet.errors import RemoteProtocolError, timed
 from fednet.ids import as_text
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
@@ -262,11 +259,9 @@ class Limits:
 
 
 # Messages of a wake-up that are dealt with before anything leaves; and of those that a round's
-# opening leads to, how many leave before it is looked for what has come: the first clients need not
-# wait for the last ones' tasks, and what is known of one is still at hand when its reply comes.
+# opening leads to, how many leave before the next wake-up: the first clients need not wait for the
+# last ones' tasks, and what is known of one is still in the cache when its reply comes.
 TOGETHER = 64
-ALONE_S = 0.02  # how long the rounds are left alone, at most
-MUCH = 1024  # replies that the rounds are told of though more messages have come
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
 Destination = tuple[bytes, m.Key]  # a connection, and a task
@@ -298,156 +293,21 @@ class Settled(NamedTuple):
     staleness: int | None = None
 
 
-class Outbox:
-    """flush(): what is in the books is with the operating system. tell(what): to the rounds. at:
-    see `ServerIO`.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        inbox: Inbox,
-        flush: Callable[[], object],
-        tell: Callable[[list[Outcome]], None],
-        at: Callable[[str, int], None],
-    ) -> None:
-        self._link, self._inbox, self._flush, self._tell, self._at = link, inbox, flush, tell, at
-        self._later: deque[tuple[Send, Destination | None]] = deque()  # not in the books yet
-        self._outgoing: list[tuple[Outgoing, Destination | None]] = []
-        self._keys = Counter[Destination]()  # of the messages of both
-        self._outcomes: list[Outcome] = []
-        self._logged: list[Reply] = []
-        self._heard = 0
-        self.tasks = False  # whether one is among what has left since this was set to False
-
-    def send(self, send: Send) -> None:
-        """Messages leave in the order of these calls, and are in the books before."""
-        key = getattr(send.message, "key", None)
-        of = None if key is None else (send.conn, key)
-        if of is not None:
-            self._keys[of] += 1
-        self._later.append((send, of))
-        if len(self._later) == 1 and len(self._outgoing) < TOGETHER:
-            self._compose(1)
-
-    def _compose(self, most: int) -> None:
-        while self._later and most:
-            (send, of), most = self._later.popleft(), most - 1
-            out = self._link.compose(send.conn, send.message, send.body)
-            self._outgoing.append((out, of))
-            self.tasks = self.tasks or isinstance(send.message, m.Task)
-
-    def logged(self, reply: Reply) -> None:
-        """The reply was accepted; its row is in the books, its record in the inbox's log."""
-        self._logged.append(reply)
-
-    def over(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-
-    def before_settling(self, conn: bytes, key: m.Key) -> None:
-        """An account is settled only once its messages have left: what does not is taken off it."""
-        if (conn, key) in self._keys:
-            self.leave()
-
-    def heard(self, nbytes: int) -> None:
-        """A message was dealt with; nbytes: of its body."""
-        self._heard += 1
-        large = nbytes >= LARGE_BYTES
-        if self._heard >= TOGETHER or large:
-            self.conclude(more=not large)
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether there is something to send, or to tell the rounds, though nothing may come."""
-        return bool(self._outcomes or self._later)
-
-    def leave(self) -> None:
-        """Sends all messages, once their bytes are in the books."""
-        self._compose(len(self._later))
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._outgoing:
-            self._flush()
-            outgoing, self._outgoing = self._outgoing, []
-            for out, of in outgoing:
-                self._link.leave(out)
-                if of is not None:
-                    self._keys[of] -= 1
-                    if not self._keys[of]:
-                        del self._keys[of]
-
-    def conclude(self, more: bool = False) -> None:
-        """All that the wake-up led to is written down, and has left; and it is told. more: only
-        where that is much already. More may have come meanwhile, and what the rounds make of it
-        takes turns with whoever reads that, at every turn for a fifth of the time of both.
-        """
-        self._heard = 0
-        self._compose(TOGETHER - len(self._outgoing))
-        # What was spent stays in the book, whatever becomes of this process. Before the log: a
-        # reply that a resume uses is in the books.
-        self._flush()
-        self._inbox.flush()
-        self._leave()
-        logged, self._logged = self._logged, []
-        for reply in logged:
-            if reply.key.purpose == "train":
-                self._at("receiving", reply.key.round)
-        if len(self._outcomes) >= (MUCH if more else 1):
-            outcomes, self._outcomes = self._outcomes, []
-            self._tell(outcomes)
-
-
-class Told:
-    """What the rounds are told, until they ask. inline: they and who tells are one thread."""
-
-    def __init__(self, inline: bool) -> None:
-        self._inline, self._several = inline, False
-        # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
-        self._found: queue.Queue[list[Outcome] | BaseException] = queue.Queue()
-        self._asked = threading.Event()
-
-    def put(self, found: list[Outcome] | BaseException) -> None:
-        """Never waits: the rounds may be waiting for what is done after it."""
-        several = isinstance(found, list) and len(found) > 1 and not self._inline
-        self._several = several and self._found.empty()
-        self._asked.clear()
-        self._found.put(found)
-
-    def leave_alone(self) -> None:
-        """Two threads that share one interpreter lose to each other at every turn what it takes to
-        fold a small reply: with several, the rounds are left alone until they ask again, unless
-        they are at something else. To be called with no command of theirs left to be done.
-        """
-        if self._several:
-            self._several = False
-            self._asked.wait(ALONE_S)
-
-    def get(self, timeout_s: float) -> list[Outcome] | BaseException | None:
-        """What is next, or None after so long."""
-        if self._found.empty():
-            self.ask()
-        try:
-            return self._found.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def ask(self) -> None:
-        """The rounds are done with what they were told, or have a command."""
-        self._asked.set()
-
-    def empty(self) -> bool:
-        return self._found.empty()
-
-
-Answer = TypeVar("Answer")
-Command = Callable[[float], list[Instruction] | None]  # of the time: what is to be done
-
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
+GRACE_S = 0.002  # how long the rounds may be away before the caretaker does their I/O
 
 
 class ServerIO:
+    """The server's sockets, protocol, books and inbox, and the clock that they go by.
+
+    All of it belongs to one thread at a time, the one inside `own`: to the rounds' while they are
+    in a method of this class, also while they wait; else to the caretaker, a thread that goes on
+    with it. In one process there is no caretaker, and who waits steps the clients too.
+
+    outcomes: of clients whose part is over, in the order in which they came; `wait` takes them.
+    """
+
     def __init__(
         self,
         protocol: ServerProtocol,
@@ -459,100 +319,118 @@ class ServerIO:
         at: Callable[[str, int], None] = lambda point, round: None,
         flush: Callable[[], object] = lambda: None,
     ) -> None:
-        """The arguments are what this thread owns, and calls to what it does not. flush(): the
-        books are on the disk.
+        """pump(): steps the clients of this process; whether anything happened. at(point, round):
+        a point is reached at which a planned fault may strike. flush(): what is in the books is
+        with the operating system.
         """
         self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
         self._log, self._pump_clients = events, pump
         self._at, self._flush = at, flush
         self.inline = pump is not None
-        self._told = Told(self.inline)
-        self._out = Outbox(link, inbox, flush, self._told.put, at)
-        self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
+        self.outcomes: deque[Outcome] = deque()
         self._taken: dict[tuple[int, str], Reply] = {}  # accepted, of tasks that are not over yet
-        self._outcomes: deque[Outcome] = deque()  # told, and not asked for yet
+        # What a wake-up leads to, held back until it is written down.
+        self._later: deque[tuple[Send, Destination | None]] = deque()  # not in the books yet
+        self._outgoing: list[tuple[Outgoing, Destination | None]] = []
+        self._keys = Counter[Destination]()  # of the messages of both
+        self._resolved: list[Outcome] = []
+        self._logged: list[Reply] = []
+        self._heard = 0  # messages since the last time
+        self._tasks_left = False  # whether a task has left since the last step
+        self._sent_any = False
         self._tick_at = self._shown_at = self._booked = 0.0
         self._limits = Limits(protocol, transport, link, events, self._receive, self._closed)
         self._now = ListeningClock()
-        self._closing = threading.Event()
-        self._gone: threading.Event | None = None
-        self._sent_any = False
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0, "sites": []}
-        self._thread: threading.Thread | None = None
+        self._lock, self._owner = threading.Lock(), 0  # a thread's number
+        self._wanted = self._closing = False
+        self._back, self._free = threading.Event(), threading.Event()
+        self._broken: BaseException | None = None
+        self._caretaker: threading.Thread | None = None
         if not self.inline:
-            self._thread = threading.Thread(target=self._run, name="fednet-io", daemon=True)
-            self._thread.start()
+            self._free.set()
+            self._caretaker = threading.Thread(target=self._care, name="fednet-io", daemon=True)
+            self._caretaker.start()
 
-    # -- the engine's side -------------------------------------------------------------------------
-    def call(self, command: Command, wait: bool = False) -> None:
-        """Runs `command(now)` where the protocol lives, and does what it returns; wait: for it."""
-        done = threading.Event()
+    # -- whose it is -------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """The I/O is this thread's within. Raises what broke it before."""
+        if self._owner == threading.get_ident():
+            yield
+            return
+        self._wanted = True
+        self._back.set()
+        if not self._lock.acquire(blocking=False):
+            self.transport.wake()
+            self._lock.acquire()
+        self._owner, self._wanted = threading.get_ident(), False
+        try:
+            if self._broken is not None:
+                raise self._broken
+            yield
+        finally:
+            self._owner = 0
+            self._back.clear()
+            self._lock.release()
+            self._free.set()
 
-        def run(now: float) -> None:
-            self._do(command(now) or [])
-            self._out.conclude()
-            done.set()
+    def _care(self) -> None:
+        """The caretaker: does the I/O while the rounds are at something else."""
+        while not self._closing:
+            self._free.wait()
+            self._free.clear()
+            if self._back.wait(GRACE_S):
+                continue
+            with self._lock:
+                self._owner = threading.get_ident()
+                try:
+                    while not (self._wanted or self._closing):
+                        self._step(TICK_S)
+                except BaseException:  # `own` raises it
+                    return
+                finally:
+                    self._owner = 0
 
-        self._commands.put(run)
-        self._told.ask()
-        self.transport.wake()
-        while wait and not done.is_set():
-            if self._thread is None:
-                self._step(0.0)
-            elif not done.wait(0.5) and not self._thread.is_alive():
-                return  # what broke it is raised by the next `wait`
-
-    def ask(self, question: Callable[[], Answer]) -> Answer:
-        """What `question()` returns where the protocol lives, after all that was called before."""
-        found: list[Answer] = []
-
-        self.call(lambda now: found.append(question()), wait=True)
-        if not found:
-            self.rest(0.0)
-            raise Broken("the server's input and output has ended")
-        return found[0]
-
+    # -- for the rounds ----------------------------------------------------------------------------
     def begin(self, phase: tuple[int, int, m.Purpose], jobs: Sequence[Job], rules: Rules) -> None:
         """Opens an exchange or evaluation; what is left of the one before is called off."""
-
-        def command(now: float) -> list[Instruction]:
+        with self.own():
             self._taken.clear()
-            return self.protocol.begin(*phase, jobs, rules, now)
-
-        self.call(command)
+            self._act(self.protocol.begin(*phase, jobs, rules, self._now()))
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
         """More tasks beside those under way."""
-        self.call(lambda now: self.protocol.add(round, jobs, now))
+        with self.own():
+            self._act(self.protocol.add(round, jobs, self._now()))
 
     def cancel(self, reason: str) -> None:
-        self.call(lambda now: self.protocol.cancel(reason, now))
+        """Cancels the tasks that are open."""
+        with self.own():
+            self._act(self.protocol.cancel(reason, self._now()))
+
+    def finish(self, over: bool, reason: str) -> None:
+        """Tells the clients that the run is over, or why this server ends; waits until they have
+        gone, so that the last bytes are counted on both sides. Where rounds are left, they stay.
+        """
+        if self._broken is not None:
+            return
+        with self.own():
+            self._act(self.protocol.finish(over, reason))
+            if self.inline:
+                self._step(0.0)
+                return
+            until = time.monotonic() + (1.0 if over else 0.05)
+            while time.monotonic() < until:
+                if all(w.conn is None for w in self.protocol.workers.values()):
+                    break
+                self._step(min(TICK_S, max(0.0, until - time.monotonic())))
 
     def settle(self, bills: Iterable[Settled]) -> None:
         """It is known whether what crossed for these replies was useful."""
-        settled = list(bills)
-
-        def command(now: float) -> None:
-            for bill, useful, reason, staleness in settled:
+        with self.own():
+            for bill, useful, reason, staleness in bills:
                 self.link.ledger.settle_bill(bill, useful, reason, staleness)
-
-        if settled:
-            self.call(command)
-
-    def tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
-        """What the books have for rounds up to this one, and no record has yet. under_way: tasks
-        (round, client) that may still be answered; for no other one an earlier server's bytes were
-        useful.
-        """
-        ledger, bills = self.link.ledger, self.inbox.bills
-
-        def taken() -> Tally:
-            for key in [k for k in bills if k.round <= round]:
-                if (key.round, key.client) not in under_way:
-                    ledger.settle_bill(bills.pop(key), False, "the server ended")
-            return ledger.take(round)
-
-        return self.ask(taken)
 
     def unused(self, outcome: Outcome) -> None:
         """The outcome came after its exchange was over."""
@@ -561,56 +439,62 @@ class ServerIO:
                 reply.let_go()
                 self.settle([Settled(reply.bill, False, LEFT_OUT)])
 
-    def wait(self, timeout_s: float) -> Outcome | None:
-        """The next outcome; None after `timeout_s`. Each is returned once: call it where all that
-        may come is dealt with, and `rest` elsewhere. Raises what broke the I/O thread.
+    def tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
+        """What the books have for rounds up to this one, and no record has yet. under_way: tasks
+        (round, client) that may still be answered; for no other one an earlier server's bytes were
+        useful.
         """
-        if not self._outcomes:
-            self.rest(timeout_s)
-        return self._outcomes.popleft() if self._outcomes else None
+        ledger, bills = self.link.ledger, self.inbox.bills
+        with self.own():
+            for key in [k for k in bills if k.round <= round]:
+                if (key.round, key.client) not in under_way:
+                    ledger.settle_bill(bills.pop(key), False, "the server ended")
+            return ledger.take(round)
 
-    def ended(self) -> set[int]:
-        """The clients whose part is over and whom `wait` is still to return."""
-        while not self._told.empty():
-            self.rest(0.0)
-        return {outcome.client for outcome in self._outcomes}
+    def book_round(self, round: int) -> None:
+        """Heartbeats: one line a worker and round."""
+        with self.own():
+            for conn, worker in self.protocol.connections():
+                self.link.settle_counted(conn, round=round, worker=worker)
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """The next outcome; None after `timeout_s`. Each is returned once."""
+        if not self.outcomes:
+            self._pump(timeout_s, lambda: bool(self.outcomes))
+        return self.outcomes.popleft() if self.outcomes else None
 
     def rest(self, timeout_s: float) -> None:
-        """Lets so much time pass, or less where something happens, which is kept for `wait`. Raises
-        what broke the I/O thread.
-        """
-        if self._thread is None and not self._pump_until(time.monotonic() + timeout_s):
-            return
-        found = self._told.get(timeout_s)
-        if isinstance(found, BaseException):
-            raise found
-        self._outcomes.extend(found or ())
+        """Lets so much time pass."""
+        self._pump(timeout_s, lambda: False)
 
-    def _pump_until(self, until: float) -> bool:
-        """Does the work of both sides until something has happened; False where the time was over
-        before.
-        """
-        while self._told.empty():
-            moved = self._step(0.0)
-            moved = bool(self._pump_clients and self._pump_clients()) or moved
-            if not moved and self._told.empty():
-                if time.monotonic() >= until:
-                    return False
-                self._step(0.01)
-                time.sleep(0.001)  # in one process nothing waits in `poll`
-        return True
+    def _pump(self, timeout_s: float, enough: Callable[[], bool]) -> None:
+        """Does the I/O for so long, in one process also the clients', or until there is enough."""
+        until = time.monotonic() + timeout_s
+        with self.own():
+            while True:
+                left = max(0.0, until - time.monotonic())
+                if self._pump_clients is None:
+                    self._step(min(TICK_S, left))
+                else:
+                    moved = self._step(0.0)
+                    moved = self._pump_clients() or moved
+                    if not (moved or enough()) and left:
+                        self._step(0.01)
+                        time.sleep(0.001)  # in one process nothing waits in `poll`
+                if enough() or time.monotonic() >= until:
+                    return
 
     def close(self, over: bool = True, linger_s: float = 1.0) -> None:
         """over: no later server goes on with what is under way."""
-        self._closing.set()
-        self._told.ask()
-        if self._thread is not None:
+        self._closing = True
+        self._free.set()
+        if self._caretaker is not None:
             self.transport.wake()
-            self._thread.join(60.0)  # before its socket is closed: thousands may end together
-        self._out.leave()
+            self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
+        self._leave(all=True)
         self._log.write_counts(last=True)
+        # Bills are not settled here: a resume goes on with their replies.
         for conn in {name[0] for name in self.link.ledger.open()}:
-            # What a resume goes on with is not known to be of use or not until that one says so.
             self.link.closed(conn, awaited=not over)
         self._flush()
         self.transport.close(linger_s)
@@ -629,47 +513,34 @@ class ServerIO:
                 },
             )
 
-    def await_leaves(self, timeout_s: float) -> None:
-        """Waits until all workers have gone, so that the last bytes are counted on both sides."""
-        if self.inline:
-            self._step(0.0)
-            return
-        gone = self._gone = threading.Event()
-        self.transport.wake()
-        gone.wait(timeout_s)
-
-    # -- the loop ----------------------------------------------------------------------------------
-    def _run(self) -> None:
+    # -- a wake-up ---------------------------------------------------------------------------------
+    def _step(self, timeout_s: float) -> bool:
+        """Takes in what has come, waiting so long for it; whether anything happened."""
         try:
-            while not self._closing.is_set():
-                self._step(None if not self.protocol.workers and not self.protocol.work else TICK_S)
-            self._step(0.0)
-        except BaseException as broken:  # the engine must not wait for ever: it is raised there
-            self._told.put(broken)
+            return self._wake_up(timeout_s)
+        except BaseException as broken:
+            self._broken = broken
+            raise
 
-    def _step(self, timeout_s: float | None) -> bool:
-        moved = not self._commands.empty()
-        while not self._commands.empty():
-            self._commands.get()(self._now())
-        self._told.leave_alone()
-        if self._out.tasks:  # with the last turn
+    def _wake_up(self, timeout_s: float) -> bool:
+        if self._tasks_left:  # with the last one
             if not self._sent_any:  # how long a server that was started anew took to it
                 self._sent_any = True
                 self._log.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
-            self._out.tasks = False
-        came = self.transport.poll(0.0 if self._out.unfinished else timeout_s)
-        self._now.listened(not self.inline, alone=timeout_s is None)
+            self._tasks_left = False
+        alone = not self.protocol.workers and not self.protocol.work
+        came = self.transport.poll(0.0 if self._later else timeout_s)
+        self._now.listened(not self.inline, alone=alone)
         for event in came:
             self._limits.came(event)
-        moved = bool(came) or moved
-        if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
-            self._gone.set()
         now = self._now()
-        if due := now >= self._tick_at:
+        due = now >= self._tick_at
+        if due:
             self._tick(now)
-        if busy := moved or due or self._out.unfinished:
-            self._out.conclude(more=bool(came) and not due)
+        busy = bool(came) or due or bool(self._later)
+        if busy:
+            self._conclude()
         return busy
 
     def _tick(self, now: float) -> None:
@@ -679,7 +550,7 @@ class ServerIO:
         self._log.write_counts()
         if now - self._booked >= QUIET_S:
             self._booked = now
-            self._out.leave()
+            self._leave(all=True)
             self.link.settle_counted(NOBODY)
         self.snapshot["present"] = len(self.protocol.present())
         if now >= self._shown_at:
@@ -689,15 +560,10 @@ class ServerIO:
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
 
-    def book_round(self, round: int) -> None:
-        """Heartbeats: one line a worker and round."""
-        for conn, worker in self.protocol.connections():
-            self.link.settle_counted(conn, round=round, worker=worker)
-
     def _closed(self, event: Closed) -> None:
         conn = event.conn
         worker = self.protocol.worker_of(conn)
-        self._out.leave()
+        self._leave(all=True)
         self.link.ended(conn)
         self._do(self.protocol.closed(conn, self._now(), event.why))
         where = {"round": self.protocol.round, "worker": worker}
@@ -717,7 +583,7 @@ class ServerIO:
         first = instructions[0] if instructions else None
         stray = first.reason if isinstance(first, Stray) else ""
         if isinstance(message, m.Join) and self.protocol.worker_of(conn):
-            self._out.leave()  # what is for its last connection, which a new one ends
+            self._leave(all=True)  # what is for its last connection, which a new one ends
             self.transport.vouch(conn)
             self.link.joined(conn)
             self.link.settle_counted(NOBODY)
@@ -727,15 +593,22 @@ class ServerIO:
         else:
             self.link.book(conn, message, body, frames, stray)
         self._do(instructions)
-        self._out.heard(0 if body is None else len(body))
+        self._heard += 1
+        if self._heard >= TOGETHER or (body is not None and len(body) >= LARGE_BYTES):
+            self._conclude()
         return bool(stray) or isinstance(message, m.BEATS)
+
+    def _act(self, instructions: list[Instruction]) -> None:
+        """Does what a command of the rounds leads to."""
+        self._do(instructions)
+        self._conclude()
 
     def _do(self, instructions: list[Instruction]) -> None:
         """Does it, as far as it does not wait for the end of the wake-up."""
         pending = list(instructions)
         for i in pending:
             if isinstance(i, Send):
-                self._out.send(i)
+                self._send(i)
             elif isinstance(i, Spend):
                 self._spend(i)
             elif isinstance(i, Store):
@@ -745,37 +618,38 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending += self._arrived(i)
             elif isinstance(i, Resolved):
-                self._out.over(self._outcome(i))
+                self._resolved.append(self._outcome(i))
             elif isinstance(i, Note):
                 self._log.tell(i.event, i.fields)
             elif isinstance(i, Forget):
-                self._out.leave()
+                self._leave(all=True)
                 self.transport.drop(i.conn, i.hang_up)
 
     def _spend(self, i: Spend) -> None:
-        self._out.before_settling(i.conn, i.key)
+        self._before_settling(i.conn, i.key)
         if i.direction == "up":
             self.inbox.abandon(i.key)
         self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
+        key = arrived.key
         worker = self.protocol.workers[arrived.worker]
-        job = self.protocol.work[arrived.key.client].job
+        job = self.protocol.work[key.client].job
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
         try:
             reply = self.inbox.take(arrived, (job.check, job.start), place)
         except (RemoteProtocolError, WrongPart) as broken:
-            return self.protocol.reject(arrived.key, str(broken), self._now())
+            return self.protocol.reject(key, str(broken), self._now())
         for conn in (arrived.down, arrived.up):
             if conn:
-                self._out.before_settling(conn, arrived.key)
-        reply.bill.join(self.link.bill(arrived.key, arrived.down, arrived.up))
+                self._before_settling(conn, key)
+        reply.bill.join(self.link.bill(key, arrived.down, arrived.up))
         if arrived.down is None:  # an evaluation within a task counts for itself
             self.link.ledger.settle_bill(reply.bill, True)
-        self._out.logged(reply)
-        self._taken[arrived.key.client, arrived.key.purpose] = reply
-        return self.protocol.accept(arrived.key, self._now())
+        self._logged.append(reply)
+        self._taken[key.client, key.purpose] = reply
+        return self.protocol.accept(key, self._now())
 
     def _outcome(self, resolved: Resolved) -> Outcome:
         client, purpose = resolved.client, self.protocol.purpose
@@ -790,6 +664,56 @@ class ServerIO:
             return Outcome(phase, client, resolved.reason)
         return Outcome(phase, client, "", reply, evaluation)
 
+    # -- its end -----------------------------------------------------------------------------------
+    def _send(self, send: Send) -> None:
+        """Messages leave in the order of these calls, and are in the books before."""
+        key = getattr(send.message, "key", None)
+        of = None if key is None else (send.conn, key)
+        if of is not None:
+            self._keys[of] += 1
+        self._later.append((send, of))
+        if len(self._later) == 1 and len(self._outgoing) < TOGETHER:
+            self._compose(1)
 
-class Broken(FednetError):
-    """Something outside the federation failed, such as the disk."""
+    def _compose(self, most: int) -> None:
+        for _ in range(min(most, len(self._later))):
+            send, of = self._later.popleft()
+            out = self.link.compose(send.conn, send.message, send.body)
+            self._outgoing.append((out, of))
+            self._tasks_left = self._tasks_left or isinstance(send.message, m.Task)
+
+    def _before_settling(self, conn: bytes, key: m.Key) -> None:
+        """An account is settled only once its messages have left: what does not is taken off it."""
+        if (conn, key) in self._keys:
+            self._leave(all=True)
+
+    def _leave(self, all: bool = False) -> None:
+        """Sends what is composed, or all that is to be sent, once its bytes are in the books."""
+        if all:
+            self._compose(len(self._later))
+        if not self._outgoing:
+            return
+        self._flush()
+        outgoing, self._outgoing = self._outgoing, []
+        for out, of in outgoing:
+            self.link.leave(out)
+            if of is not None:
+                self._keys[of] -= 1
+                if not self._keys[of]:
+                    del self._keys[of]
+
+    def _conclude(self) -> None:
+        """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
+        self._heard = 0
+        self._compose(TOGETHER - len(self._outgoing))
+        # What was spent stays in the book, whatever becomes of this process. Before the log: a
+        # reply that a resume uses is in the books.
+        self._flush()
+        self.inbox.flush()
+        self._leave()
+        logged, self._logged = self._logged, []
+        for reply in logged:
+            if reply.key.purpose == "train":
+                self._at("receiving", reply.key.round)
+        self.outcomes += self._resolved
+        self._resolved = []

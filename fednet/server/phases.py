@@ -186,12 +186,9 @@ class Phases:
 
     def forget(self, client: int, residuals: dict[str, torch.Tensor]) -> None:
         """Removes what compressors remember of messages with a client."""
-
-        def command(now: float) -> None:  # in the thread that checks replies by them
+        with self.io.own():  # replies are decoded with them
             for name in [n for n in residuals if n.startswith(f"client {client}/")]:
                 del residuals[name]
-
-        self.io.call(command, wait=True)
 
     def say_restarted(self, round: int, client: int, reason: str) -> None:
         reason = reason.removeprefix(STATE_LOST)
@@ -236,8 +233,8 @@ class Phases:
         reply = phase.done.pop(client)
         phase.dropped[client] = f"refused: {reason}"
         self.directory.event("dropped", phase.round, client, reason=phase.dropped[client])
-
-        self.io.call(lambda now: self.io.inbox.revoke(reply), wait=True)
+        with self.io.own():
+            self.io.inbox.revoke(reply)
         self.may_stop(phase.round, client, reason)
 
     def may_stop(self, round: int, client: int, reason: str) -> None:

@@ -351,9 +351,7 @@ class Session:
         endings: list[Callable[[], object]] = [
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),
-            lambda: self.io.call(lambda now: self.protocol.finish(over, why)),
-            # Where rounds are left, the workers stay and wait for a server.
-            lambda: self.io.await_leaves(1.0 if over else 0.05),
+            lambda: self.io.finish(over, why),
             self.endpoint.leave,
             lambda: self.io.close(over),
             self.files.flush,

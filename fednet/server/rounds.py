@@ -116,7 +116,8 @@ class Rounds:
                 self.save()
             raise
         finally:
-            self.inbox.close()
+            with self.io.own():
+                self.inbox.close()
 
     def more(self, done: int) -> bool:
         """Whether there is another round to do after so many."""
@@ -266,7 +267,7 @@ class Rounds:
         self.directory.event("round", round.number, completed=len(round.record.completed))
         self._concluding = False
         self.faults.at("between", round.number)
-        self.io.call(lambda now: self.io.book_round(round.number))
+        self.io.book_round(round.number)
         self._show(round)
         collect_in_time()
 
@@ -350,4 +351,5 @@ class Rounds:
         self.directory.flush()
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
-        self.inbox.clear(self.progress.round, under_way)
+        with self.io.own():
+            self.inbox.clear(self.progress.round, under_way)

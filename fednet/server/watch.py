@@ -170,17 +170,15 @@ class Watch:
 
     def _who(self) -> JsonDict:
         """Ranges of ids: who is there, who has joined and is getting ready, who is missing."""
-
-        def look() -> tuple[frozenset[int], set[int], int]:
-            protocol = self._io.protocol
-            joined = [w.ids for w in protocol.workers.values() if w.gone_at is None]
-            return protocol.present(), set().union(*joined), protocol.clients
-
-        here, joined, clients = self._io.ask(look)
+        protocol = self._io.protocol
+        with self._io.own():
+            here = protocol.present()
+            workers = [w.ids for w in protocol.workers.values() if w.gone_at is None]
+        joined = set[int]().union(*workers)
         return {
             "here": ranges(sorted(here)),
             "coming": ranges(sorted(joined - here)),
-            "missing": ranges([c for c in range(clients) if c not in joined]),
+            "missing": ranges([c for c in range(protocol.clients) if c not in joined]),
         }
 
     def status(self, state: str, **who: object) -> None:

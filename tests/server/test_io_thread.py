@@ -17,12 +17,12 @@ from fednet.client.tasks import Prepared
 from fednet.client.worker import Outgoing
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.instructions import Resolved, Send
+from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
 from fednet.server.inbox import Inbox
-from fednet.server.io import Events, ServerIO
+from fednet.server.io import Events, ServerIO, Settled
 from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
@@ -116,12 +116,15 @@ class Both:
             Job(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
             for i in range(2)
         ]
-        self.io.call(lambda now: self.io.protocol.begin(1, 0, "train", jobs, Rules(), now))
+        self.io.begin((1, 0, "train"), jobs, Rules())
         limit, done = time.monotonic() + LIMIT_S, []
         while len(done) < 2:
             assert time.monotonic() < limit
             found = self.io.wait(0.01)
-            done += [found.reason] if found is not None else []
+            if found is not None:
+                done.append(found.reason)
+                if found.reply is not None:
+                    self.io.settle([Settled(found.reply.bill, True)])
         assert done == [ended, ended]
 
 
@@ -154,9 +157,7 @@ def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_pa
 
 def booked(link, direction) -> int:
     """All bytes of a link's book, settled or not."""
-    accounts = [link.ledger._open[name[0]][name] for name in link.ledger.open()]
-    under_way = [a.envelope + sum(a.kinds.values()) for a in accounts if a.direction == direction]
-    return link.ledger.totals[direction] + sum(under_way)
+    return link.ledger.crossed()[direction]
 
 
 @pytest.mark.parametrize("curve", [False, True])
@@ -295,7 +296,7 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
         both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
     )
     monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
-    io._out.send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
+    io._send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
     again = network.client()
     session = both.loop.protocol.session
     again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
@@ -351,10 +352,10 @@ def test_a_disk_that_blocks_while_clients_join_makes_none_of_them_silent(tmp_pat
         at += 60
 
     monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
-    monkeypatch.setattr(io._out, "_flush", blocked)
+    monkeypatch.setattr(io, "_flush", blocked)
     while not protocol.present():
         both.loop.step(0.0)
-        io._step(0.05 if protocol.workers else None)
+        io._step(0.0)
         io._tick(io._now())
         assert all(w.gone_at is None for w in protocol.workers.values())
 
@@ -375,22 +376,79 @@ def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path
     assert io._tick_at <= io._now()
 
 
-def test_rounds_that_wait_for_a_command_are_not_left_alone_meanwhile(tmp_path, monkeypatch):
-    """Several replies come to be told just as the command is done: those of the round ahead."""
-    monkeypatch.setattr(server_io, "ALONE_S", 10 * LIMIT_S)
+def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
+    """The caretaker has it whenever the rounds are away for a moment."""
+    server = ZmqServer("tcp://127.0.0.1:*")
+    io = Both(tmp_path, server, ZmqClient(server.address), inline=False).io
+    try:
+        for n in range(3000):
+            with io.own():
+                assert io._owner == threading.get_ident()
+                with io.own():  # within a method of its own
+                    pass
+                assert io._owner == threading.get_ident()
+            if n % 300 == 0:
+                taken = threading.Event()
+                io._step = lambda timeout_s, taken=taken: bool(taken.set())
+                assert taken.wait(LIMIT_S)
+                del io._step
+    finally:
+        io.close(linger_s=0)
+    assert not io._caretaker.is_alive()
+
+
+def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
     network = Inproc()
     io = Both(tmp_path, network.server(), network.client(), inline=False).io
-    replied = [Resolved(0, 0), Resolved(1, 0)]
-    rounds = threading.Thread(
-        target=lambda: [io.call(lambda now: list(replied), wait=True) for _ in range(2)],
-        daemon=True,
-    )
-    rounds.start()
-    rounds.join(LIMIT_S)
-    assert not rounds.is_alive()
-    io.close()
-    told = [io.wait(0.0) for _ in range(4)]
-    assert told == [server_io.Outcome((0, 0, "train"), c) for c in (0, 1, 0, 1)]
+    failed = threading.Event()
+
+    def broken(timeout_s):
+        failed.set()
+        raise OSError("no space left")
+
+    io._wake_up = broken
+    assert failed.wait(LIMIT_S)
+    for use in (lambda: io.wait(0.0), lambda: io.cancel("over"), lambda: io.tally(1)):
+        with pytest.raises(OSError, match="no space left"):
+            use()
+    io.finish(True, "")  # nobody is told of an end by what is broken
+    io.close(linger_s=0)
+
+
+def test_what_a_wake_up_leads_to_is_in_the_books_then_logged_then_leaves_then_counts(
+    tmp_path, monkeypatch
+):
+    network, calls = Inproc(), []
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    io, log, send = both.io, both.io.inbox.flush, both.link._send
+    monkeypatch.setattr(io, "_flush", lambda: calls.append("books"))
+    monkeypatch.setattr(io.inbox, "flush", lambda: (calls.append("log"), log()))
+    monkeypatch.setattr(both.link, "_send", lambda *a: (calls.append("left"), send(*a))[1])
+    monkeypatch.setattr(io, "_at", lambda point, round: calls.append((point, len(io.outcomes))))
+    both.phase(10)
+    at = calls.index(("receiving", 0))  # a reply has come, and the rounds do not have it yet
+    logged = max(n for n in range(at) if calls[n] == "log")
+    assert calls[logged - 1] == "books"
+    assert set(calls[logged + 1 : at]) <= {"books", "left"}
+    left = calls.index("left")
+    assert calls[left - 1] == "books"
+
+
+def test_a_rounds_opening_leaves_in_turns_and_what_is_settled_has_left(tmp_path, monkeypatch):
+    network, left = Inproc(), []
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    io, many = both.io, 2 * server_io.TOGETHER + 1
+    monkeypatch.setattr(both.link, "leave", lambda out: left.append(out.name[0]))
+    for n in range(many):
+        io._send(Send(b"%d" % n, m.Cancel(key=m.Key(1, 0, 0, n))))
+    io._conclude()
+    assert left == [b"%d" % n for n in range(server_io.TOGETHER)]
+    io._before_settling(b"0", m.Key(1, 0, 0, 0))  # has left: the others may wait
+    assert len(left) == server_io.TOGETHER
+    io._before_settling(b"%d" % (many - 1), m.Key(1, 0, 0, many - 1))
+    assert left == [b"%d" % n for n in range(many)]
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
@@ -401,7 +459,7 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
     while not any(name[2] == "beat" for name in both.link.ledger.open()):
         assert time.monotonic() < limit
         both.io.rest(0.01)
-    both.io.call(lambda now: both.io.book_round(1) or [], wait=True)
+    both.io.book_round(1)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]
     assert all(
