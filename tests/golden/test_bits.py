@@ -30,5 +30,5 @@ def has_avx2() -> bool:
 def test_runs_end_with_the_recorded_bits():
     # A process of its own: `train.portable` has to be set before torch computes for the first time.
     command = [sys.executable, "-m", "tests.golden.bits"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,5 +15,5 @@ ROOT = Path(__file__).parents[2]
 def test_the_books_of_runs_that_were_killed_are_as_recorded():
     # A process of its own: it forks, and `train.portable` has to be set before torch computes.
     command = [sys.executable, "-m", "tests.golden.books"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
