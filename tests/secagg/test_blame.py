@@ -23,8 +23,7 @@ from fednet.secagg import (
     server,
 )
 from fednet.secagg.steps import ID, joined, parted
-from tests import federation
-from tests.processes import lines
+from tests.processes import lines, settings
 from tests.secagg.test_machines import Round, terms
 
 LIAR = 5
@@ -176,7 +175,7 @@ def run_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Any, **sets: 
         return lie(self, step, found, question) if self.me == ONE else found
 
     monkeypatch.setattr(SecureClient, "answer", answer)
-    mapping = federation.settings(
+    mapping = settings(
         clients=6, rounds=4, privacy={"secagg": {"protocol": "secagg", "clip": 4.0, **sets}}
     )
     return fednet.run(mapping, out=tmp_path, in_process=True)
