@@ -12,7 +12,12 @@ from collections import deque
 
 from fednet import seeds
 from fednet.errors import LocalProtocolError
-from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
+from fednet.transport.base import MAX_FRAMES, Closed, Event, Frame, Frames, Opened, Received
+
+
+def _carried(frames: Frames) -> tuple[Frame, ...]:
+    """The header is copied; a payload, which nobody writes to any more, is not."""
+    return (bytes(frames[0]), *(memoryview(frame).toreadonly() for frame in frames[1:]))
 
 
 class Inproc:
@@ -94,7 +99,7 @@ class InprocServer:
         client = self.peers.get(conn)
         if client is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
-        client.inbox.append(Received(b"", tuple(bytes(frame) for frame in frames)))
+        client.inbox.append(Received(b"", _carried(frames)))
         return True
 
     def wake(self) -> None:
@@ -144,9 +149,7 @@ class InprocClient:
         server = self._network._server
         if server is None or self.conn is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
-        server.inboxes[self.conn].append(
-            Received(self.conn, tuple(bytes(frame) for frame in frames), self._user)
-        )
+        server.inboxes[self.conn].append(Received(self.conn, _carried(frames), self._user))
         return True
 
     def wake(self) -> None:

@@ -20,16 +20,21 @@ def test_both_keep_to_the_protocols():
     assert isinstance(client, ClientTransport)
 
 
-def test_frames_arrive_as_bytes_of_their_own_both_ways():
+def test_headers_arrive_as_bytes_of_their_own_and_payloads_as_they_are_both_ways():
     _, server, client = both(user="key")
-    body = bytearray(b"body")
-    assert client.send([b"up", memoryview(body)])
-    body[:] = b"gone"
+    header, body = bytearray(b"up"), memoryview(b"body")
+    assert client.send([memoryview(header), body])
+    header[:] = b"??"
     opened, up = server.poll(None)
     assert opened == Opened(up.conn)
-    assert up == Received(up.conn, (b"up", b"body"), "key")
-    assert server.send(up.conn, [b"down", memoryview(body)])
-    assert client.poll(None) == [Received(b"", (b"down", b"gone"))]
+    assert isinstance(up, Received)
+    assert (up.frames[0], up.user) == (b"up", "key")
+    assert up.frames[1].obj is body.obj
+    assert up.frames[1].readonly
+    assert server.send(up.conn, [b"down", body])
+    (down,) = client.poll(None)
+    assert isinstance(down, Received)
+    assert (down.conn, down.frames[0], bytes(down.frames[1])) == (b"", b"down", b"body")
     assert client.poll(None) == server.poll(None) == []
 
 
