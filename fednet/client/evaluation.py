@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fednet.wire import messages as m
 from fednet.wire.payload import weights_of
 
 
+@dataclass
 class ClientEvaluation:
     """Evaluates the models of a device's clients. Any thread may call it.
 
@@ -28,21 +30,13 @@ class ClientEvaluation:
     may_lack: a missing local model is no error.
     """
 
-    def __init__(
-        self,
-        store: ClientStore,
-        keeps_local: bool,
-        balanced: Callable[[], Pair] | None,
-        after_load: Callable[[], None],
-        may_lack: bool,
-    ) -> None:
-        self._store = store
-        self._keeps_local = keeps_local
-        self._balanced = balanced
-        self._after_load = after_load
-        self._may_lack = may_lack
-        self._lock = threading.Lock()
-        self._balanced_set: Pair | None = None
+    store: ClientStore
+    keeps_local: bool
+    balanced: Callable[[], Pair] | None
+    after_load: Callable[[], None]
+    may_lack: bool
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _balanced_set: Pair | None = None
 
     def within(
         self, exp: Experiment, state: object, x: Tensors | None, record: Record, host: SiteHost
@@ -78,7 +72,7 @@ class ClientEvaluation:
         down = exp.exact.decode(exp.evaluation, task.form, body, fill=fill_buffers(exp, record))
         progress("evaluating", 0, 0)
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
-        local = self._store.local(task.key.client, start, self._may_lack)
+        local = self.store.local(task.key.client, start, self.may_lack)
         newest = weights_of(down)
         if section.shared == "latest":
             state = method.with_latest(state, down)
@@ -90,11 +84,11 @@ class ClientEvaluation:
             found["global"] = host.evaluate(newest)
         elif section.shared == "latest":
             whole = _merged(whole, newest, host)
-        if not self._keeps_local and not method.personalised:
+        if not self.keeps_local and not method.personalised:
             return found
         personal = method.personal_model(state, whole, host)
         found["personal"] = host.evaluate(personal)
-        if task.judge and self._balanced is not None:
+        if task.judge and self.balanced is not None:
             # Drift: the same personal model on a balanced test set of all.
             found["balanced"] = host.evaluate(personal, self._load_balanced())
         if task.judge and section.finetune:
@@ -105,16 +99,16 @@ class ClientEvaluation:
                 tuned = host.train(_merged(whole, newest, host)).x
                 personal = method.personal_model(state, tuned, host)
             found["finetuned"] = host.evaluate(personal)
-            if self._balanced is not None:
+            if self.balanced is not None:
                 found["finetuned_balanced"] = host.evaluate(personal, self._load_balanced())
         return found
 
     def _load_balanced(self) -> Pair:
         with self._lock:
             if self._balanced_set is None:
-                assert self._balanced is not None
-                self._balanced_set = self._balanced()
-                self._after_load()
+                assert self.balanced is not None
+                self._balanced_set = self.balanced()
+                self.after_load()
             return self._balanced_set
 
 

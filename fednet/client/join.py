@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import msgspec
 from fednet import capacity, ids, loading
 from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
-from fednet.client.preparing import Explained, Explainer, Preparer
+from fednet.client.preparing import Explained, Preparer, explain
 from fednet.client.slots import MOST, memory_of
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, timed, why
 from fednet.experiment import determinism
@@ -91,7 +92,7 @@ def main(options: Options) -> int:
     states = StatesHold(options.launched.together)
     prepare: Callable[[ClientLoop, m.Welcome], Prepared]
     if options.explain:
-        prepare = Explainer(options.policy, asked, options.state)
+        prepare = partial(explain, options.policy, asked, options.state)
     else:
         prepare = Preparer(
             options.policy, asked, devices, options.state, reset=options.reset, say=say, hold=states

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
-from fednet.client.slots import CpuMemory, DeviceMemory, Slots
+from fednet.client.slots import GpuMemory, Slots
 from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks, corrupted
 from fednet.errors import CannotGoOn, RemoteProtocolError
 from fednet.protocol import client as p
@@ -56,7 +56,8 @@ class ClientLoop:
     prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
     only for another run. curve: the connection is encrypted, or its bytes are counted as if it
     were. inline: tasks are done within `step`, because the server runs in this process too. faults:
-    planned faults are acted out. devices: the memory of each. most: clients of this process.
+    planned faults are acted out. devices: the memory of each, None for a processor. most: clients
+    of this process.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ClientLoop:
         inline: bool = False,
         finder: Finder | None = None,
         faults: bool = False,
-        devices: Sequence[DeviceMemory] = (CpuMemory(),),
+        devices: Sequence[GpuMemory | None] = (None,),
         most: int = 1,
     ) -> None:
         self.protocol = protocol

@@ -341,33 +341,28 @@ class Explained(FednetError):
     """`--explain` has printed everything: the process ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explainer:
+def explain(
+    policy: Policy, asked: Ids, state: Path | None, loop: ClientLoop, welcome: m.Welcome
+) -> Prepared:
     """Takes the place of a `Preparer`: prints what the run would do at this site, and raises
     `Explained`.
     """
+    from fednet.experiment import build
 
-    policy: Policy
-    asked: Ids
-    state: Path | None
-
-    def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
-        from fednet.experiment import build
-
-        with on_one_line():
-            config = accepted(welcome, self.policy, self.asked)
-            exp = build.build(config, self.policy.data)
-        print(
-            f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "
-            f"{config.cohort_size} of {config.clients} clients a round"
-        )
-        for line in explanation(exp, welcome.ids):
-            print(line)
-        where = f" in {self.policy.data}" if self.policy.data else ""
-        print(f"read here: the data of {config.data.dataset}{where}")
-        print(
-            f"stored here: {state_directory(self.state, welcome.run)} (the clients' states, and "
-            f"wire.jsonl, this site's own book of all messages)",
-            flush=True,
-        )
-        raise Explained("")
+    with on_one_line():
+        config = accepted(welcome, policy, asked)
+        exp = build.build(config, policy.data)
+    print(
+        f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "
+        f"{config.cohort_size} of {config.clients} clients a round"
+    )
+    for line in explanation(exp, welcome.ids):
+        print(line)
+    where = f" in {policy.data}" if policy.data else ""
+    print(f"read here: the data of {config.data.dataset}{where}")
+    print(
+        f"stored here: {state_directory(state, welcome.run)} (the clients' states, and "
+        f"wire.jsonl, this site's own book of all messages)",
+        flush=True,
+    )
+    raise Explained("")

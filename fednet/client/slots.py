@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fednet.errors import FednetError
 from fednet.experiment import determinism
@@ -31,42 +31,10 @@ Job = Callable[[int], None]  # gets the number of the device on which it runs
 
 
 # -- the memory of a device ------------------------------------------------------------------------
-class DeviceMemory(Protocol):
-    """The memory of a device, in bytes."""
-
-    name: str
-
-    def need(self) -> int:
-        """Returns the most that this process has taken so far: after its first task, what one
-        client needs.
-        """
-
-    def room(self) -> int:
-        """Returns what this process could have: what is free, and what it has already."""
-
-    def release(self) -> None:
-        """Gives back what is kept for later but not in use."""
-
-
-class CpuMemory:
-    """A processor: one client at a time, with all cores of its process, unless clients are
-    packed.
-    """
-
-    name = "cpu"
-
-    def need(self) -> int:
-        return 0
-
-    def room(self) -> int:
-        return 0
-
-    def release(self) -> None:
-        pass
-
-
 class GpuMemory:
-    """A CUDA device. share: of its memory, where other processes are known to use it too."""
+    """The memory of a CUDA device, in bytes. share: of it, where other processes are known to use
+    it too.
+    """
 
     def __init__(self, name: str, share: float = 1.0) -> None:
         import torch
@@ -76,19 +44,26 @@ class GpuMemory:
         self._cuda = torch.cuda
 
     def need(self) -> int:
-        # With the gaps between allocations, which nothing else can use.
+        """Returns the most that this process has taken so far, with the gaps between allocations:
+        after its first task, what one client needs.
+        """
         return int(self._cuda.max_memory_reserved(self.name))
 
     def room(self) -> int:
+        """Returns what this process could have: what is free, and what it has already."""
         free, total = self._cuda.mem_get_info(self.name)
         return int(min(free + self._cuda.memory_reserved(self.name), total * self._share))
 
     def release(self) -> None:
+        """Gives back what is kept for later but not in use."""
         self._cuda.empty_cache()
 
 
-def memory_of(device: str, share: float = 1.0) -> DeviceMemory:
-    return GpuMemory(device, share) if device.startswith("cuda") else CpuMemory()
+def memory_of(device: str, share: float = 1.0) -> GpuMemory | None:
+    """Returns a device's memory; None for a processor, which trains one client at a time, with all
+    cores of its process, unless clients are packed.
+    """
+    return GpuMemory(device, share) if device.startswith("cuda") else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -118,7 +93,7 @@ class _Device:
     a task ran out of memory while it was alone.
     """
 
-    memory: DeviceMemory
+    memory: GpuMemory | None
     limit: int = 1
     threads: int = 0
     running: int = 0
@@ -137,7 +112,7 @@ class Slots:
 
     def __init__(
         self,
-        memories: Sequence[DeviceMemory],
+        memories: Sequence[GpuMemory | None],
         most: int,
         *,
         inline: bool = False,
@@ -272,14 +247,15 @@ class Slots:
         with self._lock:
             again_s = self._shrink(device, limit)
         self._changed()
-        raise NoRoom(device.memory.name, again_s)
+        raise NoRoom("cpu" if device.memory is None else device.memory.name, again_s)
 
     def _measure(self, device: _Device) -> bool:
         """Sets the limit after the first task. Returns whether more than one may run now."""
         device.measured = True
-        need = device.memory.need()
-        fit = int(device.memory.room() * SPARE) // need if need > 0 else 1
-        device.limit = max(1, min(self._most, fit))
+        need = 0 if device.memory is None else device.memory.need()
+        if device.memory is not None and need > 0:
+            fit = int(device.memory.room() * SPARE) // need
+            device.limit = max(1, min(self._most, fit))
         return device.limit > 1
 
     def _shrink(self, device: _Device, limit: int) -> float | None:
@@ -290,7 +266,8 @@ class Slots:
         device.running -= 1
         if limit > 1 and limit == device.limit:
             device.limit -= 1
-        device.memory.release()
+        if device.memory is not None:
+            device.memory.release()
         if device.running or limit > 1:  # there is less beside it the next time
             return 0.0
         device.failures += 1

@@ -85,32 +85,20 @@ def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(file):
     assert rows == [("r", 1, 0, "a", 8.0), ("r", 1, 0, "b", 8.0)]
 
 
-def test_a_budget_holds_over_runs_and_what_would_spend_more_does_not_leave(file):
+def test_a_budget_holds_over_runs_and_processes_and_what_would_spend_more_does_not_leave(file):
     pytest.importorskip("dp_accounting")
     two, three = (epsilon({8.0: n}, 1e-3) for n in (2, 3))
     assert two < three
-    for n in range(2):
-        Answers(file, (two, 1e-3)).account(
-            Question(f"run-{n}", 1, 0, b"asked"), f"answer-{n}", SECTION
-        )
-    last = Answers(file, (two, 1e-3))
-    with pytest.raises(ConfigError, match=r"client 0: one more answer would spend epsilon"):
-        last.account(QUESTION, "third", SECTION)
-    last.account(QUESTION, "answer-1", SECTION)  # given before
-    last.account(Question("r", 1, 7, b"asked"), "third", SECTION)  # another client's
-    assert len(lines(file)) == 3
-
-
-def test_a_budget_holds_over_processes_that_are_at_work_together(file):
-    pytest.importorskip("dp_accounting")
-    most = epsilon({8.0: 2}, 1e-3), 1e-3
-    one, two = Answers(file, most), Answers(file, most)
+    one, other = Answers(file, (two, 1e-3)), Answers(file, (two, 1e-3))
     one.account(QUESTION, "first", SECTION)
-    two.account(QUESTION, "first", SECTION)  # the same
-    two.account(QUESTION, "second", SECTION)
-    with pytest.raises(ConfigError, match="one more answer would spend epsilon"):
-        one.account(QUESTION, "third", SECTION)
-    assert [row["answer"] for row in lines(file)] == ["first", "second"]
+    other.account(QUESTION, "first", SECTION)  # the same
+    other.account(Question("another", 1, 0, b"asked"), "second", SECTION)
+    for account in (one, Answers(file, (two, 1e-3))):
+        with pytest.raises(ConfigError, match=r"client 0: one more answer would spend epsilon"):
+            account.account(QUESTION, "third", SECTION)
+        account.account(QUESTION, "second", SECTION)  # given before
+    one.account(Question("r", 1, 7, b"asked"), "third", SECTION)  # another client's
+    assert [row["answer"] for row in lines(file)] == ["first", "second", "third"]
 
 
 def test_a_line_that_a_process_ended_in_spoils_no_other_s(file):
