@@ -1,4 +1,4 @@
-"""`fednet.run`: a federation from Python, and what follows a finished run."""
+"""`fednet.run`: a federation from Python, and the report of a finished run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(
     with meeting():
         from fednet.report import open_run
 
-        chosen = _chosen(config, set, load)
+        chosen = _configuration(config, set, load)
         if in_process:  # what a run's first moments import, and with it their Structs
             import fednet.client.preparing
             import fednet.launch.start
@@ -60,17 +60,17 @@ def run(
         from fednet.experiment.determinism import apart_from_session
 
         with apart_from_session():
-            directory = _here(chosen, folder, device, resume, quiet, callback)
+            directory = _run_here(chosen, folder, device, resume, quiet, callback)
         return open_run(directory)
     if callback is not None:
         raise ConfigError(
             "fednet.run: callback needs in_process=True; read runs of other processes by "
             "fednet.open_run."
         )
-    return open_run(_in_processes(chosen, folder, workers, device, resume, quiet, load))
+    return open_run(_run_in_processes(chosen, folder, workers, device, resume, quiet, load))
 
 
-def _chosen(
+def _configuration(
     config: Path | str | JsonMapping | None, set: JsonMapping | None, load: Sequence[Path | str]
 ) -> configuration.Config:
     if not isinstance(config, Mapping):
@@ -83,7 +83,7 @@ def _chosen(
     return configuration.load_mapping(config, where, list(load))
 
 
-def _here(
+def _run_here(
     config: configuration.Config,
     out: Path,
     device: str,
@@ -111,9 +111,9 @@ def _here(
     return directory
 
 
-def _reached(config: configuration.Config) -> None:
-    """Raises ConfigError for a part that was defined in a notebook's cell or a script: another
-    process does not see it.
+def _check_reachable(config: configuration.Config) -> None:
+    """Raises ConfigError for a part that was defined in a notebook's cell or a script, which other
+    processes do not see.
     """
     for parts, name in (
         (registry.algorithm, config.algorithm.name),
@@ -125,13 +125,12 @@ def _reached(config: configuration.Config) -> None:
         part = parts.loaded(name)
         if part is not None and part.__module__ == "__main__":
             raise ConfigError(
-                f"the {parts.kind} {name!r} was defined here, which the run's processes do not "
-                f"see: write it into a file and give that as load=['FILE.py'], or say "
-                f"in_process=True."
+                f"the {parts.kind} {name!r} was defined here, where the run's processes do not see "
+                f"it: put it into a file and give load=['FILE.py'], or give in_process=True."
             )
 
 
-def _in_processes(
+def _run_in_processes(
     config: configuration.Config,
     out: Path,
     workers: int | None,
@@ -141,8 +140,8 @@ def _in_processes(
     load: Sequence[Path | str],
 ) -> Path:
     """`fednet run` as a command. Returns the run's directory."""
-    _reached(config)
-    # Its own name: of two such calls at once none may read the other's.
+    _check_reachable(config)
+    # A name of its own, so that two such calls at a time do not read each other's.
     text = out / f".{config.name}.{secrets.token_hex(6)}.yaml"
     words = [
         sys.executable,
@@ -163,7 +162,7 @@ def _in_processes(
         out.mkdir(parents=True, exist_ok=True)
         text.write_text(configuration.to_yaml(config), encoding="utf-8")
         try:
-            status, said = _ended(words)
+            status, said = _call(words)
         finally:
             text.unlink(missing_ok=True)
     if status:
@@ -171,12 +170,12 @@ def _in_processes(
         if status in (2, 3):
             raise ConfigError(said) if status == 2 else CannotGoOn(said)
         raise Stopped(said, by_keyboard=status == 130)
-    return _made_by(str(text), out, config.name)
+    return _run_of_command(str(text), out, config.name)
 
 
-def _made_by(word: str, out: Path, name: str) -> Path:
-    """The run of that name whose command had that word: another may have begun a newer one since.
-    The newest, where none had: there was nothing left to do.
+def _run_of_command(word: str, out: Path, name: str) -> Path:
+    """The run of that name whose command had that word, since another process may have started a
+    newer one; the newest if none had, since then there was nothing left to do.
     """
     from fednet.report import open_run
 
@@ -185,9 +184,9 @@ def _made_by(word: str, out: Path, name: str) -> Path:
     return next((run for run, command in commands if word in command), found[0])
 
 
-def _ended(words: Sequence[str]) -> tuple[int, str]:
-    """(the exit status of a command, what it said). What asks this process to stop, such as the
-    interrupt of a notebook's kernel, asks the command, which then saves what is done.
+def _call(words: Sequence[str]) -> tuple[int, str]:
+    """The exit status of a command, and its stderr. A signal to stop, such as the interrupt of a
+    notebook's kernel, is passed on to the command, which then saves what is done.
     """
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
@@ -200,8 +199,8 @@ def _ended(words: Sequence[str]) -> tuple[int, str]:
 
 
 def reporter(display: Watcher) -> Callable[[Path], None]:
-    """What follows a finished run: its figures and page, but with `report: false`. What fails there
-    does not undo the run: it is said, and the log has it.
+    """A function that writes a finished run's figures and page, unless `report: false`. If that
+    fails, the run still counts: the reason is printed and logged.
     """
 
     def report(directory: Path) -> None:

@@ -1,5 +1,5 @@
-"""Where each command begins: what it is made of is imported inside, so that Ctrl-C meanwhile ends
-it in a sentence too.
+"""The entry points of the commands. The commands are imported inside, so that Ctrl-C during an
+import also ends in a sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def client() -> int:
 def _begun(prog: str, module: str) -> int:
     try:
         return int(importlib.import_module(f"fednet.cli.{module}").main())
-    except KeyboardInterrupt:  # before `guarded`, which knows better, was reached
+    except KeyboardInterrupt:  # before `guarded` was reached
         complain(f"{prog}: stopped by Ctrl-C.")
         return 130

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fednet import ids, loading
 from fednet.cli import values
-from fednet.cli.common import device_argument, path_argument, proxied, standalone
+from fednet.cli.common import device_argument, path_argument, proxy_argument, standalone
 from fednet.descriptors import named
 from fednet.errors import ConfigError
 
@@ -114,7 +114,7 @@ def _reaching(parser: argparse.ArgumentParser) -> None:
         metavar="OUT/NAME",
         help="a run's directory on a shared file system, in which the server's address is found",
     )
-    proxied(parser)
+    proxy_argument(parser)
 
 
 def _ids(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What all verbs share: the flags that stand everywhere, and how an error reaches the user."""
+"""What all commands share: common arguments, the configuration, and how an error is printed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
-STANDS_IN = "no configuration file: other keys have the quick start's values:"
+QUICKSTART = "no configuration file: other keys have the quick start's values:"
 
 
-# Flags that fednet once had, each with a sentence that says what holds now.
+# Flags that fednet once had, and what to do instead.
 GONE = {"--transport": "between processes all payloads cross by TCP; leave it out"}
 
 
@@ -74,9 +74,9 @@ CONFIG = "a YAML configuration; without it, the quick start"
 RESUMED = f"{CONFIG}; with --resume also the directory of a run"
 
 
-def everywhere(parser: argparse.ArgumentParser, config: str = "", out: bool = True) -> None:
-    """--set, --out (but without `out`), --load, --quiet; before them the configuration's file,
-    where `config` says what it is.
+def common_arguments(parser: argparse.ArgumentParser, config: str = "", out: bool = True) -> None:
+    """Adds --set, --out (if `out`), --load and --quiet; before them the configuration file, if
+    `config` describes it.
     """
     if config:
         parser.add_argument("config", nargs="?", metavar="CONFIG", help=config)
@@ -107,18 +107,18 @@ def everywhere(parser: argparse.ArgumentParser, config: str = "", out: bool = Tr
 
 
 def configured(args: argparse.Namespace) -> Config:
-    """The configuration that the command line asks for; without CONFIG, the quick start. A run's
-    directory stands for the configuration in it, its place and its name.
+    """The configuration of a command line; without CONFIG, the quick start. With --resume, CONFIG
+    may be a run's directory: then its configuration, its folder and its name are used.
     """
     from fednet.config import reading
 
     if args.config is not None and Path(args.config, "config.yaml").is_file():
         held = Path(args.config)
-        if held.name in ("", ".."):  # its name is that of the directory it leads to
+        if held.name in ("", ".."):  # "." or "..": the run has the name of that directory
             held = held.resolve()
         if not getattr(args, "resume", False):
             raise ConfigError(
-                f"{args.config} is the directory of a run; go on with it by --resume, or begin "
+                f"{args.config} is the directory of a run; continue it with --resume, or start "
                 f"another with the same configuration: {args.config}/config.yaml."
             )
         args.config, args.out = held / "config.yaml", held.parent
@@ -132,10 +132,10 @@ def configured(args: argparse.Namespace) -> Config:
     config = reading.made(given, args.set, args.load)
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
-        complain(f"{STANDS_IN} {_left(given.plain(), changed)}")
+        complain(f"{QUICKSTART} {_left(given.plain(), changed)}")
     if args.config is not None and not given.value and not args.quiet:
         complain(
-            f"{args.config} sets nothing: what --set does not give is the default: "
+            f"{args.config} sets nothing. Keys that --set does not give have their defaults: "
             f"{config.algorithm.name} with {config.model.name} on {config.data.dataset}, "
             f"{config.clients} clients, {config.rounds} rounds."
         )
@@ -143,7 +143,7 @@ def configured(args: argparse.Namespace) -> Config:
 
 
 def _left(base: object, changed: Set[str]) -> str:
-    """What a configuration gives and `changed` keys leave alone: "train.lr 0.02, ..."."""
+    """The keys of a configuration that are not in `changed`: "train.lr 0.02, ..."."""
     found = []
 
     def walk(value: object, path: str) -> None:
@@ -161,19 +161,19 @@ def _left(base: object, changed: Set[str]) -> str:
 
 
 def quickstart() -> Path:
-    """The configuration that stands in where none is given."""
+    """The configuration that is used if none is given."""
     return Path(__file__).with_name("quickstart.yaml")
 
 
 class Proxy(argparse.Action):
-    """Whoever connects reads the variable."""
+    """Sets the variable that every connection reads."""
 
     def __call__(self, _: object, into: object, url: object, flag: object = None) -> None:
         if url:
             os.environ["FEDNET_PROXY"] = str(url)
 
 
-def proxied(parser: argparse.ArgumentParser) -> None:
+def proxy_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proxy",
         action=Proxy,
@@ -191,14 +191,14 @@ def device_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def data_argument(parser: argparse.ArgumentParser) -> None:
-    """Without it the configuration says where, and only then the variable: see `data.loading`."""
+    """--data; without it data.root holds, and only then the variable: see `data.loading`."""
     where = "folder of the datasets [data.root, else FEDNET_DATA]"
     parser.add_argument("--data", type=Path, metavar="DIR", help=where)
 
 
 def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: str = "DIR") -> None:
-    """A flag that names a path. Its default is what the variable of its name says: FEDNET_DATA that
-    of --data; None where that is not set, or empty.
+    """Adds a flag that names a path. Its default is the variable of its name, FEDNET_DATA for
+    --data; None if that is not set or empty.
     """
     variable = f"FEDNET_{flag.removeprefix('--').upper()}"
     value = os.environ.get(variable)
@@ -218,8 +218,8 @@ def standalone(
     run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
 ) -> int:
-    """A program beside `fednet` with flags of its own. doc: "PROGRAM: what it is". Returns its exit
-    status.
+    """Runs a program beside `fednet`, which has its own flags. doc: "PROGRAM: what it does".
+    Returns its exit status.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(prog=prog, description=doc.split(": ", 1)[1].strip())
@@ -228,13 +228,13 @@ def standalone(
         args = parser.parse_args(words)
     except SystemExit as done:
         return int(done.code or 0)
-    args.command = said([prog, *words])
+    args.command = as_text([prog, *words])
     return guarded(prog, lambda: run(args), getattr(args, "out", None), argv is None)
 
 
 def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: bool = False) -> int:
-    """Runs `main` and turns what it raises into one or two sentences and an exit status. ends: the
-    process does so, with that status.
+    """Runs `main`, and turns what it raises into one or two sentences and an exit status. ends:
+    the process ends with that status.
     """
     _streams()
     _logging()
@@ -250,7 +250,7 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: b
     except KeyboardInterrupt as asked:
         complain(f"{prog}: {str(asked) or 'stopped by Ctrl-C'}.")
         return asked.exit_status if isinstance(asked, Asked) else BY_KEYBOARD
-    except BrokenPipeError:  # `fednet list | head`: whoever read has gone
+    except BrokenPipeError:  # `fednet list | head`: the reader has gone
         nowhere(sys.stdout)
         return 0
     except Exception as broken:
@@ -267,7 +267,7 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: b
 
 
 def _streams() -> None:
-    """A process may be started without them, or where they take no more than ASCII."""
+    """Replaces missing streams, and lets those that take only ASCII take all text."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -275,13 +275,13 @@ def _streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def said(words: Sequence[str]) -> list[str]:
-    """The command line as text: a path may hold bytes that the locale has no letters for."""
+def as_text(words: Sequence[str]) -> list[str]:
+    """The command line as text: a path may hold bytes that are no letters in the locale."""
     return [os.fsencode(word).decode("utf-8", "replace") for word in words]
 
 
 def _logging() -> None:
-    # Else Python prints warnings that are for the log.
+    # Without a handler Python would print warnings that are for the log.
     logging.getLogger("fednet").addHandler(logging.NullHandler())
     level = (os.environ.get("FEDNET_LOG") or "").upper()
     if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -291,8 +291,8 @@ def _logging() -> None:
 
 
 def _note(out: Path | None, error: BaseException, whole: bool) -> str:
-    """The whole traceback into OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns where it
-    went.
+    """Writes the whole traceback to OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns
+    where it is.
     """
     text = "".join(traceback.format_exception(error))
     if (os.environ.get("FEDNET_LOG") or "").lower() == "debug":
@@ -304,7 +304,7 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{' '.join(said(sys.argv))}\n{text}\n")
+            file.write(f"{' '.join(as_text(sys.argv))}\n{text}\n")
     except OSError:
         complain(text, whole=True)
         return "the lines above"
@@ -312,8 +312,8 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
 
 
 def _own_frames(error: BaseException) -> bool:
-    """Prints the traceback from the first frame in a user's own file on, of a sentence of ours that
-    frame alone. Returns whether there was one.
+    """Prints the traceback from the first frame in a user's own file on; of an error of fednet's
+    own, that frame only. Returns whether there was one.
     """
     from fednet import loading
 
@@ -331,8 +331,8 @@ def _own_frames(error: BaseException) -> bool:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """A table on standard output. Not to a terminal it is plain lines, as wide as they must be, to
-    be cut and searched.
+    """Prints a table. If the output is no terminal, it is plain lines of any width, which other
+    programs can cut and search.
     """
     if not sys.stdout.isatty():
         wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]

@@ -6,11 +6,17 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import CONFIG, data_argument, device_argument, everywhere, proxied
+from fednet.cli.common import (
+    CONFIG,
+    common_arguments,
+    data_argument,
+    device_argument,
+    proxy_argument,
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, CONFIG)
+    common_arguments(parser, CONFIG)
     parser.add_argument(
         "--server",
         default=os.environ.get("FEDNET_SERVER") or None,
@@ -24,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="also check these keys [FEDNET_KEYS]",
     )
-    proxied(parser)
+    proxy_argument(parser)
     data_argument(parser)
     device_argument(parser)
 

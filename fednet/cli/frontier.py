@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is None:
         raise ConfigError("expected a configuration, such as configs/quickstart.yaml.")
     config = configuration.load(args.config, args.set, args.load)
-    _judged(config)
+    _check_evaluated(config)
     args.set = [*args.set, *_link(args.link, config)]
     kinds = {way: _kinds(config, way) for way in ("up", "down")}
     ups = _chains(args.chains, "--chains", "up", kinds["up"])
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         grid.check(made, args.load, args.set)
         print(running.plan(made, args.out, args.cell))
         return 0
-    done = sweeps.worked(made, args)
+    done = sweeps.run_cells(made, args)
     home, cells = running.home(made, args.out), grid.cells(made)
     labels = [
         " / ".join([up, *([down] if len(downs) > 1 else [])])
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 def _shown(
     args: argparse.Namespace, home: Path, runs: dict[str, list[Path]], items: dict[str, list[str]]
 ) -> None:
-    """The table, the picture and its numbers, of the cells that are done."""
+    """Prints the table, and draws the figure with its numbers, of the cells that are done."""
     from fednet.report import frontier, open_run
     from fednet.sweep import chains
 
@@ -130,8 +130,8 @@ def _shown(
 def _chains(
     texts: list[str], flag: str, way: str = "up", kinds: Sequence[str] = ("state",)
 ) -> dict[str, list[str]]:
-    """The chains by their names: `a+b(1|2)` is a+b(1) and a+b(2). Raises ConfigError for what is no
-    chain, or none for these kinds that way.
+    """The chains by their names: `a+b(1|2)` is a+b(1) and a+b(2). Raises ConfigError for a text
+    that is no chain, or none for these kinds in that direction.
     """
     from fednet.wire import compress
 
@@ -148,15 +148,15 @@ def _chains(
     return found
 
 
-def _judged(config: Config) -> None:
-    """Raises ConfigError where no run would have the accuracy that is drawn."""
+def _check_evaluated(config: Config) -> None:
+    """Raises ConfigError if no run would have the accuracy that is drawn."""
     from fednet import registry
 
     if not registry.algorithm.get(config.algorithm.name).has_global:
         raise ConfigError(
             f"algorithm: {config.algorithm.name} has no global model, whose accuracy on the "
             f"server's test set `fednet frontier` draws; choose one that `fednet list algorithms` "
-            f"says is judged by it."
+            f"lists as global."
         )
     if not (config.evaluate.every and config.evaluate.global_):
         key = "evaluate.global: false" if config.evaluate.every else "evaluate.every: 0"

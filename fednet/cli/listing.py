@@ -8,7 +8,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fednet import registry
-from fednet.cli.common import everywhere, table
+from fednet.cli.common import common_arguments, table
 from fednet.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     kinds = [*registry.ALL, "keys"]
     parser.add_argument("what", choices=sorted(kinds), metavar="WHAT", help=" | ".join(kinds))
-    everywhere(
+    common_arguments(
         parser,
         "for algorithms: a YAML configuration, for their cost in MB; for keys: a "
         "section such as train, a key, or a method such as algorithm.fedprox",
@@ -81,12 +81,12 @@ def _algorithms(args: argparse.Namespace) -> int:
 def _keys(prefix: str | None) -> int:
     """The keys at and below a prefix, which stands where other lists have a CONFIG."""
     from fednet.config.keys import keys, options
-    from fednet.config.parts import BESIDE
+    from fednet.config.parts import SECTIONS
 
     found = keys(prefix or "")
     for key in found:
         _print_key(key.path, key)
-    if prefix in BESIDE:
+    if prefix in SECTIONS:
         print(f"\nin {prefix}, options of one part alone:")
         for part, own in options(prefix).items():
             for option in own:
@@ -94,7 +94,7 @@ def _keys(prefix: str | None) -> int:
     if found:
         return 0
     section, _, name = str(prefix).rpartition(".")
-    parts = options(section) if section in BESIDE else {}
+    parts = options(section) if section in SECTIONS else {}
     if name in parts:  # such as algorithm.fedprox
         for option in parts[name]:
             _print_key(option.path, option)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import fednet
-from fednet.cli.common import WRONG_COMMAND, Parser, guarded, said
+from fednet.cli.common import WRONG_COMMAND, Parser, as_text, guarded
 from fednet.errors import complain, unknown
 
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(words[1:])
     except SystemExit as done:  # argparse has said why
         return int(done.code or 0)
-    args.command = said(["fednet", *words])
+    args.command = as_text(["fednet", *words])
     # No command opens a window, and what a notebook asks of its own processes need not be here.
     os.environ.pop("MPLBACKEND", None)
     return guarded(

@@ -6,12 +6,12 @@ import argparse
 import json
 
 from fednet.cli import values
-from fednet.cli.common import CONFIG, configured, everywhere, table
+from fednet.cli.common import CONFIG, common_arguments, configured, table
 from fednet.files import write_aside
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, CONFIG, out=False)
+    common_arguments(parser, CONFIG, out=False)
     parser.add_argument(
         "--out",
         type=values.new_file("png", "svg", "pdf"),

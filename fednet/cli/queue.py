@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import CONFIG, Parser, configured, everywhere, table
+from fednet.cli.common import CONFIG, Parser, common_arguments, configured, table
 from fednet.cli.serve import place
 from fednet.errors import ConfigError
 
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     submit = does.add_parser(
         "submit", help="check a configuration and put its run at the end of the queue"
     )
-    everywhere(submit, CONFIG, out=False)
+    common_arguments(submit, CONFIG, out=False)
     submit.add_argument(
         "--resume",
         type=values.at_least_one,

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import device_argument, everywhere
+from fednet.cli.common import common_arguments, device_argument
 
 if TYPE_CHECKING:
     from fednet.papers.job import Request
@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "table", nargs="?", metavar="PAPER/TABLE", help="such as fedpdc/table2; --list shows them"
     )
-    everywhere(parser)
+    common_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the papers and their tables")
     parser.add_argument(
         "--gather",

@@ -8,7 +8,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import RESUMED, configured, device_argument, everywhere
+from fednet.cli.common import RESUMED, common_arguments, configured, device_argument
 from fednet.config import Config
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, RESUMED)
-    lasting(parser)
+    common_arguments(parser, RESUMED)
+    run_arguments(parser)
     placed = parser.add_mutually_exclusive_group()
     placed.add_argument(
         "--workers",
@@ -37,8 +37,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", choices=["ray"], help="start the workers on a Ray cluster")
 
 
-def lasting(parser: argparse.ArgumentParser) -> None:
-    """--device, --resume, --until, --metrics: of whatever may take long."""
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --device, --resume, --until and --metrics."""
     device_argument(parser)
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument(
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launch_of(args: argparse.Namespace) -> Launch:
-    """What the flags of `everywhere` and `lasting` say of a run, and who shows it."""
+    """A run as `common_arguments` and `run_arguments` describe it, with its display."""
     from fednet.cli.api import reporter
     from fednet.cli.display import Display
     from fednet.cli.metrics import watched
@@ -85,7 +85,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
 
 
 def check(config: Config, quiet: bool = False) -> int:
-    """Everything that a run builds before its first round, and nothing of the run."""
+    """Builds everything that a run needs before its first round, and stops."""
     from fednet import world
     from fednet.experiment import build, privacy, selection
     from fednet.experiment.faults import Replay

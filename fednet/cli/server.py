@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 from fednet.cli.common import (
     RESUMED,
+    common_arguments,
     configured,
     data_argument,
-    everywhere,
     path_argument,
     standalone,
 )
-from fednet.cli.run import lasting, launch_of
+from fednet.cli.run import launch_of, run_arguments
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, RESUMED)
-    lasting(parser)
+    common_arguments(parser, RESUMED)
+    run_arguments(parser)
     parser.add_argument(
         "--bind",
         default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fednet import config as configuration
 from fednet.cli import values
-from fednet.cli.common import device_argument, everywhere
+from fednet.cli.common import common_arguments, device_argument
 from fednet.errors import ConfigError, speaker
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def shared_arguments(parser: argparse.ArgumentParser, config: str) -> None:
     """Adds the arguments of every verb that runs cells. config: what CONFIG is."""
-    everywhere(parser, config)
+    common_arguments(parser, config)
     parser.add_argument(
         "--seeds", metavar="0,1,2", help="seeds of each cell, such as 0,1,2 or 0-4 [0]"
     )
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         sweep.check(made, args.load, args.set)  # what `run` would refuse
         print(running.plan(made, args.out, args.cell))
         return 0
-    done, say = worked(made, args), speaker(args.quiet)
+    done, say = run_cells(made, args), speaker(args.quiet)
     for path in done.done:
         say(str(path))
     if done.done and configuration.load(made.base, args.set, args.load).report:
@@ -103,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def worked(made: Sweep, args: argparse.Namespace) -> Outcome:
-    """Runs the cells that nobody else is at, as many at a time as were asked for."""
+def run_cells(made: Sweep, args: argparse.Namespace) -> Outcome:
+    """Runs the cells that no other process runs, --jobs at a time."""
     from fednet.sweep import running
 
     extra = [word for text in args.set for word in ("--set", text)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import CONFIG, configured, everywhere, table
+from fednet.cli.common import CONFIG, common_arguments, configured, table
 from fednet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|NAME",
         help="a trace that fednet has (phones, wifi, lte, umts, evdo), or a file",
     )
-    everywhere(parser, CONFIG, out=False)
+    common_arguments(parser, CONFIG, out=False)
     parser.add_argument(
         "--out",
         type=values.new_file("svg", "pdf", "png", "eps"),

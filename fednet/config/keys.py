@@ -15,7 +15,7 @@ import msgspec
 
 from fednet import registry
 from fednet.config.fit import describe
-from fednet.config.parts import BESIDE, declared_options
+from fednet.config.parts import SECTIONS, declared_options
 from fednet.config.schema import Config
 
 # How the text of a key that has a unit ends.
@@ -44,8 +44,8 @@ def keys(prefix: str = "") -> list[DocumentedKey]:
 
 
 def options(section: str) -> dict[str, list[DocumentedKey]]:
-    """The options of each part that a section of `BESIDE` may name."""
-    kind = BESIDE[section]
+    """The options of each part that a section of `SECTIONS` may name."""
+    kind, _ = SECTIONS[section]
     parts: registry.Registry = getattr(registry, kind)
     found: dict[str, list[DocumentedKey]] = {}
     for name in parts.names():

@@ -1,6 +1,4 @@
-"""Parts' own mappings, checked against the type that the registry returns for their name; and which
-client has which model.
-"""
+"""The options of parts, checked against their declarations; and which client has which model."""
 
 from __future__ import annotations
 
@@ -18,12 +16,23 @@ from fednet.config.schema import (
     DataSection,
     ModelSection,
 )
-from fednet.config.tree import Node, at
+from fednet.config.tree import Node, at, below
 from fednet.errors import ConfigError, FednetError, unknown
 from fednet.options import instance, options_of
 from fednet.plain import JsonDict, JsonMapping
 
-OWN = ("name", "clients")  # keys of an entry of `model.others`; all else are its model's options
+OWN = ("name", "clients")  # keys of an entry of `model.others`; the others are its model's options
+
+# The sections that name parts: the kind, and the key that names one. Options are written beside
+# that key; those of a compressor are the numbers in its parentheses.
+SECTIONS = {
+    "algorithm": ("algorithm", "name"),
+    "model": ("model", "name"),
+    "data": ("dataset", "dataset"),
+    "data.partition": ("partitioner", "scheme"),
+    "wire": ("compressor", ""),
+}
+SELECTOR = dict(SECTIONS.values())
 
 
 class Method(Protocol):
@@ -51,7 +60,7 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """The options of a part that has none."""
 
 
-# What reads the data that a site brings, where the configuration does not say.
+# Datasets that read a site's data if the configuration names none.
 READERS = ("folder", "arrays")
 # Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
 GIVEN = {
@@ -59,7 +68,7 @@ GIVEN = {
     "partitioner": {"y", "groups", "clients", "rng", "pool", "seed", "scheme"},
     "model": {"input_shape", "classes"},
 }
-# Of these, what a function gets that names it.
+# Of these, what a function gets if it has an argument of that name.
 _FILLED = {
     "dataset": "root, download and seed",
     "partitioner": "y, groups, clients, rng and pool",
@@ -68,16 +77,16 @@ _FILLED = {
 
 
 def gives(kind: str) -> str:
-    """What fednet fills in itself, for whoever wrote a part that asks for more; "" of other kinds
-    of parts.
+    """What fednet fills in itself, for the author of a part that needs more; "" for other kinds of
+    parts.
     """
     given = _FILLED.get(kind)
     return f"fednet itself gives a {kind} only {given}, by these names" if given else ""
 
 
 def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | None:
-    """The declared options of a part: an algorithm's Config; of another see `options.options_of`.
-    None: any.
+    """The declared options of a part: an algorithm's Config, else see `options.options_of`. None:
+    it takes any.
     """
     if kind == "algorithm":
         return typing.cast("type[msgspec.Struct]", getattr(part, "Config", NoOptions))
@@ -123,8 +132,8 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
 
 
 def _with_readers(own: type[msgspec.Struct], options: JsonDict) -> type[msgspec.Struct]:
-    """What is declared of sites' data, and the options of what reads them there; of a dataset that
-    only the sites have loaded, any.
+    """The options of `dataset: site`, and of the dataset that reads the data at the sites; any
+    options if only the sites have that dataset.
     """
     name = options.get("format")
     names = {name} - {SITE} if isinstance(name, str) else {*READERS}
@@ -142,7 +151,7 @@ def _with_readers(own: type[msgspec.Struct], options: JsonDict) -> type[msgspec.
 def get(
     parts: registry.Registry, name: str, tree: Node | None, path: str, selector: str
 ) -> registry.Part:
-    """The part of that name, or an error that says where the name stands."""
+    """The part of that name, or an error with the place of the name."""
     try:
         return parts.get(name)
     except FednetError as wrong:
@@ -156,7 +165,7 @@ def get(
 
 
 def scheduled(config: Config, tree: Node) -> Config:
-    """The configuration with the schedule that a method without rounds has where none is given."""
+    """The configuration with an asynchronous method's own schedule, if none is given."""
     given = tree.value["schedule"].value if "schedule" in tree.value else {}
     if "mode" in given or config.algorithm.name not in registry.algorithm.names():
         return config
@@ -167,36 +176,21 @@ def scheduled(config: Config, tree: Node) -> Config:
 
 def complete(config: Config, tree: Node) -> Config:
     """The configuration with all parts' options checked and filled in."""
-    top = tree.value if isinstance(tree.value, dict) else {}
-    data_tree = top.get("data")
-    partition_tree = (
-        data_tree.value.get("partition")
-        if data_tree is not None and isinstance(data_tree.value, dict)
-        else None
-    )
-    algorithm = _with(
-        config.algorithm,
-        fill(
-            config.algorithm, "algorithm", config.algorithm.name, top.get("algorithm"), "algorithm"
-        ),
-    )
-    model = _with(
-        config.model, fill(config.model, "model", config.model.name, top.get("model"), "model")
-    )
-    model = msgspec.structs.replace(model, others=_others(config, top.get("model")))
-    data, partition = config.data, config.data.partition
-    options = fill(data, "dataset", data.dataset, data_tree, "data")
-    if data.dataset != SITE:  # nothing is divided there
-        partition = _with(
-            partition,
-            fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"),
-        )
-    get(registry.task, config.task, top.get("task"), "task", "")
-    return config.replace(
-        algorithm=algorithm,
-        model=model,
-        data=msgspec.structs.replace(data, partition=partition, options=options),
-    )
+
+    def filled(section: S, kind: str, name: str, path: str) -> S:
+        options = fill(section, kind, name, below(tree, path), path)  # type: ignore[arg-type]
+        return msgspec.structs.replace(section, options=options)
+
+    algorithm = filled(config.algorithm, "algorithm", config.algorithm.name, "algorithm")
+    model = filled(config.model, "model", config.model.name, "model")
+    model = msgspec.structs.replace(model, others=_others(config, below(tree, "model")))
+    data = filled(config.data, "dataset", config.data.dataset, "data")
+    if data.dataset != SITE:  # else nothing is divided
+        name = data.partition.scheme
+        partition = filled(data.partition, "partitioner", name, "data.partition")
+        data = msgspec.structs.replace(data, partition=partition)
+    get(registry.task, config.task, below(tree, "task"), "task", "")
+    return config.replace(algorithm=algorithm, model=model, data=data)
 
 
 def _others(config: Config, tree: Node | None) -> tuple[JsonDict, ...]:
@@ -211,13 +205,9 @@ def _others(config: Config, tree: Node | None) -> tuple[JsonDict, ...]:
     return tuple(made)
 
 
-def _with(section: S, options: JsonDict) -> S:
-    return msgspec.structs.replace(section, options=options)
-
-
 def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
-    """Every compressor of `wire` exists and takes its arguments; every kind is one that can
-    cross.
+    """Raises ConfigError unless every compressor of `wire` exists and takes its arguments, and
+    every kind can be sent.
     """
     for direction in ("up", "down"):
         for kind, chain in getattr(config.wire, direction).items():
@@ -234,24 +224,9 @@ def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
                     raise ConfigError(f"{node.at}: {here}[{i}]: {wrong}") from None
 
 
-# In which section parts of a kind are named. Their options are written beside the name, those of a
-# compressor as the numbers in its parentheses.
-BESIDE = {
-    "algorithm": "algorithm",
-    "model": "model",
-    "data": "dataset",
-    "data.partition": "partitioner",
-    "wire": "compressor",
-}
-
-
-# The key that names a part in its section.
-SELECTOR = {"model": "name", "algorithm": "name", "dataset": "dataset", "partitioner": "scheme"}
-
-
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`
 def model_owners(config: Config) -> dict[int, int]:
-    """Which of `model.others`, from 0, each client has; not those that have the first model."""
+    """Which of `model.others`, from 0, each client has, but for clients with the first model."""
     found: dict[int, int] = {}
     for place, entry in enumerate(config.model.others):
         key = f"model.others[{place}].clients"
@@ -282,5 +257,5 @@ def each_model(config: Config) -> Iterator[Config]:
 
 
 def bare(entry: JsonMapping) -> JsonDict:
-    """An entry without who has it."""
+    """An entry of `model.others` without its clients."""
     return {k: v for k, v in entry.items() if k != "clients"}

@@ -185,14 +185,8 @@ def overrides(sets: Sequence[str] | JsonMapping) -> Node:
 
 # -- layers: `extends`, then the file, then `--set` ------------------------------------------------
 # If a layer names another part than the one below, that part's options are dropped.
-SELECTORS = {
-    "algorithm": "name",
-    "model": "name",
-    "data": "dataset",
-    "data.partition": "scheme",
-    "availability": "model",
-    "schedule": "mode",
-}
+SELECTORS = {section: key for section, (_, key) in parts.SECTIONS.items() if key}
+SELECTORS |= {"availability": "model", "schedule": "mode"}
 # Two keys for one thing: the later layer's key replaces the other.
 RIVALS = {"participation": "clients_per_round", "clients_per_round": "participation"}
 

@@ -208,6 +208,16 @@ def at(tree: Node, dotted: str) -> Node:
     return node
 
 
+def below(tree: Node, dotted: str) -> Node | None:
+    """The node at a dotted path; None if it was not written."""
+    node = tree
+    for step in dotted.split("."):
+        if not isinstance(node.value, dict) or step not in node.value:
+            return None
+        node = node.value[step]
+    return node
+
+
 Refuse = Callable[[str, str], ConfigError]
 """(key, sentence): the error, with the place in the file that the key has."""
 

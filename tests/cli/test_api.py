@@ -95,7 +95,7 @@ def test_runs_of_one_name_at_once_have_each_its_own_configuration_and_directory(
             finished(tmp_path / "x-3", ["fednet", "run"])
         return 0, ""
 
-    monkeypatch.setattr(api, "_ended", command)
+    monkeypatch.setattr(api, "_call", command)
     returned.append(fednet.run({"name": "x", "seed": 1}, out=tmp_path).dir)
     assert asked[1:] == [2, 1]
     assert returned == [tmp_path / "x", tmp_path / "x-2"]

@@ -417,7 +417,9 @@ def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
     args = argparse.Namespace(config=file, set=["rounds=3"], load=[], quiet=False)
     assert common.configured(args).rounds == 3
     said = capsys.readouterr().err
-    assert said.startswith(f"{file} sets nothing: what --set does not give is the default: fedavg ")
+    assert said.startswith(
+        f"{file} sets nothing. Keys that --set does not give have their defaults: fedavg "
+    )
     file.write_text("seed: 1\n")
     common.configured(args)
     assert capsys.readouterr().err == ""

@@ -48,7 +48,7 @@ def test_the_configurations_own_defaults_are_not_the_quick_starts():
 
 def test_without_a_configuration_it_is_said_whose_values_stand_in(capsys):
     parser = argparse.ArgumentParser()
-    common.everywhere(parser, config=True)
+    common.common_arguments(parser, config=True)
     config = common.configured(parser.parse_args(["--set", "train.lr=1.0", "--set", "rounds=2"]))
     said = capsys.readouterr().err
     assert (config.train.lr, config.train.momentum) == (1.0, 0.9)
@@ -78,5 +78,5 @@ def test_the_directory_of_a_run_is_gone_on_with_but_never_begun_anew(tmp_path, m
     within = argparse.Namespace(**{**vars(args), "config": "."})
     assert (configured(within).name, within.out) == ("mine-2", held.parent)
     again = argparse.Namespace(**{**vars(args), "config": str(held), "resume": False})
-    with pytest.raises(ConfigError, match=r"go on with it by --resume, or .*mine-2/config\.yaml"):
+    with pytest.raises(ConfigError, match=r"continue it with --resume, or .*mine-2/config\.yaml"):
         configured(again)
