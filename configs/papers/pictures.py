@@ -13,7 +13,7 @@ import numpy as np
 
 from fednet import config, data, models
 from fednet.descriptors import named
-from fednet.papers.results import ranking
+from fednet.papers import rendering
 from fednet.plain import JsonMapping
 from fednet.report import condensed, figures, style
 from fednet.report.canvas import Figure, write
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from fednet.report.read import Run
 
-XS = {"round": "round", "mb": "communicated MB"}
+XS = {"round": "round", "mb": "MB sent"}
 PANEL = (2.7, 2.1)  # inches
 LABELS = {
-    "accuracy": "test accuracy, %",
+    "accuracy": "global accuracy, %",
     "personal_accuracy": "personal accuracy, %",
     "train_loss": "training loss",
 }
@@ -146,7 +146,7 @@ def points(rows: Sequence[JsonMapping], table: str, number: str) -> Points:
         fixed = re.sub(rf"\b{number}=\S+", "", f"{r['dataset']} {r['heterogeneity']} {text}")
         found.setdefault(" ".join(fixed.split()), {}).setdefault(float(value), []).append(r)
     means = {
-        label: sorted((x, ranking.mean(rs, "ours") or 0.0) for x, rs in by.items())
+        label: sorted((x, rendering.mean(rs, "ours") or 0.0) for x, rs in by.items())
         for label, by in found.items()
     }
     return {label: line for label, line in means.items() if len(line) > 1}
@@ -177,7 +177,7 @@ def sweep(rows: Sequence[JsonMapping], table: str, path: Path, note: str = "") -
             ax.set_xscale(kind)
             ax.set_xlabel(label)
             ax.legend(fontsize=6)
-        axes[0].set_ylabel("best test accuracy, %")
+        axes[0].set_ylabel("best global accuracy, %")
 
     write(Figure(path.stem, note, "", (), tuple, onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
     return path

@@ -24,24 +24,22 @@ and under results/PAPER-TABLE, of mini scale results/PAPER-TABLE-mini:
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import order
 import pictures
 import yaml
+from order import Row
 
 from fednet import papers
 from fednet.errors import ConfigError
 from fednet.files import write_aside
+from fednet.papers import rendering, results
 from fednet.papers.mini import MINI, SAID, mini
-from fednet.papers.results import ranking, rendering, reproduction
 from fednet.plain import JsonDict, JsonMapping
-from fednet.report import metrics
 from fednet.report.read import Run, open_run
 
 HERE = Path(__file__).parent
@@ -58,7 +56,6 @@ SHOWN = {  # the pictures from runs that the papers have too
     "feddc/figure2_text": ("-classes",),
 }
 BY_CLASS = ("FedAvg", "FedDC")  # whose accuracy by class is drawn
-Row = JsonMapping
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -98,18 +95,16 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
         )
     books = folder / "results"
     books.mkdir(parents=True, exist_ok=True)
-    rows = reproduction.read_csv(out / f"{stem}.csv")
-    changed = {reproduction.run_of(r) for r in rows if not _as_printed(r)}
-    for suffix, columns in (("", reproduction.FIXED), ("-curves", reproduction.CURVE)):
+    rows = results.read_csv(out / f"{stem}.csv")
+    changed = {results.run_of(r) for r in rows if not _as_printed(r)}
+    for suffix, columns in (("", results.FIXED), ("-curves", results.CURVE)):
         source, target = out / f"{stem}{suffix}.csv", books / f"{stem}{suffix}.csv"
         if source.exists():
-            new = [
-                r for r in reproduction.read_csv(source) if reproduction.run_of(r) not in changed
-            ]
-            reproduction.merge(target, thinned(new) if suffix else new, columns)
+            new = [r for r in results.read_csv(source) if results.run_of(r) not in changed]
+            results.merge(target, thinned(new) if suffix else new, columns)
     tried = out / f"{stem}-chosen.json"
     if tried.exists():
-        reproduction.add(books / tried.name, json.loads(tried.read_text(encoding="utf-8")))
+        results.add(books / tried.name, json.loads(tried.read_text(encoding="utf-8")))
     draw_runs(name, scale, out, books / stem)
 
 
@@ -123,7 +118,7 @@ def thinned(rows: Sequence[Row]) -> list[Row]:
     """At most POINTS rows of a run, spread evenly over its rounds, with the first and the last."""
     by_run: dict[tuple[str, ...], list[Row]] = {}
     for r in rows:
-        by_run.setdefault(reproduction.identity(r), []).append(r)
+        by_run.setdefault(results.identity(r), []).append(r)
     out: list[Row] = []
     for rs in by_run.values():
         n = len(rs)
@@ -242,7 +237,7 @@ def _overview(books: Path) -> list[str]:
     ]
     for name in papers.with_results():
         full, small = _rows(name, books, "full"), _rows(name, books, "mini")
-        found = [o for methods in ranking.grouped(full).values() if (o := ranking.order(methods))]
+        found = [o for methods in rendering.grouped(full).values() if (o := order.order(methods))]
         pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
         counts = [len(papers.cells(name)), _cells_run(full) or "", _cells_run(small) or ""]
         lines.append(f"| {name} | {counts[0]} | {counts[1]} | {counts[2]} | {pairs} |")
@@ -257,8 +252,8 @@ def _cells_run(rows: Sequence[Row]) -> int:
     for r in rows:
         whole = not str(r["changed"] or "").startswith("rounds=")
         if r["in_paper"] == "yes" and r["status"] == "done" and whole:
-            method = reproduction.plain(str(r["method"]))
-            found.add(reproduction.identity({**r, "method": method, "seed": 0, "changed": ""}))
+            method = results.plain(str(r["method"]))
+            found.add(results.identity({**r, "method": method, "seed": 0, "changed": ""}))
     return len(found)
 
 
@@ -279,11 +274,13 @@ def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
                 f"at this size, and nothing with the paper.",
                 "",
             ]
-        parts += [rendering.as_md(rows, legend=False).rstrip(), *_others(rows)]
+        parts += [rendering.as_md(rows, legend=False).rstrip()]
+        parts += [f"- {line}" for line in order.notes(rows)]
+        parts += _others(rows)
         stem = name.replace("/", "-") + ("-mini" if scale == "mini" else "")
         curves = books / f"{stem}-curves.csv"
         if curves.exists():
-            points = reproduction.read_csv(curves)
+            points = results.read_csv(curves)
             drawn = [pictures.curves(points, books / f"{stem}.svg", note)]
             if name in LOSSES:
                 loss = books / f"{stem}-loss.svg"
@@ -317,7 +314,7 @@ def _others(rows: Sequence[Row]) -> list[str]:
     for n in names:
         head += [f"{n.replace('_', ' ')}, paper", "ours"]
     lines = []
-    for column, methods in ranking.grouped(rows).items():
+    for column, methods in rendering.grouped(rows).items():
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
             cells = []
@@ -345,7 +342,7 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
 
     def place(r: Row) -> tuple[int, int, str, int]:
         column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
-        plain = reproduction.plain(str(r["method"]))
+        plain = results.plain(str(r["method"]))
         return (
             columns.index(column) if column in columns else len(columns),
             methods.index(plain) if plain in methods else len(methods),
@@ -353,113 +350,23 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
             int(r["seed"]),
         )
 
-    return sorted(reproduction.read_csv(path), key=place)
+    return sorted(results.read_csv(path), key=place)
 
 
-# -- README.md: significance -----------------------------------------------------------------------
-# A pair of methods is decided where at least two seeds of both were run and the mean of their
-# difference, seed by seed, is outside of its 95 % interval around 0 (Student's t), and no run of
-# either failed to get to the target that is counted to. Open: no more are decided than chance
-# decides of so many pairs that do not differ. Else held: no decided pair stands against the
-# paper's order; not: at least half of them do; else held in part. What full scale decides goes
-# before what mini scale does.
+# -- README.md -------------------------------------------------------------------------------------
 GALLERY = """\
 # The papers' tables, at a glance
 
 Written by `configs/papers/publish.py` from `results/`; do not edit. [RESULTS.md](RESULTS.md) has
 the tables, [FIELD.md](FIELD.md) what several sources say of the same cells.
 
-A pair of methods is *decided* where two seeds or more were run of both, and their difference, seed
-by seed, has a 95 % interval without 0. **Held**: no decided pair stands against the printed order.
-**Did not hold**: at least half of them do. **Open**: no numbers are printed, or so few pairs are
-decided that chance alone decides as many in more than one table of twenty (of pairs that do not
-differ, one in twenty); one seed decides none. Mini scale is a small setting of our own, where only
-the order of methods can be compared.
+Two methods differ *significantly* where two or more seeds were run of both and the 95 % interval
+of their difference, seed by seed, excludes 0. **Confirmed**: no significant pair contradicts the
+printed order. **Not confirmed**: at least half of them do. **Partly confirmed**: fewer than half.
+**Inconclusive**: no numbers are printed, only one seed was run, or so few pairs are significant
+that chance alone would give as many in more than one of twenty tables. Mini scale is a small
+setting of our own, where only the order of methods can be compared.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class OrderVerdict:
-    """Pairs of methods that the paper prints apart: decided and in its order, decided and against
-    it, all that have two seeds or more, and those that have one. without: the paper's own method,
-    where it was run with other settings only, and so is in no pair.
-    """
-
-    agree: int = 0
-    against: int = 0
-    pairs: int = 0
-    single: int = 0
-    without: str = ""
-
-    @property
-    def word(self) -> str:
-        if self._by_chance():
-            return "open"
-        if not self.against:
-            return "held"
-        return "did not hold" if self.against >= self.agree else "held in part"
-
-    def said(self, scale: str, seeds: Sequence[int]) -> str:
-        many = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-        if not self.pairs + self.single:
-            return f"{scale} scale, {many}: no two printed figures to compare"
-        decided = self.agree + self.against
-        return (
-            f"{scale} scale, {many}: {decided} of {self.pairs or self.single} pairs decided"
-            + (f", {self.agree} of them in the printed order" if decided else "")
-            + (f", beside {self.single} of one seed" if self.pairs and self.single else "")
-            + (f"; {self.without}, run with other settings, is in none" if self.without else "")
-        )
-
-    def _by_chance(self) -> bool:
-        """Whether so many are decided in over one of twenty tables of pairs that do not differ."""
-        most = range(self.agree + self.against, self.pairs + 1)
-        return sum(math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most) > (
-            0.05 + 1e-12
-        )
-
-
-def verdict(rows: Sequence[Row]) -> OrderVerdict:
-    """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
-    place of methods.
-    """
-    printed_rows = [r for r in rows if r["in_paper"] == "yes"]
-    rows = [r for r in printed_rows if not r["changed"]]
-    others = {str(r["method"]) for r in printed_rows} - {str(r["method"]) for r in rows}
-    own = next((m for m in others if str(printed_rows[0]["table"]).startswith(f"{m.lower()}/")), "")
-    columns = [list(ranking.ranked(m).values()) for m in ranking.grouped(rows).values()]
-    if all(len(c) < 2 for c in columns):
-        columns = [[runs for c in columns for runs in c]]
-    agree = against = pairs = single = 0
-    for methods in columns:
-        for a, b in itertools.combinations(methods, 2):
-            printed = a[0]["paper"], b[0]["paper"]
-            if None in printed or printed[0] == printed[1]:
-                continue
-            leads = _leads(a, b)
-            pairs, single = pairs + (len(leads) > 1), single + (len(leads) == 1)
-            whole = len(leads) > 1 and not _never(a, b)
-            mean, half = metrics.interval(leads) if whole else (0.0, None)
-            if half is None or abs(mean) <= half:
-                continue
-            right = (mean > 0) == (float(printed[0]) > float(printed[1]))
-            agree, against = agree + right, against + (not right)
-    return OrderVerdict(agree, against, pairs, single, own)
-
-
-def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:
-    """Seed by seed, of the seeds that both have."""
-    one, other = (
-        {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None} for runs in (a, b)
-    )
-    return [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
-
-
-def _never(a: Sequence[Row], b: Sequence[Row]) -> bool:
-    """Whether a run of either never got to the target: the differences of the other seeds alone
-    would say nothing of that.
-    """
-    return any(r["ours"] is None and ranking.targeted(r["measure"]) for r in (*a, *b))
 
 
 def gallery_page(folder: Path) -> str:
@@ -489,15 +396,16 @@ def gallery_page(folder: Path) -> str:
 def _line(name: str, books: Path) -> Iterator[str]:
     stem = name.replace("/", "-")
     scales = {
-        scale: [r for r in reproduction.read_csv(path) if r["status"] == "done"]
+        scale: [r for r in results.read_csv(path) if r["status"] == "done"]
         for scale, suffix in (("full", ""), ("mini", "-mini"))
         if (path := books / f"{stem}{suffix}.csv").exists()
     }
     scales = {scale: rows for scale, rows in scales.items() if rows}
     if not scales:
         return
-    found = {scale: verdict(rows) for scale, rows in scales.items()}
-    word, at = next(((v.word, s) for s, v in found.items() if v.word != "open"), ("open", ""))
+    found = {scale: order.verdict(rows) for scale, rows in scales.items()}
+    nothing = "inconclusive"
+    word, at = next(((v.word, s) for s, v in found.items() if v.word != nothing), (nothing, ""))
     at = f" at {at} scale" if at == "mini" else ""
     said = "; ".join(v.said(s, _seeds(scales[s])) for s, v in found.items())
     shown = books / f"{stem}{'' if 'full' in scales else '-mini'}.svg"
@@ -561,8 +469,8 @@ def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterat
     cells = papers.cells(name)
     stem = name.replace("/", "-")
     ours = {
-        scale: ranking.grouped(
-            [r for r in reproduction.read_csv(path) if r["status"] == "done" and not r["changed"]]
+        scale: rendering.grouped(
+            [r for r in results.read_csv(path) if r["status"] == "done" and not r["changed"]]
         )
         for scale, suffix in (("full scale", ""), (MINI.partition(":")[0], "-mini"))
         if (path := books / f"{stem}{suffix}.csv").exists()

@@ -22,7 +22,7 @@ from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction, Request
-from fednet.papers.results import reproduction
+from fednet.papers.results import add
 from fednet.plain import JsonDict, JsonMapping
 from fednet.report.read import open_run
 from fednet.sweep import marks, pool
@@ -89,7 +89,7 @@ def searched(job: Reproduction, asked: Request, say: Callable[[str], None]) -> R
             f"--search: no point of {job.table} has a validation accuracy; what failed is in "
             f"{job.folder(asked.out) / 'search'}."
         )
-    reproduction.add(asked.out / f"{job.stem}-chosen.json", books)
+    add(asked.out / f"{job.stem}-chosen.json", books)
     return replace(job, cells=tuple(cells), chosen=chosen)
 
 

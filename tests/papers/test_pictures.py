@@ -9,7 +9,7 @@ import torch
 
 import fednet
 from fednet import papers
-from fednet.papers.results import reproduction
+from fednet.papers import results
 from fednet.report import open_run
 
 
@@ -55,7 +55,7 @@ def test_a_run_without_local_models_has_no_picture(tmp_path):
 # -- sweeps ----------------------------------------------------------------------------------------
 def rows(table, value):
     """Every cell of a table as done, with value(cell) for its measure."""
-    plain = dict.fromkeys(reproduction.FIXED)
+    plain = dict.fromkeys(results.FIXED)
     return [
         {
             **plain,

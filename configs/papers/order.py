@@ -1,15 +1,21 @@
-"""Which method is ahead of which, in the paper and in our runs: means, order, leads by seed."""
+"""Which method is ahead of which, in a paper and in our runs: order, leads by seed, and which pairs
+of methods differ significantly.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from fednet.papers.results.reproduction import plain
+from fednet.papers.rendering import deviation, grouped, mean, targeted
+from fednet.papers.results import plain
 from fednet.plain import JsonMapping
+from fednet.report import metrics
 
+Row = JsonMapping
 NEAR = 1.0  # points, which one seed does not tell apart
 LESS_IS_BETTER = (
     "class_spread",
@@ -25,38 +31,6 @@ LESS_IS_BETTER = (
 def less(measure: object) -> bool:
     """Whether less of it is better."""
     return measure in LESS_IS_BETTER or targeted(measure)
-
-
-def targeted(measure: object) -> bool:
-    """Whether it is what it took to a target, which a run may never get to."""
-    return str(measure).startswith(("rounds_to_", "mb_to_"))
-
-
-def grouped(
-    rows: Iterable[JsonMapping],
-) -> dict[tuple[str, ...], dict[str, list[JsonMapping]]]:
-    """Column (dataset, variant, heterogeneity) -> method -> its rows, one a seed."""
-    found: dict[tuple[str, ...], dict[str, list[JsonMapping]]] = {}
-    for r in rows:
-        column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
-        # Another run than the one without.
-        name = str(r["method"]) + (f" [{r['changed']}]" if r["changed"] else "")
-        found.setdefault(column, {}).setdefault(name, []).append(r)
-    return found
-
-
-def mean(rows: Sequence[JsonMapping], key: str) -> float | None:
-    values = [float(r[key]) for r in rows if r.get(key) is not None]
-    return math.fsum(values) / len(values) if values else None
-
-
-def deviation(rows: Sequence[JsonMapping], key: str) -> float | None:
-    """Sample standard deviation over the rows; None for fewer than two."""
-    values = [float(r[key]) for r in rows if r.get(key) is not None]
-    if len(values) < 2:
-        return None
-    m = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (len(values) - 1))
 
 
 def standing(runs: Sequence[JsonMapping]) -> float | None:
@@ -181,3 +155,112 @@ def first(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
     unlike = " (not all over the same seeds)" if len(seeds) > 1 else ""
     best = max(ours, key=lambda m: ours[m])
     return f"best in the paper: {theirs}; best here: {best}{of}{unlike}"
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines below a table: leads by seed, and how far our order agrees with the paper's."""
+    for column, methods in grouped(rows).items():
+        if leads := paired(methods):
+            yield f"{_setting(column)}: {leads}."
+    for column, methods in grouped([r for r in rows if r["scale"] != "mini"]).items():
+        found = order(methods)
+        if found is not None:
+            yield (
+                f"{_setting(column)}: {found[0]} of {found[1]} pairs of methods stand in the "
+                f"paper's order{near(methods)}; {first(methods)}."
+            )
+
+
+def _setting(column: Sequence[str]) -> str:
+    return " ".join(part for part in column if part)
+
+
+# -- significant differences -----------------------------------------------------------------------
+# A pair of methods differs significantly where at least two seeds of both were run, the 95 %
+# interval (Student's t) of their difference, seed by seed, excludes 0, and no run of either failed
+# to reach the target that is counted to. At full scale is looked first, then at mini scale.
+@dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """Pairs of methods that the paper prints apart: significant and in its order, significant and
+    against it, all that have two seeds or more, and those that have one. without: the paper's own
+    method, where it was run with other settings only, and so is in no pair.
+    """
+
+    agree: int = 0
+    against: int = 0
+    pairs: int = 0
+    single: int = 0
+    without: str = ""
+
+    @property
+    def word(self) -> str:
+        if self._by_chance():
+            return "inconclusive"
+        if not self.against:
+            return "confirmed"
+        return "not confirmed" if self.against >= self.agree else "partly confirmed"
+
+    def said(self, scale: str, seeds: Sequence[int]) -> str:
+        many = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+        if not self.pairs + self.single:
+            return f"{scale} scale, {many}: no two printed figures to compare"
+        found = self.agree + self.against
+        text = f"{scale} scale, {many}: {found} of {self.pairs or self.single} pairs significant"
+        if found:
+            text += f", {self.agree} of them in the printed order"
+        if self.pairs and self.single:
+            text += f", and {self.single} with one seed only"
+        if self.without:
+            text += f"; {self.without}, run with other settings, is in none"
+        return text
+
+    def _by_chance(self) -> bool:
+        """Whether so many are significant in over one of twenty tables of pairs that do not
+        differ.
+        """
+        most = range(self.agree + self.against, self.pairs + 1)
+        chance = (math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most)
+        return sum(chance) > 0.05 + 1e-12
+
+
+def verdict(rows: Sequence[Row]) -> OrderVerdict:
+    """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
+    place of methods.
+    """
+    printed_rows = [r for r in rows if r["in_paper"] == "yes"]
+    rows = [r for r in printed_rows if not r["changed"]]
+    others = {str(r["method"]) for r in printed_rows} - {str(r["method"]) for r in rows}
+    own = next((m for m in others if str(printed_rows[0]["table"]).startswith(f"{m.lower()}/")), "")
+    columns = [list(ranked(m).values()) for m in grouped(rows).values()]
+    if all(len(c) < 2 for c in columns):
+        columns = [[runs for c in columns for runs in c]]
+    agree = against = pairs = single = 0
+    for methods in columns:
+        for a, b in itertools.combinations(methods, 2):
+            printed = a[0]["paper"], b[0]["paper"]
+            if None in printed or printed[0] == printed[1]:
+                continue
+            leads = _leads(a, b)
+            pairs, single = pairs + (len(leads) > 1), single + (len(leads) == 1)
+            whole = len(leads) > 1 and not _never(a, b)
+            mean, half = metrics.interval(leads) if whole else (0.0, None)
+            if half is None or abs(mean) <= half:
+                continue
+            right = (mean > 0) == (float(printed[0]) > float(printed[1]))
+            agree, against = agree + right, against + (not right)
+    return OrderVerdict(agree, against, pairs, single, own)
+
+
+def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:
+    """Seed by seed, of the seeds that both have."""
+    one, other = (
+        {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None} for runs in (a, b)
+    )
+    return [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
+
+
+def _never(a: Sequence[Row], b: Sequence[Row]) -> bool:
+    """Whether a run of either never got to the target: the differences of the other seeds alone
+    would say nothing of that.
+    """
+    return any(r["ours"] is None and targeted(r["measure"]) for r in (*a, *b))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fednet.papers.mini import SAID
-from fednet.papers.results import ranking
-from fednet.papers.results.ranking import deviation, first, grouped, mean, near, order, paired
-from fednet.papers.results.reproduction import unrun
+from fednet.papers.results import unrun
 from fednet.plain import JsonMapping
 
 # Of rounds; also what begins with rounds_to_.
@@ -45,6 +44,40 @@ HEAD = (
 )
 
 
+# -- rows by method -------------------------------------------------------------------------------
+def targeted(measure: object) -> bool:
+    """Whether it is what it took to a target, which a run may never get to."""
+    return str(measure).startswith(("rounds_to_", "mb_to_"))
+
+
+def grouped(
+    rows: Iterable[JsonMapping],
+) -> dict[tuple[str, ...], dict[str, list[JsonMapping]]]:
+    """Column (dataset, variant, heterogeneity) -> method -> its rows, one a seed."""
+    found: dict[tuple[str, ...], dict[str, list[JsonMapping]]] = {}
+    for r in rows:
+        column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
+        # Another run than the one without.
+        name = str(r["method"]) + (f" [{r['changed']}]" if r["changed"] else "")
+        found.setdefault(column, {}).setdefault(name, []).append(r)
+    return found
+
+
+def mean(rows: Sequence[JsonMapping], key: str) -> float | None:
+    values = [float(r[key]) for r in rows if r.get(key) is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def deviation(rows: Sequence[JsonMapping], key: str) -> float | None:
+    """Sample standard deviation over the rows; None for fewer than two."""
+    values = [float(r[key]) for r in rows if r.get(key) is not None]
+    if len(values) < 2:
+        return None
+    m = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (len(values) - 1))
+
+
+# -- the table -------------------------------------------------------------------------------------
 def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
     """(heading, lines): a line a method and setting; ± is the standard deviation over seeds. Empty
     columns are left out, and settings of `unbegun`, which `notes` names.
@@ -116,7 +149,7 @@ def reading(rows: Sequence[JsonMapping], key: str, measure: str) -> str:
     """
     counted = measure in COUNTS or measure.startswith("rounds_to_")
     text = spread(rows, key, 0 if counted and len(rows) < 2 else 2)
-    never = sum(r.get(key) is None for r in rows) if ranking.targeted(measure) else 0
+    never = sum(r.get(key) is None for r in rows) if targeted(measure) else 0
     return (
         text + (f" ({never} of {len(rows)} never)" if never else "")
         if text or not never
@@ -157,7 +190,7 @@ def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
 
 
 def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
-    """What a reader of the table has to know: the scale, what was changed, whose order agrees."""
+    """What a reader of the table has to know: the scale, what is shown, what was changed."""
     out = []
     alike: dict[tuple[str, ...], list[str]] = {}  # settings by their methods
     for column, names in unbegun(rows).items():
@@ -177,17 +210,6 @@ def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
         )
     if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
         out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
-    for column, methods in grouped(rows).items():
-        if leads := paired(methods):
-            out.append(f"{' '.join(p for p in column if p)}: {leads}.")
-    for column, methods in grouped([r for r in rows if r["scale"] != "mini"]).items():
-        found = order(methods)
-        if found is not None:
-            out.append(
-                f"{' '.join(p for p in column if p)}: {found[0]} of {found[1]} pairs of methods "
-                f"stand in the paper's order{near(methods)}; "
-                f"{first(methods)}."
-            )
     return out
 
 

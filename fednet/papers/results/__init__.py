@@ -1,1 +1,0 @@
-"""What came of a table's runs: measures, rows as CSV, order of methods, and the printed table."""
