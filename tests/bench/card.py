@@ -34,6 +34,7 @@ FEDDC = {
     "bf16": {"precision": "bf16"},
     "bf16, channels last": {"precision": "bf16", "memory_format": "channels_last"},
 }
+LOG = "pytest.log"
 CHECKS = "packed or graphs or products or share or pfl or (method and fedavg)"
 
 
@@ -49,27 +50,36 @@ class Part:
 
 # -- the parts -------------------------------------------------------------------------------------
 def checks(device: str, folder: Path) -> Iterator[JsonDict]:
-    yield _pytest(["tests/gpu", "-m", "gpu", "-k", CHECKS], folder)
+    yield _pytest(CHECKS, folder)
 
 
 def all_checks(device: str, folder: Path) -> Iterator[JsonDict]:
-    yield _pytest(["tests/gpu", "-m", "gpu"], folder)
+    yield _pytest("not card_full", folder)  # that one needs the card for itself
 
 
-def _pytest(words: list[str], folder: Path) -> JsonDict:
+def _pytest(chosen: str, folder: Path) -> JsonDict:
+    """Tests of tests/gpu, several at a time."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "pytest.log"
-    with log.open("w") as file:
+    words = ["-v", "-n", "6", "-p", "no:cacheprovider", "tests/gpu", "-m", "gpu", "-k", chosen]
+    with (folder / LOG).open("w") as file:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+            [sys.executable, "-m", "pytest", *words],
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
         )
-    text = log.read_text().strip().splitlines()
-    bad = [line for line in text if line.startswith(("FAILED", "ERROR", "E  "))]
-    return {"status": done.returncode, "last": text[-1:], "failed": bad[:60]}
+    return {"status": done.returncode, **_outcomes(folder)}
+
+
+def _outcomes(folder: Path) -> JsonDict:
+    """What the tests' log has so far."""
+    log = folder / LOG
+    text = log.read_text().splitlines() if log.exists() else []
+    passed = sum(" PASSED " in line for line in text)
+    failed = [line for line in text if line.startswith(("FAILED", "ERROR", "E  "))]
+    broken = sum(" FAILED " in line for line in text)
+    return {"passed": passed, "not_passed": broken, "last": text[-1:], "failures": failed[:60]}
 
 
 def engine(device: str, folder: Path) -> Iterator[JsonDict]:
@@ -278,7 +288,7 @@ def _apart(name: str, device: str, folder: Path, seconds: float) -> Iterator[Jso
         timer.cancel()
     if process.returncode:
         why = f"stopped after {seconds:.0f} s" if late.is_set() else log.read_text()[-2000:]
-        yield {"part": name, "failed": why}
+        yield {"part": name, "failed": why, **_outcomes(folder / name)}
 
 
 def lines(record: JsonMapping) -> Iterator[str]:
@@ -287,7 +297,7 @@ def lines(record: JsonMapping) -> Iterator[str]:
     told = {
         k: round(v, 4) if isinstance(v, float) else v
         for k, v in record.items()
-        if not isinstance(v, (dict, list)) or k in ("train", "last", "failed")
+        if not isinstance(v, (dict, list)) or k in ("train", "last", "failed", "failures")
     }
     yield json.dumps(told)
 

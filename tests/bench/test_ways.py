@@ -35,7 +35,7 @@ def test_the_plain_loop_is_timed_and_watched(tmp_path):
 def test_parts_of_the_card_are_apart_and_within_their_time(monkeypatch, tmp_path):
     monkeypatch.setattr(card, "PARTS", {k: replace(card.PARTS[k], seconds=0.2) for k in ("tcp",)})
     records: list[Any] = list(card.bench("cpu", ["tcp"], tmp_path, 60.0))
-    assert records[0] == {"part": "tcp", "failed": "stopped after 0 s"}
+    assert records[0]["failed"] == "stopped after 0 s"
     assert records[-1]["part"] == "tcp"
 
 
