@@ -26,18 +26,19 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
 from fednet.server import exports, postprocessors
-from fednet.server.asking import Phase
+from fednet.server.exchange import Exchange
 from fednet.server.inbox import Reply
 from fednet.server.postprocessors import Summary, norm
 from fednet.training.hosts import ServerHost
-from fednet.wire.payload import Payload, run_of, weights_of
+from fednet.wire.payload import Payload, run_of
 
 GROWTH = 1e6
 
 
 class Aggregation:
     """noise: what the server adds to a sum of clipped updates. before, server: the state that the
-    round and that this exchange began with. sent: the weights that each client was sent.
+    round and that this exchange began with. sent: the weights that each client was sent. declared:
+    samples by client, at most.
     leave_out(client, reason): the reply does not count; may raise, where the configuration says to
     stop.
     """
@@ -49,16 +50,18 @@ class Aggregation:
         noise: privacy.Noise | None,
         before: State,
         server: State,
-        phase: Phase,
+        exchange: Exchange,
         sent: Mapping[int, Tensors],
+        declared: Mapping[int, int],
         leave_out: Callable[[int, str], None],
     ) -> None:
         """See above for the arguments."""
         self.experiment, self.method, self.host = experiment, experiment.algorithm, host
-        self.server, self.phase = server, phase
+        self.server, self.exchange = server, exchange
+        self._sent, self._declared = sent, declared
         self._fill = filling(experiment, before)  # what stands where a reply says nothing
         self._leave_out = leave_out
-        self._steps = postprocessors.of(experiment, noise, server, phase, sent)
+        self._steps = postprocessors.of(experiment, noise, server, exchange, sent)
         self._replies: dict[int, Reply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self._summaries: dict[int, Summary] = {}  # of all whose reply could be read
@@ -127,9 +130,9 @@ class Aggregation:
 
     # -- accumulating ------------------------------------------------------------------------------
     def _start(self) -> State:
-        self.host.begin(self.phase.round, self.phase.index, self.phase.cohort)
+        self.host.begin(self.exchange.round, self.exchange.index, self.exchange.cohort)
         self.host.reported, self.host.warnings = dict(self._reported), list(self._warnings)
-        accumulator = self.method.init_accumulator(self.server, self.phase.index)
+        accumulator = self.method.init_accumulator(self.server, self.exchange.index)
         for step in self._steps:
             accumulator = step.start(accumulator)
         return accumulator
@@ -139,26 +142,25 @@ class Aggregation:
         reply, exp = self._replies[client], self.experiment
         up = reply.take_payload()
         if up is not None:
-            if reply.remembered:
-                self.phase.ahead.setdefault(client, {}).update(reply.remembered)
+            self.exchange.asked[client].memory.update(reply.remembered)
         else:
-            received = weights_of(self.phase.seen.get(client))
+            received = self._sent.get(client)
             up = exp.up.decode(
-                self.method.exchanges[self.phase.index].up,
+                self.method.exchanges[self.exchange.index].up,
                 reply.form,
                 reply.body(),
                 received if received is not None else exp.agreed,
                 fill=self._fill,
                 sound=True,
-                past=self.phase.past(client, "up", reply.key.round),
+                past=self.exchange.past(client, "up", reply.key.round),
             )
-        return _counted(up, self.phase.declared.get(client))
+        return _counted(up, self._declared.get(client))
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
         up = _counted(up, self._counts.get(client))
         for step in self._steps:
             up = step.change(up, client)
-        self.host.staleness = self.phase.staleness.get(client, 0)
+        self.host.staleness = self.exchange.asked[client].staleness or 0
         return self.method.accumulate(accumulator, self.server, client, up, self.host)
 
     def _try(self, clients: tuple[int, ...]) -> tuple[State | None, str, int | None]:
@@ -187,8 +189,8 @@ class Aggregation:
         come up.
         """
         for step in self._steps:
-            accumulator = step.finish(accumulator, clients, self.phase.round)
-        self.host.begin(self.phase.round, self.phase.index, clients)
+            accumulator = step.finish(accumulator, clients, self.exchange.round)
+        self.host.begin(self.exchange.round, self.exchange.index, clients)
         after = self.method.server_update(accumulator, self.server, clients, self.host)
         x, shared = self.method.shared_model(after), self.experiment.shared
         if x is not None and x.layout != shared and x.layout == shared.parameters:

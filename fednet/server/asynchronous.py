@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -32,19 +32,16 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults, Replay
-from fednet.plain import JsonDict, JsonMapping
+from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job
 from fednet.records.manifest import UnderWay
-from fednet.server.asking import Asking, Phase
 from fednet.server.checkpoint import SentDown
-from fednet.server.inbox import Reply
+from fednet.server.exchange import POLL_S, Asked, Exchange
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
-from fednet.server.phases import POLL_S
 from fednet.server.round import Round, may_overlap, reached
 from fednet.server.rounds import Rounds
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
-from fednet.wire.payload import Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,125 +198,6 @@ class Order:
         return at, client, self.ends.pop(client)[1]
 
 
-@dataclass(slots=True)
-class PendingTask:
-    """A client's task, until its reply is counted. at: seconds, when it was given out; leaves: when
-    its client is gone. seen: what went down, as the client sees it. bytes: of all that, on the
-    virtual clock. out: why no reply comes of it. wanted: it is to be handed out. over: its reply
-    is here, or it is known that none will come.
-    """
-
-    round: int
-    at: float
-    job: Job
-    seen: Payload
-    bytes: int
-    enrolled: bool
-    leaves: float = math.inf
-    out: str = ""
-    wanted: bool = True
-    over: bool = False
-    reply: Reply | None = None
-    verdict: Reply | None = None
-
-    def saved(self) -> UnderWay:
-        return UnderWay(
-            round=self.round,
-            at=self.at,
-            start=self.job.start,
-            sent=self.job.check.hex(),
-            bytes=self.bytes,
-            enrolled=self.enrolled,
-        )
-
-
-class PendingTasks(dict[int, PendingTask]):
-    """The tasks under way, by client. phase: what goes down in the round that is open."""
-
-    def __init__(self, asking: Asking, at: float) -> None:
-        """at: the second of the run at which this server goes on."""
-        super().__init__()
-        self._asking, self._at = asking, at
-        self.phase: Phase | None = None
-
-    def open(self, round: int, residuals: dict[str, torch.Tensor]) -> None:
-        """A round begins. residuals: changed, as what goes down leaves something out."""
-        self.phase = self._asking.prepared(round, 0, (), {}, residuals)
-
-    def give(
-        self, client: int, at: float, server: State, start: str, state: str, keep: str
-    ) -> PendingTask:
-        """A task of the round that is open. start, state, keep: see `Job`."""
-        phase, asking = self.phase, self._asking
-        assert phase is not None
-        phase.start[client], phase.at, phase.opened = start, at, time.monotonic()
-        phase.out |= asking.faults.out(phase.round, 0, [client])
-        job = asking.ask(phase, client, server, state, keep)
-        return self._entered(phase, at, job, client in phase.enrolled)
-
-    def resume(
-        self, client: int, saved: UnderWay, sent: JsonMapping, state: str, keep: str
-    ) -> PendingTask:
-        """A task that an earlier server gave out. sent: as `saved` returned it."""
-        asking, method = self._asking, self._asking.method
-        phase = asking.prepared(saved.round, 0, (), {}, {}, saved.at)
-        phase.opened -= self._at - saved.at
-        down: SentDown = sent[f"sent-{saved.sent}"]
-        form = tuple(msgspec.json.decode(down.form, type=list[Field]))
-        data = down.body.numpy().data
-        cut = sum(f.size for f in form[: down.enrol])
-        agreed = asking.experiment.agreed
-        seen = asking.experiment.down.decode(
-            method.exchanges[0].down, form[down.enrol :], data[cut:], agreed, fill=agreed
-        )
-        phase.seen[client] = seen
-        phase.out |= asking.faults.out(phase.round, 0, [client])
-        body, check = Body([data]), bytes.fromhex(saved.sent)
-        job = Job(
-            client, form, body, check, start=saved.start, state=state, keep=keep, enrol=down.enrol
-        )
-        task = self._entered(phase, saved.at, asking.struck(phase, job), saved.enrolled)
-        task.bytes = saved.bytes
-        return task
-
-    def _entered(self, phase: Phase, at: float, job: Job, enrolled: bool) -> PendingTask:
-        client = job.client
-        spooled = phase.spooled.get((client, "train"))
-        task = self[client] = PendingTask(
-            phase.round,
-            at,
-            msgspec.structs.replace(job, round=phase.round),
-            phase.seen[client],
-            phase.down.get(client, 0),
-            enrolled,
-            at + phase.leaves.get(client, math.inf),
-            out=phase.out.get(client, ""),
-            wanted=spooled is None and client not in phase.out,
-            reply=spooled,
-            verdict=phase.spooled.get((client, "evaluate")),
-        )
-        return task
-
-    def saved(
-        self, training: Mapping[int, int], before: Mapping[str, State]
-    ) -> tuple[dict[int, UnderWay], dict[str, State]]:
-        """(those of clients that train, what a checkpoint keeps of what went down with them, by
-        name). before: what it kept until now.
-        """
-        under_way = {client: self[client].saved() for client in sorted(training)}
-        sent: dict[str, State] = {}
-        for client in under_way:
-            job = self[client].job
-            name = f"sent-{job.check.hex()}"
-            if name in before:
-                sent[name] = before[name]
-            elif name not in sent:
-                form = msgspec.json.encode(list(job.form)).decode()
-                body = torch.frombuffer(bytearray(job.body.whole()), dtype=torch.uint8)
-                sent[name] = SentDown(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
-        return under_way, sent
-
-
 Event = tuple[float, int | None, str]
 """(second, client, why no reply comes of its task); client None: no task ends then."""
 
@@ -328,7 +206,11 @@ class Arrivals:
     """Events as they happen. check_stop(): called meanwhile; raises where the run is to stop."""
 
     def __init__(
-        self, io: ServerIO, tasks: PendingTasks, schedule: Schedule, check_stop: Callable[[], None]
+        self,
+        io: ServerIO,
+        tasks: Mapping[int, Asked],
+        schedule: Schedule,
+        check_stop: Callable[[], None],
     ) -> None:
         self.io, self.tasks, self.schedule = io, tasks, schedule
         self.check_stop = check_stop
@@ -338,8 +220,7 @@ class Arrivals:
     def given(self, client: int) -> None:
         task = self.tasks[client]
         if not task.wanted:
-            task.over = True
-            self._over.append((client, task.out))
+            self._over.append((client, task.reason))
 
     def due(self, at: float) -> Sequence[Give | Update]:
         """What follows where `next` named no client."""
@@ -370,9 +251,7 @@ class Arrivals:
         if purpose != "train" or task is None or task.round != round or not task.wanted:
             self.io.unused(outcome)  # of a task that has ended already
             return None
-        task.over = True
-        if not outcome.reason:
-            task.reply, task.verdict = outcome.reply, outcome.evaluation
+        task.outcome = outcome
         return outcome.client, outcome.reason
 
 
@@ -384,7 +263,7 @@ class VirtualArrivals(Arrivals):
     def __init__(
         self,
         io: ServerIO,
-        tasks: PendingTasks,
+        tasks: Mapping[int, Asked],
         schedule: Schedule,
         check_stop: Callable[[], None],
         clock: VirtualClock,
@@ -396,7 +275,7 @@ class VirtualArrivals(Arrivals):
     def given(self, client: int) -> None:
         super().given(client)
         task = self.tasks[client]
-        self._order.given(client, self._end(client, task, 0, task.out or task.job.lost)[0])
+        self._order.given(client, self._end(client, task, 0, task.reason or task.job.lost)[0])
 
     def next(self) -> Event:
         while True:
@@ -411,7 +290,7 @@ class VirtualArrivals(Arrivals):
                 self._order.known(client, *self._end(client, task, up, reason))
             self.check_stop()
 
-    def _end(self, client: int, task: PendingTask, up: int, lost: str) -> tuple[float, str]:
+    def _end(self, client: int, task: Asked, up: int, lost: str) -> tuple[float, str]:
         """(when a task ends whose reply has so many bytes, why it does not count)."""
         if lost and lost != LEFT:
             return task.at + self._clock.patience, lost
@@ -427,9 +306,10 @@ class VirtualArrivals(Arrivals):
         deadline = self._clock.config.round.deadline
         latest = math.inf if deadline is None else task.at + deadline
         end = math.inf if lost else task.at + sum(took.values())
-        if min(end, task.leaves) > latest:
+        leaves = task.at + task.leaves_s
+        if min(end, leaves) > latest:
             return latest, "deadline"
-        return (task.leaves, LEFT) if end > task.leaves else (end, "")
+        return (leaves, LEFT) if end > leaves else (end, "")
 
 
 class Replayed(Arrivals):
@@ -441,7 +321,7 @@ class Replayed(Arrivals):
     def __init__(
         self,
         io: ServerIO,
-        tasks: PendingTasks,
+        tasks: Mapping[int, Asked],
         schedule: Schedule,
         check_stop: Callable[[], None],
         replay: Replay,
@@ -463,7 +343,8 @@ class Replayed(Arrivals):
         if (client, task.round) in self._counted:
             return super().given(client)
         # The record says when it ended: `next` returns that.
-        task.wanted, task.over, task.out = False, True, "not counted"
+        name = task.round, 0, "train"
+        task.outcome = Outcome(name, client, "not counted", task.reply)
 
     def due(self, at: float) -> Sequence[Give | Update]:
         return self.schedule.close(at)
@@ -472,7 +353,7 @@ class Replayed(Arrivals):
         row: JsonDict = self._rows[self.schedule.round]
         for client in self.schedule.training:
             reason = row["dropped"].get(str(client))
-            if reason is not None and self.tasks[client].out:
+            if reason is not None and self.tasks[client].reason:
                 return self._now(), client, reason
         left = [c for c in row["completed"] if c not in self.schedule.came]
         if not left:
@@ -500,13 +381,15 @@ class Updates:
         self.rounds, self.config, self.io = rounds, rounds.config, rounds.io
         self.progress = rounds.progress
         self.carried = rounds.carried
-        self.tasks = PendingTasks(rounds.phases.asking, self.progress.at)
+        self.exchanges = rounds.exchanges
+        self.tasks: dict[int, Asked] = {}  # under way, or their replies wait to be counted
+        self.opened: Exchange  # in which the tasks of the open round are given out
         self.schedule = Schedule(
             self.config.cohort_size,
             self.config.buffer,
             self.config.schedule.every,
             self._order,
-            rounds.phases.asking.world.comes,
+            rounds.exchanges.world.comes,
             round=self.progress.round + 1,
             at=self.progress.at,
         )
@@ -543,7 +426,7 @@ class Updates:
             while update is None:
                 update = self._act(self._event())
             round = self._made(update)
-            progress.under_way, rounds.sent = self.tasks.saved(self.schedule.training, rounds.sent)
+            progress.under_way, rounds.sent = saved(self.tasks, self.schedule.training, rounds.sent)
             progress.at = update.at
             more = update.round < self.config.rounds
             early = more and may_overlap(self.config) and not rounds.attendance.short()
@@ -560,7 +443,7 @@ class Updates:
     def _cancel(self) -> None:
         """Cancels the tasks under way; replies that are in no update are booked as not useful."""
         self.io.cancel("the run ends")
-        self._settle(dict.fromkeys(self.tasks, False), {})
+        self._not_counted(self.tasks.values())
         while self.io.outcomes:
             self.io.unused(self.io.outcomes.popleft())
 
@@ -568,11 +451,11 @@ class Updates:
         """What an earlier server had under way goes on, and the round's tasks go out."""
         jobs = []
         for client, saved in sorted(self.progress.under_way.items()):
-            task = self.tasks.resume(client, saved, self.rounds.sent, *self._of(client)[1:])
+            task = self.tasks[client] = self._resumed(client, saved)
             self.schedule.training[client] = task.round
             self.arrivals.given(client)
             jobs += [task.job] if task.wanted else []
-        rules = self.rounds.phases.rules()
+        rules = self.exchanges.rules()
 
         self.io.begin((self.schedule.round, 0, "train"), jobs, rules)
         return self._opened()
@@ -584,7 +467,8 @@ class Updates:
 
     def _opened(self) -> Update | None:
         self.rounds.attendance.gather(self.schedule.round)
-        self.tasks.open(self.schedule.round, dict(self.carried.residuals))
+        residuals = dict(self.carried.residuals)
+        self.opened = self.exchanges.prepared(self.schedule.round, 0, (), residuals)
         self.given, self._since = [], time.monotonic()
         self._second = self.schedule.at
         return self._act(self.schedule.begin())
@@ -613,11 +497,51 @@ class Updates:
             durable.get(client, ""),
         )
 
-    def _give(self, give: Give) -> PendingTask:
-        task = self.tasks.give(give.client, give.at, self.carried.server, *self._of(give.client))
+    def _give(self, give: Give) -> Asked:
+        self.opened.at, self.opened.opened = give.at, time.monotonic()
+        known = self._of(give.client)
+        task = self.exchanges.ask(self.opened, give.client, self.carried.server, *known)
+        self._under_way(give.client, task)
         self.given.append(give.client)
         self.arrivals.given(give.client)
         return task
+
+    def _resumed(self, client: int, saved: UnderWay) -> Asked:
+        """A task that an earlier server gave out."""
+        exchange = self.exchanges.prepared(saved.round, 0, (), {}, saved.at)
+        exchange.opened -= self.progress.at - saved.at
+        down = self.rounds.sent[f"sent-{saved.sent}"]
+        assert isinstance(down, SentDown)
+        form = tuple(msgspec.json.decode(down.form, type=list[Field]))
+        data = down.body.numpy().data
+        cut = sum(f.size for f in form[: down.enrol])
+        experiment = self.rounds.experiment
+        seen = experiment.down.decode(
+            experiment.algorithm.exchanges[0].down,
+            form[down.enrol :],
+            data[cut:],
+            experiment.agreed,
+            fill=experiment.agreed,
+        )
+        _, state, keep = self._of(client)
+        job = Job(
+            client,
+            form,
+            Body([data]),
+            bytes.fromhex(saved.sent),
+            start=saved.start,
+            state=state,
+            keep=keep,
+            enrol=down.enrol,
+        )
+        task = self.exchanges.ask_again(exchange, job, seen)
+        task.bytes, task.enrolled = saved.bytes, saved.enrolled
+        self._under_way(client, task)
+        return task
+
+    def _under_way(self, client: int, task: Asked) -> None:
+        self.tasks[client] = task
+        task.job = msgspec.structs.replace(task.job, round=task.round)
 
     def _event(self) -> Sequence[Give | Update]:
         """Waits for what is next, and returns what follows from it."""
@@ -631,59 +555,53 @@ class Updates:
         if reason.startswith(STATE_LOST):
             self._state_lost(task.round, client, reason)
         self.rounds.directory.event("dropped", task.round, client, reason=reason)
-        self._settle({client: False}, {}, reason)
+        self._not_counted([task], reason)
         if reason.startswith("failed"):
-            self.rounds.phases.may_stop(task.round, client, reason.removeprefix("failed: "))
+            self.exchanges.may_stop(task.round, client, reason.removeprefix("failed: "))
         return self.schedule.lost(client, at)
 
     def _state_lost(self, round: int, client: int, reason: str) -> None:
         """A client no longer has the state that its task started from: its next task starts from
         an initial one, or the run may end.
         """
-        phases, carried, phase = self.rounds.phases, self.carried, self.tasks.phase
-        if not phases.restarts(reason):
+        exchanges, carried = self.exchanges, self.carried
+        if not exchanges.restarts(reason):
             lost = {c: r for c, r in self.dropped.items() if r.startswith(STATE_LOST)}
-            return phases.check_states(round, lost, len(carried.versions))
-        assert phase is not None
-        phases.forget(client, phase.residuals)
+            return exchanges.check_states(round, lost, len(carried.versions))
+        exchanges.forget(client, self.opened.residuals)
         self.carried = replace(
             carried,
             versions={c: v for c, v in carried.versions.items() if c != client},
             states={c: s for c, s in carried.states.items() if c != client},
         )
         self.restarted.append(client)
-        phases.say_restarted(round, client, reason)
+        exchanges.say_restarted(round, client, reason)
 
     # -- an update ---------------------------------------------------------------------------------
     def _made(self, update: Update) -> Round:
-        """Folds what came, as a round does with its replies."""
-        rounds, phase = self.rounds, self._phase(update)
-        round = Round.begun(self.carried, phase)
+        """Aggregates what came, as a round does with its replies."""
+        rounds, exchange = self.rounds, self._exchange(update)
+        round = Round.begun(self.carried, exchange)
         record = round.record
         record.selected = self.given
-        here = rounds.phases.asking.world.here(self._second)
+        here = self.exchanges.world.here(self._second)
         if here is not None:
             record.set(second=self._second, here=sum(here))
         aggregation = rounds.aggregation(round)
-        for client in phase.cohort:
-            reply = phase.outcomes[client].reply
-            assert reply is not None  # an update is made of replies
-            phase.done[client] = reply
+        for client, reply in exchange.done.items():
             aggregation.add(client, reply)
             if reply.reported:
                 round.reports[client] = dict(reply.reported)
         if not rounds.finish(round, aggregation):
             # Its clients are free again: by the record a replay knows that, too.
-            round.dropped |= dict.fromkeys(phase.done, "the update was void")
+            round.dropped |= dict.fromkeys(exchange.done, "the update was void")
         record.completed = [c for c in update.came if c in record.completed]
         record.staleness = [update.staleness(c) for c in record.completed]
-        round.judged = rounds.phases.judged(phase)
+        round.judged = self.exchanges.evaluations(exchange)
         round.reported, round.warnings = dict(rounds.host.reported), list(rounds.host.warnings)
         self._look_for_unasked(update, round)
         round.dropped, self.dropped = {**self.dropped, **round.dropped}, {}
         round.virtual = update.at - self.progress.at
-        stale = {c: update.staleness(c) for c in update.came}
-        self._settle({c: c in phase.done for c in update.came}, stale)
         for client in update.came:
             del self.tasks[client]
         return round
@@ -699,7 +617,7 @@ class Updates:
             here = protocol.present()
             busy = {work.job.client for work in protocol.open()}
             busy |= {outcome.client for outcome in self.io.outcomes}
-        busy |= {client for client, task in self.tasks.items() if task.over}
+        busy |= {client for client, task in self.tasks.items() if not task.wanted}
         free = [
             c for c in schedule.order(update.round) if schedule.comes(c, update.at) <= update.at
         ]
@@ -710,41 +628,52 @@ class Updates:
             self.rounds.display.note(f"round {update.round}: {text}")
             round.warnings.append(text)
 
-    def _phase(self, update: Update) -> Phase:
+    def _exchange(self, update: Update) -> Exchange:
         """The replies that came, as the exchange of a round."""
-        of_round, cohort = self.tasks.phase, tuple(sorted(update.came))
-        assert of_round is not None
-        tasks = {c: self.tasks[c] for c in cohort}
-        phase = Phase(
-            update.round,
-            0,
-            "train",
-            cohort,
-            {c: t.job.start for c, t in tasks.items()},
-            {c: t.seen for c, t in tasks.items()},
-            of_round.residuals,
-            self._since,
+        cohort = tuple(sorted(update.came))
+        exchange = Exchange(
+            update.round, 0, "train", cohort, self.opened.residuals, self._since, self.opened.at
         )
-        phase.restarted, self.restarted = self.restarted, []
-        phase.enrolled = {c for c, t in tasks.items() if t.enrolled}
-        phase.staleness = {c: update.staleness(c) for c in cohort}
-        for client, task in tasks.items():
-            phase.outcomes[client] = Outcome(phase.name, client, "", task.reply, task.verdict)
-        return phase
+        for client in cohort:
+            task = exchange.asked[client] = self.tasks[client]
+            task.staleness = update.staleness(client)
+        exchange.restarted, self.restarted = self.restarted, []
+        return exchange
 
-    def _settle(self, useful: dict[int, bool], staleness: dict[int, int], reason: str = "") -> None:
-        """Books what was sent for these clients. reason: why it is not useful; "": it may be."""
-        replies = {c: self.tasks[c].reply for c in useful}
-        self.io.settle(
-            Settled(
-                reply.bill,
-                useful[c],
-                (reason if reply.earlier else "") or LEFT_OUT,
-                staleness.get(c),
-            )
-            for c, reply in replies.items()
-            if reply is not None
+    def _not_counted(self, tasks: Iterable[Asked], reason: str = LEFT_OUT) -> None:
+        """Books what crossed for replies that no update is made of."""
+        for task in tasks:
+            if task.reply is not None:
+                why = reason if task.reply.earlier else LEFT_OUT
+                self.io.settle([Settled(task.reply.bill, False, why)])
+
+
+def saved(
+    tasks: Mapping[int, Asked], training: Collection[int], before: Mapping[str, State]
+) -> tuple[dict[int, UnderWay], dict[str, State]]:
+    """(the tasks of clients that train, what a checkpoint keeps of what went down with them, by
+    name). before: what it kept until now.
+    """
+    under_way: dict[int, UnderWay] = {}
+    sent: dict[str, State] = {}
+    for client in sorted(training):
+        task, job = tasks[client], tasks[client].job
+        under_way[client] = UnderWay(
+            round=task.round,
+            at=task.at,
+            start=job.start,
+            sent=job.check.hex(),
+            bytes=task.bytes,
+            enrolled=task.enrolled,
         )
+        name = f"sent-{job.check.hex()}"
+        if name in before:
+            sent[name] = before[name]
+        elif name not in sent:
+            form = msgspec.json.encode(list(job.form)).decode()
+            body = torch.frombuffer(bytearray(job.body.whole()), dtype=torch.uint8)
+            sent[name] = SentDown(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
+    return under_way, sent
 
 
 class Unasked:

@@ -20,10 +20,10 @@ from fednet.records import Client
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
 from fednet.server import exports
+from fednet.server.exchange import Exchanges
 from fednet.server.inbox import Reply
-from fednet.server.phases import Phases
 from fednet.server.postprocessors import lowered, share_of_one
-from fednet.server.round import Carried, Round, reached
+from fednet.server.round import Round, RunState, reached
 from fednet.tensors import combine
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
@@ -42,13 +42,13 @@ class Judge:
         experiment: Experiment,
         directory: RunDirectory,
         host: ServerHost,
-        phases: Phases,
+        exchanges: Exchanges,
         test: Pair | None,
         validation: Pair | None,
     ) -> None:
         self.experiment, self.config = experiment, experiment.config
         self.method, self.directory, self.host = experiment.algorithm, directory, host
-        self._phases, self._test, self._validation = phases, test, validation
+        self._exchanges, self._test, self._validation = exchanges, test, validation
 
     # -- the model ---------------------------------------------------------------------------------
     def newest(self, server: State, measured: bool = True) -> Tensors | None:
@@ -134,7 +134,7 @@ class Judge:
             record.set(**found)
         record.batch_norm_measured_over = self.calibrated_by
 
-    def hashes(self, carried: Carried, model: Tensors | None) -> JsonDict:
+    def hashes(self, carried: RunState, model: Tensors | None) -> JsonDict:
         """The record's hashes of what a round left, and of the model as it was judged."""
         whole, by_name = model_hashes(self.method, carried.server)
         found = {
@@ -158,7 +158,7 @@ class Judge:
                 exports.save_model(self.directory.path / "best.safetensors", named)
 
     # -- the last evaluation -----------------------------------------------------------------------
-    def last(self, round: int, carried: Carried, keep: dict[int, str]) -> list[JsonDict]:
+    def last(self, round: int, carried: RunState, keep: dict[int, str]) -> list[JsonDict]:
         """The clients are asked once, at the end. Returns their lines."""
         section = self.config.evaluate
         if not section.every or section.clients == "none":
@@ -176,7 +176,7 @@ class Judge:
         self,
         round: int,
         model: Tensors | None,
-        carried: Carried,
+        carried: RunState,
         keep: Mapping[int, str],
         final: bool,
     ) -> dict[int, dict[str, Counts]]:
@@ -193,7 +193,7 @@ class Judge:
                 return {}
             values[question.roles.weights] = model
         down = question(**values)
-        return self._phases.evaluation(round, down, carried.versions, carried.states, keep, final)
+        return self._exchanges.evaluate(round, down, carried, keep, final)
 
 
 def global_scores(

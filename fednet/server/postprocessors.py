@@ -30,7 +30,7 @@ from fednet.robust import stack
 from fednet.wire.payload import Payload, run_of
 
 if TYPE_CHECKING:
-    from fednet.server.asking import Phase
+    from fednet.server.exchange import Exchange
 
 
 OUTLIER = 1e3
@@ -82,7 +82,7 @@ def of(
     experiment: Experiment,
     noise: privacy.Noise | None,
     server: State,
-    phase: Phase,
+    exchange: Exchange,
     sent: Mapping[int, Tensors],
 ) -> list[Postprocessor]:
     """What the replies of an exchange go through. noise: what the server adds; None: nothing.
@@ -101,9 +101,10 @@ def of(
     if config.privacy.clip is not None:
         steps.append(Clipping(config.privacy, sent))
     if not method.weighs_staleness:
-        steps.append(Rebasing(phase.staleness, sent, shared))
+        staleness = {c: a.staleness or 0 for c, a in exchange.asked.items()}
+        steps.append(Rebasing(staleness, sent, shared))
     if stack.needed(config):
-        fields = method.exchanges[phase.index].up.fields
+        fields = method.exchanges[exchange.index].up.fields
         kinds = {name: f.kind for name, f in fields.items() if f.form == "tensors"}
         steps.append(Stacking(config, shared, kinds))
     if noise is not None:

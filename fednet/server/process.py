@@ -248,9 +248,8 @@ class Session:
     def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
         """What the rounds are made with."""
         from fednet.experiment.clock import VirtualClock
-        from fednet.server.asking import Asking
+        from fednet.server.exchange import Exchanges
         from fednet.server.judging import Judge
-        from fednet.server.phases import Phases
         from fednet.server.rounds import Rounds
         from fednet.training.hosts import ServerHost
 
@@ -260,28 +259,20 @@ class Session:
             exp.setting, lambda: exp.scratch(self.device), config.clients, public, self.device
         )
         clock = VirtualClock(config) if config.link.clock == "virtual" else None
-        asking = Asking(
+        exchanges = Exchanges(
             exp,
-            self.inbox,
-            io=self.io,
+            self.files,
+            self.io,
             run=self.run_id,
             host=host,
             faults=faults,
             clock=clock,
             samples=self.samples,
             sent=self.sent,
-        )
-        phases = Phases(
-            exp,
-            self.files,
-            self.io,
-            asking,
-            faults=faults,
-            clock=clock,
             check_stop=self.watch.check,
             alone=self.endpoint.alone,
         )
-        judge = Judge(exp, self.files, host, phases, *judges(exp, self.device))
+        judge = Judge(exp, self.files, host, exchanges, *judges(exp, self.device))
         return Rounds(
             self.run_id,
             experiment=exp,
@@ -293,7 +284,7 @@ class Session:
             faults=faults,
             clock=clock,
             watch=self.watch,
-            phases=phases,
+            exchanges=exchanges,
             judge=judge,
             callbacks=after,
         )

@@ -22,8 +22,8 @@ from fednet.models.base import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress
-from fednet.server.asking import Phase
 from fednet.server.books import nothing
+from fednet.server.exchange import Exchange, virtual_times
 from fednet.server.inbox import Reply
 from fednet.training.evaluation import Counts
 from fednet.wire.ledger import Kinds, add_kinds
@@ -36,10 +36,10 @@ SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What one round hands to the next. versions, states: by client, of its state that was last
-    used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by field,
-    and, by client, what compressors remember at both ends.
+class RunState:
+    """The state of a run between two rounds. versions, states: by client, of its state that was
+    last used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by
+    field, and, by client, what compressors remember at both ends.
     """
 
     server: State
@@ -51,16 +51,16 @@ class Carried:
 @dataclass
 class Round:
     """before, after: what it starts from, and what came of it so far; a void round changes nothing.
-    started: on the monotonic clock. phase: the exchange that is open, or the last one;
-    main: the one that the clients train in, once it is open.
+    started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
+    that the clients train in, once it is open.
     """
 
     number: int
-    before: Carried
-    after: Carried
+    before: RunState
+    after: RunState
     started: float
-    phase: Phase
-    main: Phase
+    exchange: Exchange
+    main: Exchange
     record: records.Round
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     virtual: float = 0.0
@@ -75,49 +75,52 @@ class Round:
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, carried: Carried, phase: Phase) -> Round:
-        """A round whose first exchange was opened with what the one before left."""
-        record = records.Round(round=phase.round, selected=list(phase.cohort))
-        return cls(phase.round, carried, carried, phase.opened, phase, phase, record)
+    def begun(cls, state: RunState, first: Exchange) -> Round:
+        """A round whose first exchange is open."""
+        record = records.Round(round=first.round, selected=list(first.cohort))
+        return cls(first.round, state, state, first.opened, first, first, record)
 
     # -- what its exchanges add --------------------------------------------------------------------
     def spent(self, clock: VirtualClock | None) -> None:
         """The exchange's time on the virtual clock, and that of the clients' devices."""
-        phase = self.phase
-        if phase.training:
-            before = self.record.training_s or 0.0
-            self.record.training_s = before + sum(phase.training[c] for c in phase.done)
+        exchange = self.exchange
+        training = [a.training_s for a in exchange.asked.values() if not a.reason]
+        known = [seconds for seconds in training if seconds is not None]
+        if known:
+            self.record.training_s = (self.record.training_s or 0.0) + sum(known)
         if clock is None:
             return
-        times, leaves = phase.virtual, phase.leaves
-        span = clock.span(times, bool(set(phase.dropped) - set(times)), leaves)
+        times, asked = virtual_times(exchange), exchange.asked
+        leaves = {c: a.leaves_s for c, a in asked.items()}
+        splits = {c: a.times for c, a in asked.items() if a.times}
+        span = clock.span(times, bool(set(exchange.dropped) - set(times)), leaves)
         self.virtual += span
-        for name, part in clock.split(phase.virtual_split, times, span, leaves).items():
+        for name, part in clock.split(splits, times, span, leaves).items():
             self.virtual_split[name] = self.virtual_split.get(name, 0.0) + part
 
     def finished(self, server: State | None) -> None:
-        """The exchange's fold is finished. server: the next state, None where none comes of it, and
-        the round is void.
+        """The exchange's replies are aggregated. server: the next state, None where none comes of
+        them, and the round is void.
         """
-        phase, record = self.phase, self.record
-        self.dropped |= phase.dropped
-        if phase.restarted:
-            record.restarted = sorted({*(record.restarted or ()), *phase.restarted})
-        record.completed_by_phase = [*record.completed_by_phase, sorted(phase.done)]
+        exchange, record, done = self.exchange, self.record, self.exchange.done
+        self.dropped |= exchange.dropped
+        if exchange.restarted:
+            record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
+        record.completed_by_phase = [*record.completed_by_phase, sorted(done)]
         if server is None:
             record.set(void=True, completed=[])
             # A void round never was: what its broadcast left out is not owed to those whose state
             # goes back with it.
-            self.after = replace(self.before, residuals=remembered(self.before.residuals, phase))
+            self.after = replace(self.before, residuals=remembered(self.before.residuals, exchange))
             return
-        kept = {c: reply for c, reply in phase.done.items() if reply.kept}
-        if phase is self.main:
-            record.completed = sorted(phase.done)
-        self.after = Carried(
+        kept = {c: reply for c, reply in done.items() if reply.kept}
+        if exchange is self.main:
+            record.completed = sorted(done)
+        self.after = RunState(
             server,
             {**self.after.versions, **{c: r.key.version for c, r in kept.items()}},
             {**self.after.states, **{c: r.state for c, r in kept.items()}},
-            remembered(phase.residuals, phase, kept),
+            remembered(exchange.residuals, exchange, kept),
         )
 
     # -- what is said of it ------------------------------------------------------------------------
@@ -162,20 +165,21 @@ class Round:
 
 
 def remembered(
-    residuals: Mapping[str, torch.Tensor], phase: Phase, kept: Container[int] = ()
+    residuals: Mapping[str, torch.Tensor], exchange: Exchange, kept: Container[int] = ()
 ) -> Mapping[str, torch.Tensor]:
-    """What is remembered after a phase: with the clients that kept the state they came to, what
+    """What is remembered after an exchange: with the clients that kept the state they came to, what
     followed from it; with those that have forgotten what they had, nothing.
     """
-    gone = tuple(f"client {c}/" for c, why in phase.dropped.items() if Forgotten.says in why)
-    ahead = {k: v for c, more in phase.ahead.items() if c in kept for k, v in more.items()}
+    gone = tuple(f"client {c}/" for c, why in exchange.dropped.items() if Forgotten.says in why)
+    memories = [a.memory for c, a in exchange.asked.items() if c in kept]
+    ahead = {k: v for memory in memories for k, v in memory.items()}
     if not gone and not ahead:
         return residuals
     return {k: v for k, v in residuals.items() if not k.startswith(gone)} | ahead
 
 
 def predict(
-    experiment: Experiment, phase: Phase, server: object, completed: Iterable[int], sums: Kinds
+    experiment: Experiment, open: Exchange, server: object, completed: Iterable[int], sums: Kinds
 ) -> None:
     """Adds what an exchange's messages should amount to, from the declarations, for the clients
     that completed it. server: its state as the exchange had it.
@@ -183,13 +187,13 @@ def predict(
     if not experiment.predictable:
         return
     method = experiment.algorithm
-    predicted = functools.partial(experiment.predicted, round=phase.round)
-    exchange, clients = method.exchanges[phase.index], list(completed)
-    if experiment.base is not None and phase.index == 0:
-        first = sum(1 for c in clients if not phase.start[c])
+    predicted = functools.partial(experiment.predicted, round=open.round)
+    exchange, clients = method.exchanges[open.index], list(completed)
+    if experiment.base is not None and open.index == 0:
+        first = sum(1 for c in clients if not open.asked[c].job.start)
         add_kinds(sums["down"], {BASE: first * experiment.base.raw} if first else {})
     if not experiment.sized_by_client:  # one stands for all
-        enrolled = [c for c in clients if c in phase.enrolled]
+        enrolled = [c for c in clients if open.asked[c].enrolled]
         for way, kind, who in (
             ("down", exchange.down, clients),
             ("up", exchange.up, clients),
@@ -199,20 +203,20 @@ def predict(
             add_kinds(sums[way], {name: len(who) * n for name, n in each.items()})
         return
     for client in clients:
-        exact = method.exact(server, phase.round, client) if isinstance(method, Secure) else None
+        exact = method.exact(server, open.round, client) if isinstance(method, Secure) else None
         add_kinds(sums["down"], predicted(exchange.down, "down", client, exact))
         add_kinds(sums["up"], predicted(exchange.up, "up", client, exact))
-        if client in phase.enrolled and method.Enrolment is not None:
+        if open.asked[client].enrolled and method.Enrolment is not None:
             add_kinds(sums["down"], predicted(method.Enrolment, "down", client))
 
 
-def add_phase(
+def add_exchange(
     seconds: dict[str, float], took: float, encoding: float, replies: Iterable[Reply]
 ) -> None:
-    """Adds what a phase took, `encoding` of it before its tasks went out. Its last client's task
-    tells in what: its own training, evaluating and encoding; sending, down and up, is what else
-    passed between hand-out and arrival; all before the hand-out, and what its site did besides, is
-    waiting.
+    """Adds what an exchange took, `encoding` of it before its tasks went out. Of the rest the
+    client whose reply came last says how much was its own training, evaluating and encoding;
+    sending, down and up, is what else passed between hand-out and arrival; all before the hand-out,
+    and what its site did besides, is waiting.
     """
     seconds["encoding"] += encoding
     left = max(0.0, took - encoding)
@@ -265,7 +269,7 @@ def reached(config: Config, progress: RunProgress) -> str | None:
 
 def may_overlap(config: Config) -> bool:
     """Whether a round may start before the one before it is judged: not where what is found may end
-    the run, and not where the clients are asked for it in a phase of its own.
+    the run, and not where the clients are asked for it in an exchange of its own.
     """
     stop, evaluate = config.stop, config.evaluate
     return (

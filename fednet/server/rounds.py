@@ -24,13 +24,12 @@ from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
-from fednet.server.asking import Phase
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
+from fednet.server.exchange import Exchange, Exchanges
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
 from fednet.server.judging import Judge, client_lines
-from fednet.server.phases import Phases
-from fednet.server.round import Carried, Round, add_phase, fitted, predict, reached
+from fednet.server.round import Round, RunState, add_exchange, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire.ledger import Tally, add_kinds
@@ -54,7 +53,7 @@ class Rounds:
         faults: Faults,
         clock: VirtualClock | None,
         watch: Watch,
-        phases: Phases,
+        exchanges: Exchanges,
         judge: Judge,
         callbacks: Sequence[Callable[[records.Round], None]] = (),
     ) -> None:
@@ -63,9 +62,9 @@ class Rounds:
         self.directory, self.io, self.checkpoints = directory, io, checkpoints
         self.inbox = inbox
         self.watch, self.display, self.callbacks = watch, watch.display, callbacks
-        self.phases, self.judge = phases, judge
+        self.exchanges, self.judge = exchanges, judge
         self.progress = RunProgress(run=run_id)
-        self.carried: Carried  # once begun
+        self.carried: RunState  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
         key, drawn = checkpoints.folder / "noise.key", checkpoints.exists
         self._noise = privacy.noise_of(self.config, "server", key, drawn)
@@ -73,7 +72,7 @@ class Rounds:
         self._memories = Memories(checkpoints.rows)
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self.sent: dict[str, State] = {}  # what tasks under way need for a resume, by name
-        self.attendance = Attendance(self.config, phases.asking.world, watch, faults.replay)
+        self.attendance = Attendance(self.config, exchanges.world, watch, faults.replay)
         self._recorded = time.monotonic()
         self._concluding = False
 
@@ -85,17 +84,17 @@ class Rounds:
                 self.experiment.setting.initial.select(self.experiment.shared)
             )
             server = on_disk(self.method.prepare(first, self.host), self.checkpoints.rows)
-            self.carried = Carried(server, {}, {}, {})
+            self.carried = RunState(server, {}, {}, {})
         else:
             server, progress, more = resumed
             self.progress = progress
             residuals = self._memories.read(more) if more is not None else {}
-            self.carried = Carried(server, progress.versions, progress.states, residuals)
+            self.carried = RunState(server, progress.versions, progress.states, residuals)
             self.durable = dict(progress.versions)
             self.sent = kept(self.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
         for event in reading.events(self.directory.path, "blamed"):
-            self.phases.blamed.setdefault(event["client"], (event["round"], event["reason"]))
+            self.exchanges.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.save()
 
     def run(self, drive: Callable[[Rounds], None]) -> None:
@@ -142,7 +141,7 @@ class Rounds:
         self.save({"clients": lines})
 
     # -- a round's exchanges -----------------------------------------------------------------------
-    def open(self, number: int, carried: Carried, ahead: float = 0.0) -> Round:
+    def open(self, number: int, carried: RunState, ahead: float = 0.0) -> Round:
         """Selects a round's cohort, once there are clients, and opens its first exchange. ahead:
         virtual seconds of a round that is not recorded yet.
         """
@@ -154,7 +153,7 @@ class Rounds:
             raise CannotGoOn(self.attendance.never(base))
         cohort, here = self.attendance.cohort(number, at)
         self.display.round_started(number, self.config.rounds, cohort)
-        self.phases.asking.sent.fill = filling(self.experiment, carried.server)
+        self.exchanges.sent.fill = filling(self.experiment, carried.server)
         round = Round.begun(carried, self._opened(number, 0, cohort, carried, at))
         if here is not None:
             round.record.set(second=at, here=here)
@@ -169,35 +168,35 @@ class Rounds:
         return self.progress.seconds + time.monotonic() - self._recorded
 
     def _opened(
-        self, number: int, index: int, cohort: Sequence[int], carried: Carried, at: float
-    ) -> Phase:
-        known = carried.server, carried.versions, carried.states, self.durable
-        return self.phases.open(number, index, cohort, *known, dict(carried.residuals), at)
+        self, number: int, index: int, cohort: Sequence[int], carried: RunState, at: float
+    ) -> Exchange:
+        return self.exchanges.open(number, index, cohort, carried, self.durable, at)
 
     def exchange(self, round: Round) -> None:
         """All exchanges of a round whose first is open."""
         last, main = len(self.method.exchanges) - 1, self.method.main_exchange
         going = True
         while going:
-            going = self.finish(round, self.collect(round)) and round.phase.index < last
-            if round.phase.index == main:
-                round.judged = self.phases.judged(round.phase)
+            going = self.finish(round, self.collect(round)) and round.exchange.index < last
+            if round.exchange.index == main:
+                round.judged = self.exchanges.evaluations(round.exchange)
             if going:
-                completed, index = sorted(round.phase.done), round.phase.index + 1
+                completed, index = sorted(round.exchange.done), round.exchange.index + 1
                 at = self.second() if self.clock is None else round.base + round.virtual
-                round.phase = self._opened(round.number, index, completed, round.after, at)
-                round.main = round.phase if index == main else round.main
+                round.exchange = self._opened(round.number, index, completed, round.after, at)
+                if index == main:
+                    round.main = round.exchange
         round.reported, round.warnings = dict(self.host.reported), list(self.host.warnings)
 
     def collect(self, round: Round) -> Aggregation:
         """Waits for the open exchange's replies and folds them as they come."""
-        phase, aggregation = round.phase, self.aggregation(round)
-        for client, reply in self.phases.replies(phase):
+        exchange, aggregation = round.exchange, self.aggregation(round)
+        for client, reply in self.exchanges.replies(exchange):
             aggregation.add(client, reply)
             if reply.reported:
                 round.reports.setdefault(client, {}).update(reply.reported)
-        took = time.monotonic() - phase.opened
-        add_phase(round.seconds, took, phase.encoding, phase.done.values())
+        took = time.monotonic() - exchange.opened
+        add_exchange(round.seconds, took, exchange.encoding, exchange.done.values())
         round.spent(self.clock)
         return aggregation
 
@@ -206,14 +205,14 @@ class Rounds:
         round is void.
         """
         least, began = self.config.round.min_results, time.monotonic()
-        if len(round.phase.done) >= least:
+        if len(round.exchange.done) >= least:
             self.faults.at("aggregating", round.number)
-        server, phase = aggregation.result(least), round.phase
-        self.phases.settle(phase)
+        server, exchange = aggregation.result(least), round.exchange
+        self.exchanges.settle(exchange)
         if self.method.in_memory:
             self.blame(round.number, aggregation.left_out | self.host.blamed)
-        completed = sorted(phase.done)
-        predict(self.experiment, phase, round.after.server, completed, round.predicted)
+        completed = sorted(exchange.done)
+        predict(self.experiment, exchange, round.after.server, completed, round.predicted)
         round.runs |= aggregation.runs
         round.finished(server)
         if server is not None:
@@ -225,24 +224,24 @@ class Rounds:
     def blame(self, round: int, named: Mapping[int, str]) -> None:
         """Records who broke the protocol of secure aggregation, and is left out from now on."""
         for client, why in sorted(named.items()):
-            if client not in self.phases.blamed:
-                self.phases.blamed[client] = round, why
+            if client not in self.exchanges.blamed:
+                self.exchanges.blamed[client] = round, why
                 self.directory.event("blamed", round, client, reason=why)
                 self.host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
 
     def aggregation(self, round: Round) -> Aggregation:
-        """What folds the replies of the exchange that is open."""
-        phase = round.phase
-        phase.declared = self.io.protocol.sites.declared
+        """What adds up the replies of the exchange that is open."""
+        exchange = round.exchange
         return Aggregation(
             self.experiment,
             self.host,
             self._noise,
             round.before.server,
             round.after.server,
-            phase,
-            self.phases.asking.sent,
-            lambda client, reason: self.phases.leave_out(phase, client, reason),
+            exchange,
+            self.exchanges.sent,
+            self.io.protocol.sites.declared,
+            lambda client, reason: self.exchanges.leave_out(exchange, client, reason),
         )
 
     # -- its end -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from fednet.errors import Stopped
 from fednet.report import costs
 from fednet.report.read import open_run
-from fednet.server.phases import Phases
+from fednet.server.exchange import Exchanges
 from tests.processes import Federation, crashes, finished, lines, planned
 from tests.rooms import run, summary
 
@@ -72,14 +72,14 @@ def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     changes = {"link": VIRTUAL, "rounds": 3, "round": {"deadline": 0.8 if late else None}}
-    decide, stops = Phases._decide, iter([False, True])
+    decide, stops = Exchanges._decide, iter([False, True])
 
-    def stopped(self, phase, outcomes, clock):
+    def stopped(self, exchange, clock):
         if next(stops, False):
             raise Stopped("stopped: SIGTERM; go on with --resume.")
-        decide(self, phase, outcomes, clock)
+        decide(self, exchange, clock)
 
-    monkeypatch.setattr(Phases, "_decide", stopped)
+    monkeypatch.setattr(Exchanges, "_decide", stopped)
     with pytest.raises(Stopped):
         run(tmp_path, **changes)
     directory = run(tmp_path, resume=True, **changes)

@@ -23,6 +23,7 @@ def has_avx2() -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     torch.__version__ != KNOWN["torch"] or not has_avx2(),
     reason=f"the hashes are those of torch {KNOWN['torch']} on x86-64 with AVX2",

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_books_of_runs_that_were_killed_are_as_recorded():
     # A process of its own: it forks, and `train.portable` has to be set before torch computes.
     command = [sys.executable, "-m", "tests.golden.books"]

@@ -1,0 +1,643 @@
+"""Exchanges of a round: a broadcast, and the replies to it.
+
+    ask      encode what goes to each client, and make its task
+    open     hand the tasks to the protocol
+    replies  wait, and yield each reply that counts, in ascending client id
+    settle   say in the books which replies were useful
+
+What the replies are added to is the caller's. An evaluation by all clients is an exchange too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from msgspec import structs
+
+from fednet import seeds
+from fednet import world as worlds
+from fednet.algorithms.base import Payload
+from fednet.algorithms.state import State
+from fednet.errors import CannotGoOn, StateError
+from fednet.experiment.build import Experiment
+from fednet.experiment.clock import VirtualClock, reply_bytes, task_bytes
+from fednet.experiment.faults import Faults, drops
+from fednet.experiment.judging import Judgement, evaluation_due, judgements
+from fednet.experiment.judging import asked as asked_to_evaluate
+from fednet.experiment.rundir import RunDirectory
+from fednet.ids import as_text
+from fednet.plain import JsonDict
+from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
+from fednet.server.endpoint import patience
+from fednet.server.inbox import Reply, Sent
+from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
+from fednet.training.evaluation import Counts
+from fednet.training.hosts import ServerHost
+from fednet.training.samples import batch_count
+from fednet.wire.codec import Body, Encoded
+from fednet.wire.messages import Fault, Field, Key, Purpose
+from fednet.wire.payload import weights_of
+from fednet.wire.sending import Past
+
+if TYPE_CHECKING:
+    from fednet.server.round import RunState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2  # how often a request to stop is looked for
+
+
+@dataclass(slots=True)
+class Asked:
+    """What one client is asked, and what became of it.
+
+    round: of its task. at: the second of the run at which it was asked. bytes: of the task, on the
+    virtual clock. leaves_s: seconds after which the client is gone. training_s: where devices have
+    a pace. staleness: updates since the model that it starts from, where training waits for nobody.
+    memory: what compressors remember of messages with it once its reply counts. outcome: None until
+    its part is over. took_s: on the virtual clock; times: the same, by what it was spent on.
+    """
+
+    round: int
+    job: Job
+    at: float = 0.0
+    bytes: int = 0
+    leaves_s: float = math.inf
+    training_s: float | None = None
+    enrolled: bool = False
+    staleness: int | None = None
+    memory: dict[str, torch.Tensor] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    took_s: float | None = None
+    times: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its task is to be handed out, or is: no earlier server has its answer."""
+        return self.outcome is None
+
+    @property
+    def reply(self) -> Reply | None:
+        return None if self.outcome is None else self.outcome.reply
+
+    @property
+    def reason(self) -> str:
+        """Why its reply does not count, as far as that is known."""
+        return "" if self.outcome is None else self.outcome.reason
+
+
+@dataclass
+class Exchange:
+    """asked: by client, in ascending order once all are asked. residuals: what compressed
+    broadcasts have left out, and what compressors remember. opened: on the monotonic clock; at: the
+    second of the run. found: replies that earlier servers received, by client and purpose.
+    restarted: clients that had lost their state, and were asked again from an initial one.
+    """
+
+    round: int
+    index: int
+    purpose: Purpose
+    cohort: tuple[int, ...]
+    residuals: dict[str, torch.Tensor]
+    opened: float
+    at: float = 0.0
+    asked: dict[int, Asked] = field(default_factory=dict)
+    found: dict[tuple[int, str], Reply] = field(default_factory=dict)
+    encoding: float = 0.0
+    restarted: list[int] = field(default_factory=list)
+    # The task of a client whose state is lost, from its initial state; None: it cannot have one.
+    # It is given the exchange: if it held it, the round's models would stay until the garbage
+    # collector next runs, which is seldom.
+    initial_task: Callable[[Exchange, int], Job] | None = None
+    last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
+    cache: JsonDict = field(default_factory=dict)
+
+    @property
+    def name(self) -> tuple[int, int, Purpose]:
+        return self.round, self.index, self.purpose
+
+    @property
+    def done(self) -> dict[int, Reply]:
+        """The replies that count, by client."""
+        return {c: a.reply for c, a in self.asked.items() if a.reply is not None and not a.reason}
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """By client: why it did not complete the exchange."""
+        return {c: a.reason for c, a in self.asked.items() if a.reason}
+
+    def drop(self, client: int, reason: str) -> None:
+        """The client's part is over, and its reply, if there is one, does not count."""
+        asked = self.asked[client]
+        outcome = asked.outcome or Outcome((asked.round, self.index, self.purpose), client)
+        asked.outcome = dataclasses.replace(outcome, reason=reason)
+
+    def past(self, client: int, way: str, round: int) -> Past:
+        """What is remembered with a client of earlier messages that way."""
+        memory = self.asked[client].memory
+        return Past(self.residuals, memory, f"client {client}/{way}/{self.index}/", round)
+
+
+class Exchanges:
+    """Opens exchanges, one after the other, and waits for their replies.
+
+    samples(client): how many its site says it has; None where nobody has said so yet. sent: filled
+    with the weights that each client was sent with its last task. check_stop(): called every now
+    and then while it waits; raises where the run is to stop. clock: None where time is real. alone:
+    others start the clients.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory,
+        io: ServerIO,
+        *,
+        run: str,
+        host: ServerHost,
+        faults: Faults,
+        clock: VirtualClock | None,
+        samples: Callable[[int], int | None],
+        sent: Sent,
+        check_stop: Callable[[], None],
+        alone: bool,
+    ) -> None:
+        self.experiment, self.config = experiment, experiment.config
+        self.method = experiment.algorithm
+        self.directory, self.io, self.run, self.host = directory, io, run, host
+        self.faults, self.clock, self.samples, self.sent = faults, clock, samples, sent
+        self.world = clock.world if clock is not None else worlds.of(self.config)
+        self.check_stop, self.alone = check_stop, alone
+        # Who broke a protocol of secure aggregation: by client, in which round, and how.
+        self.blamed: dict[int, tuple[int, str]] = {}
+
+    # -- opening -----------------------------------------------------------------------------------
+    def open(
+        self,
+        round: int,
+        index: int,
+        cohort: Sequence[int],
+        before: RunState,
+        keep: Mapping[int, str],
+        at: float = 0.0,
+    ) -> Exchange:
+        """Encodes each client's task of an exchange and hands them to the protocol. before: what it
+        starts from. keep: by client, the version of its state that it must not delete yet. at: the
+        second of the run.
+        """
+        exchange = self.prepared(round, index, cohort, dict(before.residuals), at)
+        for client in cohort:
+            known = before.versions.get(client, ""), before.states.get(client, "")
+            self.ask(exchange, client, before.server, *known, keep.get(client, ""))
+        if index == 0:  # a later exchange needs what the client kept of this round
+            exchange.initial_task = lambda e, c: self._task(e, c, before.server, "", "", "")
+        rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if a.wanted]
+        exchange.encoding = time.monotonic() - exchange.opened
+        here = sum(1 for a in exchange.asked.values() if a.reply is not None)
+        if rules.first is not None and here:  # what an earlier server received is among the first
+            rules = dataclasses.replace(rules, first=max(1, rules.first - here))
+            if here >= (self.config.first or 0):
+                for job in jobs:
+                    exchange.drop(job.client, f"not among the first {self.config.first}")
+                jobs = []
+        self.io.begin(exchange.name, jobs, rules)
+        return exchange
+
+    def prepared(
+        self,
+        round: int,
+        index: int,
+        cohort: Sequence[int],
+        residuals: dict[str, torch.Tensor],
+        at: float = 0.0,
+    ) -> Exchange:
+        """An exchange in which nobody is asked yet."""
+        self.host.begin(round, index, cohort)
+        if self.config.schedule.mode == "sync":
+            self.sent.clear()
+        self.sent.remembered = residuals
+        exchange = Exchange(
+            round, index, "train", tuple(cohort), residuals, time.monotonic(), at=at
+        )
+        with self.io.own():
+            exchange.found = self.io.inbox.found(round, index)
+        return exchange
+
+    def rules(self) -> Rules:
+        """How long is waited for whom."""
+        section = self.config.round
+        # Then who counts is not for the clock here to say.
+        virtual = self.clock is not None or self.faults.replay is not None
+        # A client that trains in this very thread sends no heartbeat.
+        silent = None if self.io.inline else section.lost.silent
+        return dataclasses.replace(
+            patience(self.config),
+            deadline=None if virtual else section.deadline,
+            silent=silent,
+            first=None if virtual else self.config.first,
+        )
+
+    def _not_asked(self, exchange: Exchange, client: int) -> str:
+        """Why a client is not asked: a planned fault, or what it did in an earlier round; or ""."""
+        at, why = self.blamed.get(client, (exchange.round, ""))
+        if self.config.privacy.secagg.blame and at < exchange.round:
+            return f"blamed in round {at}: {why}"
+        return self.faults.out(exchange.round, exchange.index, [client]).get(client, "")
+
+    # -- a client's task ---------------------------------------------------------------------------
+    def ask(
+        self, exchange: Exchange, client: int, server: State, start: str, state: str, keep: str
+    ) -> Asked:
+        """Asks a client: encodes its task. start, state, keep: see `Job`."""
+        job = Job(client, (), Body([]), b"")
+        exchange.asked[client] = Asked(exchange.round, job, exchange.at)
+        self._task(exchange, client, server, start, state, keep)
+        return exchange.asked[client]
+
+    def _task(
+        self, exchange: Exchange, client: int, server: State, start: str, state: str, keep: str
+    ) -> Job:
+        method, index = self.method, exchange.index
+        encoded, check = self._encoded(exchange, method.broadcast(server, index, client), client)
+        asked = exchange.asked[client]
+        asked.enrolled = False
+        weights = weights_of(encoded.seen)
+        if weights is not None:
+            self.sent[client] = weights
+        form: Sequence[Field] = encoded.form
+        enrol, body = 0, encoded.body
+        enrolment = method.enroll(server, client, self.host) if not start and index == 0 else None
+        if enrolment is not None:
+            asked.enrolled = True
+            given = self.experiment.down.encode(enrolment)
+            form = [*given.form, *encoded.form]
+            enrol = len(given.form)
+            body = Body([*given.body.segments, *encoded.body.segments])
+            check = body.check()
+        job = Job(client, form, body, check, start=start, state=state, keep=keep, enrol=enrol)
+        if self.experiment.base_comes and not start and index == 0:
+            job = with_base(self.experiment, job)
+        return self.complete(exchange, asked, job)
+
+    def ask_again(self, exchange: Exchange, job: Job, down: Payload) -> Asked:
+        """Asks a client what an earlier server asked it. down: what it was sent."""
+        asked = exchange.asked[job.client] = Asked(exchange.round, job, exchange.at)
+        weights = weights_of(down)
+        if weights is not None:
+            self.sent[job.client] = weights
+        self.complete(exchange, asked, job)
+        return asked
+
+    def _encoded(self, exchange: Exchange, down: Payload, client: int) -> tuple[Encoded, bytes]:
+        """(what goes down, its digest); encoded once for clients in a row that get the same."""
+        last, index = exchange.last, exchange.index
+        if self.experiment.down.shared:
+            last = None
+        if last is None or any(getattr(last[0], f) is not getattr(down, f) for f in down.fields):
+            encoded = self.experiment.down.encode(
+                down,
+                lambda name: seeds.rng(
+                    self.config.seed, f"compress/down/{index}/{name}", exchange.round
+                ),
+                exchange.residuals,
+                self.experiment.agreed,
+                exchange.cache,
+                slot=f"{index}/",
+                past=exchange.past(client, "down", exchange.round),
+            )
+            last = exchange.last = (down, encoded, encoded.body.check())
+        return last[1], last[2]
+
+    def complete(self, exchange: Exchange, asked: Asked, job: Job) -> Job:
+        """Adds to a task how long it takes, the faults planned for it and when its client leaves;
+        finds the reply that an earlier server received.
+        """
+        client, round, index = job.client, exchange.round, exchange.index
+        job = structs.replace(
+            job,
+            cost=self.cost(client, index),
+            judge=self._evaluates(round, index),
+            bound=self.method.in_memory and index > 0,
+        )
+        if self.world.pace is not None:
+            asked.training_s = self.world.pace[client].seconds(job.cost)
+            if self.clock is None:  # the device waits for the rest of its time
+                job = structs.replace(job, pace=[Fault("pace", asked.training_s)])
+        asked.outcome = self._found(exchange, job)
+        if self.clock is not None:
+            asked.bytes = task_bytes(self.run, Key(round, index, 0, client), job)
+        if reason := self._not_asked(exchange, client):
+            exchange.drop(client, reason)
+        leaves = self._leaves(exchange, asked, client)
+        if asked.wanted:
+            faults = self.faults.of(round, index, client)
+            job = structs.replace(job, faults=faults, lost=drops(faults), leaves=leaves)
+        if self.experiment.base_comes and not (index == 0 and not job.start):
+            alone = job
+            job = structs.replace(job, with_base=lambda: with_base(self.experiment, alone))
+        asked.job = job
+        return job
+
+    def _found(self, exchange: Exchange, job: Job) -> Outcome | None:
+        """What an earlier server received, where it answers this very task."""
+        client = job.client
+        reply = exchange.found.get((client, "train"))
+        if reply is None:
+            return None
+        if reply.task != (job.check, job.start):
+            self.io.settle([Settled(reply.bill, False, "the answer to another task")])
+            for purpose in ("train", "evaluate"):
+                exchange.found.pop((client, purpose), None)
+            return None
+        return Outcome(exchange.name, client, "", reply, exchange.found.get((client, "evaluate")))
+
+    def _leaves(self, exchange: Exchange, asked: Asked, client: int) -> Leaves | None:
+        """When the client is gone in the middle of its task; who is gone already is not asked."""
+        until = self.world.until(client, exchange.at)
+        stays = asked.leaves_s = 0.0 if until is None else until - exchange.at
+        if self.faults.replay is not None or math.isinf(stays):
+            return None
+        if not stays and asked.wanted:
+            exchange.drop(client, LEFT)
+        if self.clock is None:
+            return Leaves(at=exchange.opened + stays)
+        slow, delay = self.faults.time(exchange.round, exchange.index, client)
+        steps = self.cost(client, exchange.index)
+        return self.clock.leaving(client, steps, asked.bytes, exchange.at, slow, delay)
+
+    def _evaluates(self, round: int, index: int) -> bool:
+        """Whether the clients of an exchange evaluate what they trained."""
+        due = evaluation_due(self.config, round) and self.config.evaluate.clients == "auto"
+        return due and index == self.method.main_exchange
+
+    def cost(self, client: int, index: int) -> int:
+        """SGD steps of the client's task: the longest are handed out first."""
+        train, method = self.config.train, self.method
+        if method.in_memory and index != method.main_exchange:
+            return 0
+        if train.steps is not None:
+            return train.steps
+        federation = self.experiment.federation
+        n = len(federation.parts[client]) if federation is not None else self.samples(client)
+        return train.epochs * batch_count(n or 0, train.batch_size, train.last_batch)
+
+    # -- collecting --------------------------------------------------------------------------------
+    def replies(self, exchange: Exchange) -> Iterator[tuple[int, Reply]]:
+        """Waits for all of an exchange. Yields each client whose reply counts, in ascending id, as
+        soon as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where
+        a client could not do its task and the configuration says to stop.
+        """
+        asked = exchange.asked
+        for client in sorted(exchange.dropped):
+            self._say_dropped(exchange, client)
+        clock = self.clock if exchange.purpose == "train" else None
+        if clock is not None:
+            for client in exchange.cohort:
+                self._wait_for(exchange, client)
+            self._check_lost(exchange)
+            self._decide(exchange, clock)
+        for client in exchange.cohort:
+            self._wait_for(exchange, client)
+            reply, reason = asked[client].reply, asked[client].reason
+            if reply is not None and not reason:
+                yield client, reply
+            elif reason.startswith("failed"):
+                self.may_stop(exchange.round, client, reason.removeprefix("failed: "))
+        if clock is None:
+            self._check_lost(exchange)
+
+    def _wait_for(self, exchange: Exchange, client: int) -> None:
+        """Waits until that client's part is over, and takes what comes of others meanwhile."""
+        while exchange.asked[client].wanted:
+            outcome = self.io.wait(POLL_S)
+            if outcome is not None and outcome.phase != exchange.name:
+                self.io.unused(outcome)
+            elif outcome is not None and not self._restarts(exchange, outcome):
+                exchange.asked[outcome.client].outcome = outcome
+                if outcome.reason:
+                    self._say_dropped(exchange, outcome.client)
+            self.check_stop()
+
+    def _say_dropped(self, exchange: Exchange, client: int) -> None:
+        reason = exchange.asked[client].reason
+        self.directory.event("dropped", exchange.round, client, reason=reason)
+
+    def _decide(self, exchange: Exchange, clock: VirtualClock) -> None:
+        """On the virtual clock: who was in time."""
+        for client, asked in exchange.asked.items():
+            if asked.reply is not None and not asked.reason:
+                asked.times = clock.seconds(
+                    client,
+                    exchange.round,
+                    self.cost(client, exchange.index),
+                    asked.bytes,
+                    reply_bytes(asked.reply),
+                    *self.faults.time(exchange.round, exchange.index, client),
+                    at=exchange.at,
+                )
+                asked.took_s = sum(asked.times.values())
+            elif asked.reason == LEFT:
+                asked.took_s = math.inf
+        if self.faults.replay is not None:
+            return
+        leaves = {c: a.leaves_s for c, a in exchange.asked.items()}
+        for client, reason in clock.late(virtual_times(exchange), leaves).items():
+            if exchange.asked[client].reason != reason:
+                exchange.drop(client, reason)
+                self._say_dropped(exchange, client)
+
+    # -- clients that have lost their state --------------------------------------------------------
+    def _restarts(self, exchange: Exchange, outcome: Outcome) -> bool:
+        """Whether a client whose state is lost got its task again, from its initial state: what
+        the server remembers of earlier messages with it is of no use then.
+        """
+        client, asked = outcome.client, exchange.asked[outcome.client]
+        again = exchange.initial_task
+        if again is None or not asked.job.start or not self.restarts(outcome.reason):
+            return False
+        self.forget(client, exchange.residuals)
+        asked.memory.clear()
+        exchange.restarted.append(client)
+        self.say_restarted(exchange.round, client, outcome.reason)
+        self.io.add(exchange.round, [again(exchange, client)])
+        return True
+
+    def restarts(self, reason: str) -> bool:
+        """Whether a client that was dropped for that reason begins again."""
+        return reason.startswith(STATE_LOST) and self.config.round.state_lost == "restart"
+
+    def forget(self, client: int, residuals: dict[str, torch.Tensor]) -> None:
+        """Removes what compressors remember of messages with a client."""
+        with self.io.own():  # replies are decoded with them
+            for name in [n for n in residuals if n.startswith(f"client {client}/")]:
+                del residuals[name]
+
+    def say_restarted(self, round: int, client: int, reason: str) -> None:
+        reason = reason.removeprefix(STATE_LOST)
+        self.directory.event("restarted", round, client, reason=reason)
+        log.warning("round %d: client %d begins again: %s", round, client, reason)
+
+    def _check_lost(self, exchange: Exchange) -> None:
+        lost = {c: why for c, why in exchange.dropped.items() if why.startswith(STATE_LOST)}
+        started = sum(1 for a in exchange.asked.values() if a.job.start)
+        self.check_states(exchange.round, lost, started)
+
+    def check_states(self, round: int, lost: Mapping[int, str], started: int) -> None:
+        """Raises StateError where the run ends because clients have lost their states. started:
+        how many were to start from one. Where others start the clients, a few that say so are not
+        believed: one that lies would end the run.
+        """
+        if not lost:
+            return
+        if self.alone and (2 * len(lost) <= started or len(lost) == 1 < self.config.clients):
+            return
+        first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
+        raise StateError(
+            f"round {round}: {len(lost)} of the {started} clients that were to go on from a state "
+            f"of theirs no longer have it: clients {as_text(lost)}. {first}. Was the server "
+            f"restored from an older copy? Then restore the clients' states of the same time, or "
+            f"let these clients begin again with --set round.state_lost=restart (the results "
+            f"differ)."
+        )
+
+    # -- its end -----------------------------------------------------------------------------------
+    def leave_out(self, exchange: Exchange, client: int, reason: str) -> None:
+        """A reply that was accepted turned out to be unusable: the client counts as one that did
+        not complete the exchange, and a resume asks it again.
+        """
+        reply = exchange.asked[client].reply
+        exchange.drop(client, f"refused: {reason}")
+        self._say_dropped(exchange, client)
+        if reply is not None:
+            with self.io.own():
+                self.io.inbox.revoke(reply)
+        self.may_stop(exchange.round, client, reason)
+
+    def may_stop(self, round: int, client: int, reason: str) -> None:
+        """Raises CannotGoOn where one client that cannot go on ends the run."""
+        if self.config.round.on_error == "stop":
+            raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
+
+    def settle(self, exchange: Exchange) -> None:
+        """It is known what counts: says in the books which replies, and tasks, were useful."""
+        self.io.settle(settled(exchange.asked.values()))
+
+    # -- evaluations by clients --------------------------------------------------------------------
+    def evaluations(self, exchange: Exchange) -> dict[int, dict[str, Counts]]:
+        """What the clients that completed an exchange found in evaluating their models, of those
+        that were asked to. In a training exchange the model that came down is the one before the
+        round: what they found for it is named `received`, where that of an evaluation is `global`.
+        """
+        found = {}
+        for client in exchange.done:
+            outcome = exchange.asked[client].outcome
+            assert outcome is not None
+            evaluation = outcome.evaluation if exchange.purpose == "train" else outcome.reply
+            if evaluation is None:
+                continue
+            judgement = evaluation.take_payload()
+            if not isinstance(judgement, Judgement):
+                body = evaluation.body()
+                judgement = self.experiment.up.decode(Judgement, evaluation.form, body)
+            said = judgements(judgement)
+            if exchange.purpose == "train" and "global" in said:
+                said = {"received": said.pop("global"), **said}
+            found[client] = said
+        return found
+
+    def evaluate(
+        self, round: int, down: Payload, carried: RunState, keep: Mapping[int, str], final: bool
+    ) -> dict[int, dict[str, Counts]]:
+        """Asks clients (`judging.asked`) to evaluate their models, and the one in `down`, and waits
+        for them.
+        """
+        exp = self.experiment
+        encoded = exp.exact.encode(down)
+        check = encoded.body.check()
+        clients = tuple(asked_to_evaluate(self.config))
+        index = len(self.method.exchanges)
+        exchange = Exchange(round, index, "evaluate", clients, {}, time.monotonic())
+
+        def job(client: int, start: str) -> Job:
+            made = Job(
+                client,
+                encoded.form,
+                encoded.body,
+                check,
+                cost=self.cost(client, self.method.main_exchange),
+                start=start,
+                state=carried.states.get(client, "") if start else "",
+                keep=keep.get(client, "") if start else "",
+                judge=final,
+            )
+            if not exp.base_comes:
+                return made
+            whole = with_base(exp, made, shared)
+            return structs.replace(made, with_base=lambda: whole) if start else whole
+
+        shared: dict[bytes, Job] = {}
+        exchange.initial_task = lambda e, c: _started_again(e, job(c, ""))
+        for client in clients:
+            made = job(client, carried.versions.get(client, ""))
+            exchange.asked[client] = Asked(round, made)
+        if final:
+            self.io.link.ledger.final = round, index
+        jobs = [a.job for a in exchange.asked.values()]
+        rules = dataclasses.replace(self.rules(), deadline=None, first=None)
+        self.io.begin(exchange.name, jobs, rules)
+        for _ in self.replies(exchange):
+            pass
+        self.settle(exchange)
+        if exchange.dropped:
+            self.directory.event("not_evaluated", round, clients=sorted(exchange.dropped))
+        return self.evaluations(exchange)
+
+
+def _started_again(exchange: Exchange, job: Job) -> Job:
+    exchange.asked[job.client].job = job
+    return job
+
+
+def settled(asked: Iterable[Asked]) -> Iterator[Settled]:
+    """Whether what crossed for the replies of these was useful."""
+    for one in asked:
+        if one.reply is not None:
+            why = one.reason if one.reply.earlier else LEFT_OUT
+            yield Settled(one.reply.bill, not one.reason, why, one.staleness)
+
+
+def virtual_times(exchange: Exchange) -> dict[int, float]:
+    """By client: the seconds after which its part was over on the virtual clock."""
+    return {c: a.took_s for c, a in exchange.asked.items() if a.took_s is not None}
+
+
+def with_base(experiment: Experiment, job: Job, shared: dict[bytes, Job] | None = None) -> Job:
+    """The task with the model that training starts from before its payload. shared: of tasks with
+    the same payload, by its digest, so that it is put together once.
+    """
+    base = experiment.base
+    if base is None:
+        return job
+    made = None if shared is None else shared.get(job.check)
+    if made is None:
+        body = Body([*base.body.segments, *job.body.segments])
+        made = structs.replace(
+            job,
+            form=(*base.form, *job.form),
+            body=body,
+            check=body.check(),
+            enrol=job.enrol + len(base.form),
+            with_base=None,
+        )
+        if shared is not None:
+            shared[job.check] = made
+    return structs.replace(
+        job, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
+    )
