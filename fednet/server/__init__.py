@@ -1,6 +1,6 @@
-"""The server's process: rounds, replies, checkpoints, books, and the thread that does its I/O.
+"""The server's process: rounds, exchanges, replies, checkpoints, books, and its I/O.
 
 Imported by `launch`, `tools` and `cli`; never by `client`, and it imports nothing of
-`client`. Read in this order: process, synchronous, rounds, round, phases, asking, aggregation,
+`client`. Read in this order: process, synchronous, rounds, round, exchange, aggregation,
 judging, asynchronous, io, inbox, books, checkpoint.
 """

@@ -316,8 +316,8 @@ class Inbox:
     of them (see `seals`), `PHASE-CLIENT-PURPOSE.bin` with the payload of each large one; in
     `checkpoint/spare/` files to write over.
 
-    One thread writes; `found`, `clear` and `close` may be called by another. What was sealed is on
-    the disk once `flush` has returned.
+    It is used by whoever owns the server's I/O. What was sealed is on the disk once `flush` has
+    returned.
     """
 
     def __init__(self, folder: Path, decode: Callable[[Reply, memoryview], Payload | None]) -> None:
@@ -333,7 +333,6 @@ class Inbox:
         self._over: list[Reply] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
         self._named = 0
-        self._lock = threading.Lock()
         shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
 
     def _path(self, key: Key) -> str:
@@ -366,13 +365,12 @@ class Inbox:
             upload.held = lend(size).data
         if size > SMALL_BYTES:
             path = self._path(key)
-            with self._lock:
-                self._log(key.round)  # and the folder
-                if os.path.exists(path) and is_read(path):
-                    os.unlink(path)
-                if self._spares and not os.path.exists(path):
-                    os.replace(self._spares.pop(), path)
-                upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
+            self._log(key.round)  # and the folder
+            if os.path.exists(path) and is_read(path):
+                os.unlink(path)
+            if self._spares and not os.path.exists(path):
+                os.replace(self._spares.pop(), path)
+            upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
         return upload
 
     def _log(self, round: int) -> Log:
@@ -384,8 +382,7 @@ class Inbox:
         """No more of this payload comes. What is there of it may be overwritten by a later attempt
         already.
         """
-        with self._lock:
-            upload = self._uploads.pop(key, None)
+        upload = self._uploads.pop(key, None)
         if upload is not None and upload.file is not None:
             os.close(upload.file)
         if upload is not None and upload.memory is not None:
@@ -416,8 +413,7 @@ class Inbox:
 
     def _whole(self, arrived: Arrived, task: tuple[bytes, str], worker: JsonDict) -> Reply:
         key = arrived.key
-        with self._lock:
-            upload = self._uploads.pop(key)
+        upload = self._uploads.pop(key)
         if upload.file is not None:
             if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
                 os.truncate(upload.file, upload.got)
@@ -459,9 +455,8 @@ class Inbox:
             reported=reply.reported,
             inline=reply.size if inline else 0,
         )
-        with self._lock:
-            log = self._log(reply.key.round)
-            at = log.add(record, reply.held if inline and reply.held is not None else b"")
+        log = self._log(reply.key.round)
+        at = log.add(record, reply.held if inline and reply.held is not None else b"")
         if inline:
             reply.path, reply.at = str(log.path), at
         self._sealed.setdefault(reply.key.round, set()).add(_name(reply.key))
@@ -470,18 +465,16 @@ class Inbox:
         """What was sealed is with the operating system, and what may not be held is on disk
         alone.
         """
-        with self._lock:
-            for log in self._logs.values():
-                log.flush()
+        for log in self._logs.values():
+            log.flush()
         for reply in self._over:
             reply.let_go()
         self._over.clear()
 
     def _unseal(self, key: Key) -> None:
-        with self._lock:
-            log = self._log(key.round)
-            log.add(Seal(key=key, broken=True), b"")
-            log.flush()
+        log = self._log(key.round)
+        log.add(Seal(key=key, broken=True), b"")
+        log.flush()
         self._sealed[key.round].remove(_name(key))
 
     def revoke(self, reply: Reply) -> None:
@@ -495,9 +488,8 @@ class Inbox:
         purpose: of a client whose training or evaluation is not, neither, so that it is asked for
         both again. Raises StateError where a whole seal is not what was written.
         """
-        with self._lock:
-            if round in self._logs:
-                self._logs[round].flush()
+        if round in self._logs:
+            self._logs[round].flush()
         log = self.folder / f"round-{round}" / LOG
         vouched = [s for s in _last(sealed_in(log)) if s.seal.key.phase == phase]
         # Whatever became of the payloads: the next ones are others.
@@ -542,21 +534,19 @@ class Inbox:
             if round <= up_to:
                 self._spare(folder, {c for r, c in under_way if r == round})
             if round <= up_to and round not in rounds:
-                with self._lock:
-                    log = self._logs.pop(round, None)
-                    self._sealed.pop(round, None)
-                    self._memory.clear(round)
-                    shutil.rmtree(folder)
+                log = self._logs.pop(round, None)
+                self._sealed.pop(round, None)
+                self._memory.clear(round)
+                shutil.rmtree(folder)
                 if log is not None:
                     log.close()
 
     def close(self) -> None:
         """Closes the files: no other round comes to this process."""
-        with self._lock:
-            for log in self._logs.values():
-                log.close()
-            self._logs, self._spares = {}, []
-            shutil.rmtree(self.folder / "spare", ignore_errors=True)
+        for log in self._logs.values():
+            log.close()
+        self._logs, self._spares = {}, []
+        shutil.rmtree(self.folder / "spare", ignore_errors=True)
 
     def _spare(self, round: Path, but: Collection[int]) -> None:
         """Moves a round's payloads to where later ones take their files from, but those of these
@@ -564,17 +554,16 @@ class Inbox:
         """
         place = self.folder / "spare"
         place.mkdir(exist_ok=True)
-        with self._lock:
-            busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
-            size = sum(os.path.getsize(p) for p in self._spares)
-            for path in map(str, round.glob("*.bin")):
-                if int(os.path.basename(path).split("-")[1]) in but or path in busy:
-                    continue
-                self._named += 1
-                name = str(place / f"{self._named}.bin")
-                if not is_read(path) and (size := size + os.path.getsize(path)) <= SPARE_BYTES:
-                    os.replace(path, name)
-                    self._spares.append(name)
+        busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
+        size = sum(os.path.getsize(p) for p in self._spares)
+        for path in map(str, round.glob("*.bin")):
+            if int(os.path.basename(path).split("-")[1]) in but or path in busy:
+                continue
+            self._named += 1
+            name = str(place / f"{self._named}.bin")
+            if not is_read(path) and (size := size + os.path.getsize(path)) <= SPARE_BYTES:
+                os.replace(path, name)
+                self._spares.append(name)
 
 
 def _name(key: Key) -> str:

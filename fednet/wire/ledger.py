@@ -7,7 +7,6 @@ until it is known whether what crossed was useful; `settle` writes its row.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -137,7 +136,6 @@ class Ledger:
         self.many = 0  # accounts that are open
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._by_round = by_round
-        self._lock = threading.Lock()
         self._numbered, self._number = numbered, 0
         self._changed: dict[int, Account] = {}
         self._billed: dict[int, Account] = {}  # by identity: of bills that are not settled
@@ -261,9 +259,8 @@ class Ledger:
 
     def _count_useful(self, a: Account) -> None:
         """Adds what an earlier process wrote to what is in no round's record yet."""
-        with self._lock:
-            tally = self._untaken.setdefault(a.round, Tally())
-            add_kinds(tally.useful[a.direction], a.kinds)
+        tally = self._untaken.setdefault(a.round, Tally())
+        add_kinds(tally.useful[a.direction], a.kinds)
 
     def open(self, whose: bytes | None = None) -> list[Name]:
         """Names of the accounts that are open: of one connection, or of all."""
@@ -362,29 +359,24 @@ class Ledger:
         """Counts a row: one just written, or by an earlier process of this side. What was spent is
         spent.
         """
-        with self._lock:
-            self.totals[row["direction"]] += row["bytes"]
-            if row["incarnation"] == self.incarnation:
-                self._own[row["direction"]] += row["bytes"]
-            if row["useful"]:
-                add_kinds(self.useful[row["direction"]], row["kinds"])
-            if self._by_round:
-                self._untaken.setdefault(row["round"], Tally()).add(row)
+        self.totals[row["direction"]] += row["bytes"]
+        if row["incarnation"] == self.incarnation:
+            self._own[row["direction"]] += row["bytes"]
+        if row["useful"]:
+            add_kinds(self.useful[row["direction"]], row["kinds"])
+        if self._by_round:
+            self._untaken.setdefault(row["round"], Tally()).add(row)
 
     def taken(self, before: Mapping[str, int]) -> None:
         """So many bytes were taken by an earlier process; what else it spent is taken with the next
         round's.
         """
-        with self._lock:
-            spent = {d: self.totals[d] - before.get(d, 0) for d in ("up", "down")}
-            self._untaken = {0: Tally(spent=spent)}
+        spent = {d: self.totals[d] - before.get(d, 0) for d in ("up", "down")}
+        self._untaken = {0: Tally(spent=spent)}
 
     def take(self, round: int) -> Tally:
-        """What was settled for rounds up to this one and not taken before. Safe to call from
-        another thread.
-        """
+        """What was settled for rounds up to this one and not taken before."""
         taken = Tally()
-        with self._lock:
-            for r in [r for r in self._untaken if r <= round]:
-                taken.merge(self._untaken.pop(r))
+        for r in [r for r in self._untaken if r <= round]:
+            taken.merge(self._untaken.pop(r))
         return taken
