@@ -1,5 +1,5 @@
-"""FedDC: Kim and Choi, "Stable Federated Learning with Dataset Condensation", Journal of Computing
-Science and Engineering 16(1):52-62, 2022 (doi:10.5626/JCSE.2022.16.1.52), Algorithm 1.
+"""FedDC and FedDC+: Kim and Choi, "Stable Federated Learning with Dataset Condensation", Journal of
+Computing Science and Engineering 16(1):52-62, 2022 (doi:10.5626/JCSE.2022.16.1.52), Algorithm 1.
 
 theta  global model    theta_i  local model    D_i  local data    P_i  classes present in D_i
 S_i    one condensed image a class of P_i (see `condensation`)
@@ -7,7 +7,9 @@ S      union of the participants' S_i
 K, v   iterations of the condensation, and the norm its gradient is clipped to (Eq. 8)
 
 A participant trains theta_i and uploads it with S_i; the server averages and then fine-tunes the
-mean on S (Eq. 7).
+mean on S (Eq. 7). FedDC+ has momentum and weight decay in the optimizer that makes the condensed
+images, and nowhere else. Weight decay is added after the clipping, as torch's SGD does. The
+momentum starts at 0 with each condensation.
 
 What the paper leaves open:
 - v is 1, images start as noise, and a real batch has 256 images: measured, or taken from the
@@ -184,6 +186,17 @@ class FedDC(Algorithm):
                 weights=weights,
             )
         )
+
+
+@algorithm("feddcplus")
+class FedDCPlus(FedDC):
+    """FedDC whose condensation has momentum and weight decay."""
+
+    paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
+
+    class Config(FedDC.Config):
+        cond_momentum: Fraction = 0.9
+        cond_weight_decay: NonNegative = 4e-5
 
 
 def class_weights(y: torch.Tensor, classes: int) -> torch.Tensor:

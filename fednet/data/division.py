@@ -17,7 +17,7 @@ import torch
 
 from fednet.data.base import Data, said_of
 from fednet.data.federation import Federation
-from fednet.data.options import call
+from fednet.data.loading import call
 from fednet.errors import ConfigError, DataError
 from fednet.loading import place
 from fednet.options import takes

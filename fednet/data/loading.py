@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from fednet import loading, places, seeds
+from fednet.config.fit import fit
+from fednet.config.tree import wrap
 from fednet.data.augment import check
 from fednet.data.base import Data
-from fednet.data.options import call
 from fednet.descriptors import named
 from fednet.errors import DataError, why
-from fednet.plain import JsonDict
+from fednet.options import options_of
+from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import dataset
 
 if TYPE_CHECKING:
     from fednet.config.schema import DataSection
+
+T = TypeVar("T")
 
 
 def load(section: DataSection, root: Path | str | None = None, seed: int = 0) -> Data:
@@ -65,3 +73,23 @@ def place(section: DataSection | None, root: Path | str | None) -> Path:
         raise DataError(
             f"data.root (or --data): {why(wrong)}; expected the folder where datasets lie."
         ) from None
+
+
+def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:
+    """part(**given, **options): of `given` only what its signature names; of `options` all, or
+    ConfigError. Options are the function's annotated keyword parameters.
+
+    path: the configuration key that they stand under, such as `data`.
+    """
+    parameters = inspect.signature(part).parameters
+    declared = options_of(part, given)
+    values = dict(options)
+    if declared is not None:
+        name = getattr(part, "__name__", str(part))
+        made = fit(wrap(values, f"the options of {name}"), declared, path)
+        values = {
+            f.name: getattr(made, f.name)
+            for f in msgspec.structs.fields(made)
+            if f.encode_name in options
+        }
+    return part(**{n: v for n, v in given.items() if n in parameters}, **values)

@@ -17,7 +17,7 @@ from torch import nn
 
 from fednet.errors import ConfigError
 from fednet.models import image
-from fednet.models.parts import Net, ProjectedNet, chain
+from fednet.models.networks import Net, ProjectedNet, chain
 from fednet.registry import model
 
 Stem = Annotated[

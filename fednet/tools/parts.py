@@ -146,7 +146,7 @@ def dataset(name: str, data: Path | None = None) -> Iterator[str]:
 
 def partitioner(name: str) -> Iterator[str]:
     from fednet.config.parts import declared_options
-    from fednet.data.options import call
+    from fednet.data.loading import call
 
     part = registry.partitioner.get(name)
     declared = declared_options(part, "partitioner")

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fednet.algorithms.base import ClientFacts, Samples
-from fednet.algorithms.feddc import FedDC, class_weights
-from fednet.algorithms.feddcplus import FedDCPlus
+from fednet.algorithms.feddc import FedDC, FedDCPlus, class_weights
 from fednet.algorithms.state import dump, load
 from fednet.tensors import mean
 from tests.algorithms.small import CLASSES, Federation, Net, build, distance, same

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fednet.data.partitioners.dirichlet import capped, dirichlet, proportions, repaired
+from fednet.data.partitioners.dirichlet import (
+    capped,
+    dirichlet,
+    iid,
+    proportions,
+    quantity,
+    repaired,
+)
 from fednet.data.partitioners.dirichlet_client import dirichlet_client
-from fednet.data.partitioners.file import file, for_test
-from fednet.data.partitioners.iid import iid
-from fednet.data.partitioners.natural import natural
-from fednet.data.partitioners.quantity import quantity
-from fednet.data.partitioners.shards import shards
+from fednet.data.partitioners.given import file, for_test, natural
+from fednet.data.partitioners.labels import shards
 from fednet.errors import ConfigError, DataError
 from fednet.seeds import rng
 

@@ -21,7 +21,7 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.state import check_of, read_state
 from fednet.cli.common import guarded
 from fednet.data.datasets.arrays import arrays
-from fednet.data.partitioners.file import _lists
+from fednet.data.partitioners.given import _lists
 from fednet.errors import ConfigError, DataError, StateError
 from fednet.experiment.store import RowStore, read_client
 from fednet.files import write_record

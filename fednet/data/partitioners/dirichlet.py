@@ -1,4 +1,6 @@
-"""Label skew: each class is dealt to the clients by its own Dirichlet draw."""
+"""Divisions by shares: every class dealt by its own Dirichlet draw, sizes by one draw (quantity
+skew), or all shares the same (iid).
+"""
 
 from __future__ import annotations
 
@@ -168,3 +170,53 @@ def enough(n: int, clients: int, least: int = 1) -> None:
         raise ConfigError(
             f"data.partition: {n} samples cannot give each of {clients} clients {least}."
         )
+
+
+@partitioner("quantity")
+def quantity(
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: Annotated[
+        float, "Concentration of Dir(alpha), above 0; the smaller, the less even the sizes."
+    ] = 0.5,
+    min_samples: Annotated[int, "Samples that every client gets at least. [samples]"] = 1,
+) -> list[np.ndarray]:
+    """Quantity skew: sizes q ~ Dir(alpha) over clients, without regard to class.
+
+    As in Li et al., ICDE 2022 (arXiv:2102.02079), section IV: a shuffled pool is cut at
+    floor(cumsum(q) n). Drawn again until every client has min_samples, at least one. Where 1000
+    tries do not succeed (fewer where it is plain after 20 that none can), the last one is repaired:
+    each client that is short gets what it lacks, one sample at a time from the client that then
+    holds most.
+    """
+    n, least = len(y), max(1, min_samples)
+    if not alpha > 0 or not np.isfinite(alpha):
+        raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
+    enough(n, clients, least)
+    fewest = clients
+    for tried in range(1, TRIES + 1):
+        q = proportions(rng, clients, alpha)
+        cuts = np.clip(np.floor(np.cumsum(q) * n).astype(np.int64)[:-1], 0, n)
+        sizes = np.diff(cuts, prepend=0, append=n)
+        short = int((sizes < least).sum())
+        fewest = min(fewest, short)
+        if not short or hopeless(tried, fewest):
+            break
+    if short:
+        sizes = repaired(sizes[None], q[None], least)[0]
+    return np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
+
+
+@partitioner("iid")
+def iid(
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    min_samples: Annotated[int, "Samples that every client gets at least. [samples]"] = 1,
+) -> list[np.ndarray]:
+    """No skew: a permutation cut into N parts whose sizes differ by one at most."""
+    enough(len(y), clients, max(1, min_samples))
+    return np.array_split(rng.permutation(len(y)), clients)

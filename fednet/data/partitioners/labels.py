@@ -1,4 +1,6 @@
-"""Label skew by number of classes: every client holds samples of exactly k of them."""
+"""Label skew by number: every client holds samples of exactly k classes (`labels`), or a few shards
+of the samples sorted by label (`shards`).
+"""
 
 from __future__ import annotations
 
@@ -57,3 +59,67 @@ def _owned(first: int, classes: int, k: int, rng: np.random.Generator) -> np.nda
     """(k,) classes: `first`, and k - 1 of the others, each choice equally likely."""
     others = np.delete(np.arange(classes), first)
     return np.append(first, rng.choice(others, size=k - 1, replace=False))
+
+
+@partitioner("shards")
+def shards(
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    per_client: Annotated[int, "Shards of each client, at least 1. [shards]"] = 2,
+) -> list[np.ndarray]:
+    """Label skew by sorting: N * per_client equal shards of the samples sorted by label, per_client
+    to each client.
+
+    The shards hold floor(n / (N * per_client)) samples; the remainder is used by nobody. A client
+    sees at most per_client labels, or more where a shard straddles two.
+    """
+    _enough_shards(len(y), clients * per_client, "training")
+    return _deal_shards(y, assignment(clients, per_client, rng), rng)
+
+
+def assignment(clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
+    """(N, per_client) numbers of each client's shards: the stream's first draw, so the test set
+    repeats it.
+    """
+    if per_client < 1:
+        raise ConfigError(
+            f"data.partition.per_client: expected a whole number >= 1, got {per_client}."
+        )
+    return rng.permutation(clients * per_client).reshape(clients, per_client)
+
+
+def for_test(
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    test_rng: np.random.Generator,
+    *,
+    per_client: int = 2,
+) -> list[np.ndarray]:
+    """Test shards with the same numbers as the client's training shards."""
+    _enough_shards(len(y), clients * per_client, "test")
+    return _deal_shards(y, assignment(clients, per_client, rng), test_rng)
+
+
+def _enough_shards(samples: int, shards: int, what: str) -> None:
+    if samples < shards:
+        hint = ", or data.client_test: none." if what == "test" else "."
+        raise ConfigError(
+            f"data.partition (scheme 'shards'): {samples} {what} samples cannot fill {shards} "
+            f"shards; use fewer clients or a smaller per_client{hint}"
+        )
+
+
+def _deal_shards(y: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    size = len(y) // given.size
+    order = rng.permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]  # by label, ties in shuffled order
+    return [
+        order[: size * given.size].reshape(given.size, size)[mine].reshape(-1) for mine in given
+    ]
+
+
+shards.test = for_test  # type: ignore[attr-defined]
+shards.by_class = True  # type: ignore[attr-defined]

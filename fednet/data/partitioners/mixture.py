@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fednet.data.options import call
+from fednet.data.loading import call
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict
 from fednet.registry import partitioner

@@ -1,4 +1,4 @@
-"""A division written down in a file."""
+"""Divisions that are given: by a file, or by the owners that the data themselves name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from fednet.errors import DataError
+from fednet.errors import ConfigError, DataError
 from fednet.plain import JsonDict
 from fednet.registry import partitioner
 
@@ -77,3 +77,24 @@ def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
 
 
 file.test = for_test  # type: ignore[attr-defined]
+
+
+@partitioner("natural")
+def natural(groups: np.ndarray | None, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The dataset's own groups, such as writers or sensors: one a client, or whole groups dealt
+    evenly where more.
+
+    With as many groups as clients, client i is the i-th group in ascending order.
+    """
+    if groups is None:
+        raise ConfigError(
+            "data.partition: scheme natural wants a dataset with groups, and this one has none."
+        )
+    owners = np.unique(groups)
+    if len(owners) < clients:
+        raise ConfigError(
+            f"data.partition: {clients} clients want as many natural groups; there are "
+            f"{len(owners)}."
+        )
+    dealt = np.array_split(owners if len(owners) == clients else rng.permutation(owners), clients)
+    return [np.flatnonzero(np.isin(groups, mine)) for mine in dealt]
