@@ -97,15 +97,6 @@ def test_a_method_made_for_rounds_runs_under_fedbuffs_rule():
     )
 
 
-def test_ca2fl_where_nothing_is_stale_is_fedvarp():
-    one, two = (F.run(name, cohorts=[[0, 1], [1, 3], [0, 3]]) for name in ("ca2fl", "fedvarp"))
-    assert close(one.x, two.x, 1e-6)
-
-
-def test_fedbuff_where_nothing_is_stale_is_uniform_fedavg():
-    assert close(F.run("fedbuff").x, F.run("fedavg", weighting="uniform").x, 1e-6)
-
-
 def test_fedasync_with_alpha_one_takes_the_last_reply_whole():
     algorithm = F.make("fedasync", alpha=1.0)
     ups = {i: algorithm.Up(x=vector(x), run=Run(1, 1, 0.0)) for i, x in ((0, 3.0), (1, 7.0))}

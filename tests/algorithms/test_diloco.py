@@ -8,7 +8,7 @@ import torch
 from fednet import seeds
 from fednet.algorithms.base import Run
 from fednet.training.loop import batches
-from tests.algorithms.harness import Desk, Federation, close, same, serve, vector
+from tests.algorithms.harness import Desk, Federation, serve, vector
 
 TRAIN = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "steps": 5}
 F = Federation(train=TRAIN)
@@ -34,13 +34,6 @@ def test_workers_weigh_by_their_samples_where_that_is_asked_for():
     ups = {i: algorithm.Up(x=vector(v), run=Run(n, 1, 0.0)) for i, v, n in ((0, 1, 3), (1, 5, 1))}
     after = serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(2))
     assert float(after.x.vector[0]) == 2.0
-
-
-def test_without_momentum_and_at_rate_one_it_is_fedavg():
-    plain = F.run("fedavg", weighting="uniform")
-    run = F.run("diloco", outer_lr=1.0, outer_momentum=0.0)
-    assert close(run.x, plain.x, 1e-5)
-    assert not same(run.x, run.servers[0].x)
 
 
 def test_the_outer_step_is_torchs():

@@ -94,11 +94,6 @@ def test_fedsgd_obeys_clipping_and_weight_decay():
     assert float(serve(algorithm, server, ups, Desk(2, lr=0.5)).x.vector[0]) == -1.0  # 1 - 0.5 * 4
 
 
-def test_fedprox_first_step_is_fedavgs():
-    f = Federation(train={"steps": 1}, rounds=1)
-    assert same(f.run("fedprox", mu=5.0).x, f.run("fedavg").x)
-
-
 def test_fedprox_holds_the_local_model_nearer_to_the_global_one():
     f = Federation(train={"epochs": 5}, rounds=1)
     far, near = (

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import torch
 
-from fednet.algorithms.base import Run, Sum
 from fednet.algorithms.fedpdc import FedPDC
-from fednet.algorithms.state import dump, load
 from fednet.tensors import mean
 from tests.algorithms.small import Federation, build, distance, normalise, same
 
@@ -148,20 +145,3 @@ def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
     plain = Federation("fedavg", train={"lr": 0.15}).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5
-
-
-def test_the_fold_and_the_server_can_be_saved_and_read_back():
-    f = Federation("fedpdc").rounds(1, (0, 2))
-    assert load(FedPDC.Server, *dump(f.server)).p == f.server.p
-    fold = f.algorithm.accumulate(
-        f.algorithm.init_accumulator(f.server, 0), f.server, 2, f.ups[2], f.io
-    )
-    back = load(FedPDC.Accumulator, *dump(fold))
-    assert back.p == fold.p
-    assert torch.equal(back.x.vector, fold.x.vector)
-    assert isinstance(back.x, Sum)
-
-
-def test_a_reply_carries_the_statistics_of_its_training():
-    f = Federation("fedpdc").rounds(1)
-    assert f.ups[0].run == Run(50, 8, f.ups[0].run.loss)

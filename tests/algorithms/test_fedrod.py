@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -27,21 +26,6 @@ def test_generic_training_is_the_same_to_the_bit_with_and_without_the_personal_h
         b = Federation("fedrod", train=train, train_p=False).rounds(3)
         assert same(a.server.x, b.server.x)
         assert a.ups[1].run == b.ups[1].run  # the reported loss is the generic one
-
-
-def test_equal_class_counts_give_fedavg():
-    a, b = (
-        Federation("fedrod", labels=EQUAL).rounds(3),
-        Federation("fedavg", labels=EQUAL).rounds(3),
-    )
-    assert distance(a.server.x, b.server.x) < 1e-6
-
-
-def test_unequal_class_counts_do_not():
-    assert (
-        distance(Federation("fedrod").rounds(3).server.x, Federation("fedavg").rounds(3).server.x)
-        > 1e-4
-    )
 
 
 def test_gamma_0_is_fedavg_even_where_a_class_is_absent():
@@ -135,11 +119,3 @@ def test_the_personal_head_goes_on_from_round_to_round_and_never_crosses():
     for i in range(4):
         assert f.ups[i].x.layout == f.downs[i].x.layout == f.setting.layout
         assert f.ups[i].kinds() == {"state", "statistics"}
-
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_mean_is_by_samples_or_uniform(weighting):
-    f = Federation("fedrod", weighting=weighting).rounds(1)
-    weights = [f.ups[i].run.n if weighting == "samples" else 1 for i in range(4)]
-    total = sum(w * f.ups[i].x.vector.double() for i, w in enumerate(weights))
-    assert torch.allclose(f.server.x.vector.double(), total / sum(weights), rtol=1e-6)

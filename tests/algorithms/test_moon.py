@@ -68,17 +68,6 @@ def test_a_batch_of_one_sample_works():
     assert features(build(0, Net), x, "projection")[0].shape == (1, 8)
 
 
-def test_mu_0_is_fedavg_to_the_bit():
-    a, b = Federation("moon", mu=0).rounds(3), Federation("fedavg").rounds(3)
-    assert same(a.server.x, b.server.x)
-
-
-def test_the_first_participation_has_no_contrast():
-    a, b = Federation("moon", mu=5).rounds(1), Federation("fedavg").rounds(1)
-    assert same(a.server.x, b.server.x)
-    assert not same(a.rounds(1).server.x, b.rounds(1).server.x)
-
-
 def test_a_client_first_seen_late_has_no_contrast_either():
     a = Federation("moon", mu=5).rounds(2, (0, 1))
     start = a.server.x

@@ -52,26 +52,6 @@ def test_only_the_declared_layers_cross_both_ways(method, options, crosses):
         assert f.ups[i].kinds() == {"state", "statistics"}
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("lgfedavg", {"global_layers": "all"}), ("fedper", {"personal_layers": 0})],
-)
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_sharing_everything_is_fedavg_to_the_bit(method, options, batch_norm):
-    a = Federation(method, batch_norm=batch_norm, train={"momentum": 0.9}, **options).rounds(3)
-    b = Federation("fedavg", batch_norm=batch_norm, train={"momentum": 0.9}).rounds(3)
-    assert same(a.server.x, b.server.x)
-
-
-def test_lgfedavg_sharing_nothing_trains_each_client_alone():
-    f = Federation("lgfedavg", global_layers=0)
-    x = f.setting.initial
-    for _ in range(3):
-        f.rounds(1, (1,))
-        x = f.host(1).train(x).x
-    assert same(f.clients[1].own, x)
-
-
 def test_a_client_goes_on_from_its_own_part_and_the_new_global_one():
     f = Federation("fedper").rounds(2)
     own = f.clients[2].head
