@@ -69,24 +69,6 @@ class Series:
     high: list[float]
 
 
-def curves(
-    of: Sequence[Group],
-    x: str = "rounds",
-    y: str = "accuracy",
-    bytes: str = "total",
-    clock: str | None = None,
-) -> list[Series]:
-    """One series for each group that was evaluated. clock: leaves out groups with another one."""
-    found = []
-    for place, g in enumerate(of):
-        if clock is not None and g.clock != clock:
-            continue
-        band: JsonDict = metrics.band(g.runs, x, y, bytes)
-        if band["round"]:
-            found.append(Series(g.label, len(g.runs), place, **band))
-    return found
-
-
 def curve(
     of: Sequence[Group],
     x: str = "rounds",
@@ -94,12 +76,17 @@ def curve(
     bytes: str = "total",
     clock: str | None = None,
 ) -> Iterator[Figure]:
-    """The curves of all groups in one figure. clock: of the groups that are drawn if x is seconds;
-    needed if the groups have several.
+    """The curves of the groups that were evaluated, in one figure. clock: of the groups that are
+    drawn if x is seconds; needed if the groups have several.
     """
     if x == "seconds" and clock is None:
         (clock,) = groups.clocks(of)
-    series = curves(of, x, y, bytes, clock if x == "seconds" else None)
+    series = []
+    for place, g in enumerate(of):
+        if x != "seconds" or g.clock == clock:
+            band: JsonDict = metrics.band(g.runs, x, y, bytes)
+            if band["round"]:
+                series.append(Series(g.label, len(g.runs), place, **band))
     if not series:
         return
     across = costs.axis(x, bytes, clock or "seconds")
@@ -191,11 +178,13 @@ def traffic(run: Run) -> Iterator[Figure]:
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        base: JsonDict = {"up": 0.0, "down": 0.0}
-        for (way, kind), (x, height, wide) in bars.items():
-            place, sign = kinds.index(kind), 1 if way == "up" else -1
-            _bars(ax, x, sign * height, sign * base[way], place, wide, HATCHES[place % 6])
-            base[way] = base[way] + height
+        for way, sign in (("up", 1), ("down", -1)):
+            base = np.zeros(1)
+            for kind in table[way]:
+                x, height, wide = bars[way, kind]
+                place = kinds.index(kind)
+                _bars(ax, x, sign * height, sign * base, place, wide, HATCHES[place % 6])
+                base = base + height
         ax.axhline(0, color="black", linewidth=0.8)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
         ax.set(xlabel="round", ylabel="MB per round:  down  |  up")

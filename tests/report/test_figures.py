@@ -201,9 +201,9 @@ def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
         open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a))
         for s, a in enumerate(([0.1, 0.2, 0.3], [0.3, None, 0.5]))
     ]
-    (series,) = figures.curves(group(runs))
-    assert series.round == [1, 3]
-    assert series.mean == pytest.approx([0.2, 0.4])
+    made = list(next(figures.curve(group(runs))).rows())
+    assert [row[2] for row in made] == [1, 3]  # the rounds
+    assert [row[4] for row in made] == pytest.approx([0.2, 0.4])  # the means
 
 
 def test_neighbouring_colours_differ_in_grey(run):
