@@ -7,13 +7,14 @@ configuration of its run and the figures that the paper prints for it. Then `job
 line asks for), `reproduce`, and `results`.
 """
 
-from fednet.papers.cell import Cell, lay
 from fednet.papers.tables import (
     FIELD,
     NAMES,
+    Cell,
     caption,
     cells,
     choices,
+    lay,
     no_runs,
     own_method,
     paper,

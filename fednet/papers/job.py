@@ -16,8 +16,8 @@ from fednet.config.reading import spread
 from fednet.config.tree import compose, wrap
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
-from fednet.papers.cell import Cell
 from fednet.papers.mini import mini
+from fednet.papers.tables import Cell
 from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import algorithm
 from fednet.sweep import marks

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fednet.papers.cell import Cell, lay
+from fednet.papers.tables import Cell, lay
 from fednet.plain import JsonDict
 
 CLIENTS, COHORT, BATCH = 20, 5, 16

@@ -19,9 +19,9 @@ from fednet import config as configuration
 from fednet import papers
 from fednet.config.tree import compose
 from fednet.errors import FednetError, complain
-from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction
 from fednet.papers.search import SHARE, points
+from fednet.papers.tables import Cell
 from fednet.plain import JsonDict, part_of
 from fednet.sweep import marks
 from fednet.sweep.grid import Values

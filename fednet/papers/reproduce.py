@@ -19,10 +19,10 @@ from fednet.experiment.rundir import taken_back, writable
 from fednet.files import write_aside
 from fednet.papers import plan as planning
 from fednet.papers import rendering, results
-from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction, Request, plan
 from fednet.papers.mini import SAID
 from fednet.papers.search import grids, searched
+from fednet.papers.tables import Cell
 from fednet.plain import JsonDict
 from fednet.report import costs, metrics
 from fednet.report.read import Run, open_run

@@ -20,9 +20,9 @@ from pathlib import Path
 from fednet import papers
 from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
-from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction, Request
 from fednet.papers.results import add
+from fednet.papers.tables import Cell
 from fednet.plain import JsonDict, JsonMapping
 from fednet.report.read import open_run
 from fednet.sweep import marks, pool

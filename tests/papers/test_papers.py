@@ -6,7 +6,7 @@ import pytest
 
 from fednet import papers
 from fednet.errors import ConfigError
-from fednet.papers.cell import DATASETS, lay
+from fednet.papers.tables import DATASETS, lay
 
 TABLES = papers.with_results()
 CELLS = [c for t in TABLES for c in papers.cells(t)]
