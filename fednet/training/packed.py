@@ -99,6 +99,8 @@ class Plan:
         self.total = torch.zeros(n, dtype=torch.float64, device=self.device)
         self.captured: Captured | None = None
         self.trainings = 0
+        if self.stream is not None:  # what was made above is made in this thread's stream
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _module(self, first: Lane) -> nn.Module:
         """A copy of the first lane's module, in training mode, that this plan may change."""
