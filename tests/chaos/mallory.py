@@ -8,12 +8,17 @@ from typing import Any
 
 import msgpack
 import msgspec
+import numpy as np
 
+from fednet.experiment.build import Experiment
+from fednet.tensors import Tensors
 from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
 from fednet.wire import messages as m
+from fednet.wire.codec import Encoded
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
+from fednet.wire.payload import Run
 
 LIMIT_S = 60.0
 
@@ -77,6 +82,20 @@ class Mallory(Peer):
 
     def refusals(self) -> list[str]:
         return [x.reason for x in self.said(m.Refuse)]
+
+
+def reply(exp: Experiment, key: m.Key, weight: float) -> tuple[m.Reply, bytes]:
+    """Return a reply of the right form, of which all weights are 0 but one."""
+    up = exp.algorithm.exchanges[0].up
+    x = Tensors.zeros(exp.shared)
+    x.vector[3] = weight
+    values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
+    return packed(key, exp.up.encode(up(**values), lambda name: np.random.default_rng(0)))
+
+
+def packed(key: m.Key, encoded: Encoded) -> tuple[m.Reply, bytes]:
+    body, form = bytes(encoded.body.whole()), list(encoded.form)
+    return m.Reply(key=key, form=form, size=len(body), check=encoded.body.check()), body
 
 
 class Liar(Peer):

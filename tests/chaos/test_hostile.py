@@ -14,7 +14,6 @@ from typing import Any
 
 import msgpack
 import msgspec
-import numpy as np
 import pytest
 import torch
 
@@ -29,11 +28,9 @@ from fednet.protocol.instructions import REFUSALS
 from fednet.server.endpoint import listen, listening
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
-from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
-from fednet.wire.payload import Run
-from tests.chaos.mallory import Mallory, raw
+from tests.chaos.mallory import Mallory, packed, raw, reply
 from tests.processes import lines, settings, until
 
 CONFIG = settings(
@@ -137,28 +134,22 @@ class Poison:
         self.exp = experiment.build(configuration.from_mapping(CONFIG))
         self.turn = 0
 
-    def encoded(self, purpose: str) -> Any:
-        """Return a payload of the right form: a correct count of no sample, or a weight of NaN."""
-        if purpose == "evaluate":
-            counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)
-            counts[0, 0, 0] = 10**6
-            losses = torch.zeros(len(JUDGED), dtype=torch.float64)
-            return self.exp.up.encode(Judgement(counts=counts, losses=losses))
-        up = self.exp.algorithm.exchanges[0].up
-        x = Tensors.zeros(self.exp.shared)
-        x.vector[3] = float("nan")
-        values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
-        return self.exp.up.encode(up(**values), lambda name: np.random.default_rng(0))
+    def right(self, key: m.Key) -> tuple[m.Reply, bytes]:
+        """Return a reply of the right form: a correct count of no sample, or a weight of NaN."""
+        if key.purpose != "evaluate":
+            return reply(self.exp, key, float("nan"))
+        counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)
+        counts[0, 0, 0] = 10**6
+        losses = torch.zeros(len(JUDGED), dtype=torch.float64)
+        return packed(key, self.exp.up.encode(Judgement(counts=counts, losses=losses)))
 
     def answers(self, task: m.Task) -> Iterator[Answer]:
         """Yield answers that are all to be refused, late, or doubled. The last but one costs
         mallory the task.
         """
         key = task.key
-        encoded = self.encoded(key.purpose)
-        body = bytes(encoded.body.whole())
-        form = list(encoded.form)
-        good = m.Reply(key=key, form=form, size=len(body), check=encoded.body.check())
+        good, body = self.right(key)
+        form = good.form
         yield change(good, key=change(key, client=key.client + 1000)), body  # not its client
         yield change(good, key=change(key, round=key.round + 5)), body
         yield change(good, key=change(key, attempt=key.attempt + 3)), body

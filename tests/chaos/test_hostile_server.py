@@ -104,12 +104,18 @@ def refused(server: Liar, state: Path, **more) -> str:
     return text
 
 
-def task(exp, key: m.Key, **more) -> tuple[m.Task, bytes]:
-    down = exp.algorithm.broadcast(exp.algorithm.init_server(exp.agreed), key.phase, key.client)
+def message(exp, key: m.Key, down, **more) -> tuple[m.Task, bytes]:
+    """Return the task that sends `down`, and its body."""
     encoded = exp.down.encode(down, lambda name: np.random.default_rng(0))
     body = bytes(encoded.body.whole())
     form, check = list(encoded.form), encoded.body.check()
     return m.Task(key=key, form=form, size=len(body), check=check, **more), body
+
+
+def task(exp, key: m.Key, **more) -> tuple[m.Task, bytes]:
+    """Return a task that the method would give in round 1."""
+    server = exp.algorithm.init_server(exp.agreed)
+    return message(exp, key, exp.algorithm.broadcast(server, key.phase, key.client), **more)
 
 
 def samples(file: Path, n: int = 8, y=None) -> Path:
@@ -371,20 +377,18 @@ class SumTaker:
 
     def ask(self, key: m.Key, down) -> bytes | None:
         server, exp = self.server, self.exp
-        encoded = exp.down.encode(down, lambda name: np.random.default_rng(0))
-        body, check = bytes(encoded.body.whole()), encoded.body.check()
-        server.say(m.Task(key=key, form=list(encoded.form), size=len(body), check=check), body)
+        server.say(*message(exp, key, down))
 
         def came() -> list:
             return [x for x in server.heard if isinstance(x[0], (m.Reply, m.Failed))]
 
         server.listen(came)
-        ((message, said),) = came()
+        ((answer, body),) = came()
         server.heard.clear()
-        if isinstance(message, m.Failed):
-            self.failed.append(message.reason)
+        if isinstance(answer, m.Failed):
+            self.failed.append(answer.reason)
             return None
-        up = exp.up.decode(exp.algorithm.exchanges[key.phase].up, message.form, said)
+        up = exp.up.decode(exp.algorithm.exchanges[key.phase].up, answer.form, body)
         return bytes(up.answer.numpy())
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import zmq
 import zstandard
@@ -29,15 +28,13 @@ import zstandard
 from fednet import config as configuration
 from fednet.client.join import read_server
 from fednet.experiment import build as experiment
-from fednet.tensors import Tensors
 from fednet.transport import keys, strangers
 from fednet.transport.base import MAX_FRAME_BYTES
 from fednet.transport.zeromq.router import MAX_UNFINISHED_BYTES
 from fednet.transport.zeromq.sockets import RECEIVE_MESSAGES
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
-from fednet.wire.payload import Run
-from tests.chaos.mallory import Mallory
+from tests.chaos.mallory import Mallory, reply
 from tests.chaos.test_floods import memory
 from tests.processes import Federation, settings, undisturbed
 
@@ -218,8 +215,8 @@ class Attack:
                         continue
                     for again in self.earlier[-20:]:  # replayed
                         insider.frames(*again)
-                    for reply, body in self._answers(message, self.sent["tasks"]):
-                        whole = encode(change(reply, run=insider.run, inc=insider.inc))
+                    for wrong, body in self._answers(message, self.sent["tasks"]):
+                        whole = encode(change(wrong, run=insider.run, inc=insider.inc))
                         self.earlier.append((whole, *([] if body is None else [body])))
                         insider.frames(*self.earlier[-1])
                     self.sent["tasks"] += 1
@@ -229,13 +226,9 @@ class Attack:
                     return
 
     def _answers(self, task: m.Task, turn: int) -> Iterator[Answer]:
-        up = self.exp.algorithm.exchanges[0].up
-        x = Tensors.zeros(self.exp.shared)
-        x.vector[5] = (float("nan"), float("inf"), 3e38, 0.0)[turn % 4]
-        values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
-        encoded = self.exp.up.encode(up(**values), lambda name: np.random.default_rng(0))
-        form, body, key = list(encoded.form), bytes(encoded.body.whole()), task.key
-        good = m.Reply(key=key, form=form, size=len(body), check=encoded.body.check())
+        key = task.key
+        good, body = reply(self.exp, key, (float("nan"), float("inf"), 3e38, 0.0)[turn % 4])
+        form = good.form
         yield change(good, key=change(key, client=0)), body  # another's id
         yield change(good, key=change(key, round=key.round + 1)), body
 
