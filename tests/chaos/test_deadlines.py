@@ -14,7 +14,7 @@ import pytest
 from fednet import config as configuration
 from fednet.experiment import selection
 from fednet.server.inbox import sealed_in
-from tests.processes import Federation, finished, planned, settings
+from tests.processes import Federation, finished, in_process, planned, settings
 
 NEVER = {"seconds": 600.0, "factor": 1e6}  # a reply that is kept back for so long does not come
 
@@ -59,6 +59,15 @@ def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:
     assert fed.completed()[1] == asked[1][1:]
     assert fed.rounds()[1]["dropped"] == {str(late): "not among the first 2"}
     fed.check()
+
+
+def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"participation": 0.5, "round": {"select_extra": 1, "first": 2}}
+    fed = in_process(tmp_path, rounds=1, evaluate={"clients": "all"}, **shape)
+    (completed,) = fed.completed()
+    assert len(completed) == 2
+    rows = fed.lines("clients.jsonl")
+    assert [row["client"] for row in rows if not row.get("final")] == [0, 1, 2, 3]
 
 
 def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path: Path) -> None:
