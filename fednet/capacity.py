@@ -1,7 +1,5 @@
-"""What this machine can hold, asked before it is promised.
-
-A number in a configuration or a message costs its sender nothing; the memory that it stands for is
-this machine's. Linux grants far more than there is, and ends the process that then uses it.
+"""How much memory and disk this machine has left, to be checked before a size that somebody gave is
+used. Linux grants more memory than there is, and kills the process that then uses it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _GROUPS = (
 
 
 def require_linux() -> None:
-    """Raises ConfigError where processes of a federation cannot run: they need Linux."""
+    """Raises ConfigError on another system: the processes of a federation need Linux."""
     if sys.platform != "linux":
         raise ConfigError(
             f"a federation of several processes runs on Linux alone, and this system is "
@@ -35,13 +33,13 @@ def require_linux() -> None:
 
 
 def processors() -> int:
-    """Those of this machine that this process may run on."""
+    """How many processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def room() -> int:
-    """Bytes of memory that a process could still take: free, or given back by the system's caches,
-    within the limit of its control group. What is not known is taken for enough.
+def free_memory() -> int:
+    """Bytes of memory that a process could still use: free or in the system's caches, and within
+    the limit of its control group. What cannot be read is no limit.
     """
     found = [1 << 62]
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -53,14 +51,14 @@ def room() -> int:
     return max(0, min(found))
 
 
-def ask(nbytes: int, what: str) -> None:
-    """Raises ConfigError where this machine's memory is not enough for `what`."""
-    if nbytes > (free := room()):
+def check_memory(nbytes: int, what: str) -> None:
+    """Raises ConfigError where there is not enough memory. what: takes so many bytes."""
+    if nbytes > (free := free_memory()):
         raise ConfigError(f"{what} takes {_shown(nbytes)} of memory; {_shown(free)} are free here.")
 
 
-def ask_disk(nbytes: int, folder: Path, what: str) -> None:
-    """Likewise, on the disk that `folder` lies on or is to lie on."""
+def check_disk(nbytes: int, folder: Path, what: str) -> None:
+    """The same for the disk of a folder, which need not exist yet."""
     there = next((p for p in (folder, *folder.parents) if p.exists()), None)
     if there is not None and nbytes > (free := shutil.disk_usage(there).free):
         raise ConfigError(f"{what} takes {_shown(nbytes)} in {there}; {_shown(free)} are free.")
@@ -73,13 +71,12 @@ def _shown(nbytes: int) -> str:
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
-def keep_freed() -> bool:
-    """Tells malloc to keep what is freed, in one heap for all threads; False where it is not
-    glibc's. Only for processes that fednet started: not within a caller's.
+def keep_freed_memory() -> bool:
+    """Tells glibc's malloc to keep freed memory, in one heap for all threads; returns False with
+    another C library. Only for processes that fednet started.
 
-    glibc hands every block above 32 MB back to the kernel when it is freed, and takes it anew, page
-    by page: for a model of 45 MB each copy then costs ten times as long as the copying itself
-    (35 ms against 3 ms where this was measured).
+    glibc returns every freed block above 32 MB to the kernel, and gets it back page by page. A copy
+    of a model of 45 MB then takes ten times as long (35 ms instead of 3 ms where it was measured).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

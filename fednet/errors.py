@@ -9,12 +9,12 @@ FednetError
 ├── ProtocolError
 │   ├── LocalProtocolError  this side asked for what the protocol does not allow: a fault of fednet
 │   └── RemoteProtocolError the other side sent what it does not allow: refused and counted
-├── LeftRound      a client has no further part in a round, which goes on without it
-├── RoundVoid      nothing comes of a round; the next one begins from where it did
+├── LeftRound      a client takes no further part in a round, which goes on without it
+├── RoundVoid      a round has no result; the next one begins from the same state
 ├── CannotGoOn     the federation could not go on (exit status 3)
 └── Stopped        stopped cleanly with rounds left to do (exit status 4, or 130 by Ctrl-C)
 
-Asked is none of them: a request to stop that comes before there is anything to be saved.
+StopRequested is none of them: a request to stop before there is anything to save.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate 
 _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
 
 
-# Characters of a value, a key or a path in a sentence, and of a sentence: what is longer is no
-# list of names, but a text that someone gave.
+# Characters of a value, a key or a path in a sentence, and of a sentence.
 LONGEST, WHOLE = 300, 4000
 _LONG = re.compile(rf"""'[^'\n]{{{LONGEST},}}'(?!\w)|"[^"\n]{{{LONGEST},}}"|\S{{{LONGEST + 1},}}""")
 
 
 def brief(text: str, most: int = LONGEST) -> str:
-    """The text, of a long one its beginning, its length and its last words, which are whole: half
-    of a path would not be seen to be one.
+    """The text; of a long one its beginning, its length and its last whole words (half of a path
+    would not be recognised as one by `without_paths`).
     """
     if len(text) <= most:
         return text
@@ -51,7 +50,7 @@ def brief(text: str, most: int = LONGEST) -> str:
 
 
 def shortened(sentence: str) -> str:
-    """A sentence in which whatever is quoted is brief."""
+    """A sentence with each long value in it made brief."""
     return brief(_LONG.sub(lambda found: brief(found[0]), sentence), WHOLE)
 
 
@@ -99,7 +98,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class Forgotten(RemoteProtocolError):
-    """What compressors at both ends should remember of earlier messages is not there."""
+    """A compressor's memory of earlier messages is missing."""
 
     says = "what was left of earlier messages is lost here"
     again = False
@@ -109,11 +108,11 @@ class Forgotten(RemoteProtocolError):
 
 
 class LeftRound(FednetError):
-    """A client has no further part in a round: the others go on without it."""
+    """A client takes no further part in a round: the others go on without it."""
 
 
 class RoundVoid(FednetError):
-    """Nothing comes of a round, and nobody is to blame: the next one begins where it did."""
+    """A round has no result; the next one begins from the same state."""
 
 
 class CannotGoOn(FednetError):
@@ -131,9 +130,9 @@ class Stopped(FednetError):
             self.exit_status = 130
 
 
-class Asked(KeyboardInterrupt):
-    """A signal asks for a stop before there is anything to be saved. As Ctrl-C it is no Exception,
-    so that what tries something, as imports of torch do, does not take it for that thing's failure.
+class StopRequested(KeyboardInterrupt):
+    """A signal asked for a stop before there was anything to save. Like KeyboardInterrupt it is no
+    Exception: code that tries something, as imports of torch do, does not take it for a failure.
     """
 
     def __init__(self, number: int) -> None:
@@ -141,9 +140,9 @@ class Asked(KeyboardInterrupt):
         self.exit_status = 130 if number == signal.SIGINT else Stopped.exit_status
 
 
-def ask(number: int, _: object = None) -> NoReturn:
-    """What such a signal does."""
-    raise Asked(number)
+def raise_stop(number: int, _: object = None) -> NoReturn:
+    """A signal handler."""
+    raise StopRequested(number)
 
 
 def signal_name(number: int) -> str:
@@ -154,9 +153,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def stops() -> list[signal.Signals]:
-    """The signals that ask for a clean stop. What `nohup` started goes on where its terminal is
-    closed, by which SIGHUP comes.
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a clean stop. SIGHUP, which comes when a terminal is closed, is not
+    one for a process that `nohup` started.
     """
     found = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -166,12 +165,12 @@ def stops() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def last_work(ends: bool) -> Iterator[None]:
-    """What a process is there for. ends: a request to stop is `Asked` until that work knows better;
-    the process ends afterwards, with its status, and no request meets it halfway to that; Ctrl-C
-    ends it at once.
+    """Around the work of a process. ends: the process ends after it. Then a request to stop raises
+    StopRequested until that work handles such requests itself; afterwards Ctrl-C ends the process
+    at once, and other requests are ignored, so that it ends with its own status.
     """
-    for number in stops() if ends else []:
-        signal.signal(number, ask)
+    for number in stop_signals() if ends else []:
+        signal.signal(number, raise_stop)
     try:
         yield
     except Exception as broken:  # a library in C makes its own of what came while it was imported
@@ -179,7 +178,7 @@ def last_work(ends: bool) -> Iterator[None]:
             raise broken.__cause__ from None
         raise
     finally:
-        for number in stops() if ends else []:
+        for number in stop_signals() if ends else []:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
 
@@ -194,16 +193,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def lacking(what: str, package: str) -> str:
-    """The sentence for an optional package that is not installed. Its own name: there need be no
-    fednet in a package index, whose extra would bring it.
-    """
+    """The sentence for an optional package that is not installed."""
     return f"{what} needs the package {package}, which is not installed: pip install {package}."
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """The sentences for an unknown name: what was found, the nearest valid name, what is allowed,
-    which may be a long list.
-    """
+    """The sentences for an unknown name: what was found, the nearest valid name, all valid ones."""
     names = sorted(known)
     guess = nearest(str(name), names)
     hint = f" Did you mean {guess!r}?" if guess else ""
@@ -211,21 +206,19 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
 
 
 def without_paths(text: str) -> str:
-    """A reason as it may leave this site: what looks like a path is left out, so that no text says
+    """A reason as it may leave this site, without what looks like a path: nobody elsewhere learns
     which files there are.
     """
     return _PATH.sub("(a path)", text)
 
 
 def why(broken: OSError) -> str:
-    """What the system said, and of which file."""
+    """The system's reason, and the file."""
     return f"{broken.strerror or broken}{f' ({broken.filename})' if broken.filename else ''}"
 
 
 def no_memory(broken: BaseException) -> bool:
-    """Whether this machine's memory, or what a limit leaves this process of it, was not enough.
-    What loads libraries, and torch, say so in words.
-    """
+    """Whether memory was not enough. The loader of libraries, and torch, say so in words only."""
     if isinstance(broken, OSError):
         return broken.errno == errno.ENOMEM
     return isinstance(broken, MemoryError) or (
@@ -234,7 +227,7 @@ def no_memory(broken: BaseException) -> bool:
     )
 
 
-# What the machine refuses is no fault of fednet, nor is what lies at a path of the user's.
+# Errors that are no fault of fednet: the machine refuses something, or a path is of another kind.
 REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG),
     *(errno.EMFILE, errno.ENFILE),  # ulimit -n
@@ -245,7 +238,7 @@ LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v
 
 
 def refused(broken: BaseException) -> str | None:
-    """A sentence about what the machine refused; None for any other error."""
+    """The sentence for an error that is the machine's; None for any other."""
     if isinstance(broken, OSError) and broken.errno in REFUSED:
         return f"{broken.strerror}{f': {broken.filename}' if broken.filename else ''}."
     if not no_memory(broken):
@@ -254,7 +247,7 @@ def refused(broken: BaseException) -> str | None:
 
 
 def complain(text: str, whole: bool = False) -> None:
-    """A sentence on stderr, where that takes it. whole: a traceback, of which nothing is cut."""
+    """Prints a sentence on stderr, if that can be written to. whole: a traceback, printed whole."""
     try:
         print(text.rstrip("\n") if whole else shortened(text), file=sys.stderr, flush=True)
     except OSError:
@@ -267,9 +260,7 @@ def timed(text: str) -> str:
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:
-    """What writes a line on stdout about work that goes on, whether anybody is left to read it or
-    not.
-    """
+    """A function that prints a line on stdout, and goes on where nobody can read it."""
 
     def say(line: str) -> None:
         try:
@@ -281,5 +272,5 @@ def speaker(quiet: bool) -> Callable[[str], None]:
 
 
 def nowhere(stream: IO[str]) -> None:
-    """What is still written there, and flushed at the end of the process, is dropped."""
+    """Drops what is still written to the stream, also when the process flushes it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

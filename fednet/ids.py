@@ -1,6 +1,6 @@
-"""Which clients: `3`, `0-24,40`, or `3/4`, the third of four shares of all ids.
+"""Client ids as users write them: `3`, `0-24,40`, or `3/4`, the third of four shares of all ids.
 
-A share names nobody until the number of clients is known: `Ids.resolve` is the one way to the ids.
+What a share stands for depends on the number of clients: `Ids.resolve` gives the ids.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from dataclasses import dataclass
 
 from fednet.errors import ConfigError
 
-LARGEST = 10_000_000  # a range beyond this is a slip of the finger, and would fill the memory
+LARGEST = 10_000_000  # a range beyond this is a typing error
 NUMBER = "[0-9]{1,18}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids as asked for. A share is settled by `resolve` once the number of clients is known."""
+    """Ids as a user wrote them. what: the flag or key, for errors. listed: ascending; share: (k,
+    of), from 1.
+    """
 
     text: str
     what: str = "--id"
     listed: tuple[int, ...] = ()
-    share: tuple[int, int] | None = None  # (k, of): from 1
+    share: tuple[int, int] | None = None
 
     def resolve(self, clients: int) -> tuple[int, ...]:
-        """The ids, ascending, out of `clients`. Shares are contiguous and differ in size by at most
-        one.
+        """The ids, ascending. clients: how many there are. Shares are contiguous, and differ in
+        size by at most one. Raises ConfigError.
         """
         if self.share is not None:
             k, of = self.share
@@ -46,7 +48,7 @@ class Ids:
 
 
 def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
-    """Ids with each stretch of them as (first, last)."""
+    """Ascending ids, with each run of consecutive ones as (first, last)."""
     found: list[int | tuple[int, int]] = []
     at = 0
     while at < len(ids):
@@ -59,18 +61,18 @@ def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
 
 
 def as_text(ids: Iterable[int]) -> str:
-    """`0-3, 7`, in ascending order."""
+    """The ids as `0-3, 7`."""
     return ranges_as_text(ranges(sorted(ids)))
 
 
 def ranges_as_text(found: Iterable[int | tuple[int, int]]) -> str:
-    """`0-3, 7`, of what `ranges` returns."""
+    """The same, of what `ranges` returned."""
     return ", ".join(str(i) if isinstance(i, int) else f"{i[0]}-{i[1]}" for i in found)
 
 
 def expanded(found: Sequence[object], most: int) -> list[int]:
-    """The ids of such ranges. Raises ValueError for what is none, or more than `most`, before any
-    of it takes memory.
+    """The ids of such ranges, as a peer sent them. Raises ValueError for anything else, and for
+    more than `most` ids, before they take memory.
     """
     ends: list[tuple[int, int]] = []
     for item in found:
@@ -104,8 +106,7 @@ def parse(text: str, what: str = "--id") -> Ids:
         if last < first or last > LARGEST:
             raise ConfigError(
                 f"{what} {text}: the range {piece.strip()} goes from {first} to {last}; expected "
-                f"an upward range "
-                f"of ids below {LARGEST}."
+                f"an upward range of ids below {LARGEST}."
             )
         found.update(range(first, last + 1))
     return Ids(text, what, tuple(sorted(found)))

@@ -1,4 +1,4 @@
-"""A user's own files: imported by path, known by their SHA-256."""
+"""Imports a user's own files by path, and checks what their functions take and return."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fednet.errors import ConfigError, FednetError, nearest
 
 
 class UserFileError(ConfigError):
-    """An exception within a user's own file; `__cause__` is that exception, whose traceback the
-    command line shows.
+    """A user's own file raised an exception, which is the `__cause__`. The command line shows its
+    traceback.
     """
 
 
 class WrongPart(ConfigError):
-    """A function of a user's own takes or returns what it cannot; named with its file and line."""
+    """A user's own function, named with its file and line, takes or returns something wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Loaded:
     sha256: str
 
 
-PREFIX = "fednet_user_"  # of the modules that the loaded files become
+PREFIX = "fednet_user_"  # of the names of the modules that loaded files become
 _loaded: dict[str, Loaded] = {}  # by resolved path
 _tried: list[Path] = []
 
@@ -48,15 +48,13 @@ def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
 
 
 def loaded() -> dict[str, str]:
-    """The files loaded in this process: {name: SHA-256}, which is what a client and a server
-    compare.
-    """
+    """The files loaded in this process, {name: SHA-256}. A client and a server compare them."""
     entries = list(_loaded.values())
     return dict(zip(names([e.path for e in entries]), (e.sha256 for e in entries)))
 
 
 def names(files: Sequence[Path | str]) -> list[str]:
-    """A name for each file that no other of them has: `a.py`, and `a-2.py` for another `a.py`."""
+    """A different name for each file: `a.py`, and `a-2.py` for another `a.py`."""
     given = list[str]()
     for path in map(Path, files):
         n, name = 1, path.name
@@ -82,7 +80,7 @@ def _load(path: Path) -> Loaded:
     if known is not None:  # edited since
         _drop(_module(known.path, known.sha256))
         del _loaded[str(path)]
-    for other in _loaded.values():  # the copy in a run's code/, by whatever name, is the same file
+    for other in _loaded.values():  # a copy, such as that in a run's code/, is the same file
         if other.sha256 == sha256:
             return other
     name = _module(path, sha256)
@@ -98,7 +96,7 @@ def _load(path: Path) -> Loaded:
         _drop(name)
         raise
     except (Exception, SystemExit) as broken:
-        # Whatever a user's own file raises is the user's to see.
+        # A file may raise anything; the user sees it.
         _drop(name)
         raise UserFileError(
             f"{path}: raised {type(broken).__name__}: {broken}{_beside(path, broken)}"
@@ -108,7 +106,7 @@ def _load(path: Path) -> Loaded:
 
 
 def _beside(path: Path, broken: BaseException) -> str:
-    """What can be done where the file imports another that lies beside it."""
+    """What to do where a file imports another that lies beside it."""
     name = (broken.name or "").partition(".")[0] if isinstance(broken, ImportError) else ""
     if not name or not any((path.parent / place).exists() for place in (f"{name}.py", name)):
         return ""
@@ -128,14 +126,14 @@ def _module(path: Path, sha256: str) -> str:
 
 
 def module_of(path: Path) -> str | None:
-    """Under which name this process has the file; None where it was not loaded."""
+    """The name of the module that the file became; None where it was not loaded."""
     known = _loaded.get(str(path.resolve()))
     return _module(known.path, known.sha256) if known else None
 
 
 def partless(kind: str) -> str:
-    """A sentence on the loaded files that register nothing, for whoever misses a part of that kind;
-    empty where there are none.
+    """For a missing part of that kind: a sentence that names a loaded file which registers nothing;
+    "" where there is none.
     """
     bare = [
         e.path.name for e in _loaded.values() if not registry.of_module(_module(e.path, e.sha256))
@@ -144,13 +142,13 @@ def partless(kind: str) -> str:
 
 
 def paths() -> list[Path]:
-    """The files that were loaded, or were being loaded when they raised."""
+    """The files that were loaded, or that raised while they were."""
     return list(_tried)
 
 
 def own_frames(broken: BaseException) -> Iterator[TracebackType]:
-    """Of an exception's traceback what lies in a user's own code, outermost first: in a file that
-    was loaded, in a package that offers parts, in a notebook that defined one.
+    """The entries of an exception's traceback in a user's own code, outermost first: in a loaded
+    file, in a package that offers parts, or in a notebook that defined one.
     """
     homes, at = registry.homes(), broken.__traceback__
     while at is not None:
@@ -161,7 +159,7 @@ def own_frames(broken: BaseException) -> Iterator[TracebackType]:
 
 
 def place(part: Callable[..., object]) -> str:
-    """Where a function or a class was written, without the file's folder."""
+    """The file and line of a function or a class, without the folder."""
     code = getattr(inspect.unwrap(part), "__code__", None)
     if code is not None:
         return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
@@ -169,8 +167,8 @@ def place(part: Callable[..., object]) -> str:
 
 
 def raised(broken: BaseException, anywhere: bool = False) -> str:
-    """What an exception says, and in which line of a user's own code it arose, without the file's
-    folder. anywhere: or of any file.
+    """An exception's message, and in which line of a user's own code it arose, without the folder.
+    anywhere: or of any code.
     """
     ours = isinstance(broken, FednetError)
     found = [(at.tb_frame.f_code.co_filename, at.tb_lineno) for at in own_frames(broken)]
@@ -181,7 +179,7 @@ def raised(broken: BaseException, anywhere: bool = False) -> str:
 
 
 def _meant(broken: BaseException) -> str:
-    """The attribute that is nearest to the one that was not there."""
+    """For a missing attribute: the existing one that is nearest."""
     if not isinstance(broken, AttributeError) or not isinstance(broken.name, str):
         return ""
     known = [name for name in dir(broken.obj) if not name.startswith("_")]
@@ -190,16 +188,15 @@ def _meant(broken: BaseException) -> str:
 
 
 # -- what a user's own functions take and return ---------------------------------------------------
-Given = tuple[Any, ...]  # Any: what a function was given by position, which its own check knows
-# (the part, what its function was given, what it returned) to None, or what was expected. Any: a
-# part of any kind.
+Given = tuple[Any, ...]  # positional arguments, of any types
+# (the part, its function's arguments, what it returned) -> None, or what was expected
 Check = Callable[[Any, Given, object], "str | None"]
 
 
 def held(kind: type, base: type, returns: Mapping[str, Check]) -> None:
-    """Every function of a user's own class, in the place of one of `base`, raises WrongPart from
-    now on where it returns what it cannot. Raises it at once for what it takes. So whoever writes a
-    part reads what was expected, and in which of their lines, in place of what went wrong later.
+    """Makes each function of a user's class that overrides one of `base` check what it returns. It
+    then raises WrongPart, which says what was expected and in which line, not what goes wrong
+    later. Raises WrongPart at once for wrong parameters.
     """
     for name, check in returns.items():
         own = inspect.getattr_static(kind, name, None)

@@ -1,5 +1,5 @@
-"""What a part takes from the configuration: the type of its options, and `name(numbers)` in one
-text.
+"""The options that a part takes from the configuration: their types, and texts such as
+`topk(0.01)`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def options_of(
             return None
         if name in given or p.kind not in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
             continue
-        hint = hints.get(name, Any)  # as msgspec has it: without an annotation it may be anything
+        hint = hints.get(name, Any)  # without an annotation anything is allowed
         fields.append((name, hint) if p.default is p.empty else (name, hint, _default(p.default)))
     return msgspec.defstruct(
         f"{getattr(part, '__name__', 'Part')}Options",
@@ -59,14 +59,14 @@ def takes(part: Callable[..., object], option: str) -> bool:
 
 
 def hints_of(part: object) -> dict[str, object]:
-    """The annotations of a function's or a class's arguments, as far as msgspec knows them."""
+    """The annotations of the parameters of a function or class that msgspec can check."""
     target = part
     if isinstance(part, type) and part.__init__ is not object.__init__:  # type: ignore[misc]
         target = part.__init__  # type: ignore[misc]
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except (NameError, TypeError):
-        # An annotation of the user's that cannot be resolved says nothing.
+        # A user's annotation that cannot be resolved is ignored.
         return {}
     return {name: hint for name, hint in hints.items() if _checkable(hint)}
 
@@ -90,7 +90,7 @@ def _default(value: object) -> object:
 
 
 def call(text: object) -> tuple[str, tuple[int | float, ...]]:
-    """`topk(0.01)` as ("topk", (0.01,)). Raises ConfigError for anything but a name with
+    """Reads `topk(0.01)` as ("topk", (0.01,)). Raises ConfigError for anything but a name with
     numbers.
     """
     if not isinstance(text, str) or not (found := _CALL.fullmatch(text)):
@@ -111,7 +111,7 @@ def _number(part: str, text: str) -> int | float:
 
 
 def each(text: str) -> list[str]:
-    """`topk(0.01|0.05)` as topk(0.01) and topk(0.05); any of several numbers may have such."""
+    """Expands `topk(0.01|0.05)` to topk(0.01) and topk(0.05)."""
     found = _CALL.fullmatch(text)
     if found is None or found[2] is None:
         return [text]
@@ -120,8 +120,8 @@ def each(text: str) -> list[str]:
 
 
 def instance(parts: Registry, text: object) -> object:
-    """What the part that `text` names makes of the numbers in it. Raises ConfigError for an unknown
-    name, or numbers that it does not take.
+    """Calls the part that `text` names with the numbers in it. Raises ConfigError for an unknown
+    name or wrong numbers.
     """
     name, numbers = call(text)
     part: Callable[..., object] = parts.get(name)

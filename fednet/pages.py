@@ -1,4 +1,4 @@
-"""Files read where the system's cache has them, and who still reads them."""
+"""Files mapped into memory, and whether a mapping of a file is still in use."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
 
 
 class Pages(mmap.mmap):
-    """A file's bytes in memory: no copy."""
+    """A mapped file."""
 
 
 def copy_on_write(file: int) -> Pages:
-    """The pages of a file with that descriptor. Who writes to them changes no file."""
+    """Maps the file with that descriptor. Writing to the mapping does not change the file."""
     if sys.platform == "linux":
-        # Else the system refuses to map more than its memory, since all might be written to.
+        # Without it the system refuses to map more than its memory, since all might be written to.
         alone = mmap.MAP_PRIVATE | MAP_NORESERVE
         return Pages(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return Pages(file, 0, access=mmap.ACCESS_COPY)
 
 
-# By file, its pages that something reads.
+# By file, its mappings that are in use.
 _mapped: dict[tuple[int, int], weakref.WeakSet[Pages]] = {}
 
 
 def pages(path: str) -> memoryview:
-    """A file's bytes as the system's cache has them, for as long as anything holds them. Who writes
-    to them changes no file.
+    """Maps a file, for as long as anything refers to the bytes. Writing to them does not change the
+    file.
     """
     file = opened(path, os.O_RDONLY | OWN)
     try:
@@ -45,7 +45,7 @@ def pages(path: str) -> memoryview:
 
 
 def is_read(path: str) -> bool:
-    """Whether something holds bytes of that file, which may not change then."""
+    """Whether something refers to bytes of that file, which then must not change."""
     name = _identity(os.stat(path))
     if _mapped.get(name):
         return True

@@ -1,4 +1,4 @@
-"""Where things are written and read if nobody says where."""
+"""The default places of files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def runs() -> Path:
 
 
 def cache() -> Path:
-    """The user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet. A user without a home
-    directory, as in many containers, has a folder of its own among the temporary files. Raises
-    ConfigError where that folder is another user's.
+    """The user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet. Without a home directory, as
+    in many containers, a folder among the temporary files; raises ConfigError where that is another
+    user's.
     """
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "fednet"

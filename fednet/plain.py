@@ -1,4 +1,4 @@
-"""Values as JSON, YAML and msgpack have them: numbers, text, lists, mappings, true, false, null."""
+"""Plain values, as in JSON: numbers, text, lists, mappings, true, false, null."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-# What a mapping holds is known only to who wrote it: msgspec, or a record's type, checks the values
-# that are read.
+# The values are of any type; msgspec, or a record's type, checks those that are read.
 JsonDict = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # the same, to be read only
 
@@ -20,14 +19,14 @@ _meeting = threading.RLock()
 _met: set[type] = set()
 
 
-# What an annotation that cannot be read raises.
+# Raised for annotations that cannot be read.
 _UNREADABLE = (TypeError, NameError, AttributeError, SyntaxError)
 
 
 @contextlib.contextmanager
 def meeting() -> Iterator[None]:
-    """One thread at a time is inside, and when it leaves msgspec has met every Struct there is.
-    What threads of a user's own may call begins in here, with whatever it imports.
+    """Lets in one thread at a time, and calls `meet` at its end. Functions that a user's threads
+    may call do their imports in here.
     """
     with _meeting:
         yield
@@ -35,8 +34,8 @@ def meeting() -> Iterator[None]:
 
 
 def meet() -> None:
-    """Has msgspec meet every Struct there is. What it knows of one it puts together at the first
-    use; of two threads that are there at once the second finds it half done, and the process dies.
+    """Makes msgspec prepare every Struct type. It prepares a type at its first use; if two threads
+    use it first at the same time, the process crashes.
     """
     with _meeting:
         below: list[type] = [msgspec.Struct]
@@ -44,20 +43,20 @@ def meet() -> None:
             kind = below.pop()
             below += kind.__subclasses__()
             if kind not in _met:
-                with contextlib.suppress(*_UNREADABLE):  # said to whoever reads one
+                with contextlib.suppress(*_UNREADABLE):  # raised where one is read
                     msgspec.json.Decoder(kind)
                 _met.add(kind)
 
 
 def part_of(share: float, n: int) -> int:
-    """floor(share * n) for the share as it is written: 0.29 of 100 is 29, where the product of the
-    two floats is a little less.
+    """floor(share * n) for the share as it is written: 0.29 of 100 is 29, although the product of
+    the floats is a little less.
     """
     return math.floor(share * n + 1e-9)
 
 
 def plain(value: object) -> object:
-    """What JSON has in place of an array or a set."""
+    """An array or a set, as a list for JSON."""
     if hasattr(value, "tolist"):
         found: object = value.tolist()
         return found

@@ -23,14 +23,13 @@ from typing import Any, TypeVar
 from fednet.errors import ConfigError, unknown
 
 P = TypeVar("P")
-# What a decorator stood on: a class or a function, whose shape its kind's room knows. A user's own
-# is of no declared type, and is tried before it is used.
+# The class or function under a decorator, of any type. A user's part is tried before it is used.
 Part = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a part without importing it."""
+    """A part that need not be imported. facts: its literal class attributes, such as paper."""
 
     name: str
     module: str
@@ -39,9 +38,7 @@ class Entry:
 
 
 class Registry:
-    """The parts of one kind. `kind` is the decorator's name; `package` holds fednet's own files of
-    that kind.
-    """
+    """The parts of one kind. kind: the decorator's name. package: has fednet's own parts."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -50,9 +47,7 @@ class Registry:
         self._index: dict[str, Entry] | None = None
 
     def __call__(self, name: str) -> Callable[[P], P]:
-        """The decorator: `@algorithm("mine")`. Raises ConfigError where the name is taken by
-        another part.
-        """
+        """The decorator, `@algorithm("mine")`. Raises ConfigError if another part has the name."""
         if not isinstance(name, str):
             raise ConfigError(f'@{self.kind} is given a name: @{self.kind}("mine").')
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
@@ -73,7 +68,7 @@ class Registry:
         return keep
 
     def get(self, name: str) -> Part:
-        """The part of that name; ConfigError names the known ones and the nearest."""
+        """The part of that name. Raises ConfigError, which names the nearest and all others."""
         if name not in self._parts:
             entry = self.index().get(name)
             if entry is None:
@@ -82,7 +77,7 @@ class Registry:
                 loaded = importlib.import_module(entry.module)
                 if name not in self._parts:  # an entry point may name the part itself
                     self._parts[name] = getattr(loaded, entry.attribute or name)
-            except Exception as broken:  # whatever another package raises is not fednet's fault
+            except Exception as broken:  # another package may raise anything
                 if entry.module.startswith(f"{self.package}."):
                     raise
                 raise ConfigError(
@@ -105,7 +100,7 @@ class Registry:
         return {name: part for name, part in found.items() if not _shipped(part.__module__)}
 
     def entries(self) -> list[Entry]:
-        """One entry a part, in order of name, without importing what was not imported before."""
+        """An entry for each part, sorted by name. Imports nothing."""
         known = self.index()
         return [known[n] if n in known else self._describe(n) for n in self.names()]
 
@@ -155,13 +150,13 @@ def _shipped(module: str) -> bool:
 
 
 def _written(part: Part) -> tuple[str, str]:
-    """Where: a file that was imported and then loaded, or again in a notebook, is the same."""
+    """The file and name of a part, which are the same where a file is imported twice."""
     module = sys.modules.get(part.__module__)
     return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
 
 
 def _first_paragraph(docstring: str | None) -> str:
-    """A docstring's first paragraph in one line: a list has one line a part."""
+    """A docstring's first paragraph, in one line."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 
@@ -195,13 +190,13 @@ def of_module(module: str) -> list[str]:
 
 
 def homes() -> set[str]:
-    """The modules, or packages, of the parts that are not fednet's own, as far as imported."""
+    """The top-level modules of the imported parts that are not fednet's own."""
     parts = (part for kind in ALL.values() for part in kind._parts.values())
     return {part.__module__.partition(".")[0] for part in parts} - {__name__.partition(".")[0]}
 
 
 def forget(module: str) -> None:
-    """Takes away what the module registered: its file was edited, or did not load to its end."""
+    """Removes what the module registered: its file was edited, or failed to load."""
     for kind in ALL.values():
         for name in [n for n, part in kind._parts.items() if part.__module__ == module]:
             del kind._parts[name]

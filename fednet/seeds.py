@@ -1,8 +1,8 @@
 """Every random draw of a run, from one seed.
 
 `rng(seed, purpose, round, client)` gives an independent stream for each purpose, round and client
-(see "Bits" in docs/architecture.md). No algorithm can consume from another's stream, so two methods
-on one seed see the same clients and the same batches. Nothing seeds globally.
+(see "Bits" in docs/architecture.md). No method consumes another's numbers, so two methods with one
+seed see the same clients and the same batches. Nothing is seeded globally.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ _drawing = threading.RLock()
 def scope(
     seed: int, purpose: str, round: int = 0, client: int = -1, device: torch.device | str = "cpu"
 ) -> Iterator[None]:
-    """Inside, torch's default generator of `device` draws from this stream, and so do NumPy's and
-    Python's; afterwards all are as they were.
+    """Inside, torch's default generator of `device`, NumPy's and Python's draw from this stream;
+    afterwards they have their former state.
 
-    For code that offers no `generator` argument: `nn.Module` initialisation, dropout, a user's own
-    dataset. One thread of a process at a time: its threads share these generators, and a draw of
-    one would be missing in another's stream.
+    For code without a `generator` argument: `nn.Module` initialisation, dropout, a user's own
+    dataset. Lets in one thread at a time, since threads share these generators.
     """
     import torch
 

@@ -51,24 +51,24 @@ def test_samples_that_the_machine_cannot_hold_are_refused_with_the_figure(option
 
 
 def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, monkeypatch):
-    capacity.ask(1, "one byte")
+    capacity.check_memory(1, "one byte")
     limit, used = tmp_path / "limit", tmp_path / "used"
     limit.write_text("3000000\n")
     used.write_text("1000000\n")
     monkeypatch.setattr(capacity, "_GROUPS", ((str(limit), str(used)),))
-    assert capacity.room() == 2_000_000
-    capacity.ask(2_000_000, "as much")
+    assert capacity.free_memory() == 2_000_000
+    capacity.check_memory(2_000_000, "as much")
     with pytest.raises(ConfigError, match=r"^more takes 2\.0 MB of memory; 2\.0 MB are free here"):
-        capacity.ask(2_000_001, "more")
+        capacity.check_memory(2_000_001, "more")
     limit.write_text("max\n")
-    assert capacity.room() > 2_000_000
+    assert capacity.free_memory() > 2_000_000
 
 
 def test_disk_is_asked_where_a_folder_is_to_lie(tmp_path, monkeypatch):
     monkeypatch.setattr(capacity.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
-    capacity.ask_disk(10**9, tmp_path / "not" / "yet", "as much")
+    capacity.check_disk(10**9, tmp_path / "not" / "yet", "as much")
     with pytest.raises(ConfigError, match=r"more takes 2\.0 GB in .*; 1\.0 GB are free"):
-        capacity.ask_disk(2 * 10**9, tmp_path / "not" / "yet", "more")
+        capacity.check_disk(2 * 10**9, tmp_path / "not" / "yet", "more")
 
 
 @pytest.mark.parametrize("who", ["run", "server", "client"])

@@ -166,7 +166,7 @@ def test_a_method_whose_init_takes_other_things_is_told_where_they_belong(tmp_pa
         '@fednet.algorithm("own-init")\nclass Mine(FedAvg):\n'
         "    def __init__(self, mu=0.1): ...\n"
     )
-    with pytest.raises(ConfigError, match=r"own-init cannot be made .*belongs in its Config"):
+    with pytest.raises(ConfigError, match=r"own-init cannot be made .*put its options in its Con"):
         configuration.load(None, {"algorithm": "own-init"}, [tmp_path / "mine.py"])
 
 

@@ -15,9 +15,9 @@ from fednet import config as configuration
 from fednet import places, registry
 from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
-from fednet.experiment.rundir import runs_of, taken_back
+from fednet.experiment.rundir import removed_if_empty, runs_of
 from fednet.plain import JsonMapping, meeting
-from fednet.server.watch import while_stopping
+from fednet.server.watch import stop_signals_handled
 
 if TYPE_CHECKING:
     from fednet.records import Round
@@ -57,9 +57,9 @@ def run(
             import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)
     if in_process:
-        from fednet.experiment.determinism import apart_from_session
+        from fednet.experiment.determinism import own_switches
 
-        with apart_from_session():
+        with own_switches():
             directory = _run_here(chosen, folder, device, resume, quiet, callback)
         return open_run(directory)
     if callback is not None:
@@ -158,7 +158,7 @@ def _run_in_processes(
         *(["--resume"] if resume else []),
         *(word for file in load for word in ("--load", str(file))),
     ]
-    with taken_back(out):
+    with removed_if_empty(out):
         out.mkdir(parents=True, exist_ok=True)
         text.write_text(configuration.to_yaml(config), encoding="utf-8")
         try:
@@ -191,7 +191,7 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
         subprocess.Popen(words, stderr=said) as command,
-        while_stopping(lambda number, _: command.send_signal(number)),
+        stop_signals_handled(lambda number, _: command.send_signal(number)),
     ):
         status = command.wait()
         said.seek(0)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednet import places
 from fednet.errors import (
-    Asked,
     CannotGoOn,
     ConfigError,
     FednetError,
+    StopRequested,
     complain,
     last_work,
     nearest,
@@ -249,7 +249,7 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: b
         return wrong.exit_status
     except KeyboardInterrupt as asked:
         complain(f"{prog}: {str(asked) or 'stopped by Ctrl-C'}.")
-        return asked.exit_status if isinstance(asked, Asked) else BY_KEYBOARD
+        return asked.exit_status if isinstance(asked, StopRequested) else BY_KEYBOARD
     except BrokenPipeError:  # `fednet list | head`: the reader has gone
         nowhere(sys.stdout)
         return 0

@@ -53,7 +53,7 @@ def place() -> Path:
 def run(args: argparse.Namespace) -> int:
     from fednet.cli.metrics import address
     from fednet.experiment import placement
-    from fednet.experiment.rundir import taken_back, writable
+    from fednet.experiment.rundir import removed_if_empty, writable
     from fednet.serve import page
     from fednet.serve.queue import Queue
     from fednet.serve.runner import Runner
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     words += ["--data", str(args.data)] if args.data else []
     say = speaker(args.quiet)
     queue = Queue(args.dir)
-    with taken_back(args.dir):
+    with removed_if_empty(args.dir):
         writable(args.dir, "DIR")
         server = page.serve(where, queue, token)
         try:

@@ -21,7 +21,7 @@ from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
 from fednet.client.preparing import Explained, Preparer, explain
 from fednet.client.slots import MOST, memory_of
-from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, timed, why
+from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
@@ -84,8 +84,8 @@ def main(options: Options) -> int:
     capacity.require_linux()
     asked = ids.parse(options.ids)
     loading.load_parts(options.load)
-    capacity.keep_freed()
-    determinism.settle()
+    capacity.keep_freed_memory()
+    determinism.set_switches()
     devices = place(options.device)
     say = speaker(options.quiet)
     address, pair = _server(options, say)
@@ -108,7 +108,7 @@ def main(options: Options) -> int:
         most=len(asked.listed) or MOST,
     )
     # Ctrl-C and a closed terminal reach all processes; a launcher stops those that it started.
-    for number in stops() if options.launched is ALONE else [signal.SIGTERM]:
+    for number in stop_signals() if options.launched is ALONE else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
     say(f"connecting to {address}")

@@ -61,7 +61,7 @@ class Preparer:
 
         config = accepted(welcome, self.policy, self.asked)
         clients = welcome.ids
-        determinism.settle(config.train)
+        determinism.set_switches(config.train)
         root = state_directory(self.state, welcome.run)
         check_folder(root)
         self._take_states(root, clients)

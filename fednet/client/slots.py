@@ -193,7 +193,7 @@ class Slots:
 
     def _serve(self, number: int) -> None:
         """Does jobs, until there are more threads than slots."""
-        determinism.settle()
+        determinism.set_switches()
         device = self._devices[number]
         while (job := self._jobs.get()) is not None:
             self._do(job, number)

@@ -156,9 +156,9 @@ def _kept_of_labels(dtype: np.dtype) -> np.dtype:
 def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array in memory, or in a file where it would take more than its share of the memory."""
     nbytes, folder = math.prod(shape) * dtype.itemsize, Path(tempfile.gettempdir())
-    if dtype.kind == "O" or nbytes <= SHARE * capacity.room():
+    if dtype.kind == "O" or nbytes <= SHARE * capacity.free_memory():
         return np.empty(shape, dtype)
-    capacity.ask_disk(nbytes, folder, "the dataset")
+    capacity.check_disk(nbytes, folder, "the dataset")
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, dtype, "w+", shape=shape)  # the map keeps the file
 

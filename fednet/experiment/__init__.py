@@ -1,7 +1,7 @@
-"""What both sides of a run share: what is built from its configuration, its directory, faults,
-links, privacy, state files.
+"""What server and clients of a run share: the experiment that its configuration describes, its
+directory, clients' states, planned faults, links, privacy.
 
 Imported by `server`, `client` and all above them; imports only `algorithms`, `training` and below.
-Read in this order: build, rundir, store, selection, faults, links, clock, privacy, determinism,
-placement, memory.
+Read in this order: build, settings, trial, rundir, lock, store, selection, faults, links, clock,
+judging, privacy, determinism, placement.
 """

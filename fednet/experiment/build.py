@@ -27,7 +27,7 @@ from fednet.data.federation import Federation
 from fednet.errors import FednetError
 from fednet.experiment import determinism, selection, trial
 from fednet.experiment.judging import JUDGED, Judgement, evaluation_payload
-from fednet.experiment.settled import Source, settled
+from fednet.experiment.settings import Source, settings_of
 from fednet.models.adapters import merged
 from fednet.models.base import packed
 from fednet.models.start import unpinned
@@ -40,8 +40,9 @@ from fednet.wire.codec import Codec, Encoded, not_finite
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """See the module. federation: None where sites bring their own data. shapes: of a model input,
-    and the number of outputs. sha256, hollow: see `models.start`.
+    """What both sides build. federation: None where sites bring their own data. shapes: of a model
+    input, and the number of outputs. sha256, hollow: see `models.start`. unlike: the settings of
+    clients with a model of their own. remarks: on the data and the trial.
     """
 
     config: Config
@@ -55,8 +56,8 @@ class Experiment:
     clients: int
     sha256: str = ""
     hollow: bool = False
-    unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)  # by client, if another
-    remarks: tuple[str, ...] = ()  # of its data and its trial
+    unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def setting_of(self, client: int) -> Setting:
         """The setting of the client's own model."""
@@ -64,12 +65,12 @@ class Experiment:
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:
-        """One a model, the first model's first."""
+        """One a model; the first is that of the run's model."""
         return tuple(dict.fromkeys((self.setting, *self.unlike.values())))
 
     @property
     def divided(self) -> Federation:
-        """The run's data; nobody may ask for them where sites bring their own."""
+        """The run's data. Not to be used where sites bring their own."""
         assert self.federation is not None
         return self.federation
 
@@ -83,7 +84,7 @@ class Experiment:
 
     @functools.cached_property
     def exact(self) -> Codec:
-        """What comes down to be judged is judged as it is: only lossless compressors apply."""
+        """Encodes the model for an evaluation, with lossless compressors only."""
         return Codec(
             self.shared,
             {k: c.plain() for k, c in self.down.chains.items() if not c.lossy and c.plain().parts},
@@ -92,15 +93,15 @@ class Experiment:
 
     @functools.cached_property
     def agreed(self) -> Tensors:
-        """The last model that every client has, whenever it took part: the initial one. A lossily
-        compressed state comes down as the difference to it.
+        """The model that every client has: the initial one. A state that is compressed with loss is
+        sent as the difference to it.
         """
         return self.setting.initial.select(self.shared)
 
     @functools.cached_property
     def digest(self) -> str:
-        """What both sides must agree on before the first task: the layout, and the values that
-        differences are to, which may be yet to come.
+        """Of what both sides must agree on before the first task: the layout, and the model that
+        differences are to.
         """
         chain = self.down.chains.get("state")
         if self.unlike:
@@ -119,14 +120,16 @@ class Experiment:
 
     @functools.cached_property
     def base(self) -> Encoded | None:
-        """The model that training starts from, as it crosses to each client once; None where the
-        sites make it.
+        """The model that training starts from, encoded, where the server sends it to each client
+        once; None where sites make it.
         """
         sent = packed(self.holding(self.setting.initial)) if self.base_comes else None
         return None if sent is None else self.down.encode(sent)
 
     def starting_from(self, named: Mapping[str, torch.Tensor]) -> Experiment:
-        """This, where that model came. Raises ConfigError where it is another."""
+        """This experiment, started from these tensors. Raises ConfigError where their model is not
+        the configuration's.
+        """
         source = Source(self.data, self.federation, self.shapes, self.setting.classes)
         made = _fitted(self.config, self.algorithm, source, named)
         return dataclasses.replace(made, down=self.down, up=self.up)
@@ -134,7 +137,7 @@ class Experiment:
     def scratch(
         self, device: str | torch.device = "cpu", setting: Setting | None = None
     ) -> Scratch:
-        """A model of its own to work with; setting: of a client's own model."""
+        """A new model to work with. setting: of a client's own model."""
         setting, wanted = setting or self.setting, self.config.train.memory_format
         last = wanted == "channels_last" or (
             wanted == "auto" and torch.device(device).type == "cpu" and setting.innermost
@@ -142,32 +145,31 @@ class Experiment:
         return Scratch(setting.module(), setting.layout, device, channels_last=last)
 
     def state_dict(self, x: Tensors, setting: Setting | None = None) -> dict[str, torch.Tensor]:
-        """What `load_state_dict(strict=True)` of the configuration's model takes: x, what it leaves
-        out as it was initially, and all that is not trained, its adapters merged; tied tensors
-        under each of their names, each tensor of the type that the model gives it.
+        """The state dict of the configuration's model, as `load_state_dict(strict=True)` takes it:
+        x, with adapters merged, and the initial values of all tensors that x lacks. Tied tensors
+        stand under each of their names, each tensor with the model's type.
         """
         return merged(self.holding(x, setting))
 
     def holding(self, x: Tensors, setting: Setting | None = None) -> nn.Module:
-        """The module to look at, holding x, and what it leaves out as it was initially."""
+        """A module with x, and the initial values of what x lacks. It is not to be changed."""
         own = setting or self.setting
         return own.initial.merge(x.to("cpu")).into(own.blank)
 
     def facts(self, client: int) -> ClientFacts:
         if self.federation is None:
-            # A site's own data: any class may be there, in any number, so what is predicted is a
-            # bound.
+            # Any class may be there, in any number, so predictions are bounds.
             many = (2**31,) * (self.setting.classes or 0)
             return ClientFacts(0, many, 0, self.input_shape, 0, self.setting.features)
         features = self.setting_of(client).features
         return ClientFacts(**self.federation.facts(client), features=features)
 
     def samples(self, client: int) -> int:
-        """The most samples that the client can train on: its own, and the public ones."""
+        """How many samples the client can train on at most: its own, and the public ones."""
         return len(self.divided.parts[client]) + len(self.divided.public)
 
     def bounds(self, payload: type[Payload], client: int, round: int = 1) -> dict[str, int]:
-        """Largest size in bytes of the fields whose declaration leaves it open."""
+        """The largest size in bytes of each field whose declaration leaves it open."""
         if payload is Judgement:
             return {
                 "counts": len(JUDGED) * 2 * self.setting.counts_width * 8,
@@ -176,8 +178,7 @@ class Experiment:
         if isinstance(self.algorithm, Secure):
             return self.algorithm.most(payload, round)
         if not self.sized_by_client:
-            # nothing is left open; to count a client's classes for it would be the dearest part of
-            # a small reply
+            # Nothing is left open. Counting a client's classes would be slow.
             return {}
         return self.algorithm.sizes(payload, self.facts(client))
 
@@ -189,8 +190,8 @@ class Experiment:
         sizes: Mapping[str, int] | None = None,
         round: int = 0,
     ) -> dict[str, int]:
-        """Bytes by kind of one payload for one client: exact, but a bound with zstd or a site's own
-        data. sizes: of fields whose declaration leaves them open, where they are known.
+        """The bytes by kind of one payload for one client: exact, but a bound with zstd or where
+        sites bring their own data. sizes: of fields whose declaration leaves them open, if known.
         """
         codec, kinds = getattr(self, direction), dict[str, int]()
         bounds = self.bounds(payload, client) if sizes is None else sizes
@@ -203,27 +204,25 @@ class Experiment:
 
     @property
     def sized_by_client(self) -> bool:
-        """Whether one client's payloads may be larger than another's."""
+        """Whether the payloads of clients may differ in size."""
         own = type(self.algorithm).sizes is not Algorithm.sizes
         return own or isinstance(self.algorithm, Secure)
 
     @property
     def predictable(self) -> bool:
-        """Whether sizes are known here: not where they depend on data that the sites keep to
-        themselves.
-        """
+        """Whether sizes can be predicted: not where they depend on data that only sites have."""
         return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
 
     @functools.cached_property
     def evaluation(self) -> type[Payload]:
-        """What comes down when all clients are asked to evaluate."""
+        """The type of the message that asks a client to evaluate."""
         latest = self.config.evaluate.shared == "latest"
         return evaluation_payload(type(self.algorithm), latest)
 
     @property
     def uncalibrated(self) -> bool:
-        """Whether the shared model's BatchNorm statistics are the initial ones: what the clients
-        measured does not come up.
+        """Whether the shared model has the initial BatchNorm statistics, since clients do not send
+        theirs.
         """
         return self.config.model.buffers != "average" and self.setting.batch_norm
 
@@ -232,13 +231,13 @@ _shared: tuple[Config, str, Experiment] | None = None  # built by a process befo
 
 
 def build_to_share(config: Config, root: Path | None) -> None:
-    """Builds what the processes that are forked from this one will ask `build` for, so that they
-    share its memory: only of fednet's own parts, which start no thread and no CUDA. What is wrong
-    with the configuration or the data is not said here but by the server, which meets it again.
+    """Builds the experiment in a process that will fork others, so that they share its memory. Only
+    for fednet's own parts, which start no thread and no CUDA. Errors are ignored here: the server
+    meets them again and reports them.
     """
     global _shared
     with contextlib.suppress(FednetError, OSError):
-        determinism.choose(config.train.portable)
+        determinism.choose_kernels(config.train.portable)
         named = (
             registry.algorithm.get(config.algorithm.name),
             *(registry.model.get(own.model.name) for own in parts.each_model(config)),
@@ -249,18 +248,17 @@ def build_to_share(config: Config, root: Path | None) -> None:
             and not config.load
             and all(part.__module__.partition(".")[0] == "fednet" for part in named)
         ):
-            # Else OpenMP would have threads, which do not live through a fork.
+            # OpenMP must have no threads, which do not survive a fork.
             torch.set_num_threads(1)
-            # Tried by those that ask for it: a backward pass here could start threads.
+            # The trial is left to the forked processes: a backward pass could start threads.
             _shared = config, str(root), _built(config, root, None)
 
 
 def build(
     config: Config, root: Path | str | None = None, data: Data | None = None, tried: bool = False
 ) -> Experiment:
-    """Everything from the configuration, tried on one batch. `data`: a site's own `Data`, where
-    sites bring their own. tried: what was built before a fork is, by another process. Raises
-    ConfigError, DataError.
+    """Builds an experiment from its configuration, and tries it on one batch. data: a site's own
+    data. tried: another process tries what was built before a fork. Raises ConfigError, DataError.
     """
     known = _shared if data is None and _shared is not None else None
     same = known is not None and known[:2] == (unpinned(config), str(root))
@@ -275,7 +273,7 @@ def build(
 
 
 def try_on(experiment: Experiment, data: Data) -> list[str]:
-    """Tries each client's model on two samples of the data. Returns remarks; raises ConfigError."""
+    """Tries each model on two samples of the data. Returns remarks; raises ConfigError."""
     found = []
     for setting in experiment.settings:
         found += trial.fits(experiment.algorithm, setting, data)
@@ -299,7 +297,7 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
         )
         data = federation.data
         input_shape, classes, width = data.input_shape, data.classes, data.outputs
-        trial.finite(data)  # a site's own are looked through where they are read
+        trial.finite(data)  # a site's own data are checked where they are read
     source = Source(data, federation, (input_shape, width), classes or 0)
     return _fitted(config, algorithm, source)
 
@@ -310,8 +308,8 @@ def _fitted(
     source: Source,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Experiment:
-    """Model and method over data. given: as of `settled`."""
-    begun, setting, unlike = settled(config, algorithm, source, given)
+    """Builds all but the data. given: see `settings_of`."""
+    begun, setting, unlike = settings_of(config, algorithm, source, given)
     shared = setting.shared
     for direction in ("up", "down"):
         trial.check_chains(config, algorithm, direction)
@@ -336,7 +334,7 @@ def _fitted(
 
 
 def _codecs(config: Config, shared: Layout, exempt: frozenset[str]) -> tuple[Codec, Codec]:
-    """What encodes on the way down, and on the way up."""
+    """The codecs for messages to clients, and to the server."""
     shapes = tuple(slot.shape for slot in shared.slots if slot.role == "parameter")
 
     def codec(way: str) -> Codec:
@@ -348,5 +346,7 @@ def _codecs(config: Config, shared: Layout, exempt: frozenset[str]) -> tuple[Cod
 
 
 def buffers_cross(buffers: str, down: bool) -> bool:
-    """Whether BatchNorm's statistics cross under `model.buffers`: to the client, or from it."""
+    """Whether BatchNorm's statistics are sent, to clients (down) or to the server, by
+    `model.buffers`.
+    """
     return buffers == "average" or (down and buffers == "server")

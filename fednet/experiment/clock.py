@@ -1,8 +1,8 @@
-"""The virtual clock: nothing sleeps; each message takes its bytes over its client's link, training
-its steps.
+"""The virtual clock: nothing sleeps. A message takes the time of its bytes over its client's link,
+and training the time of its steps.
 
-All clients of a phase start together, so who is late depends on the configuration alone and is the
-same in every repetition.
+All clients of a phase start together, so the configuration alone decides who is late, the same in
+every repetition.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class VirtualClock:
         delay: float = 0.0,
         at: float = 0.0,
     ) -> dict[str, float]:
-        """From the hand-out, at second `at` of the run, to the whole reply, for one client in one
-        phase: sending, both ways, and training. down, up: all bytes of the messages, as the ledger
-        has them; slow, delay: planned faults.
+        """The seconds from the task, sent at second `at` of the run, to the whole reply, for one
+        client in one phase: sending, both ways, and training. down, up: all bytes of the messages,
+        as the ledger has them; slow, delay: planned faults.
         """
         link, _ = self._link(client)
         draw = seeds.rng(
@@ -85,8 +85,8 @@ class VirtualClock:
         slow: float = 1.0,
         delay: float = 0.0,
     ) -> Leaves | None:
-        """What of its task and of its reply has crossed when the client leaves; a part in the
-        middle of which it does was sent. None where it stays, or no rate tells.
+        """How many parts of its task or of its reply have been sent when the client leaves; the
+        part during which it leaves counts. None where it stays, or its link has no rate.
         """
         until = self.world.until(client, at)
         stays = 0.0 if until is None else until - at
@@ -101,8 +101,9 @@ class VirtualClock:
     def late(
         self, times: Mapping[int, float], leaves: Mapping[int, float] | None = None
     ) -> dict[int, str]:
-        """Who does not count: gone before it was done, beyond the deadline, or not among the first
-        k (ties to the smaller id). leaves: seconds after which a client is gone.
+        """The clients that do not count, and why: gone before they were done, beyond the deadline,
+        or not among the first k (ties to the smaller id). leaves: seconds after which a client is
+        gone.
         """
         deadline, first = self.config.round.deadline, self.config.first
         gone = {c: s for c, s in (leaves or {}).items() if c in times and times[c] > s}
@@ -128,9 +129,9 @@ class VirtualClock:
         lost: bool = False,
         leaves: Mapping[int, float] | None = None,
     ) -> float:
-        """How long the phase took: until the last that counts, or until the deadline if somebody
-        missed it; a client that was lost is awaited until the deadline, or for as long as a lost
-        one may take to come back, and one that leaves until it has left.
+        """How long the phase took: until the last client that counts, or until the deadline if one
+        missed it. A client that leaves is waited for until it has left, and a lost one for
+        `patience`.
         """
         section, late = self.config.round, self.late(times, leaves)
         last = max((t for c, t in times.items() if c not in late), default=0.0)
@@ -143,7 +144,7 @@ class VirtualClock:
 
     @property
     def patience(self) -> float:
-        """Seconds for which a client that was lost is awaited."""
+        """How many seconds a lost client is waited for."""
         section = self.config.round
         waits = [s for s in (section.deadline, section.lost.closed) if s is not None]
         return min(waits, default=0.0)
@@ -155,8 +156,8 @@ class VirtualClock:
         span: float,
         leaves: Mapping[int, float] | None = None,
     ) -> dict[str, float]:
-        """What a phase's span went into: training and sending of the last client that counts; the
-        rest is waiting.
+        """What a phase's time was spent on: training and sending of the last client that counts;
+        the rest is waiting.
         """
         late = self.late(times, leaves)
         last = max((c for c in times if c not in late), key=lambda c: (times[c], -c), default=None)
@@ -165,9 +166,9 @@ class VirtualClock:
 
 
 def crossing(message: m.Task | m.Reply) -> int:
-    """All bytes of a payload on its way, as the ledger bills them without CURVE: the header, and
-    the body beside it or in parts with a header each. Other traffic, such as the pulls that ask for
-    the parts, is small and takes no time here.
+    """All bytes of a message with its payload, as the ledger counts them without CURVE: the header,
+    and the body beside it or in parts with a header each. Other traffic, such as the requests for
+    parts, is small and takes no time here.
     """
     total = framing(len(encode(message)))
     for index in range(-(-message.size // m.PART)):
@@ -181,8 +182,8 @@ def crossing(message: m.Task | m.Reply) -> int:
 
 
 def task_bytes(run: str, key: m.Key, job: Job) -> int:
-    """The bytes of a task as the first server of the run hands it out for the first time; without
-    `keep`, which depends on when there was a checkpoint, and so on who was killed.
+    """The bytes of a task as the first server of the run sends it for the first time; without
+    `keep`, which depends on the last checkpoint, and so on crashes.
     """
     return crossing(message_of(job, key, run=run, inc=1))
 

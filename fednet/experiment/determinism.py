@@ -1,6 +1,4 @@
-"""Every switch that decides whether the same program gives the same bits, set in one place and
-recorded.
-"""
+"""All switches that decide whether the same program gives the same bits: set here, and recorded."""
 
 from __future__ import annotations
 
@@ -21,18 +19,18 @@ if TYPE_CHECKING:
 # cuBLAS needs this before its first call; it is harmless without a GPU.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-# What torch, oneDNN and MKL compute with at `train.portable`: instructions that x86-64 processors
-# have had since 2013, and the one code of MKL that does not ask who made the processor.
+# Settings of torch, oneDNN and MKL for `train.portable`: instructions that x86-64 processors have
+# had since 2013, and the code of MKL that is the same for every maker of processors.
 PORTABLE = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_CBWR": "COMPATIBLE",
 }
-# Whether this process computes so: the libraries ask once, at their first kernel. And what keeps
-# the square roots.
+# Whether this process computes so: the libraries ask once, at their first kernel. _kept keeps the
+# registered square roots.
 _portable: bool | None = None
 _kept: list[torch.library.Library] = []
-# Of torch.backends, what has an attribute fp32_precision; "" is torch.backends itself.
+# The parts of torch.backends with an attribute fp32_precision; "" is torch.backends itself.
 FP32_PRECISIONS = (
     "",
     "mkldnn",
@@ -44,25 +42,25 @@ FP32_PRECISIONS = (
     "cudnn.conv",
     "cudnn.rnn",
 )
-_in_session = False  # within `apart_from_session`
+_in_session = False  # within `own_switches`
 
 
-def settle(train: TrainSection | None = None) -> JsonDict:
-    """Sets thread counts and determinism switches of this process; returns what was set, for the
-    record. None: there is no configuration yet. Raises ConfigError.
+def set_switches(train: TrainSection | None = None) -> JsonDict:
+    """Sets thread counts and determinism switches of this process; returns them, for the record.
+    train: None where there is no configuration yet. Raises ConfigError.
     """
     import torch
 
     threads, precision = (1, "fp32") if train is None else (train.threads, train.precision)
     if train is not None:
-        choose(train.portable)
+        choose_kernels(train.portable)
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1 and not _in_session:
-        # Work has started already: then the number is fixed, and recorded below.
+        # Once work has started, the number is fixed; it is recorded below.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
-    # The same as use_deterministic_algorithms(True, warn_only=True), which also imports the whole
-    # of torch._inductor: 3 s.
+    # Like use_deterministic_algorithms(True, warn_only=True), which takes 3 s to import
+    # torch._inductor.
     torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -84,9 +82,9 @@ def settle(train: TrainSection | None = None) -> JsonDict:
     }
 
 
-def choose(portable: bool) -> None:
-    """Which of a CPU's kernels this process computes with. Raises ConfigError where it cannot be
-    chosen (any more).
+def choose_kernels(portable: bool) -> None:
+    """Chooses the CPU kernels that this process computes with. Raises ConfigError where that is not
+    possible, or not any more.
     """
     global _portable
     import torch
@@ -117,8 +115,8 @@ def choose(portable: bool) -> None:
 
 
 def _round_roots() -> None:
-    """Square roots on a CPU by NumPy, rounded as IEEE 754 has it: torch's, MKL's, begin with an
-    instruction whose digits are each maker's own.
+    """Computes square roots on a CPU by NumPy, rounded as IEEE 754 says. Torch's come from MKL and
+    begin with an instruction that differs between makers of processors.
     """
     import numpy as np
     import torch
@@ -142,13 +140,13 @@ def _round_roots() -> None:
 
 
 def portable() -> bool:
-    """Whether this process computes what each such processor does."""
+    """Whether this process computes with `train.portable`."""
     return bool(_portable)
 
 
 def processor() -> str:
     """Its maker and the widest instructions that torch has kernels for, such as `AuthenticAMD with
-    AVX2`: asked of the system, since torch's answer would settle what it computes with.
+    AVX2`. Torch is not asked, since it would then choose its kernels.
     """
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
@@ -160,8 +158,8 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what the bits of a run may depend on, beside its configuration; and the
-    processor, unless these are portable.
+    """What the bits of a run may depend on beside its configuration: versions, and the processor,
+    unless the bits are portable.
     """
     import torch
 
@@ -175,27 +173,25 @@ def versions() -> dict[str, str]:
     }
 
 
-def moved(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str | None:
-    """What to say of a run that goes on where its last server did not run; None where its bits are
-    those of one that was never stopped. events: the starts of its servers so far; here:
-    `versions`, with the `device`.
+def changed_since(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str | None:
+    """A remark on a resumed run whose last server had other versions or another device; None where
+    its bits are those of a run that was never stopped. events: the starts of its servers so far;
+    here: `versions`, with the `device`.
     """
     starts = [event["versions"] for event in events]
     before = starts[-1] if starts else here
     names = [name for name in here if before.get(name, here[name]) != here[name]]
     what = ", ".join(f"{name} {before[name]}, now {here[name]}" for name in names)
-    return (
-        f"it goes on elsewhere, so its bits may be others from here on: {what}." if what else None
-    )
+    return f"its bits may differ from here on, since it was resumed with {what}." if what else None
 
 
-# -- in a session of a user's ----------------------------------------------------------------------
+# -- in a user's session ---------------------------------------------------------------------------
 @contextlib.contextmanager
-def apart_from_session() -> Iterator[None]:
-    """Inside, torch computes as in a process that fednet has started, whatever a user's session has
+def own_switches() -> Iterator[None]:
+    """Inside, torch computes as in a process that fednet started, whatever a user's session has
     set: autocast, no gradients, another default type or device, another precision. Afterwards the
-    session has its own switches again. The number of threads between operations, which can be set
-    once only, is left alone.
+    session has its own switches again. The number of threads between operations stays: it can be
+    set only once.
     """
     global _in_session
     import torch
@@ -232,8 +228,8 @@ def apart_from_session() -> Iterator[None]:
 
 
 def _precisions() -> Callable[[], None]:
-    """What puts back the precision of products of float32. torch has two ways to set it, an older
-    release the first alone; one that is read by the first after both were used raises RuntimeError.
+    """A function that restores the precision of products of float32. torch has two ways to set it,
+    older releases only the first; reading by the first after both were used raises RuntimeError.
     """
     import torch
 

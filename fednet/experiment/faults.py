@@ -1,10 +1,10 @@
 """Planned faults: `faults:` in a configuration, executed for real.
 
-A `FaultPlan` is pure: which fault strikes which client in which round follows from the
-configuration alone. The server sends a client's faults with its task, and the client's process then
-does what is asked: it falls silent, kills itself, spoils its upload. The server kills itself at the
-named points of a round. What struck stands in events.jsonl, and does not strike again after a
-resume; `Replay` forces what another run's records say.
+Which fault strikes which client in which round follows from the configuration alone (`FaultPlan`).
+The server sends a client's faults with its task, and the client's process then falls silent, kills
+itself or cuts its upload short. The server kills itself at the named points of a round. A fault
+that has struck is recorded in events.jsonl, and does not strike again after a resume. `Replay`
+repeats who took part in another run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ AMOUNTS = {"crash": 1.0, "delay": 1.0, "slow": 2.0, "drop_during_upload": 0.5}
 
 @dataclass(frozen=True, eq=False)
 class FaultPlan:
-    """The faults of a run. A fault strikes a client in a round only where it is given a task
-    then. usual: the exchange that faults strike in for which none is named.
+    """The planned faults of a run. A fault strikes a client only in a round in which it has a task.
+    usual: the exchange in which faults strike that name none.
     """
 
     config: Config
@@ -53,8 +53,8 @@ class FaultPlan:
         return not (self.config.faults.random or self.config.faults.schedule)
 
     def strike(self, round: int, client: int, exchange: int | None = None) -> list[Fault]:
-        """What strikes a client, in the order of `KINDS`; of those that lose its reply at most one,
-        the earliest. exchange: of the round, None: in any.
+        """The faults of a client, in the order of `KINDS`; of those that lose its reply only the
+        earliest. exchange: of the round; None: any.
         """
         section, found = self.config.faults, dict[str, float]()
         for kind in KINDS if exchange in (None, self.usual) else ():
@@ -99,7 +99,7 @@ class FaultPlan:
         return known[round, client]
 
     def server(self, round: int) -> list[str]:
-        """The points of the round, each one of `POINTS`, at which the server is planned to die."""
+        """The points of the round, of `POINTS`, at which the server is to die."""
         points = [
             str(f.at)
             for f in self.config.faults.schedule
@@ -147,16 +147,14 @@ def struck(run: Path) -> set[tuple[int, int, str]]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The completed sets of a recorded run: by round, by exchange; and why the others did not
-    complete.
-    """
+    """The rounds of a recorded run: who completed each exchange, and why others did not."""
 
     rounds: dict[int, JsonDict]
 
     @classmethod
     def of(cls, config: Config, exchanges: int) -> Replay | None:
-        """None where nothing is replayed. exchanges: of this run's round. ConfigError where the
-        record does not reach as far as this run, or is of another kind of round.
+        """None where nothing is replayed. exchanges: of a round of this run. Raises ConfigError
+        where the record has fewer rounds than this run, or rounds of another kind.
         """
         where = config.faults.replay
         if where is None:
@@ -200,11 +198,11 @@ class Replay:
         return cls({row["round"]: row for row in rows})
 
     def selected(self, round: int) -> list[int]:
-        """Who was asked."""
+        """The clients that were asked."""
         return list(self.rounds[round]["selected"])
 
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """Who of a phase's cohort does not complete it, and the recorded reason."""
+        """The clients of a phase's cohort that did not complete it, and why."""
         row = self.rounds[round]
         phases = row["completed_by_phase"]
         completed = phases[index] if index < len(phases) else []
@@ -214,11 +212,10 @@ class Replay:
 
 
 class Faults:
-    """The faults of a run that is under way: what is planned, what of it has struck, what another
-    run's records force.
+    """The faults of a running server: the plan, what has struck already, and a replay.
 
-    struck: before a resume. note(round, kind): writes a crash of the server down, and sees that it
-    is with the operating system. usual: see `FaultPlan`. exchanges: of a round.
+    struck: before a resume. note(round, kind): records a crash of the server, before it happens.
+    usual: see `FaultPlan`. exchanges: of a round.
     """
 
     def __init__(
@@ -236,7 +233,7 @@ class Faults:
         self._rounds = config.schedule.mode == "sync"
 
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """Who of a phase's cohort need not be asked, and why."""
+        """The clients of a phase's cohort that are not asked, and why."""
         if self.replay is not None:  # without rounds, see `fednet.server.asynchronous`
             return self.replay.out(round, index, cohort) if self._rounds else {}
         if self.plan.empty:
@@ -252,7 +249,7 @@ class Faults:
         return found
 
     def of(self, round: int, index: int, client: int) -> list[Fault]:
-        """What goes out with a client's task: what has not struck yet."""
+        """The faults to send with a client's task: those that have not struck yet."""
         if self.plan.empty or self.replay is not None:
             return []
         return [
@@ -269,9 +266,7 @@ class Faults:
         return found.get("slow", 1.0), found.get("delay", 0.0)
 
     def at(self, point: str, round: int) -> None:
-        """The server has come to this point of a round, and dies there, without a word, where that
-        is planned.
-        """
+        """Kills the server, at a point of a round, where that is planned."""
         kind = f"server_crash {point}"
         if (
             not self.plan.empty

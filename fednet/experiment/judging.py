@@ -1,5 +1,5 @@
-"""What an evaluation asks of a client, and what it answers: integer counts, so that sums over
-clients are exact.
+"""The messages of an evaluation. A client answers with integer counts, so that sums over clients
+are exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "GlobalModel",
     "Judgement",
     "Stopwatch",
-    "asked",
+    "evaluated_clients",
     "evaluation_due",
     "evaluation_payload",
     "judgements",
@@ -35,8 +35,8 @@ SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells t
 
 
 class GlobalModel(Payload):
-    """What comes down for an evaluation: the global model as it is evaluated, or the newest shared
-    part of a method that shares no more.
+    """What the server sends for an evaluation: the global model, or the newest shared part of a
+    method that shares no more.
     """
 
     x: Weights
@@ -49,8 +49,8 @@ def evaluation_due(config: Config, round: int) -> bool:
 
 
 def evaluation_payload(method: type[Algorithm], latest: bool) -> type[Payload]:
-    """What comes down for an evaluation: the model, where the method shares one, and, if clients
-    are evaluated with the latest of what they share (`evaluate.shared`), its `shared_state`.
+    """What the server sends for an evaluation: the model, where the method shares one, and its
+    `shared_state`, where clients are evaluated with the latest of that (`evaluate.shared`).
     """
     base = GlobalModel if method.has_global or method.shares() else Nothing
     if not latest or not method.shared_state:
@@ -67,17 +67,17 @@ else:
 
 
 class Judgement(Payload):
-    """What an evaluation sends up: (5, 2, C) int64, correct and total by class, in the order of
-    `JUDGED` (all zero where there is nothing to judge), and (5,) float64 sums of the loss.
+    """What a client answers: (5, 2, C) int64, correct and total by class, in the order of `JUDGED`
+    (zeros for a model that it does not have), and (5,) float64 sums of the loss.
     """
 
     counts: Sums
     losses: Sums
 
     def check(self, width: int, own: int, balanced: int) -> None:
-        """Raises RemoteProtocolError where these are no counts of this client: of models that were
-        tested on more than its own test set, or on more than the balanced one of all. width: C of
-        what the task counts; own, balanced: labels or values in these test sets.
+        """Raises RemoteProtocolError where these cannot be counts of this client: a model was
+        tested on more than its test set has, for example. width: C of what the task counts; own,
+        balanced: labels or values in the client's own and in the class-balanced test set.
         """
         counts, losses = self.counts, self.losses
         if (
@@ -101,8 +101,8 @@ class Judgement(Payload):
                 )
 
 
-def asked(config: Config) -> list[int]:
-    """The clients that an evaluation of all asks: all, or the same sample each time."""
+def evaluated_clients(config: Config) -> list[int]:
+    """The clients that an evaluation asks: all, or the same sample each time (`evaluate.most`)."""
     most = config.evaluate.most
     if most is None or config.clients <= most:
         return list(range(config.clients))
@@ -111,7 +111,7 @@ def asked(config: Config) -> list[int]:
 
 
 def keeps_local(config: Config, personalised: bool) -> bool:
-    """Whether clients keep their last local model to be judged by (`evaluate.keep_local`)."""
+    """Whether clients keep their last local model to evaluate it (`evaluate.keep_local`)."""
     section = config.evaluate
     if not section.every or section.clients == "none" or section.keep_local == "never":
         return False
@@ -120,7 +120,7 @@ def keeps_local(config: Config, personalised: bool) -> bool:
 
 
 def judgements(payload: Judgement) -> dict[str, Counts]:
-    """What a judgement says, by name; what was not judged is left out."""
+    """The counts by model; models that were not evaluated are left out."""
     found = {}
     for row, name in enumerate(JUDGED):
         table = payload.counts[row].numpy().astype(np.int64)
@@ -131,7 +131,7 @@ def judgements(payload: Judgement) -> dict[str, Counts]:
 
 
 class Stopwatch:
-    """What the seconds of a task are spent on. progress: also called at each turn."""
+    """Measures what a task's seconds are spent on. progress: called at each new stage."""
 
     def __init__(self, progress: Callable[[str, int, int], None]) -> None:
         self._progress = progress
@@ -139,7 +139,7 @@ class Stopwatch:
         self._doing, self._spent = "loading", dict[str, float]()
 
     def turn(self, stage: str, done: int, of: int) -> None:
-        """Another stage of the task begins: `done` of `of` steps of it are."""
+        """Begins another stage of the task, of which `done` of `of` steps are done."""
         now = time.perf_counter()
         self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
         self._doing, self._since = stage, now

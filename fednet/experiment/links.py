@@ -1,7 +1,7 @@
-"""Each client's link: as configured, with what is to be drawn drawn.
+"""Each client's link, by the configuration.
 
-A figure is drawn once a client, from (seed, figure, client): it is the same whatever else the
-configuration says, in the emulation and on the virtual clock.
+A figure that is to be drawn is drawn once a client, from (seed, figure, client). So it is the same
+whatever else the configuration says, in the emulation and on the virtual clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fednet.transport.base import ClientTransport, Frames
 from fednet.transport.shaped import LinkShape, ShapedClient
 from fednet.wire.frames import client_of
 
-# Puts clients' emulated links before a transport, told whether its connection stands.
+# Wraps a transport in its clients' emulated links; also gets whether its connection is open.
 Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 
@@ -52,23 +52,23 @@ def _draw(text: str, seed: int, key: str, client: int) -> float:
 
 
 def shape(config: Config, client: int) -> LinkShape:
-    """The same for the transport."""
+    """The link of one client, for the transport."""
     link = of(config, client)
     delays = (link.latency_ms or 0.0, link.jitter_ms or 0.0)
-    # Numbers all of them, which the types do not tell: `of` has drawn what is written as text.
+    # They are all numbers, which the types do not say: `of` has drawn those given as text.
     figures: Any = (link.up_mbps, link.down_mbps, *delays, world.links(config, client))
     return LinkShape(*figures)
 
 
 def emulated(config: Config) -> bool:
-    """Whether messages are held back at the clients."""
+    """Whether clients delay messages, as their links would."""
     return config.link.clock == "real" and any(
         shape(config, c) != LinkShape() for c in range(config.clients)
     )
 
 
 def shaper(config: Config) -> Shaper | None:
-    """What emulates the links of `config.link`; None where there is nothing to emulate."""
+    """Emulates the links of `config.link`; None where there is nothing to emulate."""
     if not emulated(config):
         return None
     rng = seeds.rng(
@@ -86,8 +86,8 @@ def shaper(config: Config) -> Shaper | None:
 
 
 def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, LinkShape]]:
-    """Names the link that a message takes: its client's. What belongs to a process (joins,
-    heartbeats) takes none.
+    """Finds the link that a message takes: its client's. Messages of a process, such as joins and
+    heartbeats, take none.
     """
     links: dict[int, LinkShape] = {}
     free = LinkShape()

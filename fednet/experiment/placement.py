@@ -1,4 +1,4 @@
-"""Which devices there are for the workers, and how many workers make sense."""
+"""The devices for the workers, and the number of workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fednet.errors import ConfigError
 
 
 def cores() -> int:
-    """Cores that this process may use: its affinity, its cgroup's quota, and Slurm's grant,
-    whichever is least.
+    """How many cores this process may use: the least of its affinity, its cgroup's quota and what
+    Slurm granted.
     """
     found = [processors()]
     quota = Path("/sys/fs/cgroup/cpu.max")
@@ -27,8 +27,8 @@ def cores() -> int:
 
 
 def place(device: str) -> list[str]:
-    """The devices meant by auto, cpu, cuda, cuda:0 or cuda:0,2. ConfigError where there is no such
-    GPU.
+    """The devices of auto, cpu, cuda, cuda:0 or cuda:0,2. Raises ConfigError for a GPU that is not
+    there.
     """
     if device == "cpu":
         return ["cpu"]
@@ -54,16 +54,16 @@ def place(device: str) -> list[str]:
 
 
 def check(device: str) -> None:
-    """Raises ConfigError where there is no such device. Auto is always one, which a process that
-    computes nothing need not look for.
+    """Raises ConfigError where there is no such device. "auto" is not looked at, so that a process
+    that computes nothing need not import torch.
     """
     if device != "auto":
         place(device)
 
 
 def workers(wanted: int | None, devices: list[str], clients: int) -> list[str]:
-    """The device of each worker: one a GPU, else one a core, at most one a client; or as many as
-    wanted.
+    """The device of each worker: as many as wanted, or one a GPU, else one a core; at most one a
+    client.
     """
     if wanted is None:
         wanted = len(devices) if devices[0] != "cpu" else cores()

@@ -3,14 +3,14 @@ Models", ICLR 2018 (arXiv:1710.06963), and the bound of an update's norm.
 
 C  privacy.clip    z  privacy.noise    m of N  clients drawn a round
 
-An update (y_i - x where a method sends weights y_i) is clipped to norm C by its client, and by the
-server again, which so need not trust it. Every update counts the same: weights by sample counts
-would be data-dependent. `where: server` adds N(0, (zC)^2) once to the sum; `where: client` adds it
-to each update before it is compressed and leaves its site; under secure aggregation each adds a
-part of it, whose sum is noise enough for the fewest clients that a sum can be of.
+An update (y_i - x where a method sends weights y_i) is clipped to norm C by its client, and again
+by the server, which need not trust it. Every update has the same weight: weights by sample counts
+would depend on the data. `where: server` adds N(0, (zC)^2) once to the sum. `where: client` adds it
+to each update before it is compressed and leaves its site. Under secure aggregation each client
+adds a part of it, so that the sum has enough for the fewest clients that it can be of.
 
-What is private is the update: sample counts, losses and counts of correct answers travel as they
-are. Buffers would leave unclipped, so a model whose buffers cross is refused.
+Only the update is private: sample counts, losses and counts of correct answers are sent as they
+are. Buffers would not be clipped, so a model whose buffers are sent is refused.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ if TYPE_CHECKING:
     from fednet.experiment.store import Record
     from fednet.wire.messages import Task
 
+# The server takes an update for clipped up to this factor: float32 rounds x + (y - x).
 SLACK = 1.0001
-"""The server takes an update for clipped up to this factor: float32 rounds x + (y - x)."""
+# Standard deviations of noise that fixed point must have room for; one entry in 10^15 has more.
 TAILS = 8
-"""Standard deviations of an entry's noise that fixed point must have room for: beyond them lies one
-entry in 10^15."""
 
 
 # -- an update's norm ------------------------------------------------------------------------------
@@ -64,8 +63,8 @@ def _update(value: Tensors, kind: str, x: Tensors | None) -> Tensors:
 
 
 def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
-    """The reply with each update scaled to norm `bound` where it is above `slack * bound`; else the
-    same bits.
+    """The reply with each update scaled to norm `bound` where it is above `slack * bound`; other
+    updates keep their bits.
     """
     changed = {}
     for name, value, norm in updates(up, x):
@@ -80,14 +79,16 @@ def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
 
 # -- noise -----------------------------------------------------------------------------------------
 class Noise:
-    """Gaussian noise from a secret of its own, kept in `file` (mode 0600): from the run's seed,
-    which every client knows, anyone could compute the noise and take it off. The same thing said in
-    answer to the same question gets the same noise again, so that a round repeated after a crash
-    shows nothing new; anything else gets other noise, or the difference of two would be without.
+    """Gaussian noise from a secret in `file` (mode 0600). It does not come from the run's seed:
+    with that, which every client knows, anyone could compute the noise and subtract it.
+
+    The same value sent for the same question gets the same noise again, so that a round repeated
+    after a crash reveals nothing new. Anything else gets other noise: the difference of two values
+    with the same noise would have none.
     """
 
     def __init__(self, file: Path, drawn: bool = False) -> None:
-        """drawn: it gave noise before. Raises StateError where it is gone then, or another."""
+        """drawn: this secret was used before. Raises StateError where it is missing or another."""
         if not file.exists() and not drawn:
             file.parent.mkdir(parents=True, exist_ok=True)
             secret = secrets.token_bytes(32)
@@ -102,8 +103,8 @@ class Noise:
             )
 
     def add(self, value: torch.Tensor, scale: float, question: bytes) -> tuple[torch.Tensor, str]:
-        """(float64 of the value with N(0, scale^2) on it, what stands for this answer). question:
-        all that was asked, or a digest of it that nobody can find a second text to.
+        """The value in float64 with N(0, scale^2) added, and an id of this answer. question: all
+        that was asked, or a cryptographic digest of it.
         """
         said = value.detach().cpu().contiguous()
         asked = hashlib.sha256(question).digest()
@@ -119,14 +120,14 @@ class Noise:
 
 
 def noise_of(config: Config, where: str, file: Path, drawn: bool) -> Noise | None:
-    """The noise that this side, the client or the server, adds; None where it adds none."""
+    """The noise that this side adds, the client or the server; None where it adds none."""
     section = config.privacy
     return Noise(file, drawn) if section.noise and section.where == where else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a client was asked: its digest, and for the account by whom and when."""
+    """What a client was asked: a digest, and for the account the run, round and client."""
 
     run: str
     round: int
@@ -135,8 +136,8 @@ class Question:
 
     @classmethod
     def of(cls, config: Config, run: str, task: Task, record: Record, body: memoryview) -> Question:
-        """All that the answer to a task follows from, so that no two questions have one digest.
-        record: what the client keeps; body: the task's payload.
+        """Of everything that the answer to a task depends on, so that two questions never have the
+        same digest. record: the client's state; body: the task's payload.
         """
         key = task.key.round, task.key.phase, task.key.client
         settings = msgspec.json.encode(config, order="deterministic")
@@ -147,8 +148,8 @@ class Question:
 
 
 def at_client(config: Config) -> PrivacySection:
-    """What each client does by itself. Under secure aggregation nobody sees less than the sum of
-    the clients that are needed for one: each adds its part of the noise of that.
+    """What each client applies itself. Under secure aggregation nobody sees less than the sum of
+    the fewest clients that it needs, so each adds its part of that sum's noise.
     """
     section = config.privacy
     if section.secagg.protocol == "none" or section.where != "client":
@@ -165,8 +166,8 @@ def protect(
     question: Question,
     account: Callable[[Question, str, PrivacySection], None] | None = None,
 ) -> P:
-    """The client's part: clip, then, with `where: client`, noise. What leaves then is on account
-    first: `account` raises ConfigError where the budget does not have it.
+    """The client's part: clipping, and with `where: client` noise. account: called before an answer
+    leaves; it raises ConfigError where the budget is used up.
     """
     assert section.clip is not None
     up = clipped(up, x, section.clip)
@@ -183,7 +184,7 @@ def protect(
 
 
 def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
-    """The server's part of one reply: clipped whoever sent it, and of weight 1."""
+    """The server's part, of one reply: it is clipped again, and has weight 1."""
     assert section.clip is not None
     if section.where == "server":
         up = clipped(up, x, section.clip, SLACK)
@@ -194,7 +195,7 @@ def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
 
 
 def noised(fold: S, section: PrivacySection, noise: Noise | None, round: int) -> S:
-    """The fold with noise on its sum, where it is the server that adds it."""
+    """The accumulator with noise on its sum, where the server adds it."""
     assert section.clip is not None
     if section.where != "server" or not section.noise or noise is None:
         return fold
@@ -210,8 +211,8 @@ def noised(fold: S, section: PrivacySection, noise: Noise | None, round: int) ->
 
 # -- what it amounts to ----------------------------------------------------------------------------
 def epsilon(noises: Mapping[float, int], delta: float) -> float:
-    """What answers with these multipliers, each so many times, amount to together: the epsilon of
-    one client's data being replaced by other data.
+    """The epsilon of several answers together, for one client's data being replaced by other data.
+    noises: by noise multiplier, how many answers.
     """
     dp_accounting, rdp = accounting()
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -231,20 +232,19 @@ def accounting() -> tuple[ModuleType, ModuleType]:
 
 
 class Accountant:
-    """Computes what has been spent at `privacy.delta`, by Rényi DP, from Google's dp-accounting.
-    Neighbouring federations differ in one client's whole data, replaced by other data: a sum then
+    """Computes the privacy spent at `privacy.delta`, by Rényi DP, with Google's dp-accounting.
+    Neighbouring federations differ in one client's whole data, replaced by other data: a sum
     changes by up to 2C.
 
     epsilon assumes that an attacker knows which clients took part in which round. They follow from
-    the run's seed, which all clients know, so this is what the run promises. It counts the rounds
-    of the client that was drawn most often; where that depends on the time (availability.trace), as
-    if one client were drawn in all rounds.
+    the run's seed, which all clients know, so this is what the run guarantees. It counts the rounds
+    of the client that was drawn most often; where that depends on the time (availability.trace),
+    all rounds.
 
-    epsilon_sampled, with `where: server`, assumes that nobody knows who took part, as papers do.
-    Two bounds hold then: that of sampling m of N without replacement (Wang et al., AISTATS 2019,
-    arXiv:1808.00087), and epsilon itself, since an attacker who knows less learns no more. The
-    first is the larger one where many clients take part; the smaller one is reported. None where an
-    availability model draws clients unevenly.
+    epsilon_sampled, with `where: server`, assumes that nobody knows who took part, as papers do. It
+    is the smaller one of two bounds: that of sampling m of N without replacement (Wang et al.,
+    AISTATS 2019, arXiv:1808.00087), and epsilon itself, which is smaller where many clients take
+    part. It is absent where an availability model draws clients unevenly.
     """
 
     def __init__(self, config: Config) -> None:
@@ -266,7 +266,7 @@ class Accountant:
         self._taken: dict[int, int] = {}
 
     def spent(self, round: int) -> dict[str, float]:
-        """After `round` rounds; to be asked in ascending order."""
+        """The privacy spent by `round` rounds. Rounds are to be asked for in ascending order."""
         in_seconds = self._config.availability.trace is not None
         for r in range(self._round + 1, round + 1) if not in_seconds else ():
             for client in selection.cohort(self._config, r):
@@ -288,7 +288,7 @@ class Accountant:
 
 
 def check(experiment: Experiment) -> None:
-    """Raises ConfigError where DP-FedAvg cannot be had. Called before anything starts."""
+    """Raises ConfigError where DP-FedAvg is not possible. Called before anything starts."""
     config, method = experiment.config, experiment.algorithm
     if config.privacy.clip is None:
         return

@@ -1,8 +1,8 @@
-"""A run's directory: what is written there, and how nothing of it is lost or doubled.
+"""A run's directory: what is written there, and how no line of it is lost or written twice.
 
-Lines of `rounds.jsonl` and `clients.jsonl` are cut to what the checkpoint knows when a run resumes;
-`wire.jsonl` and `events.jsonl` are never cut: what was spent was spent. A torn last line is
-repaired before anything is appended.
+When a run resumes, `rounds.jsonl` and `clients.jsonl` are cut to the length that the checkpoint
+recorded. `wire.jsonl` and `events.jsonl` are never cut: their bytes were sent. A torn last line is
+cut off before anything is appended.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def writable(folder: Path, flag: str) -> None:
 
 
 @contextlib.contextmanager
-def taken_back(folder: Path) -> Iterator[None]:
-    """Of the folder and those above it, what was not there and is empty in the end goes again: what
-    is refused before it begins leaves nothing behind.
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """At the end, removes the folder and those above it that did not exist before and are empty: a
+    command that is refused before it begins leaves nothing behind.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -73,9 +73,9 @@ def _next(out: Path, name: str, found: list[Path]) -> Path:
 
 
 def claim(out: Path, name: str, resume: bool) -> Path:
-    """The directory of a run. No finished round is ever overwritten: an unfinished run that has one
-    is an error without `resume`, and beside a finished run the new one is NAME-2, NAME-3, ... With
-    `resume` the newest of the name is gone on with.
+    """The directory for a run. No finished round is ever overwritten. With `resume` it is the
+    newest run of that name. Without, an unfinished run that has a round is an error, and beside a
+    finished run the new one is NAME-2, NAME-3, ...
     """
     writable(out, "--out")
     found = runs_of(out, name)
@@ -102,8 +102,8 @@ def claim(out: Path, name: str, resume: bool) -> Path:
 
 
 def has_rounds(path: Path) -> bool:
-    """Whether a round of that run has come to a result. The first checkpoint is written before, and
-    a void round has none.
+    """Whether a round of that run has a result. A void round has none, and the first checkpoint is
+    written before any has.
     """
     book = path / "rounds.jsonl"
     try:
@@ -113,14 +113,13 @@ def has_rounds(path: Path) -> bool:
         return bool(progress["round"] > progress.get("void", 0))
     except FileNotFoundError:
         return False
-    except (FednetError, ValueError, KeyError, TypeError):  # damaged: whoever resumes it is told
+    except (FednetError, ValueError, KeyError, TypeError):  # damaged, which a resume reports
         return True
 
 
 def forget(path: Path) -> None:
-    """Takes back the directory of a run that was refused before it began, so that the next try
-    finds its name free. A directory in which a run has begun is left as it is, and so it is by what
-    a user's own part has forked and that fails in there.
+    """Removes the directory of a run that was refused before it began, so that its name is free
+    again. Nothing is removed where a run has begun, or in a process that a user's own part forked.
     """
     if lock.inherited(path):
         return
@@ -129,16 +128,14 @@ def forget(path: Path) -> None:
 
 
 def renew(path: Path) -> None:
-    """Makes room for a run of the same name, where the one before ended before its first round
-    did.
-    """
+    """Clears the directory for a new run, unless the one in it has finished a round."""
     if not has_rounds(path):
         _clear(path)
         path.mkdir(exist_ok=True)
 
 
 def _clear(path: Path) -> None:
-    """What fednet itself writes before a round is done; what is the user's own stays."""
+    """Removes what fednet itself writes before a round is done; a user's own files stay."""
     for name in (
         *CUT,
         *NEVER_CUT,
@@ -156,13 +153,13 @@ def _clear(path: Path) -> None:
 
 
 def clear_run(path: Path) -> None:
-    """Removes what a killed server left half written. For whoever holds the run's lock."""
+    """Removes what a killed server left half written. Call it with the run locked."""
     for folder in (path, path / "condensed", path / "personal"):
         clear_asides(folder)
 
 
 class RunDirectory:
-    """Opened for writing by the server. book: `record.wire`; fsync: see `Book`."""
+    """The files of a run that the server writes. book: `record.wire`; fsync: see `Book`."""
 
     def __init__(self, path: Path, book: str, fsync: bool) -> None:
         self.path = path
@@ -190,23 +187,23 @@ class RunDirectory:
                 details=more,
             ).line()
         )
-        # what a resume must know, a fault that struck above all, may not be lost with this process
+        # A resume must know of them, above all of planned faults that have struck.
         self.events.flush()
 
     def append(self, lines: Mapping[str, Iterable[JsonDict]]) -> None:
-        """Adds to `rounds.jsonl` and `clients.jsonl`. lines: by which, `rounds` or `clients`."""
+        """Adds lines to `rounds.jsonl` and `clients.jsonl`. lines: by "rounds" and "clients"."""
         for row in lines.get("rounds", ()):
             self.rounds.append(row)
         for row in lines.get("clients", ()):
             self.clients.append(row)
 
     def flush(self, fsync: bool = False) -> dict[str, int]:
-        """All lines are with the operating system, and with `fsync` on the disk; returns the
+        """Hands all lines to the operating system, with `fsync` also to the disk; returns the
         lengths of the files. Raises StateError where somebody has removed, cut or replaced one.
         """
         files = self.rounds, self.clients, self.wire, self.events
         lengths = {lines.path.name: lines.flush(fsync) for lines in files}
-        held(self.path, lengths, "this run has written")
+        check_lengths(self.path, lengths, "this run has written")
         return lengths
 
     def close(self, over: bool = False) -> None:
@@ -217,7 +214,7 @@ class RunDirectory:
 
 
 def write_status(path: Path, **fields: object) -> None:
-    """status.json: what the run in that directory is doing, as `fednet status` shows it."""
+    """Writes status.json: what the run is doing, as `fednet status` shows it."""
     write_json(
         path / "status.json",
         {**fields, "updated": time.time(), "pid": os.getpid(), "host": socket.gethostname()},
@@ -229,9 +226,11 @@ def round_ms(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def held(path: Path, lengths: Mapping[str, int], known: str = "the checkpoint knows of") -> None:
-    """Raises StateError where less is in a run's files of lines than is known of them, and
-    FileNotFoundError where one is gone.
+def check_lengths(
+    path: Path, lengths: Mapping[str, int], known: str = "the checkpoint knows of"
+) -> None:
+    """Raises StateError where a run's file of lines is shorter than it should be, and
+    FileNotFoundError where one is missing.
     """
     for name, length in lengths.items():
         if (found := named(path / name).stat().st_size) < length:
@@ -241,7 +240,7 @@ def held(path: Path, lengths: Mapping[str, int], known: str = "the checkpoint kn
             )
 
 
-def left(path: Path) -> str:
+def resume_hint(path: Path) -> str:
     """What a resume of that run would find, for a message about a run that ended early."""
     if not (path / "config.yaml").exists():
         return f"{path} was deleted or moved, and its results with it"
@@ -250,20 +249,20 @@ def left(path: Path) -> str:
             if has_rounds(path):
                 return "its checkpoint is gone, so it cannot be resumed"
             return "no round was finished yet; --resume starts it from the beginning"
-        held(path, read_manifest(path / "checkpoint")[0].lengths)
+        check_lengths(path, read_manifest(path / "checkpoint")[0].lengths)
     except (OSError, StateError):
         return f"its checkpoint or records are damaged; {ANEW}"
     return "the last checkpoint is saved; continue with --resume"
 
 
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
-    """Makes the files of a run those that a checkpoint recorded: cuts what comes after, of those
-    that are cut at all. Raises StateError where less is there than the checkpoint knows.
+    """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError where
+    a file is shorter than that.
     """
     known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
     for name in known:
         (path / name).touch()
-    held(path, known)
+    check_lengths(path, known)
     for name, length in known.items():
         file = path / name
         with file.open("rb") as lines:
@@ -294,7 +293,7 @@ def check_records(path: Path, rounds: int) -> None:
 
 
 class _Log(logging.FileHandler):
-    """A full disk is said by the run, which meets it too; logging would print a traceback."""
+    """A log that prints no traceback on a full disk: the run meets that too, and reports it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -302,7 +301,9 @@ class _Log(logging.FileHandler):
 
 
 def log_to(path: Path) -> logging.Handler:
-    """Everything fednet logs in this process goes to `path` too, until the handler is removed."""
+    """Copies everything that fednet logs in this process to `path`, until the handler is
+    removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

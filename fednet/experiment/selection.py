@@ -1,6 +1,6 @@
-"""Who takes part: each round's seeded order of all ids, and who of them is there at all.
+"""Who takes part: each round's seeded order of all clients, and which of them are available.
 
-Neither looks at connections, so all methods that are compared on one seed see the same clients.
+Neither looks at connections, so all methods that are compared with one seed see the same clients.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fednet.ids import LARGEST
 
 
 def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> list[int]:
-    """The ids asked in a round (from 1), ascending: the first `config.asked` of the round's order
-    that are available. here: who is, where that depends on the time and not on the round.
+    """The clients asked in a round (from 1), ascending: the first `config.asked` of the round's
+    order that are available. here: who is, where that depends on the time and not on the round.
     """
     present = available(config, round) if here is None else here
     return sorted(order(config, round, present)[: config.asked])
 
 
 def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list[int]:
-    """The round's order of the ids that are there."""
+    """The round's order of the clients that are there."""
     drawn = seeds.rng(config.seed, "selection", round).permutation(config.clients)
     return [int(i) for i in drawn if here[i]]
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def available(config: Config, round: int) -> np.ndarray:
-    """(N,) bool: who the availability model calls present in a round."""
+    """(N,) bool: which clients are available in a round, by `availability`."""
     section, n = config.availability, config.clients
     if section.model == "bernoulli":
         return seeds.rng(config.seed, "availability", round).random(n) < _given(
@@ -59,8 +59,8 @@ def _given(section: AvailabilitySection, key: str, value: T | None) -> T:
 
 
 class _Chains:
-    """On/off chains, one a client: off -> on with probability `up`, on -> off with `down`;
-    stationary at the start. The last rounds are kept, and later ones go on from them.
+    """Markov chains, one a client: off -> on with probability `up`, on -> off with `down`, from
+    their stationary distribution. The last rounds are kept, so that later ones start from them.
     """
 
     KEPT = 32  # rounds, beside the start
@@ -72,7 +72,7 @@ class _Chains:
         self._lock = threading.Lock()
 
     def at(self, round: int) -> np.ndarray:
-        """(N,) bool, not to be changed: who is there in a round."""
+        """(N,) bool, read-only: which clients are there in a round."""
         with self._lock:
             known = self._known
             last = max(t for t in known if t <= round)
@@ -103,9 +103,9 @@ def _trace(path: str, n: int, round: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _spans(path: str, changed: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Clients, and from which round to which each is there: of a file of `client, from, to` lines
-    (CSV, rounds, both inclusive) or a JSON list of such triples, as it was when it had that size
-    and was changed at that time.
+    """Clients, and from which round to which each is there (both inclusive), from a file of lines
+    `client,from,to` or a JSON list of such triples. changed, size: of the file, so that it is read
+    again after a change.
     """
     try:
         text = named(path).read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
-"""A client's state at home: one file a version, the version named by the task that made it.
+"""The states of clients on disk: one file a version, named after the task that made it.
 
-A version is written before the reply is sent, and the old one kept. A task names the version it
-starts from, and the one that the server's last checkpoint knows: exactly these two and the new one
-stay. A reply that came too late, a crash on either side, a task moved to another worker then leave
-no trace: the next task simply names another version.
+A version is written before the reply is sent, and the old one is kept. A task names the version
+that it starts from, and the one that the server's last checkpoint knows; these two and the new one
+stay. So a late reply, a crash on either side or a task that moved to another worker changes
+nothing: the next task names another version.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ from fednet.wire.sending import Past
 
 
 class Record(State):
-    """What one client keeps: the method's state, its own buffers, the residuals of its compressed
-    uploads.
-    """
+    """The state of one client: the method's, its own buffers, the residuals of its compressors."""
 
     algorithm: State | None = None
     buffers: torch.Tensor | None = None
@@ -46,14 +44,14 @@ class Record(State):
 
     @property
     def empty(self) -> bool:
-        """Nothing is kept between rounds."""
+        """Whether nothing is kept between rounds."""
         import dataclasses
 
         own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
         return own and self.buffers is None and not self.residuals
 
     def past(self, where: str, round: int) -> Past:
-        """What its next messages start from, and what this record's successor will have."""
+        """What compressors remember: for its next messages, and to be kept in the next record."""
         known = self.residuals or {}
         return Past(known, dict(known), where, round)
 
@@ -73,7 +71,7 @@ class Record(State):
 
 
 class LocalModel(State):
-    """A client's last local model, where the method is judged by it."""
+    """A client's last local model, where clients are evaluated with it."""
 
     x: Tensors
 
@@ -81,7 +79,7 @@ class LocalModel(State):
 # A version's files: its state, its local model, and either as it is being written (`files.ASIDE`).
 _VERSION = re.compile(r"\.?(([0-9]+)-[0-9]+-[0-9]+)(\.local)?\.safetensors(\..*\.[0-9]+)?")
 
-# Whoever reads it may have started `fednet run`, which has no such flags.
+# `fednet run` has no such flags.
 LOST = (
     "put back what was there, or start its fednet-client with the --state directory it had, or "
     "with --state-lost reset to let it begin anew"
@@ -102,9 +100,9 @@ class ClientStore:
         return self.root / f"client-{client}"
 
     def load(self, client: int, version: str, sha256: str = "") -> Record | None:
-        """That version of a client's record; None for "": it has none yet. sha256: of the record
-        as the server knows it, "" where it does not. StateError where it is not here, or is
-        another.
+        """That version of a client's record; None for "", the version before its first. sha256: of
+        the record as the server knows it, "" where it does not. Raises StateError where the record
+        is missing or another.
         """
         if not version:
             return None
@@ -119,8 +117,8 @@ class ClientStore:
         return found
 
     def local(self, client: int, version: str, may_lack: bool = False) -> Tensors | None:
-        """The local model that was kept with that version; None where none was. StateError where it
-        is not here, unless it `may_lack`, or is another.
+        """The local model that was kept with that version; None where none was. Raises StateError
+        where it is another, or missing, unless it `may_lack`.
         """
         record = self._folder(client) / f"{version}.safetensors"
         known = written(record)[0].get("local") if version and record.exists() else None
@@ -157,8 +155,7 @@ class ClientStore:
         """Writes a version, aside and renamed; a crash leaves the old ones as they were."""
         folder = self._folder(client)
         folder.mkdir(parents=True, exist_ok=True)
-        # Two workers may write the same version, the same bits: one that was given up, and the one
-        # it was given on to.
+        # Two workers may write the same version with the same bits, where a task moved to another.
         beside = {"sha256": record.sha256()}
         if local is not None:
             path = folder / f"{version}.local.safetensors"
@@ -166,9 +163,8 @@ class ClientStore:
         write_state(folder / f"{version}.safetensors", record, self._fsync, beside)
 
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
-        """Deletes the versions of earlier rounds than `version`, but for those to keep, and no file
-        that is none. Later ones are left alone: they belong to another worker, where this one was
-        given up and did not know it.
+        """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones
+        belong to another worker, if the server gave this one up without its knowledge.
         """
         folder, now = self._folder(client), int(version.split("-")[0])
         if not folder.is_dir():
@@ -180,8 +176,8 @@ class ClientStore:
 
 
 def clear_clients(root: Path, clients: Iterable[int]) -> None:
-    """Removes what a killed process left half written of these clients. For whoever alone holds
-    their states, see `lock.States`.
+    """Removes what a killed process left half written of these clients, whose states this process
+    has locked (`lock.StatesHold`).
     """
     clients = set(clients)
     for folder in root.glob("client-*"):
@@ -191,8 +187,8 @@ def clear_clients(root: Path, clients: Iterable[int]) -> None:
 
 
 def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
-    """A record whose `algorithm` field is of the method's own type, and its SHA-256 as it was when
-    it was written: the file's digest vouches for both.
+    """A record whose `algorithm` field is of the method's own type, and the SHA-256 that was
+    written with it. The file's digest covers both.
     """
     tree, tensors = read_tree(path)
     try:
@@ -207,18 +203,18 @@ def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
         raise StateError(f"{path}: not this client's state ({broken}); {LOST}.") from broken
 
 
-AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than handing it to a thread
+AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than a thread
 PENDING_BYTES = 128 << 20  # of rows that may wait to be written
 ROW_NAME = re.compile(r"([1-9][0-9]*)-([0-9a-f]{32})")
 
 
 class RowStore:
-    """Rows of a `PerClient` on disk, a file a row: its parameters, buffers and counters as they lie
-    in memory. A name is a number that is given once and the digest of the row, so that no row of a
-    checkpoint is ever written over, nor taken for another; `prune` deletes what none names.
+    """The rows of a `PerClient` on disk, a file each: parameters, buffers and counters as they lie
+    in memory. A row's name is a new number and its digest, so that no row of a checkpoint is ever
+    overwritten or taken for another; `prune` deletes those that no checkpoint names.
 
-    Large rows are written by a thread of its own, while the next reply is folded; `settle` waits
-    for it, and raises what went wrong there.
+    A thread writes large rows while the next reply is accumulated; `wait` waits for it, and raises
+    its errors.
     """
 
     def __init__(self, root: Path, fsync: bool = False) -> None:
@@ -232,8 +228,8 @@ class RowStore:
         self._pending: dict[str, tuple[Future[None], Tensors]] = {}
 
     def known(self, rows: PerClient) -> None:
-        """These rows are a checkpoint's. Raises StateError where one is gone or not of its size;
-        its bytes are held against its name whenever it is read.
+        """Tells it the rows of a checkpoint. Raises StateError where one is missing or not of its
+        size. Its bytes are compared with its name when it is read.
         """
         names = list(rows.names.values())
         self._next = max(self._next, 1 + max(map(_number, names), default=0))
@@ -244,7 +240,7 @@ class RowStore:
         return self.root / f"{name}.row"
 
     def _find(self, name: object, layout: Layout) -> Path:
-        """A checkpoint from elsewhere must not name files elsewhere."""
+        """The row's file. A damaged checkpoint must not name a file outside of the folder."""
         if not isinstance(name, str) or not ROW_NAME.fullmatch(name):
             raise StateError(f"{name!r} is not the name of a row.")
         path = self._path(name)
@@ -257,11 +253,11 @@ class RowStore:
         return path
 
     def write(self, row: Tensors) -> str:
-        """Takes a row over, and returns the name to read it by, at once."""
+        """Writes a row, perhaps later; returns its name at once."""
         for done in [n for n, (future, _) in self._pending.items() if future.done()]:
             self._pending.pop(done)[0].result()
         if sum(waiting.layout.nbytes for _, waiting in self._pending.values()) > PENDING_BYTES:
-            self.settle()
+            self.wait()
         name = f"{self._next}-{digest(_segments(row)).hex()}"
         self._next += 1
         self._names.add(name)
@@ -281,14 +277,14 @@ class RowStore:
                     synced(file.fileno(), path)
             appear(aside, path)
 
-    def settle(self) -> None:
-        """All rows are on disk once this returns: before a checkpoint names them."""
+    def wait(self) -> None:
+        """Waits until all rows are on disk. To be called before a checkpoint names them."""
         while self._pending:
             self._pending.pop(next(iter(self._pending)))[0].result()
 
     def read(self, name: str, layout: Layout) -> Tensors:
-        """The row, mapped from its file: what is read of it comes from the disk's cache. Raises
-        StateError where it is not what was written, or not a name that `write` gave.
+        """The row, mapped from its file. Raises StateError where it is not what was written, or the
+        name is not one that `write` gave.
         """
         if name in self._pending:
             return self._pending[name][1]
@@ -327,7 +323,7 @@ def _segments(row: Tensors) -> list[memoryview]:
 
 
 def on_disk(state: State, rows: RowStore) -> State:
-    """A server's state, what it keeps for every client as files of `rows`."""
+    """A server's state, with what it keeps for every client in files of `rows`."""
     changed = {}
     for name, value in vars(state).items():
         if isinstance(value, PerClient) and value.store is None:

@@ -1,8 +1,8 @@
-"""One batch of two samples, forward and backward, before anything starts: what would fail in the
-first round is said at the start, with what to do about it.
+"""A trial before anything starts: one batch of two samples, forward and backward. An error of the
+first round is found here, and the message says what to do about it.
 
-It draws from a stream of its own, works on a module that is thrown away, and so changes no bit of
-the run.
+The trial draws from its own random stream and works on a module that is thrown away, so it changes
+no bit of the run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ CHUNK = 2**22  # values of a float split that are looked at at a time
 
 
 def finite(data: object) -> None:
-    """Raises DataError where `data`, or an array or tensor in it, has a value that is not finite.
-    Bytes and whole numbers always are.
-    """
+    """Raises DataError where an input or target is not finite."""
     for which in ("train", "test"):
         x, y = getattr(data, which)
         parts = {f"inputs {name!r}" if name else "inputs": part for name, part in named(x).items()}
@@ -56,7 +54,7 @@ def finite(data: object) -> None:
 
 
 def _not_finite(part: torch.Tensor) -> int | None:
-    """The first such row. A sum in float64 of finite float32 values is finite."""
+    """The first row with such a value. A sum in float64 of finite float32 values is finite."""
     step = max(1, CHUNK // max(1, part[:1].numel()))
     for start in range(0, len(part), step):
         some = part[start : start + step]
@@ -67,8 +65,8 @@ def _not_finite(part: torch.Tensor) -> int | None:
 
 
 def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
-    """Tries the model, the task and what the method asks of the model on two training samples.
-    Raises ConfigError; returns remarks, what is no error but should be known.
+    """Tries the model, the task, and what the method needs of the model, on two training samples.
+    Returns remarks, which are no errors; raises ConfigError.
     """
     if not len(data.train[1]):
         return []
@@ -111,7 +109,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
             except FednetError:
                 raise
             except Exception as broken:
-                raise ConfigError(f"{what}: {_said(broken)}{_hint(x)}") from broken
+                raise ConfigError(f"{what}: {_message(broken)}{_hint(x)}") from broken
             out = tensor(shown, out)
             if isinstance(task, Classification) and data.classes is not None:
                 _as_wide(shown, task.classes_last(out, y), data.classes)
@@ -139,9 +137,9 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
 
 
 def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) -> None:
-    """Where the model has adapters: tries, with B as after some training, that the model that is
-    written, the adapters merged into its weights, gives what the adapted one gives. shapes: as
-    `models.build` takes them. Raises ConfigError.
+    """Where the model has adapters: tries whether the model that will be written, with the adapters
+    merged into its weights, gives the outputs of the adapted one. shapes: as `models.build` takes
+    them. Raises ConfigError.
     """
     config = setting.config
     if config.model.adapters is None or not len(data.train[1]):
@@ -162,7 +160,7 @@ def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) ->
         plain.load_state_dict(merged(module), strict=True)
     except RuntimeError as other:
         raise ConfigError(
-            f"model.adapters: merged into {shown} they are not its state dict: {_said(other)}"
+            f"model.adapters: merged into {shown} they are not its state dict: {_message(other)}"
         ) from None
     expected = _evaluated(config, module, data.inputs(x)).double()
     found = _evaluated(config, plain, data.inputs(x)).double()
@@ -178,9 +176,8 @@ def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) ->
 
 
 def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
-    """Two training samples, as they are stored: the first of those with the smallest label or value
-    and of those with the largest one. So they are unlike, and where a label means that there is
-    none, at least one of them has one.
+    """Two training samples, as they are stored: the first with the smallest label and the first
+    with the largest. So they differ, and at least one has a label where some value means "none".
     """
     y = data.train[1].flatten(1) if data.train[1].ndim > 1 else data.train[1][:, None]
     if not y.numel():
@@ -193,14 +190,14 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
 
 
 def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> int:
-    """C of what the task counts of the model's outputs, tried on two training samples."""
+    """The number of classes C by which the task counts, found with two training samples."""
     x, y = samples(data)
     out = _evaluated(config, module, data.inputs(x))
     return counted(config.task, task, out, y).shape[1]
 
 
 def sequence_axis(config: Config, module: nn.Module, data: Data) -> int:
-    """The axis of the classes in the model's outputs for sequences: see `class_axis`."""
+    """The axis of the classes in the model's outputs for sequences; see `class_axis`."""
     x, y = samples(data)
     x = data.inputs(x)
     return class_axis(module, x, y, _evaluated(config, module, x))
@@ -216,7 +213,7 @@ def _evaluated(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
             raise
         except Exception as broken:
             raise ConfigError(
-                f"{shown}: it fails for {_batch(x)}: {_said(broken)}{_hint(x)}"
+                f"{shown}: it fails for {_batch(x)}: {_message(broken)}{_hint(x)}"
             ) from broken
     return tensor(shown, out)
 
@@ -226,7 +223,7 @@ def _batch(x: Inputs) -> str:
 
 
 def tensor(shown: str, out: object) -> torch.Tensor:
-    """What a model returned. Raises ConfigError where it is not one tensor."""
+    """The outputs of a model. Raises ConfigError where they are not one tensor."""
     if not isinstance(out, torch.Tensor):
         raise ConfigError(
             f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
@@ -249,9 +246,9 @@ def _digest(parameter: torch.Tensor) -> bytes:
 
 
 def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
-    """A kind that the method sends, but not as tensors of the model, cannot be compressed, and is
-    not left so silently. A kind that it does not send at all may be named: one configuration may
-    serve several methods.
+    """Raises ConfigError for a compressor of a kind that the method sends, but not as tensors of
+    the model. A kind that it does not send at all is no error: one configuration may serve several
+    methods.
     """
     payloads = [getattr(e, direction) for e in algorithm.exchanges]
     if direction == "down" and algorithm.Enrolment is not None:
@@ -280,7 +277,7 @@ OWN_MOMENTUM = (
 
 
 def check_memory(config: Config, chains: Mapping[str, Chain], where: str) -> None:
-    """Refuses chains that remember what this run's schedule or method does not keep in step."""
+    """Raises ConfigError for compressors with a memory that does not fit the schedule or method."""
     for kind, chain in chains.items():
         name = chain.text[0]
         if config.schedule.mode != "sync" and chain.shared:
@@ -303,7 +300,7 @@ def check_memory(config: Config, chains: Mapping[str, Chain], where: str) -> Non
 
 
 def check_shared(config: Config, algorithm: Algorithm, shared: Layout) -> None:
-    """Refuses a method that would share what is not trained."""
+    """Raises ConfigError for a method that shares only what is not trained."""
     part = config.train.only or config.model.adapters is not None
     if part and type(algorithm).shares() and not shared.sizes[0]:
         key = "train.only" if config.train.only else "model.adapters"
@@ -315,8 +312,8 @@ def check_shared(config: Config, algorithm: Algorithm, shared: Layout) -> None:
 
 
 def check_sizes(name: str, algorithm: Algorithm) -> None:
-    """A field of samples or of an array has no size in its declaration: without `sizes` every reply
-    would be refused as too long.
+    """Raises ConfigError for a method without `sizes` that declares a field of samples or an array:
+    its declaration has no size, and every reply would be refused as too long.
     """
     if type(algorithm).sizes is not Algorithm.sizes:
         return
@@ -334,7 +331,7 @@ def check_sizes(name: str, algorithm: Algorithm) -> None:
 
 
 def _loss(shown: str, task: Task, name: str, out: torch.Tensor, y: torch.Tensor) -> float:
-    """One loss, backward."""
+    """One loss, with a backward pass."""
     if not out.requires_grad:
         raise ConfigError(
             f"{shown}: no gradient comes to its parameters from its outputs; look for no_grad or "
@@ -357,7 +354,7 @@ def _called(
     out: torch.Tensor,
     y: torch.Tensor,
 ) -> object:
-    """What a function of the task gives. Raises ConfigError where it fails."""
+    """The result of a function of the task. Raises ConfigError where it fails."""
     try:
         return function(out, y)
     except FednetError:
@@ -365,7 +362,7 @@ def _called(
     except Exception as broken:
         raise ConfigError(
             f"task {name}: {function.__name__} fails for outputs of shape {tuple(out.shape)} and "
-            f"targets of shape {tuple(y.shape)}, {y.dtype}: {_said(broken)}"
+            f"targets of shape {tuple(y.shape)}, {y.dtype}: {_message(broken)}"
         ) from broken
 
 
@@ -380,8 +377,8 @@ def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
 
 
 def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The task's counts of a batch. Raises ConfigError where they are none, or not those of its
-    samples one by one, together: sums over batches would not be the sums over the samples.
+    """The task's counts of a batch. Raises ConfigError where they are no counts, or not the sum of
+    the counts of single samples: then batches of another size would give other sums.
     """
     counts = scored(name, task, out, y)
     total, targets = int(counts[1].sum()), y.numel()
@@ -391,7 +388,7 @@ def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.
             f"labels or values; expected at most one each."
         )
     if len(out) != len(y):
-        return counts  # of a form of its own, which is not cut here
+        return counts  # the outputs have no sample axis to cut
     each = [scored(name, task, out[i : i + 1], y[i : i + 1]) for i in range(len(y))]
     if any(one.shape != counts.shape for one in each):
         forms = " and ".join(sorted({str(tuple(one.shape)) for one in (*each, counts)}))
@@ -408,7 +405,7 @@ def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.
 
 
 def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The task's counts of a batch. Raises ConfigError where they are none."""
+    """The task's counts of a batch. Raises ConfigError where they are no counts."""
     counts = _called(name, task.counts, out.detach(), y)
     if not (
         isinstance(counts, torch.Tensor)
@@ -423,8 +420,8 @@ def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.T
 
 
 def _scales(name: str, task: Task, out: torch.Tensor, y: torch.Tensor, loss: float) -> list[str]:
-    """A remark where the loss that is trained on is not the mean of those that models are evaluated
-    by. Raises ConfigError where these are none.
+    """A remark where the training loss is not the mean of the losses of single samples, by which
+    models are evaluated. Raises ConfigError where these are no losses.
     """
     losses = _called(name, task.losses, out.detach(), y)
     if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:
@@ -450,7 +447,7 @@ def _as_wide(shown: str, out: torch.Tensor, classes: int) -> None:
         )
 
 
-def _said(broken: Exception) -> str:
+def _message(broken: Exception) -> str:
     lines = str(broken).strip().splitlines() or [""]
     return f"{type(broken).__name__}: {lines[0].rstrip('.')}."
 

@@ -1,4 +1,4 @@
-"""Records of JSON that carry the digest of their own text, `check`, as their last field."""
+"""JSON records with the digest of their own text as the last field, `check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_BYTES = len(_CHECK) + 16 + 2
 
 
 def digest(segments: Iterable[Buffer]) -> bytes:
-    """The 16 bytes of XXH3-128 over segments that lie one behind the other."""
+    """XXH3-128 (16 bytes) over all segments in order."""
     whole = xxhash.xxh3_128()
     for segment in segments:
         whole.update(segment)
@@ -31,19 +31,17 @@ def digest(segments: Iterable[Buffer]) -> bytes:
 
 
 def line(record: JsonDict) -> bytes:
-    """A record's line, with the digest of all before it as its last field."""
+    """A record as a line with its digest."""
     return checked(json.dumps(record, separators=(",", ":"), default=plain).encode())
 
 
 def plain_line(record: JsonDict) -> bytes:
-    """The text that `line` makes, of a record of strings and whole numbers alone, at a fifth of the
-    time: a book has a line a message.
-    """
+    """The same line, for a record of strings and whole numbers only, in a fifth of the time."""
     return checked(_encode(record))
 
 
 def checked(text: bytes) -> bytes:
-    """A JSON object's text as a line that carries its digest. It must have a field."""
+    """The text of a JSON object, with at least one field, as a line with its digest."""
     return b'%b%b%b"}\n' % (text[:-1], _CHECK, xxhash.xxh3_64_hexdigest(text).encode())
 
 
@@ -51,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def unchecked(text: bytes) -> bytes:
-    """The text that `checked` was given. Raises ValueError where the line is not what it made."""
+    """The text that `checked` got. Raises ValueError where the line is not what it returned."""
     record = without_check(text.removesuffix(b"\n"))
     if record is None:
         raise ValueError(f"its check is {'of another text' if _CHECK in text else 'missing'}")
@@ -59,7 +57,7 @@ def unchecked(text: bytes) -> bytes:
 
 
 def without_check(text: bytes) -> bytes | None:
-    """What `checked` was given, of a line without its end; None where it is not what that made."""
+    """The same for a line without its newline, but None where it is not what `checked` returned."""
     record = text[:-_TAIL_BYTES] + b"}"
     return record if checked(record)[:-1] == text else None
 
@@ -72,9 +70,9 @@ def write_record(
 
 
 def read_record(path: Path, remedy: str, by_hand: type | None = None) -> JsonDict:
-    """What `write_record` wrote. Raises StateError where the file is not as it was written, and
-    FileNotFoundError. remedy: what the reader of that error can do. by_hand: a person may have
-    written it, without a check: an object of that type then, which allows no unknown field.
+    """Reads what `write_record` wrote. Raises StateError where it is damaged, and
+    FileNotFoundError. remedy: what to do then, for the error. by_hand: a user may have written the
+    file without a check; it is then read as that type, which allows no unknown field.
     """
     try:
         text = reaching(named(path).read_bytes)
@@ -88,8 +86,8 @@ def read_record(path: Path, remedy: str, by_hand: type | None = None) -> JsonDic
 
 
 def read_text(path: Path, remedy: str) -> str:
-    """A small file of text: a mark, an order. Raises StateError where it is no text or
-    says nothing, and FileNotFoundError. remedy: what the reader of that error can do.
+    """Reads a small file of text. Raises StateError where it is empty or no text, and
+    FileNotFoundError. remedy: what to do then, for the error.
     """
     try:
         text = reaching(named(path).read_bytes).decode()
@@ -101,8 +99,8 @@ def read_text(path: Path, remedy: str) -> str:
 
 
 def read_value(path: Path, kind: type[T], remedy: str) -> T:
-    """A small file of JSON, as a lock or a claim is. Raises StateError where it holds no such
-    value, and FileNotFoundError. remedy: what the reader of that error can do.
+    """Reads a small file of JSON, such as a lock. Raises StateError where it has no such value, and
+    FileNotFoundError. remedy: what to do then, for the error.
     """
     text = reaching(named(path).read_bytes)
     try:
@@ -115,7 +113,7 @@ def read_value(path: Path, kind: type[T], remedy: str) -> T:
 def decoded(text: bytes) -> JsonDict:
     try:
         return msgspec.json.decode(text, type=JsonDict)
-    except msgspec.DecodeError:  # a NaN, which JSON has not
+    except msgspec.DecodeError:  # a NaN, which msgspec does not read
         found = json.loads(text)
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object") from None

@@ -1,4 +1,4 @@
-"""A file appears only when it is whole: it is written aside, then renamed."""
+"""Whole files: they are written under another name, then renamed."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ Buffer = bytes | bytearray | memoryview
 
 
 # -- opening ---------------------------------------------------------------------------------------
-# What lies in place of a file of one's own, a link or a pipe, is an error and never written to, nor
-# waited for.
+# For files of fednet's own: a link or a pipe in their place is an error, and not waited for.
 OWN = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of that file, also where connections have taken all that they may."""
+    """Opens a file, also where connections use all descriptors that they may have."""
     return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
 
 # -- writing aside ---------------------------------------------------------------------------------
-# The name of a file that is being written: around its own, or as safetensors has it.
+# The name of a file that is being written, by fednet or by safetensors.
 ASIDE = re.compile(r"\..+\.[0-9]+|\.tmp[A-Za-z0-9]{6}")
 
 
 def aside_of(path: Path) -> Path:
-    """Where this process writes what is to become `path`: no other does, on whatever machine."""
+    """The name under which this process writes a file; no other process uses it, on any machine."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
 
 
 def write_aside(
     path: Path, data: Buffer | str, mode: int | None = None, fsync: bool = False
 ) -> None:
-    """Written aside, then renamed: a reader sees the old or the new file, never half of one. mode:
-    of the new file, from its first byte on. fsync: it is there after a power cut too.
+    """Writes a file so that a reader sees the old or the new one, never half. mode: of the new
+    file, from its first byte on. fsync: it survives a power cut.
     """
     with unfinished(path) as aside:
         _fill(aside, path, data, mode, fsync)
@@ -51,7 +50,7 @@ def write_aside(
 
 
 def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool:
-    """`write_aside`, but of several that write it the first one's stays. Returns whether it was."""
+    """The same, but a file that exists stays. Returns whether it was written."""
     try:
         with unfinished(path) as aside:
             _fill(aside, path, data, mode, False)
@@ -63,9 +62,8 @@ def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool
 
 
 def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
-    """A file where there is none yet, in its own place: some file systems, as those of sticks, have
-    no links. Raises FileExistsError, and what the system says; half of it does not stay then, which
-    would keep a whole one away.
+    """Writes a new file directly, for file systems without links, such as those of USB sticks.
+    Raises FileExistsError, and OSError, after which no half of it stays.
     """
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(opened(path, new, mode), "wb", buffering=0) as file, _whole_or_gone(path, path):
@@ -74,7 +72,7 @@ def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """The file aside, of which nothing stays that does not appear."""
+    """Gives the name under which to write a file, and removes that file unless it was renamed."""
     aside = aside_of(path)
     with _whole_or_gone(aside, path):
         yield aside
@@ -115,7 +113,7 @@ def clear_asides(folder: Path) -> None:
 
 
 def appear(aside: Path, path: Path, fsync: bool = False) -> None:
-    """Renames a file that is whole to its own name, which `fsync` makes outlast a power cut."""
+    """Renames a whole file to its own name. fsync: it survives a power cut."""
     aside.replace(path)
     if fsync:
         folder = opened(path.parent, os.O_RDONLY)
@@ -132,7 +130,7 @@ def write_all(file: int, data: Buffer | str) -> None:
 
 
 def write_json(path: Path, value: object, indent: int | None = 1) -> None:
-    """A file for people and other programs to read, which no run goes on from."""
+    """Writes a file for people and other programs, from which no run resumes."""
     if indent is None:
         text = msgspec.json.encode(value, enc_hook=plain)  # a tenth of the time
     else:

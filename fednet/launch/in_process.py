@@ -1,5 +1,5 @@
-"""A whole federation in this process: the server's rounds, and clients that do their work whenever
-the server waits. The same code as over sockets, and the same bytes on the books.
+"""A whole federation in one process: the clients work whenever the server waits. The code is the
+same as over sockets, and so are the bytes in the ledger.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
 
-# Neither side hears the other while it works, and neither can be gone.
+# Neither side hears the other while it works, and neither can be lost.
 SLOW_BEAT_S = 3600.0
 
 
 def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
-    """The whole run; returns the summary. The arguments are those of `host_rounds`."""
+    """Runs it; returns the summary. The arguments are those of `host_rounds`."""
     end = endpoint(config, directory, how.device, how.data)
     return host_rounds(config, directory, end, how)
 
 
 def endpoint(config: Config, directory: Path, device: str, data: Path | None) -> Endpoint:
-    """The server's end, with all clients behind it. Nothing is encrypted here, and the bytes are
-    counted as if it were.
+    """The server's end, with all clients behind it. Nothing is encrypted, but bytes are counted as
+    if it were.
     """
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy

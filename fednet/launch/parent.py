@@ -1,4 +1,4 @@
-"""A process that does not outlive the one that started it, and goes before it."""
+"""How a process ends with its parent, or before it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Linux ends this process when its parent ends, however that ends. parent: its process, where
-    that may have ended by now.
+    """Linux kills this process when its parent ends, in whatever way. parent: its process id, where
+    it may have ended already.
     """
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -20,8 +20,8 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def go_first(points: int) -> None:
-    """Where memory runs out Linux ends this process before its parent, which has as much: as if it
-    had so many thousandths of all memory more.
+    """When memory runs out, Linux kills this process before its parent, as if it used so many
+    thousandths of all memory more.
     """
     with contextlib.suppress(OSError, ValueError):  # a container may not let it
         score = Path("/proc/self/oom_score_adj")

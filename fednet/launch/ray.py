@@ -1,9 +1,8 @@
-"""`fednet run --on ray`: the workers as actors over a Ray cluster, where one machine is outgrown.
+"""`fednet run --on ray`: the workers are actors of a Ray cluster.
 
-Ray places processes, hands out CPUs and (shares of) GPUs, and tells which have died; these are
-started anew, wherever there is room. The server stays in the process that was started, and the
-federation's messages travel over ZeroMQ as ever. Each actor makes a CURVE key where it runs: only
-the public half travels through Ray.
+Ray places the actors, grants them CPUs and (shares of) GPUs, and tells which have died; these are
+replaced wherever there is room. The server runs in this process, and messages go over ZeroMQ, as
+without Ray. Each actor makes its own CURVE key: only the public half goes through Ray.
 """
 
 from __future__ import annotations
@@ -29,18 +28,16 @@ from fednet.server.watch import Hosting
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 0.5  # how often it is looked for workers that have ended
-# Of workers that ended by an error, rather than were killed, before the run is given up.
-FAILURES = 5
+WATCH_S = 0.5  # how often to look for workers that have ended
+FAILURES = 5  # of workers that ended by an error, not killed, until the run is given up
 
-
-# A handle of Ray's, whose methods are made as it runs.
+# A handle of Ray's, whose methods are made at run time.
 Actor = Any
 
 
 class Worker:
-    """What runs in an actor: a client process like any other, with a folder of its own for its key
-    and, on a node that does not see the run's directory, its clients' states.
+    """Runs in an actor: a client process like any other. Its folder has its key, and on a node that
+    does not see the run's directory its clients' states.
     """
 
     def __init__(self, directory: str, files: Mapping[str, str]) -> None:
@@ -51,7 +48,7 @@ class Worker:
         self._load = [self._folder / name for name in files]
 
     def sees(self, mark: str) -> bool:
-        """Whether the run's directory is here too."""
+        """Whether this node sees the run's directory."""
         return (self._directory / mark).exists()
 
     def make_key(self, server: str) -> str:
@@ -69,13 +66,13 @@ class Worker:
         curve: bool,
         share: float,
     ) -> int:
-        """Hosts `ids` until the run is over. share: of the GPU that it may use; Ray counts shares,
-        it does not enforce them.
+        """Hosts `ids` until the run is over. share: of the GPU that it may use. Ray counts shares,
+        but does not enforce them.
         """
         from fednet.client import join
         from fednet.client.policy import Policy
 
-        # Ray shows an actor the GPU it may use, and no other
+        # Ray shows an actor only the GPU that it may use.
         here = "cpu" if device == "cpu" else "cuda"
         own = "~/.fednet/ray-state"
         state = self._directory / "state" if shared else places.expanded(own, "clients' states")
@@ -100,14 +97,14 @@ class Worker:
 
 
 def gpu_share(workers: int, gpus: int) -> float:
-    """What each of `workers` asks for, so that every GPU holds a whole number of them: 5 on 2 GPUs
-    get a third of one each. Ray counts in ten-thousandths and rounds down, so that all fit.
+    """The share of a GPU for each worker, so that every GPU holds a whole number of them: 5 on 2
+    GPUs get a third each. Ray counts in ten-thousandths and rounds down, so all fit.
     """
     return 1 / -(-workers // gpus)
 
 
 class Fleet:
-    """The actors, and the thread that looks after them."""
+    """The actors, and the thread that watches them."""
 
     def __init__(
         self,
@@ -162,7 +159,7 @@ class Fleet:
             self._watch()
         except (
             Exception
-        ) as broken:  # in a thread nobody would see it: it ends the run, which says it
+        ) as broken:  # nobody would see it in a thread: it ends the run, which reports it
             log.exception("ray")
             self._give_up(f"Ray: {broken}".splitlines()[0])
 
@@ -204,7 +201,7 @@ class Fleet:
                 self._send_to_work(k, self._actor(), address, shared)
 
     def _address(self) -> str:
-        """The server's address as other nodes see it, once it is there."""
+        """Waits for the server's address, as other nodes see it."""
         from fednet.client.join import read_server
 
         while (found := read_server(self.directory)) is None and not self._over.is_set():
@@ -227,8 +224,7 @@ class Fleet:
 
             public = self.ray.get(actor.make_key.remote(keys.load(self.keys / "server.key").public))
             keys.allow(self.keys, range(self.config.clients), public)
-        # With one state directory for all, any worker may host any client; else each has its own
-        # share for good.
+        # With one directory of states, any worker may host any client; else each hosts a share.
         ids = f"0-{self.config.clients - 1}" if shared else f"{k + 1}/{self.workers}"
         self._running[
             actor.work.remote(
@@ -244,13 +240,13 @@ class Fleet:
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
-        os.kill(os.getpid(), signal.SIGTERM)  # the server saves what there is, and stops
+        os.kill(os.getpid(), signal.SIGTERM)  # the server saves everything and stops
 
 
 def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | None) -> int:
-    """The whole federation; returns the exit status. Connects to the cluster that RAY_ADDRESS or
-    this machine names, or starts a local one. Raises ConfigError without Ray, and where other hosts
-    would be reached without CURVE.
+    """Runs a federation on Ray; returns the exit status. Connects to the cluster that RAY_ADDRESS
+    or this machine names, or starts a local one. Raises ConfigError without Ray, and for a cluster
+    of several hosts without CURVE.
     """
     from fednet.server.endpoint import listen, listening, run_keys
     from fednet.server.process import host_rounds

@@ -1,6 +1,4 @@
-"""Starting a federation: the server alone, or a server and workers on this machine, or all in one
-process.
-"""
+"""`fednet run` and `fednet-server`: opens the run's directory, and starts the federation."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import lock
-from fednet.experiment.rundir import claim, forget, renew, taken_back, write_status
+from fednet.experiment.rundir import claim, forget, removed_if_empty, renew, write_status
 from fednet.files import write_aside
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
 from fednet.plain import JsonDict, JsonMapping
 from fednet.server.endpoint import listen, listening
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting, stopped_early
+from fednet.server.watch import Hosting, stop_raises
 
 if TYPE_CHECKING:
     from fednet.server.watch import Watcher
@@ -35,8 +33,8 @@ MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "r
 
 @contextlib.contextmanager
 def open_directory(config: Config, out: Path, resume: bool) -> Iterator[tuple[Config, Path, bool]]:
-    """The run's directory with its configuration in it, this process's own until this is left.
-    (configuration, directory, already finished).
+    """Inside, the run's directory is locked and has its configuration. Gives (configuration,
+    directory, already finished).
     """
     with own_directory(config, out, resume) as path:
         config, finished = fill(config, path)
@@ -45,21 +43,21 @@ def open_directory(config: Config, out: Path, resume: bool) -> Iterator[tuple[Co
 
 @contextlib.contextmanager
 def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
-    """The run's directory, in which nothing is changed yet, but that what is left of a run without
-    a finished round is gone: no other process works on it until this is left.
+    """Inside, the run's directory is locked. Nothing in it was changed, but a run without a
+    finished round was removed.
     """
     while True:
-        with taken_back(out), lock.holding(path := claim(out, config.name, resume)):
+        with removed_if_empty(out), lock.holding(path := claim(out, config.name, resume)):
             if claim(out, config.name, resume) == path:
                 if not resume:
                     renew(path)
                 yield path
-                return  # else another process has ended its run there in between
+                return  # else another process has finished a run there meanwhile
 
 
 def fill(config: Config, path: Path) -> tuple[Config, bool]:
-    """Writes the configuration into the run's directory. Returns (configuration, already
-    finished).
+    """Writes the configuration into the run's directory. Returns it, and whether the run is already
+    finished.
     """
     known, code = path / "config.yaml", path / "code"
     if known.exists():
@@ -87,7 +85,7 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
 
 
 def check_code(config: Config, code: Path) -> None:
-    """Raises ConfigError where a user's own file is another than the run's copy of it."""
+    """Raises ConfigError where a user's own file differs from the run's copy of it."""
     for file, name in zip(config.load, loading.names(config.load)):
         kept = code / name
         if kept.exists() and kept.read_bytes() != Path(file).read_bytes():
@@ -98,8 +96,8 @@ def check_code(config: Config, code: Path) -> None:
 
 
 def check_resumable(old: Config, new: Config) -> None:
-    """Raises ConfigError that lists the keys in which a resumed run would differ, or where the
-    rounds that are done would have had other learning rates.
+    """Raises ConfigError that lists the keys which a resume may not change, or where the finished
+    rounds would have had other learning rates.
     """
     before, after = _flat(configuration.to_mapping(old)), _flat(configuration.to_mapping(new))
     changed = sorted(
@@ -138,8 +136,8 @@ def _flat(tree: JsonMapping, above: str = "") -> JsonDict:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a command says of a run beside its configuration. until_s: stop after so many seconds.
-    report: called with a finished run's directory.
+    """The options of a command that starts a run. until_s: stop after so many seconds. report:
+    called with the directory of a finished run.
     """
 
     out: Path
@@ -155,7 +153,7 @@ class Launch:
         return Hosting(self.display, self.command, self.device, data, until)
 
 
-@stopped_early()
+@stop_raises()
 def serve(
     config: Config,
     launch: Launch,
@@ -169,7 +167,7 @@ def serve(
     capacity.require_linux()
     with contextlib.ExitStack() as ending:
         directory = ending.enter_context(own_directory(config, launch.out, launch.resume))
-        # What is wrong with keys or address is said before anything in the directory is changed.
+        # Errors of keys or address come before anything in the directory is changed.
         transport = listen(config, bind, keys, insecure)
         ending.callback(transport.close, 0.0)
         config, finished = fill(config, directory)
@@ -183,7 +181,7 @@ def serve(
     return 0
 
 
-@stopped_early()
+@stop_raises()
 def run_command(
     config: Config,
     launch: Launch,
@@ -212,7 +210,7 @@ def run_command(
                 status = run_on_ray(config, directory, how, workers)
             else:
                 status = Supervisor(config, directory, how, workers=workers).run()
-        if status == ConfigError.exit_status:  # a process of the run's has said why
+        if status == ConfigError.exit_status:  # a process of the run has printed why
             forget(directory)
         if status == 0:
             launch.report(directory)
@@ -220,7 +218,7 @@ def run_command(
 
 
 def _left(launch: Launch, directory: Path) -> int:
-    """What a resume does where the run is finished: it draws what was not drawn then."""
+    """A resume of a finished run: it draws the report if there is none."""
     launch.display.note(f"{directory} is finished.")
     if not (directory / "report.html").exists():
         launch.report(directory)
@@ -229,7 +227,7 @@ def _left(launch: Launch, directory: Path) -> int:
 
 @contextlib.contextmanager
 def refusable(directory: Path) -> Iterator[None]:
-    """A run that is refused before its first round leaves no directory behind."""
+    """Inside, a run that is refused before its first round leaves no directory behind."""
     try:
         yield
     except FednetError as wrong:

@@ -27,15 +27,15 @@ from fednet import capacity
 from fednet.buffers import uncollected
 from fednet.config import Config
 from fednet.errors import (
-    Asked,
     CannotGoOn,
     ConfigError,
     FednetError,
     StateError,
+    StopRequested,
     complain,
     refused,
     signal_name,
-    stops,
+    stop_signals,
 )
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
@@ -45,7 +45,7 @@ from fednet.plain import JsonMapping
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting, early, while_stopping
+from fednet.server.watch import Hosting, stop_signals_handled, stopped_by
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -90,7 +90,7 @@ def fork(role: str, work: Callable[[], int], logs: Path) -> Child:
     try:
         die_with_parent()
         go_first(250 if role == "server" else 500)  # of all, a worker is replaced soonest
-        for number in stops():
+        for number in stop_signals():
             signal.signal(number, signal.SIG_DFL if role == "server" else signal.SIG_IGN)
         status = work()
     except FednetError as wrong:
@@ -143,7 +143,7 @@ class Supervisor:
             self._warm_up()
         self.keys = run_keys(self.config, self.directory)
         status = 3
-        with while_stopping(self._pass_on):
+        with stop_signals_handled(self._pass_on):
             try:
                 self._fork("server", self._server)
                 for device in self.places:
@@ -199,7 +199,7 @@ class Supervisor:
             self._pass_on(self.stopping, None)
 
     def _server(self) -> int:
-        capacity.keep_freed()
+        capacity.keep_freed_memory()
         transport = listen(self.config, "tcp://127.0.0.1:*", self.keys, False)
         endpoint = listening(self.config, self.directory, transport)
         how = replace(self.how, on_event=self._tell)
@@ -252,7 +252,7 @@ class Supervisor:
                 if status >= 0:
                     return status
                 if self.stopping is not None:  # before it knew how to stop
-                    raise early(Asked(self.stopping))
+                    raise stopped_by(StopRequested(self.stopping))
                 self._server_died(status)
 
     def _hear(self) -> None:

@@ -73,7 +73,7 @@ def build(
         size = nbytes(section, input_shape, classes)
     if size is not None:
         # The module, and the values that it starts from.
-        capacity.ask(2 * size, f"model {section.get('name')}")
+        capacity.check_memory(2 * size, f"model {section.get('name')}")
     try:
         with seeds.scope(seed, "init"):
             module = make(section, input_shape, classes)

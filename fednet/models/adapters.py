@@ -86,7 +86,7 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
     carriers: list[Any] = [module.get_submodule(n) for n in chosen]
     weights: list[torch.Tensor] = [layer.weight for layer in carriers]
     nbytes = sum((w[0].numel() + len(w)) * w.element_size() for w in weights) * section.rank
-    capacity.ask(2 * nbytes, f"model.adapters.rank: {section.rank}")
+    capacity.check_memory(2 * nbytes, f"model.adapters.rank: {section.rank}")
     with seeds.scope(seed, "adapters"):
         for name in (n for n in can if n in chosen):
             _adapt(module.get_submodule(name), section.rank, section.alpha)

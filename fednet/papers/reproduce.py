@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
-from fednet.experiment.rundir import taken_back, writable
+from fednet.experiment.rundir import removed_if_empty, writable
 from fednet.files import write_aside
 from fednet.papers import plan as planning
 from fednet.papers import rendering, results
@@ -47,7 +47,7 @@ def main(asked: Request) -> int:
     if asked.plan:
         print(planning.plan(job, asked.out, asked.device, asked.jobs, asked.set, given))
         return 0
-    with taken_back(asked.out):
+    with removed_if_empty(asked.out):
         writable(asked.out, "--out")  # refused before hours of runs, not after them
         return _run(job, asked)
 

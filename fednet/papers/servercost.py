@@ -58,7 +58,7 @@ def measured(
         },
         "the server's cost",
     )
-    determinism.settle(config.train)
+    determinism.set_switches(config.train)
     made = experiment.build(config)
     host = ServerHost(made.setting, lambda: made.scratch("cpu"), CLIENTS)
     method = made.algorithm

@@ -127,7 +127,7 @@ class ClientProtocol:
     slots: int = 1
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    room: Callable[[], int] = capacity.room  # bytes of memory that a payload may take
+    room: Callable[[], int] = capacity.free_memory  # bytes of memory that a payload may take
     part: int = PART  # bytes of a payload's parts, but the last
 
     state: ClientState = ClientState.AWAY

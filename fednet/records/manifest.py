@@ -1,4 +1,4 @@
-"""`checkpoint/manifest.json` of a run: how far it is, and the files that a resume starts from."""
+"""checkpoint/manifest.json of a run: its progress, and the files from which a resume starts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fednet.errors import StateError
 from fednet.files import read_record
 from fednet.plain import JsonDict
 
-# No file elsewhere.
+# No path: a manifest names no file elsewhere.
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
 FORMAT = 1  # of a run's directory, as this release writes it
 ANEW = "restore the files from a backup, or start the run again under another name"
 
 
 class UnderWay(msgspec.Struct, kw_only=True):
-    """A task that waits for its reply while updates go on. round: in which it was given out, `at`
-    that second of the run's clock; start: the version of its client's state; sent: the digest of
-    what went down; bytes: all of that, on the virtual clock.
+    """A task of an asynchronous run that waits for its reply. round, at: when it was sent, `at` in
+    seconds of the run's clock; start: the version of its client's state; sent: the digest of the
+    payload; bytes: of the message, on the virtual clock.
     """
 
     round: int
@@ -32,14 +32,13 @@ class UnderWay(msgspec.Struct, kw_only=True):
 
 
 class RunProgress(msgspec.Struct, kw_only=True):
-    """How far a run is, beside the method's own state. versions, states: by client, the version of
-    its state that was last used, and its hash. lengths: of the files of lines, in bytes. records:
-    lines that belong to the checkpoint and may not have reached their files yet. totals: spent
-    bytes, and `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's
-    own messages by direction and kind, as measured and as its declarations say. best_of: which
-    model has the accuracy `best`: `global`, `personal` or `local`. stopped: why the run ended
-    before its last round. under_way: by client, where training waits for nobody, `at` that second
-    of the run's clock.
+    """The progress of a run, beside the method's own state. versions, states: by client, the
+    version of its state that was last used, and its hash. lengths: of the files of lines, in bytes.
+    records: lines of the checkpoint that may not be in their files yet. totals: spent bytes, and
+    `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's own messages
+    by direction and kind, as measured and as declared. best_of: which model has the accuracy
+    `best`: `global`, `personal` or `local`. stopped: why the run ended before its last round.
+    under_way: by client, in an asynchronous run. at: second of the run's clock.
     """
 
     run: str
@@ -68,8 +67,8 @@ class RunProgress(msgspec.Struct, kw_only=True):
 
 
 def read_manifest(checkpoint: Path) -> tuple[RunProgress, dict[str, str]]:
-    """How far that checkpoint is, and its files: the server's state, and by name what else belongs
-    to it. Raises StateError where it is damaged or of another format.
+    """A checkpoint's progress, and its files by name, among them `server`. Raises StateError where
+    it is damaged or of another format.
     """
     path = checkpoint / "manifest.json"
     try:

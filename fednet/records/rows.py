@@ -14,14 +14,14 @@ from fednet.plain import JsonDict
 R = TypeVar("R", bound="Row")
 Text = bytes  # rows have a field of that name
 
-# What a client is judged by: the global model, its own, its own on class-balanced samples, its own
+# The evaluations of a client: the global model, its own, its own on class-balanced samples, its own
 # after a few more epochs, and that on class-balanced samples.
 JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """A row, read by attribute and by key; what was not measured is None. As a mapping it has the
-    keys that its line in the file has.
+    """A row, read by attribute or by key; what was not measured is None. As a mapping it has the
+    keys of its line in the file.
     """
 
     NULLABLE: ClassVar[frozenset[str]] = frozenset()  # written as null where it is None
@@ -33,9 +33,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     @classmethod
     def decoder(cls: type[R]) -> Callable[[Text], R]:
-        """From a line's text, in one step where that is JSON. It raises as `of` does, and
-        ValueError for text that is no JSON.
-        """
+        """A decoder of a line's text. It raises as `of` does, and ValueError for other text."""
         direct = msgspec.json.Decoder(cls).decode
 
         def decode(text: Text) -> R:
@@ -43,16 +41,14 @@ class Row(msgspec.Struct, kw_only=True):
                 return direct(text)
             except msgspec.ValidationError:
                 raise
-            except msgspec.DecodeError:  # a NaN, which JSON has not
+            except msgspec.DecodeError:  # a NaN, which msgspec does not read
                 return cls.of(json.loads(text))
 
         return decode
 
     @classmethod
     def together(cls: type[R]) -> Callable[[Text], list[R]] | None:
-        """From the text of several lines, where they are JSON; None where a row is more than its
-        fields.
-        """
+        """A decoder of several lines at once; None where a row has more than its fields."""
         return msgspec.json.Decoder(cls).decode_lines
 
     def line(self) -> JsonDict:
@@ -69,14 +65,13 @@ class Row(msgspec.Struct, kw_only=True):
             setattr(self, name, value)
 
     # -- as a mapping ------------------------------------------------------------------------------
-    # A field by its name, which is known only as it is asked for: of any field's type.
+    # Of any field's type.
     def __getitem__(self, name: str) -> Any:
         try:
             return getattr(self, name)
         except AttributeError as unknown_field:
             raise KeyError(str(unknown_field)) from None
 
-    # The same.
     def get(self, name: str, default: object = None) -> Any:
         found = getattr(self, name, None)
         return default if found is None else found
@@ -117,8 +112,8 @@ class Round(Row, kw_only=True):
     selected: list[int] = []
     completed: list[int] = []
     completed_by_phase: list[list[int]] = []
-    # Where training waits for nobody: of each of those completed, in the order in which they came,
-    # the updates since the model that it started from.
+    # In an asynchronous run: of each client in `completed`, in order of arrival, the updates since
+    # the model that it started from.
     staleness: list[int] | None = None
     dropped: dict[str, str] = {}  # client -> why
     restarted: list[int] | None = None  # clients that lost their state and began again
@@ -131,16 +126,16 @@ class Round(Row, kw_only=True):
     validation_accuracy: float | None = None
     correct_by_class: list[int] | None = None
     total_by_class: list[int] | None = None
-    # pooled over those judged, by what of JUDGED, and `received`: the global model before the round
+    # over all evaluated clients, by JUDGED, and `received`: the global model before the round
     client_accuracy: dict[str, float] | None = None
-    # What `personal` is there: `personal`, or `local`, the last local model, where the method keeps
-    # no personal one.
+    # What `personal` means: `personal`, or `local`, the last local model, where the method keeps no
+    # personal one.
     own_model: str | None = None
     # `public` or `test`: the inputs of BatchNorm's statistics, where the clients' do not come up
     batch_norm_measured_over: str | None = None
     seconds: float | None = None
     seconds_virtual: float | None = None
-    # of the run, when it was asked; and how many clients were there then
+    # second of the run at which the round began, and how many clients were there then
     second: float | None = None
     here: int | None = None
     training_s: float | None = None  # of all devices that completed, where a trace has their pace
@@ -158,9 +153,9 @@ class Round(Row, kw_only=True):
 
 
 class Client(Row, kw_only=True):
-    """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
-    round, what that took. final: judged after the last round; took_part: ever, until then;
-    `received`: the global model that came down to it in this round.
+    """A line of clients.jsonl: the accuracies of a client's models, and, where it trained in this
+    round, its training. final: evaluated after the last round; took_part: in any round until then;
+    `received`: the global model that it got in this round.
     """
 
     NULLABLE = frozenset(
@@ -201,12 +196,12 @@ class Client(Row, kw_only=True):
 
 
 class Wire(Row, kw_only=True):
-    """A line of wire.jsonl: a message, its bytes by kind, and whether it was of use. count: of
-    several like it; number: of its account, see `fednet.server.books`; worker: whose heartbeats
-    they are; reason: why it was of no use; lost: it may not have arrived; staleness: updates since
-    the model that it started from, of a reply that was folded where training waits for nobody.
-    final: of the evaluation after the last round. messages: how many rows this one is the sum of,
-    where `record.wire` asks for sums; twice: of those, that a later server did them again.
+    """A line of wire.jsonl: a message, its bytes by kind, and whether it was useful. count: of
+    several equal ones; number: of its account, see `fednet.server.books`; worker: whose heartbeats
+    they are; reason: why it was not useful; lost: it may not have arrived; staleness: of a reply in
+    an asynchronous run, the updates since the model that it started from. final: of the evaluation
+    after the last round. messages: how many rows this one is the sum of, with `record.wire: sums`;
+    twice: whether a later server repeated these.
     """
 
     round: int = 0
@@ -234,8 +229,8 @@ class Wire(Row, kw_only=True):
 
 
 class Event(Row, kw_only=True):
-    """A line of events.jsonl. details: whatever else this type of event says; in the file and by
-    key or attribute they stand beside the others.
+    """A line of events.jsonl. details: the fields of this type of event; in the file, by key and by
+    attribute they stand beside the others.
     """
 
     round: int = 0
@@ -264,7 +259,7 @@ class Event(Row, kw_only=True):
         more: JsonDict = whole.pop("details")
         return {**whole, **more}
 
-    # What an event says beside its own fields depends on its type.
+    # The details, by attribute.
     def __getattr__(self, name: str) -> Any:
         if name in self.details:
             return self.details[name]
@@ -272,8 +267,8 @@ class Event(Row, kw_only=True):
 
 
 class Summary(Row, kw_only=True):
-    """summary.json: what the server says of the run (`fednet.server.summary`), and its
-    metrics (`fednet.report.metrics.summarise`).
+    """summary.json: the server's part (`fednet.server.summary`), and the metrics
+    (`fednet.report.metrics.summarise`).
     """
 
     NULLABLE = frozenset(

@@ -1,4 +1,4 @@
-"""The numbers of a round: what each is called, where it stands in a `Round`, where it is shown."""
+"""The numbers of a round: the name of each, its field of a `Round`, and where it is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fednet.plain import JsonMapping
 from fednet.records.rows import Row
 
-OWN = "personal"  # what clients' own models are in records that do not say it
+OWN = "personal"  # the clients' own models, where a record does not say
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from fednet.descriptors import named
 from fednet.errors import StateError
-from fednet.experiment.rundir import left
+from fednet.experiment.rundir import resume_hint
 from fednet.ids import as_text, ranges_as_text
 from fednet.report.read import open_run
 
@@ -98,13 +98,13 @@ def read(run: str | Path) -> Status:
 def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
     """Whether the server is running, and how that is known."""
     if status.state in ENDED:
-        resume = f"; {left(run)}" if status.state == "stopped" else ""
+        resume = f"; {resume_hint(run)}" if status.state == "stopped" else ""
         return False, f"{ENDED[status.state]}{resume}"
     age = now - status.updated
     if status.host == socket.gethostname() and status.pid is not None:
         if not _exists(status.pid):
             dead = f"server process {status.pid} has ended unexpectedly"
-            return False, f"{dead} (last update {_span(age)} ago); {left(run)}"
+            return False, f"{dead} (last update {_span(age)} ago); {resume_hint(run)}"
         return True, f"server process {status.pid} is running (last update {_span(age)} ago)"
     if age > SILENT_S:
         silent = f"no update from {status.host} for {_span(age)}"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fednet.errors import ConfigError, Stopped, signal_name, stops
+from fednet.errors import ConfigError, Stopped, signal_name, stop_signals
 from fednet.experiment import lock
 from fednet.launch.parent import die_with_parent
 from fednet.serve.queue import Queue, QueuedRun
@@ -38,7 +38,7 @@ class Runner:
         """Works through the queue until it is asked to stop, by which it raises Stopped.
         Raises ConfigError where another process serves this folder.
         """
-        for number in stops():
+        for number in stop_signals():
             signal.signal(number, self._asked)
         with lock.holding(self.queue.folder):
             while not self._stop.is_set():

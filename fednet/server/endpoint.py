@@ -1,5 +1,5 @@
-"""The server's end of the network, as its process uses it: over ZeroMQ by `listening`; to clients
-of the same process by `launch.in_process`. Which addresses and keys may be used.
+"""The server's end of the network: over ZeroMQ, made by `listening`, or to clients in the same
+process, made by `launch.in_process`. Also: which addresses and keys a server may use.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ if TYPE_CHECKING:
     from fednet.transport.zeromq.router import ZmqServer
 
 
-BEATS = 1000  # a second, of all clients, were each a process of its own
-MAX_CONFIG = MAX_HEADER - (1 << 12)  # bytes: what else its message says stands beside it
+BEATS = 1000  # heartbeats a second of all clients, if each is a process of its own
+MAX_CONFIG = MAX_HEADER - (1 << 12)  # bytes: the rest of the message needs room too
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
-def as_sent(config: Config) -> str:
-    """The configuration as clients are sent it when they join. Raises ConfigError where it is
-    longer than what any would take.
-    """
+def text_for_clients(config: Config) -> str:
+    """The configuration that clients get when they join. Raises ConfigError if it is too long."""
     text = to_yaml(config)
     size = len(text.encode())
     if size > MAX_CONFIG:
@@ -50,8 +48,8 @@ def as_sent(config: Config) -> str:
 
 
 def beat_seconds(config: Config) -> float:
-    """How often a worker is to be heard of. Where there may be thousands, less often, as far as
-    `round.lost.silent` lets it: their beats would take the time of what they reply.
+    """How often each worker sends a heartbeat. Of thousands each sends fewer, as far as
+    `round.lost.silent` allows, so that heartbeats do not displace replies.
     """
     lost = config.round.lost
     if lost.beat is not None:
@@ -61,8 +59,8 @@ def beat_seconds(config: Config) -> float:
     return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
 
 
-def patience(config: Config) -> Rules:
-    """How long is waited for whom, from the first connection on."""
+def waiting_rules(config: Config) -> Rules:
+    """How long to wait for clients before the first phase."""
     section = config.round
     return Rules(
         closed=section.lost.closed,
@@ -75,9 +73,7 @@ def patience(config: Config) -> Rules:
 def check_bind(
     bind: str, curve: bool, insecure: bool, keyed: str = "security.curve: true and --keys DIR"
 ) -> None:
-    """Before anything is made: what an address may be. keyed: what asks for keys. Raises
-    ConfigError.
-    """
+    """Raises ConfigError for an address that may not be used. keyed: how the user asks for keys."""
     check_address(bind)
     scheme, _, rest = bind.partition("://")
     if scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK):
@@ -90,7 +86,7 @@ def check_bind(
 
 def keyring_of(config: Config, keys: Path | None) -> Keyring | None:
     if not config.security.curve:
-        if keys is not None:  # whoever gives keys believes that they are used
+        if keys is not None:  # who gives keys believes that they are used
             raise ConfigError(
                 f"--keys {keys}: is given while security.curve is false; add --set "
                 f"security.curve=true."
@@ -108,8 +104,8 @@ def keyring_of(config: Config, keys: Path | None) -> Keyring | None:
 
 
 def run_keys(config: Config, directory: Path) -> Path | None:
-    """The CURVE keys of a run whose server and workers are in one hand: those that the
-    configuration names, as `fednet keys lab` lays them, or new ones in the run's directory.
+    """The CURVE keys of a run whose workers fednet starts: those that the configuration names, as
+    `fednet keys lab` makes them, or new ones in the run's directory.
     """
     if not config.security.curve:
         return None
@@ -131,19 +127,14 @@ def run_keys(config: Config, directory: Path) -> Path | None:
     return folder
 
 
-def nothing() -> None:
-    """What an endpoint of sockets does at the end beside closing them."""
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """transport: a server's (see `transport.base`), closed by whoever uses this. beat_s: how often
-    a worker is to be heard of. rules: until the first phase opens; None: the protocol's own. pump:
+    """How a server reaches its clients. transport: the user of this endpoint closes it. beat_s: how
+    often a worker sends a heartbeat. rules: before the first phase; None: the protocol's own. pump:
     does the work of clients in this process; None: they have processes of their own. announce:
-    called with the server's events and its incarnation, once there is a place to record them.
-    listen: called once all is built: until then strangers would take the descriptors of files.
-    leave: called at the end, after the last message has gone out. alone: others start the clients,
-    whenever they do.
+    called with the server's events and its incarnation once these can be recorded. listen: called
+    once all is built; before, strangers could take the descriptors of files. leave: called at the
+    end, after the last message. alone: the clients are started by others.
     """
 
     transport: ServerTransport
@@ -152,15 +143,13 @@ class Endpoint:
     rules: Rules | None = None
     pump: Callable[[], bool] | None = None
     announce: Callable[[Events, int], None] = lambda events, incarnation: None
-    listen: Callable[[], None] = nothing
-    leave: Callable[[], None] = nothing
+    listen: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
     alone: bool = False
 
 
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
-    """Binds the server's address, before anything of the run is changed. Raises ConfigError where
-    that cannot be.
-    """
+    """Binds the server's address. Raises ConfigError where that is not possible."""
     from fednet.server.io import at_once
     from fednet.transport.zeromq.router import ZmqServer
 
@@ -173,9 +162,7 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
 
 
 def check_loopback() -> None:
-    """Raises ConfigError where this machine's network has no loopback, so that no process could
-    reach a server there.
-    """
+    """Raises ConfigError where this machine's network has no loopback."""
     with socket.socket() as server, socket.socket() as client:
         client.settimeout(5.0)
         try:
@@ -195,8 +182,8 @@ def listening(
     transport: ZmqServer,
     note: Callable[[str], None] | None = None,
 ) -> Endpoint:
-    """The endpoint of a bound address, which server.json says to whoever follows the run. note:
-    gets a sentence on how clients join, where nobody else starts them.
+    """The endpoint of a bound address, which is written to server.json. note: gets a sentence on
+    how clients join; None where fednet starts them.
     """
     keyring = transport.keyring
 
@@ -230,7 +217,7 @@ def listening(
         transport,
         keyring,
         beat_seconds(config),
-        patience(config),
+        waiting_rules(config),
         announce=announce,
         listen=transport.listen,
         alone=note is not None,

@@ -30,12 +30,12 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes, task_bytes
 from fednet.experiment.faults import Faults, drops
 from fednet.experiment.judging import Judgement, evaluation_due, judgements
-from fednet.experiment.judging import asked as asked_to_evaluate
+from fednet.experiment.judging import evaluated_clients as asked_to_evaluate
 from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
-from fednet.server.endpoint import patience
+from fednet.server.endpoint import waiting_rules
 from fednet.server.inbox import Reply, Sent
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
 from fednet.training.evaluation import Counts
@@ -238,7 +238,7 @@ class Exchanges:
         # A client that trains in this very thread sends no heartbeat.
         silent = None if self.io.inline else section.lost.silent
         return dataclasses.replace(
-            patience(self.config),
+            waiting_rules(self.config),
             deadline=None if virtual else section.deadline,
             silent=silent,
             first=None if virtual else self.config.first,
@@ -555,7 +555,7 @@ class Exchanges:
     def evaluate(
         self, round: int, down: Payload, carried: RunState, keep: Mapping[int, str], final: bool
     ) -> dict[int, dict[str, Counts]]:
-        """Asks clients (`judging.asked`) to evaluate their models, and the one in `down`, and waits
+        """Asks the `evaluated_clients` to evaluate their models, and the one in `down`, and waits
         for them.
         """
         exp = self.experiment

@@ -1,8 +1,7 @@
-"""What a run leaves to look at beside its records: condensed images, and the personal models where
-clients keep one.
+"""Files that a run leaves beside its records: models, condensed images, personal models.
 
-Condensed images are kept as they came, the newest of each client. Personal models never cross the
-wire: they are copied only where the clients' state lies beside the run, as under `fednet run`.
+Of each client the newest condensed images are kept. Personal models never cross the wire: they are
+copied only where the clients' states are in the run's directory, as under `fednet run`.
 """
 
 from __future__ import annotations
@@ -79,11 +78,12 @@ def keep_personal(
     shared: Tensors | None,
     server: State | None = None,
 ) -> dict[int, str]:
-    """Writes personal/client-K.safetensors of each client that keeps a local model: what it is
-    judged by, whole. Where that is a model with more beside it (FedRoD's P-head), the file holds
-    both (`p_head.weight`), and its metadata name what is beside; where a method does not give that,
-    they say what is lacking. shared: the newest shared part; server: the server's state, which has
-    what else clients share. Returns why some have none, by client: what they kept is gone.
+    """Writes personal/client-K.safetensors for each client that keeps a local model: all of the
+    model that it is evaluated with. Where tensors stand beside the model (FedRoD's P-head), the
+    file has them too (`p_head.weight`) and names them in its metadata, or says that they lack.
+
+    shared: the newest shared part; server: the server's state, which has what else clients share.
+    Returns the clients whose local model is missing, and why.
     """
     state, method = directory / "state" / run_id, experiment.algorithm
     gone = dict[int, str]()
@@ -147,8 +147,8 @@ def keep_adapters(directory: Path, experiment: Experiment, x: Tensors) -> None:
 def save_model(
     path: Path, named: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None
 ) -> str:
-    """Named tensors, as any PyTorch user would expect of model.safetensors. about: the file's
-    metadata, to which the digest of it all is added; it is returned.
+    """Writes named tensors to a safetensors file. about: its metadata. The digest of everything is
+    added to it and returned.
     """
     tensors, beside = {n: v.contiguous() for n, v in named.items()}, dict(about or {})
     check = check_of(json.dumps(beside, sort_keys=True), tensors)

@@ -12,7 +12,7 @@ from fednet import records
 from fednet.algorithms.base import Algorithm, Tensors
 from fednet.algorithms.state import PerClient, State, content_sha256
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import asked, evaluation_due
+from fednet.experiment.judging import evaluated_clients, evaluation_due
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
@@ -189,7 +189,7 @@ class Judge:
         }
         if question.roles.weights is not None:
             if model is None:  # a method that has a global model, and gave none
-                self.directory.event("not_evaluated", round, clients=asked(self.config))
+                self.directory.event("not_evaluated", round, clients=evaluated_clients(self.config))
                 return {}
             values[question.roles.weights] = model
         down = question(**values)

@@ -1,4 +1,4 @@
-"""The server's process: what it is made of, built in order, run, and taken apart again."""
+"""The server's process: builds its parts in order, runs the rounds, and closes everything."""
 
 from __future__ import annotations
 
@@ -18,14 +18,27 @@ from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, FednetError
 from fednet.experiment import determinism, lock, placement
-from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, left, log_to
+from fednet.experiment.rundir import (
+    RunDirectory,
+    check_records,
+    clear_run,
+    cut,
+    log_to,
+    resume_hint,
+)
 from fednet.files import read_lines, write_aside, write_json
 from fednet.plain import JsonMapping
 from fednet.records import Summary, reading
-from fednet.server.endpoint import Endpoint, as_sent
+from fednet.server.endpoint import Endpoint, text_for_clients
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.judging import judges
-from fednet.server.watch import Hosting, on_stop, stop_later, stopped_early, thrice_kills
+from fednet.server.watch import (
+    Hosting,
+    handle_stop_signals,
+    remember_stop,
+    stop_raises,
+    third_press_kills,
+)
 
 if TYPE_CHECKING:
     from fednet.algorithms.state import State
@@ -41,20 +54,20 @@ log = logging.getLogger(__name__)
 
 
 def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Summary:
-    """Everything the server does in one process of its own; returns the summary. endpoint: how it
-    reaches its clients; its transport is closed at the end.
+    """Runs a server from its first step to its last; returns the summary. endpoint: how it reaches
+    its clients; its transport is closed at the end.
     """
     from fednet.server.asynchronous import run_updates
     from fednet.server.summary import finish, write
     from fednet.server.synchronous import run_rounds
 
     drive = run_rounds if config.schedule.mode == "sync" else run_updates
-    with stopped_early():
-        switches = determinism.settle(config.train)
+    with stop_raises():
+        switches = determinism.set_switches(config.train)
         session = Session(config, directory, endpoint, how)
         rounds = session.rounds()
         session.watch.until, rounds.attendance.alone = how.until, endpoint.alone
-        on_stop(thrice_kills(functools.partial(stop_later, session.watch)))
+        handle_stop_signals(third_press_kills(functools.partial(remember_stop, session.watch)))
         over, why = False, ""
         try:
             session.begin(rounds)
@@ -66,7 +79,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             summary = finish(rounds, session.experiment, directory, how.command, switches)
         except OSError as broken:
             why = f"{broken.strerror} ({broken.filename or directory})"
-            raise CannotGoOn(f"the run stopped: {why}; {left(directory)}.") from broken
+            raise CannotGoOn(f"the run stopped: {why}; {resume_hint(directory)}.") from broken
         except FednetError as broken:
             over, why = isinstance(broken, CannotGoOn), str(broken)
             raise
@@ -85,16 +98,14 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
 
 
 class Session:
-    """The parts of one server process, each built by its own room, in the order in which they need
-    one another.
-    """
+    """The parts of one server process, built in the order in which they need one another."""
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
         from fednet.experiment import build, privacy
         from fednet.server.io import Events
 
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
-        self._books()
+        self._open_directory()
         self.events = Events(self._event, how.display.note)
         endpoint.announce(self.events, self.incarnation)
         self.experiment = build.build(config, how.data)
@@ -108,8 +119,8 @@ class Session:
         self.protocol.sites.recall(reading.events(directory, "declared"))
         self.link = self._link()
 
-    def _books(self) -> None:
-        """What earlier server processes of this run left, cut to the last checkpoint."""
+    def _open_directory(self) -> None:
+        """Opens the run's directory. What earlier servers wrote is cut to the last checkpoint."""
         from fednet.server.checkpoint import Checkpoints
 
         directory, fsync = self.directory, self.config.checkpoint.fsync
@@ -121,7 +132,7 @@ class Session:
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
         self.files = RunDirectory(directory, self.config.record.wire, fsync)
-        # They would stand there twice.
+        # Each round would be recorded twice.
         if not self.checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
             raise CannotGoOn(
                 f"{directory} has rounds on record and no checkpoint to go on from; the run "
@@ -147,7 +158,9 @@ class Session:
             self.run_id = self.resumed[1].run
 
     def _config_of_clients(self) -> Config:
-        """Raises ConfigError if this server does not have the model that `model.sha256` names."""
+        """The configuration with the digest of the model. Raises ConfigError where `model.sha256`
+        names another.
+        """
         from fednet.models.start import pinned
 
         experiment = self.experiment
@@ -164,7 +177,7 @@ class Session:
         from fednet.wire import messages as m
 
         config, endpoint = self._config_of_clients(), self.endpoint
-        text = as_sent(config)
+        text = text_for_clients(config)
         keyring = endpoint.keyring
         refusal = (lambda user, client: "") if keyring is None else keyring.refusal
         return ServerProtocol(
@@ -214,7 +227,7 @@ class Session:
         )
 
     def rounds(self) -> Rounds:
-        """The rounds over all of this, which `begin` starts and `close` ends."""
+        """Makes the rounds, which `begin` starts and `close` ends."""
         from fednet.experiment.faults import Faults, struck
         from fednet.server.io import ServerIO
         from fednet.server.tracking import Trackers
@@ -246,7 +259,6 @@ class Session:
         return self._rounds(faults, after)
 
     def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
-        """What the rounds are made with."""
         from fednet.experiment.clock import VirtualClock
         from fednet.server.exchange import Exchanges
         from fednet.server.judging import Judge
@@ -290,22 +302,22 @@ class Session:
         )
 
     def _write_down(self) -> None:
-        """What is in the books is with the operating system."""
+        """Hands all rows to the operating system."""
         self.files.wire.flush()
         self.flight.note(self.link.ledger)
         if self.files.wire.due:
             self.files.wire.sum_up(lambda rows: self.flight.keep(self.link.ledger))
 
     def samples(self, client: int) -> int | None:
-        """How many samples a client trains on; None where nobody has said so yet."""
+        """How many samples a client trains on; None while that is unknown."""
         if self.experiment.federation is not None:
             return self.experiment.samples(client)
         facts = self.protocol.sites.get(client)
         return None if facts is None else facts.train
 
     def tested(self, client: int) -> tuple[int, int]:
-        """How many labels or values a client may test a model on: in its own test set, by the
-        partition or as its site declared, and in the balanced one of all, which sites do not have.
+        """How many labels or values a client can evaluate on: in its own test set, by the partition
+        or as its site declared, and in the class-balanced one, which sites do not have.
         """
         federation = self.experiment.federation
         if federation is not None:
@@ -315,17 +327,17 @@ class Session:
         return 0 if facts is None else facts.test, 0
 
     def begin(self, rounds: Rounds) -> None:
-        """Records that this process started, and puts back what the checkpoint holds."""
+        """Records that this process started, and starts the rounds from the checkpoint."""
         from fednet.server.remarks import remarks
 
         resumed, n = self.resumed, self.incarnation
         here = {**determinism.versions(), "device": str(rounds.host.device)}
-        told = determinism.moved(reading.events(self.directory, "started"), here)
+        moved = determinism.changed_since(reading.events(self.directory, "started"), here)
         release = __version__
         self.files.event(
             "started", incarnation=n, resumed=bool(resumed), release=release, versions=here
         )
-        for remark in (*([told] if told else []), *remarks(self.experiment)):
+        for remark in (*([moved] if moved else []), *remarks(self.experiment)):
             rounds.display.note(remark)
             self.files.event("remark", text=remark)
         if resumed is not None:
@@ -335,10 +347,10 @@ class Session:
         rounds.begin(resumed)
 
     def close(self, over: bool, why: str) -> None:
-        """Says to the clients how it ended, and closes all there is. over: nothing is left to do;
+        """Tells the clients how the run ended, and closes everything. over: nothing is left to do;
         why: what ended it early.
         """
-        self.events.say = None  # that they leave now is no news
+        self.events.say = None  # that clients leave now is not worth a line
         endings: list[Callable[[], object]] = [
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),

@@ -1,4 +1,4 @@
-"""What a run should know of its own configuration, one sentence each, when it starts."""
+"""Remarks on a configuration that are shown when its run starts, a sentence each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fednet.config import Config
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import asked
+from fednet.experiment.judging import evaluated_clients
 from fednet.training.samples import FEW
 
 LAST_BATCH = {"auto": "left out", "drop": "left out", "merge": "merged with the one before"}
@@ -31,7 +31,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"{config.algorithm.name} has no rounds: {config.cohort_size} clients train at a time "
             f"and every {config.buffer} replies are an update (schedule: async)."
         )
-    evaluated = asked(config)
+    evaluated = evaluated_clients(config)
     all_asked = len(evaluated) == config.clients
     if config.evaluate.every and config.evaluate.clients != "none" and not all_asked:
         yield (

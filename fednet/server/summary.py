@@ -35,7 +35,7 @@ def finish(
     command: Sequence[str],
     switches: JsonMapping,
 ) -> Summary:
-    """Writes the models; returns what the server says of the run."""
+    """Writes the models; returns the server's part of the summary."""
     config, progress = rounds.config, rounds.progress
     server, judge = rounds.carried.server, rounds.judge
     model = judge.newest(server)
@@ -72,7 +72,7 @@ def finish(
 
 
 def write(directory: Path, summary: Summary) -> Summary:
-    """Writes summary.json with the run's metrics, once its last byte is on record."""
+    """Writes summary.json with the run's metrics, after its last byte was recorded."""
     summary.set(**metrics.summarise(open_run(directory), summary.predicted))
     summary.records = reading.contents(directory)
     text = msgspec.json.encode(summary.line(), enc_hook=plain)  # what is no number becomes null
@@ -90,8 +90,8 @@ def bounded(experiment: Experiment) -> bool:
 
 
 def about(judge: Judge, model: Tensors) -> dict[str, str]:
-    """What model.safetensors says of itself: which tensors are trained, where only a part of the
-    model is shared; over which inputs BatchNorm's statistics were measured.
+    """The metadata of model.safetensors: which tensors are trained, where clients share only a part
+    of the model; over which inputs BatchNorm's statistics were measured.
     """
     found = {}
     if not judge.method.has_global:
@@ -102,8 +102,8 @@ def about(judge: Judge, model: Tensors) -> dict[str, str]:
 
 
 def _privacy(config: Config, last: JsonMapping) -> JsonDict:
-    """What was spent by the last round; epsilon is null where there was no noise: clipping alone
-    promises nothing.
+    """The privacy spent by the last round. epsilon is null without noise: clipping alone gives no
+    guarantee.
     """
     return {
         "epsilon": last.get("epsilon"),
@@ -116,8 +116,8 @@ def _privacy(config: Config, last: JsonMapping) -> JsonDict:
 
 
 def _data_digest(experiment: Experiment) -> str | None:
-    """SHA-256 over all samples and the clients' index lists: two runs with the same were trained
-    and evaluated on the same data, divided alike.
+    """SHA-256 over all samples and the clients' index lists: two runs with the same digest used the
+    same data, divided in the same way.
     """
     if experiment.federation is None:
         return None
@@ -130,7 +130,7 @@ def _data_digest(experiment: Experiment) -> str | None:
 def provenance(
     config: Config, command: Sequence[str], switches: JsonMapping, device: str
 ) -> JsonDict:
-    """What repeats a run: versions, host, device, switches, the user's own files."""
+    """What it takes to repeat a run: versions, host, device, switches, the user's own files."""
     import torch
 
     return {

@@ -1,8 +1,8 @@
-"""Whoever else gets the numbers of each round: `track: [tensorboard, mlflow, wandb]`.
+"""Sends the numbers of each round to trackers: `track: [tensorboard, mlflow, wandb]`.
 
-Each keeps them in a folder of the run's, unless its own environment variables name a server
-(MLFLOW_TRACKING_URI, WANDB_MODE). None is ever in the way of a run: one that fails is left out from
-then on, which is said once.
+Each writes into the run's directory, unless its own environment variables name a server
+(MLFLOW_TRACKING_URI, WANDB_MODE). A tracker that fails does not stop the run: it is reported once
+and left out from then on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tracker(Protocol):
 
 
 def numbers(record: Round) -> dict[str, float]:
-    """What trackers get of a round, by name."""
+    """The numbers of a round, by the name that trackers show."""
     found: dict[str, float] = {}
     for metric in (*METRICS, *COSTS):
         value = metric.of(record)
@@ -61,12 +61,12 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment `fednet`, in a file store under OUT/NAME/mlruns. A resumed run goes
-    on with the same one.
+    """A run of the experiment `fednet`, in a file store under OUT/NAME/mlruns. A resumed run
+    continues the same one.
     """
 
     def __init__(self, run: Path, config: JsonDict) -> None:
-        # Its newer releases keep files only where one says so.
+        # Newer releases write files only if this is set.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
 
@@ -91,9 +91,7 @@ class MLflow:
 
 
 class WandB:
-    """A run of the project `fednet`, offline under OUT/NAME/wandb unless WANDB_MODE says
-    otherwise.
-    """
+    """A run of the project `fednet`, offline under OUT/NAME/wandb unless WANDB_MODE is set."""
 
     def __init__(self, run: Path, config: JsonDict) -> None:
         import wandb
@@ -119,8 +117,8 @@ KINDS: dict[str, tuple[Callable[[Path, JsonDict], Tracker], str]] = {
 
 
 class Trackers:
-    """The trackers (TensorBoard, MLflow, ...) that a run asks for. say: gets a sentence for one
-    that fails. Raises ConfigError for one whose package is not installed.
+    """The trackers of a run. say: gets a sentence for one that fails. Raises ConfigError for one
+    whose package is not installed.
     """
 
     def __init__(
@@ -157,7 +155,7 @@ class Trackers:
                 self._fails(name, broken)
 
     def _fails(self, name: str, broken: Exception) -> None:
-        """The run goes on; the log has the whole of it."""
+        """Reports it; the log has the traceback."""
         log.error("track: %s", name, exc_info=broken)
         text = " ".join(str(broken).split())[:200]
         self._say(f"track: {name} is left out from now on: {type(broken).__name__}: {text}")

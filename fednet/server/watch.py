@@ -1,5 +1,6 @@
-"""While the server waits: whether someone asked it to stop; status.json and the display; who is
-there for a round to begin. What signals do to a server, and what it is started with.
+"""What a server does while it waits: it looks whether it was asked to stop, writes status.json, and
+waits until enough clients are there for a round. Also: how signals ask a server to stop, and what
+it is started with.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Protocol
 
 from fednet.config import Config
-from fednet.errors import Asked, CannotGoOn, Stopped, ask, signal_name, stops
+from fednet.errors import CannotGoOn, Stopped, StopRequested, raise_stop, signal_name, stop_signals
 from fednet.experiment import selection
 from fednet.experiment.faults import Replay
 from fednet.experiment.rundir import RunDirectory, write_status
@@ -27,7 +28,7 @@ from fednet.world import World
 
 
 class Watcher(Protocol):
-    """Who is told of a run while it goes: `cli.display.Display`, `launch.start.Silent`."""
+    """Shows a run while it goes: `cli.display.Display`, `launch.start.Silent`."""
 
     def __enter__(self) -> object: ...
 
@@ -36,7 +37,7 @@ class Watcher(Protocol):
     def round_started(self, round: int, rounds: int, cohort: Sequence[int], /) -> None: ...
 
     def progress(self, info: JsonMapping, /) -> None:
-        """Whom the round waits for: `waiting` and `arrived`, see `ServerIO.snapshot`."""
+        """info: whom the round waits for, `waiting` and `arrived`, see `ServerIO.snapshot`."""
         ...
 
     def round_done(self, record: Row, /) -> None: ...
@@ -44,7 +45,7 @@ class Watcher(Protocol):
     def note(self, text: str, /) -> None: ...
 
     def warn(self, text: str, /) -> None:
-        """What is said with --quiet too."""
+        """Shows a sentence, with --quiet too."""
         ...
 
     def finished(self, summary: JsonMapping, /) -> None: ...
@@ -52,10 +53,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """display: shows the run while it goes. command: the words that started it, for the summary.
-    data: where data lie. until: on the monotonic clock, when to stop. callback: called with the
-    record of each round. on_event: called with each event of a client process and its fields, in
-    the thread of the server's input and output.
+    """How a server runs. display: shows the run while it goes. command: the words that started it,
+    for the summary. data: the folder of the data. until: on the monotonic clock, when to stop.
+    callback: called with the record of each round. on_event: called with each event of a client
+    process and its fields, in the thread of the server's input and output.
     """
 
     display: Watcher
@@ -71,24 +72,24 @@ Handler = Callable[[int, FrameType | None], None]
 Before = Handler | int | signal.Handlers | None  # what a signal did
 
 
-def stop_later(watch: Watch, number: int, _: FrameType | None) -> None:
-    """Once there is something to be saved: the rounds look for this."""
+def remember_stop(watch: Watch, number: int, _: FrameType | None) -> None:
+    """A signal handler for when there is something to save: `Watch.check` looks for the request."""
     watch.requested = signal_name(number), number == signal.SIGINT
 
 
-def on_stop(handler: Handler) -> dict[int, Before]:
-    """What the signals that ask for a stop do from now on; returns what they did."""
+def handle_stop_signals(handler: Handler) -> dict[int, Before]:
+    """Sets the handler of the signals that ask for a stop; returns the handlers before."""
     before: dict[int, Before] = {}
-    for number in stops():
-        with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
+    for number in stop_signals():
+        with contextlib.suppress(ValueError):  # a caller's own thread, which may not
             before[number] = signal.signal(number, handler)
     return before
 
 
 @contextlib.contextmanager
-def while_stopping(handler: Handler) -> Iterator[None]:
-    """As `on_stop`, and afterwards they do again what they did."""
-    before = on_stop(handler)
+def stop_signals_handled(handler: Handler) -> Iterator[None]:
+    """The same inside; afterwards the handlers are again those before."""
+    before = handle_stop_signals(handler)
     try:
         yield
     finally:
@@ -96,15 +97,13 @@ def while_stopping(handler: Handler) -> Iterator[None]:
             signal.signal(number, was)
 
 
+# One press of Ctrl-C may come twice: from the terminal, and passed on by the parent process.
 TOGETHER_S = 0.3
-"""One press of Ctrl-C may come twice: from the terminal, and passed on by whoever started this
-process.
-"""
 
 
-def thrice_kills(handler: Handler) -> Handler:
-    """Does what `handler` does, but the third Ctrl-C ends what is going on where it stands: a
-    method's own part may never come to its end.
+def third_press_kills(handler: Handler) -> Handler:
+    """The handler, but the third Ctrl-C interrupts whatever runs: a user's own part may never
+    return.
     """
     presses = list[float]()
 
@@ -121,26 +120,28 @@ def thrice_kills(handler: Handler) -> Handler:
 
 
 @contextlib.contextmanager
-def stopped_early() -> Iterator[None]:
-    """Before there is anything to be saved, a request to stop is Stopped once it comes out here."""
+def stop_raises() -> Iterator[None]:
+    """Inside, a request to stop ends the work at once, and is raised as Stopped. For what happens
+    before there is anything to save.
+    """
     try:
-        with while_stopping(ask):
+        with stop_signals_handled(raise_stop):
             yield
-    except Asked as asked:
-        raise early(asked) from None
+    except StopRequested as asked:
+        raise stopped_by(asked) from None
 
 
-def early(asked: Asked) -> Stopped:
-    """Of a run, of which there may be a checkpoint."""
+def stopped_by(asked: StopRequested) -> Stopped:
+    """The error of a request to stop. There may be a checkpoint of an earlier server."""
     return Stopped(f"{asked}; go on with --resume.", asked.exit_status == 130)
 
 
-LOOK_S = 0.2  # how often a request to stop is looked for
+LOOK_S = 0.2  # how often a waiting server looks for a request to stop
 
 
 class Watch:
-    """requested: who asked, and whether at the keyboard. until: on the monotonic clock, when to
-    stop.
+    """requested: the signal that asked for a stop, and whether it was Ctrl-C. until: on the
+    monotonic clock, when to stop.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Watch:
         self._awaiting = 0  # the round before which clients are awaited
 
     def check(self) -> None:
-        """Raises Stopped where someone asked for it; writes status.json every second."""
+        """Raises Stopped if a stop was requested; writes status.json every second."""
         if self.until is not None and time.monotonic() >= self.until:
             self.requested = ("the time of --until is over", False)
         if self.requested is not None:
@@ -169,7 +170,7 @@ class Watch:
             self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
 
     def _who(self) -> JsonDict:
-        """Ranges of ids: who is there, who has joined and is getting ready, who is missing."""
+        """Ranges of client ids: those ready, those that joined and prepare, those missing."""
         protocol = self._io.protocol
         with self._io.own():
             here = protocol.present()
@@ -198,15 +199,14 @@ class Watch:
         )
 
     def present(self) -> int:
-        """How many clients are there."""
+        """How many clients are ready."""
         return int(self._io.snapshot["present"])
 
     def await_clients(
         self, wanted: int, join_s: float | None, resumed: bool, round: int = 1
     ) -> None:
-        """Waits until so many clients are there, or `join_s` is over. Raises CannotGoOn where none
-        has come.
-        After a restart nobody is waited for in advance: each task waits for its own client.
+        """Waits until so many clients are ready, or for `join_s`. Raises CannotGoOn if none came.
+        After a resume it does not wait: each task waits for its own client.
         """
         until, noted = None if join_s is None else time.monotonic() + join_s, False
         self._awaiting = 0 if resumed else round
@@ -224,8 +224,8 @@ class Watch:
 
 
 class Attendance:
-    """Who is there when a round begins. at: a second of the run. alone: others start the
-    clients.
+    """Which clients are there when a round begins, by availability traces and by connections. at: a
+    second of the run. alone: the clients are started by others.
     """
 
     def __init__(self, config: Config, world: World, watch: Watch, replay: Replay | None) -> None:
@@ -233,24 +233,26 @@ class Attendance:
         self._sleeps, self.alone = config.link.clock == "real", False
 
     def ready(self, at: float) -> bool:
-        """Whether there are as many as a round needs."""
+        """Whether as many clients are there as a round needs."""
         return self._when(at) <= at and not self.short()
 
     def gather(self, round: int) -> None:
-        """Where clients are waited for without a bound, until there are as many as the round needs:
-        with fewer it would be void, and a few such rounds end a run.
+        """Where `round.join` sets no limit, waits until as many clients are there as a round needs:
+        with fewer it would be void, and a few void rounds end a run.
         """
         if self.short():
             least = self._config.round.min_results
             self._watch.await_clients(least, None, resumed=False, round=round)
 
     def short(self) -> bool:
-        """Whether more clients are waited for, without a bound, before a round begins."""
+        """Whether `gather` would wait."""
         bound = self._config.round.join_s(self.alone)
         return bound is None and self._watch.present() < self._config.round.min_results
 
     def wait(self, at: float) -> float:
-        """The second at which there are, on the real clock once it has come; infinite: never."""
+        """The second of the run at which as many clients are there as a round needs; infinite:
+        never. On the real clock this waits until then.
+        """
         when, began = self._when(at), time.monotonic()
         while self._sleeps and math.isfinite(when) and time.monotonic() - began < when - at:
             self._watch.check()
@@ -258,14 +260,14 @@ class Attendance:
         return when
 
     def never(self, at: float) -> str:
-        """Why no further round can begin."""
+        """The error where no further round can begin."""
         return (
             f"after second {at:g} of the run there are never {self._config.round.min_results} "
             f"clients at once (availability.trace); availability.repeat lets a trace come again."
         )
 
     def cohort(self, round: int, at: float) -> tuple[list[int], int | None]:
-        """Whom the round asks; and how many are there, where that depends on the time."""
+        """The clients that the round asks; how many are there, where that depends on the time."""
         here = self._world.here(at)
         count = None if here is None else sum(here)
         if here is not None and self._replay is not None:

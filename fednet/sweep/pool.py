@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from fednet import config as configuration
-from fednet.errors import Stopped, stops
+from fednet.errors import Stopped, stop_signals
 from fednet.experiment import placement
 from fednet.files import write_aside
 from fednet.sweep import claims, marks
@@ -85,7 +85,7 @@ class Running(Generic[T]):
         cleanly, or killed because it took too long.
         """
         asked = self._deadline < math.inf
-        return status in (4, 130) or -status in stops() or (asked and status < 0)
+        return status in (4, 130) or -status in stop_signals() or (asked and status < 0)
 
     def close(self) -> None:
         """Kills it if it still runs, so that no run is left behind without a claim."""
@@ -148,7 +148,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._note) for s in stops()}
+            self._before = {s: signal.signal(s, self._note) for s in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -142,7 +142,7 @@ def bits(kind: str, args: argparse.Namespace) -> str:
         portable = False
         with contextlib.suppress(FednetError):  # `data` says what is wrong with a configuration
             portable = load(args.config, args.set, args.load).train.portable
-        determinism.choose(portable)
+        determinism.choose_kernels(portable)
     first, again = fingerprint(kind), fingerprint(kind)
     if first != again:
         raise ConfigError(

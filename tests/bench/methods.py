@@ -101,7 +101,7 @@ class ServerHalf:
         )
         server = self.server
         if self.rows is not None:  # with the checkpoint, beside the next round
-            self.rows.settle()
+            self.rows.wait()
             self.rows.prune(
                 {
                     row

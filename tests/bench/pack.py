@@ -70,7 +70,7 @@ class Size:
             },
             "the benchmark",
         )
-        determinism.settle(config.train)
+        determinism.set_switches(config.train)
         return build.build(config)
 
 

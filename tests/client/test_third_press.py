@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fednet.server.watch import TOGETHER_S, thrice_kills
+from fednet.server.watch import TOGETHER_S, third_press_kills
 from tests.processes import Processes, until
 
 
@@ -16,7 +16,7 @@ def test_the_third_press_of_ctrl_c_ends_what_does_not_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     before = signal.getsignal(signal.SIGINT)
-    on = thrice_kills(lambda number, frame: asked.append(number))
+    on = third_press_kills(lambda number, frame: asked.append(number))
     try:
         for press in range(2):
             now[0] += 1.0

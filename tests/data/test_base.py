@@ -268,7 +268,7 @@ def test_an_array_of_another_width_is_widened_into_a_file_where_memory_is_short(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for more than its memory")
 def test_a_set_larger_than_memory_can_be_mapped(tmp_path):
-    nbytes = 4 * capacity.room()
+    nbytes = 4 * capacity.free_memory()
     with open(tmp_path / "x.npy", "wb") as file:
         about = {"descr": "|u1", "fortran_order": False, "shape": (nbytes,)}
         np.lib.format.write_array_header_1_0(file, about)

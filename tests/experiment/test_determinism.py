@@ -15,15 +15,15 @@ BEGAN = {"type": "started", "versions": HERE}
 
 
 def test_a_run_that_goes_on_elsewhere_is_told_what_is_another():
-    assert determinism.moved([], HERE) is None
-    assert determinism.moved([BEGAN], HERE) is None
+    assert determinism.changed_since([], HERE) is None
+    assert determinism.changed_since([BEGAN], HERE) is None
     there = {**HERE, "torch": "2.14.1", "device": "cpu"}
-    assert determinism.moved([BEGAN], there) == (
-        "it goes on elsewhere, so its bits may be others from here on: torch 2.11.0, now 2.14.1, "
+    assert determinism.changed_since([BEGAN], there) == (
+        "its bits may differ from here on, since it was resumed with torch 2.11.0, now 2.14.1, "
         "device cuda:0, now cpu."
     )
     # By where it was last.
-    assert determinism.moved([BEGAN, {"type": "started", "versions": there}], there) is None
+    assert determinism.changed_since([BEGAN, {"type": "started", "versions": there}], there) is None
 
 
 def test_a_resumed_run_has_on_record_that_another_torch_went_on(tmp_path, monkeypatch):

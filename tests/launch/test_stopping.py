@@ -14,10 +14,10 @@ import pytest
 import fednet
 from fednet.cli.common import guarded
 from fednet.config import Config
-from fednet.errors import CannotGoOn, ConfigError, Stopped, stops
+from fednet.errors import CannotGoOn, ConfigError, Stopped, stop_signals
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
-from fednet.server.watch import Hosting, stopped_early
+from fednet.server.watch import Hosting, stop_raises
 from tests.processes import Processes, lines, small, until
 
 # Saves what is done when it is asked to, which takes it longer than the asker waits unasked.
@@ -35,9 +35,9 @@ signal.pause()
 @pytest.fixture
 def as_before():
     """What the signals did before the test, they do after it."""
-    before = [signal.getsignal(number) for number in stops()]
+    before = [signal.getsignal(number) for number in stop_signals()]
     yield
-    assert [signal.getsignal(number) for number in stops()] == before
+    assert [signal.getsignal(number) for number in stop_signals()] == before
 
 
 def test_an_interrupt_of_a_notebook_waits_until_the_runs_processes_have_saved(
@@ -97,7 +97,7 @@ def test_a_server_that_a_signal_without_a_name_ended_twice_is_said_by_its_number
         launcher(monkeypatch, tmp_path, lambda _: os.kill(os.getpid(), 40)).run()
 
 
-@stopped_early()
+@stop_raises()
 def swallowing() -> None:
     with contextlib.suppress(Exception):  # as an import that tries what there is
         os.kill(os.getpid(), signal.SIGTERM)

@@ -56,7 +56,7 @@ def test_square_roots_are_those_of_ieee_754():
     said = python(
         "import numpy as np, torch\n"
         "from fednet.experiment import determinism\n"
-        "determinism.choose(True)\n"
+        "determinism.choose_kernels(True)\n"
         "x = torch.randn(10_007, generator=torch.Generator().manual_seed(1)).abs()\n"
         "nearest = torch.from_numpy(np.sqrt(x.double().numpy()).astype(np.float32))\n"
         "out = torch.empty(0)\n"
@@ -79,9 +79,14 @@ def test_square_roots_are_those_of_ieee_754():
 @pytest.mark.parametrize(
     ("before", "portable", "capability", "says"),
     [
-        ("determinism.choose(True)", False, "", "has computed with train.portable: true already"),
+        (
+            "determinism.choose_kernels(True)",
+            False,
+            "",
+            "has computed with train.portable: true already",
+        ),
         ("torch.ones(9).exp()", True, "default", "train.portable: this processor has no AVX2"),
-        ("determinism.choose(True)", True, "", "chosen"),
+        ("determinism.choose_kernels(True)", True, "", "chosen"),
     ],
 )
 def test_it_is_refused_where_another_choice_has_been_made(before, portable, capability, says):
@@ -90,7 +95,7 @@ def test_it_is_refused_where_another_choice_has_been_made(before, portable, capa
         "from fednet.errors import ConfigError\n"
         f"import torch\n{before}\n"
         "try:\n"
-        f"    determinism.choose({portable})\n"
+        f"    determinism.choose_kernels({portable})\n"
         "    print('chosen')\n"
         "except ConfigError as wrong:\n"
         "    print(wrong)\n",
@@ -124,7 +129,7 @@ def test_processors_of_other_makers_compute_the_same_fingerprint(model):
     code = (
         "from fednet.experiment import determinism\n"
         "from fednet.tools.fingerprint import fingerprint\n"
-        "determinism.choose(True)\n"
+        "determinism.choose_kernels(True)\n"
         "print(fingerprint())\n"
     )
     assert python(code) == python(code, qemu, "-cpu", model)

@@ -10,7 +10,7 @@ import torch
 from fednet.algorithms.base import Payload, Weights
 from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.server.endpoint import as_sent
+from fednet.server.endpoint import text_for_clients
 from fednet.server.inbox import Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
@@ -79,9 +79,9 @@ def test_a_buffer_that_is_not_finite_is_refused_unless_the_model_began_so(bad):
 def test_a_configuration_that_no_client_would_take_is_refused_before_any_waits():
     links = {str(k): {"up_mbps": 1.5} for k in range(3000)}
     with pytest.raises(ConfigError, match=r"bytes as a client is sent it, .* 258048 cross at most"):
-        as_sent(from_mapping({"clients": 3000, "link": {"per_client": links}}))
+        text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
     links = {"0-2999": {"up_mbps": 1.5}}
-    sent = as_sent(from_mapping({"clients": 3000, "link": {"per_client": links}}))
+    sent = text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
     ids = list(range(3000))
     for text in sent:
         whole = text + "#" * (258048 - len(text))

@@ -256,7 +256,7 @@ def _pixels(
     if size and resize:
         n, channels = min(len(images), CACHED_FROM), 1 if grey else 3
         what = f"data.size: {n} images of {size[0]}x{size[1]}"
-        capacity.ask(n * channels * size[0] * size[1], what)
+        capacity.check_memory(n * channels * size[0] * size[1], what)
     first = _decode(images[0][0], size if resize else None, grey)
     expected = size or first.shape[:2]
     shape = len(images), first.shape[2], *expected

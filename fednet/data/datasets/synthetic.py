@@ -79,11 +79,13 @@ def _fits(samples: int, shape: tuple[int, ...], classes: int) -> None:
     what = f"data (dataset 'synthetic'): samples {samples}, shape {list(shape)}, classes {classes}"
     one, n = math.prod(shape), samples + max(classes, samples // 5)
     pixels = n * one * (1 if len(shape) == 3 else 4)
-    capacity.ask(8 * (classes * one + 3 * n), what)  # means, and labels while they are shuffled
+    capacity.check_memory(
+        8 * (classes * one + 3 * n), what
+    )  # means, and labels while they are shuffled
     if samples * one >= SHARED_FROM:
-        capacity.ask_disk(pixels, places.cache(), what)
+        capacity.check_disk(pixels, places.cache(), what)
     else:
-        capacity.ask(pixels, what)
+        capacity.check_memory(pixels, what)
 
 
 def _kept(

@@ -1,4 +1,6 @@
-"""What both sides of a run agree on, for the run's model, or for each of its clients' own."""
+"""The settings of a run's models: of the run's model, and of each model that some clients have
+instead. Server and clients make the same ones.
+"""
 
 from __future__ import annotations
 
@@ -33,32 +35,33 @@ class Source:
     classes: int
 
 
-def settled(
+def settings_of(
     config: Config,
     algorithm: Algorithm,
     source: Source,
     given: Mapping[str, torch.Tensor] | None,
 ) -> tuple[Start, Setting, dict[int, Setting]]:
-    """How the run begins, its setting, and by client the settings of other models. given: what
-    training starts from, where it came from elsewhere.
+    """What training starts from, the setting of the run's model, and by client the settings of
+    other models. given: the tensors that training starts from, where the server sent them.
     """
     first, *others = parts.each_model(config)
     begun = start(first, *source.shapes, given)
-    setting = _one(first, algorithm, source, begun)
-    unlike = [_one(own, algorithm, source, start(own, *source.shapes)) for own in others]
-    _alike(config, algorithm, source.shapes[0], [setting, *unlike])
+    setting = _setting(first, algorithm, source, begun)
+    unlike = [_setting(own, algorithm, source, start(own, *source.shapes)) for own in others]
+    _check_sizes(config, algorithm, source.shapes[0], [setting, *unlike])
     owners = parts.model_owners(config)
     return begun, setting, {client: unlike[place] for client, place in owners.items()}
 
 
-def _one(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> Setting:
+def _setting(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> Setting:
     module, layout = begun.module, begun.layout
     shared = algorithm.shared(layout, module)
     trial.check_shared(config, algorithm, shared)
     if config.train.pack > 1:
         packable.check(module, any(slot.role != "parameter" for slot in layout.slots))
     task = registry.task.get(config.task)()
-    width = max(1, source.classes)
+    classes = max(1, source.classes)
+    width = classes
     data = source.data
     if data is not None and len(data.train[1]):
         # Tried on a module that is thrown away: a call may change what it keeps.
@@ -66,25 +69,20 @@ def _one(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> 
             task.class_axis = trial.sequence_axis(config, begun.factory(config.seed), data)
         if type(task) not in (Classification, Regression):
             width = trial.counts_width(config, begun.factory(config.seed), task, data)
-    _as_declared(config, width, source)
+    if config.data.dataset == "site" and width != classes:
+        raise ConfigError(
+            f"task {config.task}: it counts {width} classes, and the server, which has no data to "
+            f"try it on, expects {classes}; let it count those that data.classes says, or one "
+            f"where there are none."
+        )
     shape = source.shapes[0]
     return Setting.of(config, begun, shared, task, source.classes, width, data, shape)
 
 
-def _as_declared(config: Config, width: int, source: Source) -> None:
-    """A server without data goes by the classes that it declares for its sites."""
-    if config.data.dataset == "site" and width != max(1, source.classes):
-        raise ConfigError(
-            f"task {config.task}: it counts {width} classes, and the server, which has no data to "
-            f"try it on, expects {max(1, source.classes)}; let it count those that data.classes "
-            f"says, or one where there are none."
-        )
-
-
-def _alike(
+def _check_sizes(
     config: Config, algorithm: Algorithm, input_shape: tuple[int, ...], settings: list[Setting]
 ) -> None:
-    """Checks that, where clients have unlike models, a message has one size with all of them."""
+    """Raises ConfigError where a message would not have the same size with all clients' models."""
     first, *others = settings
     payloads = [p for e in algorithm.exchanges for p in (e.down, e.up)]
     for other in others:
