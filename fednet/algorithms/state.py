@@ -312,16 +312,16 @@ def _whole(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         return dict(file.metadata() or {}), tensors
 
 
-def read_named(path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
-    """Named tensors of a model's file, and its digest; None where an earlier release wrote it.
-    Raises StateError for a file that is not as it was written.
+def read_named(path: Path) -> tuple[dict[str, torch.Tensor], str]:
+    """Named tensors of a model's file, and its digest. Raises StateError for a file that is not as
+    it was written.
     """
     from safetensors import SafetensorError
 
     try:
         about, tensors = _whole(path)
-        check = about.pop("check", None)
-        if check not in (None, check_of(json.dumps(about, sort_keys=True), tensors)):
+        check = about.pop("check", "")
+        if check != check_of(json.dumps(about, sort_keys=True), tensors):
             raise ValueError("its content is not what was written there")
     except (OSError, SafetensorError, ValueError) as broken:
         raise StateError(

@@ -152,8 +152,7 @@ class Run:
                 f"{path} is missing: the run has not ended, or its method has no global model."
             )
         tensors, check = read_named(path)
-        known = self.summary.model_check
-        if known is not None and check != known:
+        if check != self.summary.model_check:
             raise StateError(f"{path}: not the model that this run ended with (summary.json).")
         # Imports the user's own parts, those under code/.
         settings = config.load(self.dir / "config.yaml")
