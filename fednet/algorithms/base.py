@@ -128,7 +128,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What is known of a client from the partition, for predicting message sizes.
+    """The facts of a client that the partition gives, for predicting message sizes.
 
     n: training samples; class_counts: (C,) training samples by class; sample_nbytes: of one raw
     sample, without its label; input_shape: of one model input; public_n: samples of the server's
@@ -165,7 +165,7 @@ class Algorithm:
     # each `weighted` by `weight(run)`, or `plain`. `accumulate` sums them by default, and secure
     # aggregation can.
     summed: ClassVar[Mapping[str, str]] = {}
-    # Of the exchanges, the one that clients are judged in; who completes it counts.
+    # The exchange in which clients are evaluated; a client that completes it has taken part.
     main: ClassVar[int] = -1
     in_memory: ClassVar[bool] = False  # what a client knows between exchanges is its process's
     architecture_free: ClassVar[bool] = False  # no message depends on the model
@@ -250,8 +250,8 @@ class Algorithm:
         return first(self.Server, "init_server", **{self._field(self.model_field, "Server"): x})
 
     def prepare(self, server: OwnState, host: ServerHost) -> State:
-        """What the server does once, before round 1 and not again after a resume: its state to
-        start from.
+        """Returns the server's state to start from. Called once, before round 1, and not again
+        after a resume.
         """
         kept: State = server
         return kept
@@ -261,7 +261,7 @@ class Algorithm:
         return first(self.Client, "init_client")
 
     def enroll(self, server: OwnState, client_id: int, host: ServerHost) -> Payload | None:
-        """What a client gets once, with its first task; None for most methods."""
+        """Returns what a client gets once, with its first task; None for most methods."""
         return None
 
     def enrolled(self, client: OwnState, payload: OwnPayload, host: ClientHost) -> State:
@@ -329,7 +329,7 @@ class Algorithm:
         return self.with_model(server, accumulator.x.mean())
 
     def weight(self, run: Run) -> float:
-        """What a reply counts in a weighted mean: its samples n_i, or 1."""
+        """The weight of a reply in a mean: its samples n_i, or 1."""
         uniform = getattr(self.config, "weighting", self.weighting) == "uniform"
         return 1.0 if uniform else float(run.n)
 
@@ -389,7 +389,7 @@ class Algorithm:
 
     def shared_part(self, server: OwnState) -> Tensors | None:
         """The global model, or the part of the model that is shared: what a run writes out, and
-        clients are judged with beside their own part. None for a method that shares nothing.
+        clients are evaluated with, beside their own part. None for a method that shares nothing.
         """
         if self.has_global:
             return self.global_model(server)
@@ -403,14 +403,14 @@ class Algorithm:
     def personal_model(
         self, client: OwnState, local: Tensors, host: ClientHost
     ) -> Tensors | Callable[[Inputs], torch.Tensor]:
-        """What the client is judged by: weights, or a function from inputs to outputs. Default: its
-        last local model. A function needs `beside`, so that its parts are written out.
+        """The client's model to evaluate: weights, or a function from inputs to outputs. Default:
+        its last local model. A function needs `beside`, so that its parts are written out.
         """
         return local
 
     def beside(self, client: OwnState) -> Mapping[str, torch.Tensor]:
-        """What a client's personal predictor has beside the local model, by name: it stands with it
-        in `personal/`.
+        """The tensors of a client's personal predictor beside the local model, by name: they are
+        written with it to `personal/`.
         """
         return {}
 

@@ -11,7 +11,7 @@ b        momentum of the outer optimizer, mu its decay; eta  its rate
             b <- mu b + Delta;  theta <- theta - eta (Delta + mu b)
 
 Departs from the paper: its workers keep the moments of their AdamW from round to round, here they
-begin anew with each task, as every optimizer in `train` does. Workers all count the same, as in
+start at zero with each task, as every optimizer in `train` does. Workers all count the same, as in
 Algorithm 1; `weighting: samples` is for shards of different sizes. Buffers are averaged and take no
 part.
 """

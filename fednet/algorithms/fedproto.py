@@ -150,7 +150,7 @@ class FedProto(Algorithm):
             c=torch.where(new, mean, server.c), known=server.known | (accumulator.n > 0).long()
         )
 
-    # -- what is judged ----------------------------------------------------------------------------
+    # -- what is evaluated -------------------------------------------------------------------------
     def personal_model(self, client, local, host):
         if self.config.predict == "head" or client.known is None:
             return local

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ClientHost(Protocol):
-    """What the client half of a method is given. Everything here is the site's own, or public.
+    """The client half of a method gets this. Everything here is the site's own, or public.
 
     client_id, round (from 1), phase, device.
     n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
@@ -32,7 +32,7 @@ class ClientHost(Protocol):
     run's `train` section. task: its loss and counts.
     initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
     of the part that crosses. head: names of the last Linear's tensors.
-    trained: the whole local model, by which the client is judged: `train` sets it. A loop of the
+    trained: the whole local model, by which the client is evaluated: `train` sets it. A loop of the
     method's own sets it (`Tensors.of(module)`) where it does not send the whole model up.
     """
 
@@ -130,7 +130,7 @@ class ClientHost(Protocol):
 
 
 class ServerHost(Protocol):
-    """What the server half of a method is given.
+    """The server half of a method gets this.
 
     round (from 1), device. clients: N. cohort: ids whose replies were folded in this phase.
     staleness: updates between the model that a reply started from and the server's.
@@ -191,7 +191,7 @@ class ServerHost(Protocol):
         ...
 
     def report(self, **values: object) -> None:
-        """What the run's record holds under `algorithm` for this round."""
+        """Records these values for this round, under `algorithm`."""
         ...
 
     def warn(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a method's own functions return, held against what it declares (`loading.held`)."""
+"""Checks what a method's functions return against what the method declares (`loading.held`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=State)
 
 
 class Declared(Protocol):
-    """What the checks read of a method (`base.Algorithm`)."""
+    """The attributes of a method (`base.Algorithm`) that the checks read."""
 
     Server: type[State]
     Client: type[State]

@@ -63,9 +63,9 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What the configuration says. terms: of a round. point: by which a summed field's entries
-    become whole numbers, where the field's updates are weighted by samples, and where they all
-    count the same.
+    """The settings of the configuration. terms: of a round. point: by which a summed field's
+    entries become whole numbers, where the field's updates are weighted by samples, and where they
+    all count the same.
     """
 
     terms: Callable[[int], Terms]

@@ -1,4 +1,4 @@
-"""What a reply counts that started from an older model than the one it is folded into.
+"""The weight of a reply that started from an older model than the one it is added to.
 
 tau  updates of the global model since the one that the reply started from: its staleness
 s    what the reply counts then, 1 where tau is 0

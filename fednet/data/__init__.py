@@ -1,4 +1,4 @@
-"""What the clients learn from: datasets, how they are divided, and what one site holds.
+"""Datasets, how they are divided between clients, and the samples of one site.
 
     data = load(section, root, seed)                    # every sample, one tensor a split
     federation = split(data, section, clients, seed)    # who holds which of them

@@ -302,7 +302,7 @@ def digest_of(names: Iterable[str]) -> str:
 
 
 def absent(what: str, path: str, looked: Path) -> DataError:
-    """What is said of a data.path at which there is nothing, looked for there as well."""
+    """The error for a data.path at which there is nothing. looked: where else it was looked for."""
     also = "" if looked == Path(path) else f", and none {looked}"
     return DataError(f"data.path: there is no {what} {path}{also}.")
 
@@ -327,7 +327,7 @@ def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float,
 
 
 def named(x: Inputs) -> dict[str, torch.Tensor]:
-    """x as a dict: a lone tensor stands under the empty name."""
+    """x as a dict: a lone tensor has the empty name."""
     return x if isinstance(x, dict) else {"": x}
 
 

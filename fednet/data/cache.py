@@ -53,7 +53,7 @@ def once(
         if (kept := _kept(file)) is not None:
             return kept
         with one_at_a_time(file.parent):
-            if (kept := _kept(file)) is None:  # by whoever held the lock until now
+            if (kept := _kept(file)) is None:  # by the process that held the lock until now
                 clear_asides(file.parent)
                 _write(file, shape, dtype, blocks())
                 kept = mapped(file)
@@ -64,7 +64,7 @@ def once(
 
 
 def _kept(file: Path) -> torch.Tensor | None:
-    """What an earlier process kept, if it is whole: after a power cut it need not be."""
+    """Returns what an earlier process kept, if it is whole: after a power cut it may not be."""
     try:
         return mapped(file)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def _write(file: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.n
 
 
 def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """What the blocks make up, in memory."""
+    """Joins the blocks in memory."""
     out, at = np.empty(shape, dtype), 0
     for block in blocks:
         out[at : at + len(block)] = block

@@ -26,7 +26,7 @@ DECLARED = ("shape", "classes", "targets", "format")
 
 
 def load_site(section: DataSection, directory: Path | str | None, seed: int = 0) -> Data:
-    """What lies in a client's own `directory` (its `--data`), checked against what the
+    """Reads a client's own `directory` (its `--data`), and checks it against what the
     configuration declares.
 
     section.options: shape and classes (see `declared`); format: `folder`, `arrays` or the name of a

@@ -180,7 +180,7 @@ def tensor_names(module: nn.Module, parts: typing.Iterable[nn.Module]) -> tuple[
 
 
 def head_width(module: nn.Module) -> int:
-    """What the last Linear gets: values a sample; 0 if there is none."""
+    """The width of the last Linear's input; 0 if there is none."""
     state = module.state_dict(keep_vars=True)
     return next((state[n].shape[1] for n in head_names(module) if state[n].dim() == 2), 0)
 

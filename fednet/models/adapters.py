@@ -42,7 +42,7 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class Lora(nn.Module):
-    """What adapted layers share. scale: alpha / r."""
+    """Base of adapted layers. scale: alpha / r."""
 
     weight: Any  # the layer's own: torch types it as Linear and Conv2d each do
     scale: float
@@ -142,8 +142,8 @@ def _adapt(part: Any, rank: int, alpha: float) -> None:
     weight = part.weight
     made = torch.empty(rank, *weight.shape[1:], dtype=weight.dtype)
     nn.init.kaiming_uniform_(made, a=math.sqrt(5))
-    # As torch.nn.utils.parametrize does it: whoever holds the layer, such as `module.head`, goes on
-    # holding it, under its name.
+    # As torch.nn.utils.parametrize does it: an attribute that holds the layer, such as
+    # `module.head`, goes on holding it.
     part.__class__ = ADAPTED[type(part)]
     part.scale = alpha / rank
     part.lora_A = nn.Parameter(made)

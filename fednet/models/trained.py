@@ -62,7 +62,7 @@ def _matches(slot: Slot, pattern: str) -> bool:
 
 
 def owner(name: str) -> str:
-    """The module that a tensor stands in."""
+    """The module that a tensor belongs to."""
     return name.rpartition(".")[0]
 
 

@@ -23,7 +23,7 @@ from fednet.registry import algorithm
 from fednet.sweep import marks
 from fednet.sweep.marks import RunSpec
 
-# Measures that want every client judged.
+# Measures for which every client has to be evaluated.
 PERSONAL = (
     "pfl_accuracy",
     "drift_accuracy",

@@ -43,7 +43,7 @@ SAID = (
     f"networks replaced by LeNet5 (ResNets with "
     "a projection head by FedPDC's CNN; that, and FedRDS's smallest, stay), FedDC condensing for "
     f"{CONDENSATION['iterations']} iterations, accuracy taken {LOOKS} times a run "
-    f"({PERSONAL_LOOKS} where every client is judged); NIID-Bench's clients take {NIID_STEPS} "
+    f"({PERSONAL_LOOKS} where every client is evaluated); NIID-Bench's clients take {NIID_STEPS} "
     f"steps, as with its 100 parties, for which there are {NIID_CLIENTS}; FedSMU's table is run "
     f"without augmentation, local weight decay and clipping. "
     "This is not the paper's setting, and its figures are no test of the paper's."

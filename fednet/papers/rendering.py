@@ -190,7 +190,7 @@ def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
 
 
 def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
-    """What a reader of the table has to know: the scale, what is shown, what was changed."""
+    """Lines below the table: the scale, what is shown, what was changed."""
     out = []
     alike: dict[tuple[str, ...], list[str]] = {}  # settings by their methods
     for column, names in unbegun(rows).items():

@@ -161,7 +161,7 @@ def _compared(cell: Cell, state: str, other: Run | None) -> str:
 
 
 def _status(task: RunSpec, state: str) -> str:
-    """A cell's state as it stands in the table."""
+    """A cell's state as the table shows it."""
     if state == "failed":
         return f"failed: {marks.why(task) or 'it said nothing'}"
     if state == "begun":

@@ -88,7 +88,7 @@ def measured(
     does not have it.
 
     flat_after_round: the first round from which on no later accuracy is more than 0.1 points above
-    the best so far. steady_after_round: the last round whose training loss lies above the one
+    the best so far. steady_after_round: the last round whose training loss is above the one
     before by more than 5 % of the first round's. mean_accuracy: over all evaluated rounds. emd:
     mean over clients of the L1 distance of their class shares, with what is shared, to those of all
     clients together. points_gained: of the personal accuracy where the run has one, else of the
@@ -188,7 +188,7 @@ def row(
     hyperparameters: JsonMapping | None = None,
     changed: str = "",
 ) -> JsonDict:
-    """What stands in the CSV for one run; `run` None: `status` is "failed: why" or "not run". The
+    """The CSV's row of one run; `run` None: `status` is "failed: why" or "not run". The
     arguments are columns; versus: the run that this one is compared with.
     """
     out: JsonDict = dict.fromkeys(FIXED)

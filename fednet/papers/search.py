@@ -1,5 +1,5 @@
 """Hyper-parameters from the papers' grids: each point at a quarter of the rounds, with one seed,
-judged on a validation split of the training pool; the winner is run at full length, on the whole
+evaluated on a validation split of the training pool; the winner is run at full length, on the whole
 pool.
 
 The winner is the point with the highest validation accuracy over its rounds, as the papers choose

@@ -190,7 +190,7 @@ def table(name: str) -> JsonDict:
 
 
 def caption(name: str) -> str:
-    """What the table is about, in the paper's words where it has some."""
+    """The table's caption, in the paper's words where it has some."""
     return str(table(name)["caption"])
 
 

@@ -139,7 +139,7 @@ def curve(
 
 
 def _values(s: Series) -> JsonDict:
-    """What the pointer shows of a line."""
+    """The values of a line that the pointer shows."""
     return {
         "i": s.place,
         "l": s.label,
@@ -527,7 +527,7 @@ def figure(
 
 
 def caption(of: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
-    """What a reader must know of a figure: setting, seeds, band, links and which bytes count."""
+    """The caption of a figure: setting, seeds, band, links and which bytes count."""
     across = costs.axis(x, bytes, of[0].clock)
     runs = [r for g in of for r in g.runs]
     text = f"{groups.titled(of, y).capitalize()} against {across}: "

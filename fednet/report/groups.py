@@ -145,7 +145,7 @@ def unpaired(a: Run, b: Run) -> list[str]:
 
 
 def _initial(run: Run) -> tuple[object, object, object]:
-    """What the initial weights depend on."""
+    """The settings that the initial weights depend on."""
     return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed
 
 

@@ -91,7 +91,7 @@ def _fits(samples: int, shape: tuple[int, ...], classes: int) -> None:
 def _kept(
     facts: tuple[object, ...], size: tuple[int, ...], blocks: Callable[[], Iterator[np.ndarray]]
 ) -> torch.Tensor | np.ndarray:
-    """What is large is made once a machine, and its memory shared by all processes."""
+    """A large set is made once per machine, and all processes share its memory."""
     dtype = "uint8" if len(size) == 4 else "float32"
     if math.prod(size) >= SHARED_FROM:
         return cache.once(facts, size, dtype, blocks)

@@ -111,7 +111,7 @@ def _read(name: str, root: Path, download: bool, **which: object) -> Any:
             ""
             if download
             else (
-                " Set data.root or FEDNET_DATA to the folder that it lies in, or data.download: "
+                " Set data.root or FEDNET_DATA to the folder that holds it, or data.download: "
                 "true to fetch (or unpack) it."
             )
         )
@@ -122,7 +122,7 @@ def _read(name: str, root: Path, download: bool, **which: object) -> Any:
 
 
 def _there(name: str, root: Path, reason: str) -> str:
-    """What of a dataset's files was found, as half a sentence; reason: why reading them failed."""
+    """Says which files of a dataset were found, as half a sentence; reason: why reading failed."""
     folder, files, archive = PUBLISHED[name]
     paths = [f"{folder}/{f}".lstrip("/") for f in files]
     missing = [p for p in paths if not (root / p).is_file()]
