@@ -67,7 +67,13 @@ def away(a: Any, b: Any) -> float:
     return max(float((one[k] - two[k]).abs().max()) for k in one)
 
 
-@pytest.mark.parametrize("name", SUMMED)
+# Of the kinds of messages and of server steps one each; the others in the long suite.
+QUICK = ("fedavg", "scaffold", "fedadam", "fedper")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in SUMMED]
+)
 def test_a_masked_round_of_each_method_is_that_of_the_method(tmp_path, name):
     alone = {"algorithm": {"name": name}, "model": {"buffers": "local"}}
     plain = run(tmp_path, "plain", **alone)

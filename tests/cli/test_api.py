@@ -102,7 +102,7 @@ def test_runs_of_one_name_at_once_have_each_its_own_configuration_and_directory(
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_run_goes_where_the_commands_write_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: bool
 ) -> None:

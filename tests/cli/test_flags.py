@@ -389,6 +389,7 @@ TINY = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "environment"),
     [

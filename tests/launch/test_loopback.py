@@ -11,6 +11,7 @@ import pytest
 ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["main", "run", "--quiet"], ["server"]])
 def test_without_a_loopback_a_run_ends_at_once_with_the_cause(
     tmp_path: Path, command: list[str]

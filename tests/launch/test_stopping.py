@@ -178,6 +178,7 @@ def test_what_nohup_started_ignores_that_its_terminal_is_closed(hanging_up, tmp_
         assert started.ended(run)[0] == 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_second_request_to_stop_while_python_ends_changes_nothing(tmp_path):
     with Processes(tmp_path) as started:

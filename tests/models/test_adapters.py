@@ -190,7 +190,18 @@ def test_peft_reads_what_a_run_writes(tmp_path):
 
 
 # -- runs ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"feddc", "feddcplus", "fedrod"}))
+# One that sends weights, one that sends variates, one with a head of its own, one that is
+# asynchronous; the others in the long suite.
+QUICK = ("fedavg", "scaffold", "fedper", "fedbuff")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in QUICK else pytest.param(n, marks=pytest.mark.long)
+        for n in sorted(set(NAMES) - {"feddc", "feddcplus", "fedrod"})
+    ],
+)
 def test_each_method_sends_the_adapters_and_leaves_a_plain_model(tmp_path, name):
     """The head stays with the method, so that those that keep one at the clients have it."""
     directory = run(

@@ -145,7 +145,7 @@ def test_a_client_of_another_version_of_the_protocol_is_refused_in_one_sentence(
 
 
 def test_one_process_cannot_host_more_clients_than_are_bounded():
-    s = server(2_000_000)
+    s = server(MAX_IDS + 1)
     assert f"at most {MAX_IDS}" in refusal(say(s, b"1", m.Join(worker="w", share=(1, 1))))
 
 
