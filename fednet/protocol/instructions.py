@@ -62,12 +62,9 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """A client's part in this phase is over. reason: "" if its reply counts, else why it does
-    not.
-    """
+    """A client's task is over. reason: "" if its reply counts, else why it does not."""
 
-    client: int
-    attempt: int
+    key: Key
     reason: str = ""
 
 
@@ -131,10 +128,6 @@ class Turn:
     def stray(self, reason: str) -> None:
         """The message belongs to nothing that is under way."""
         self._out.insert(0, Stray(reason))
-
-    def unresolve(self) -> None:
-        """Drops what was to be said of clients' parts: the caller has gone on to the next phase."""
-        self._out = [i for i in self._out if not isinstance(i, Resolved)]
 
     def take(self) -> list[Instruction]:
         """The turn is over."""

@@ -95,13 +95,10 @@ class ServerProtocol:
     def round(self) -> int:
         return self._tasks.round
 
-    def round_of(self, client: int) -> int:
-        """The round of the client's task; the open round where it has none."""
-        return (self.work[client].job.round if client in self.work else 0) or self.round
-
     @property
-    def phase(self) -> int:
-        return self._tasks.phase
+    def name(self) -> tuple[int, int, m.Purpose]:
+        """Of the phase that is open: round, number, purpose."""
+        return self.round, self._tasks.phase, self.purpose
 
     @property
     def purpose(self) -> m.Purpose:
@@ -157,9 +154,7 @@ class ServerProtocol:
         rules: Rules,
         now: float,
     ) -> list[Instruction]:
-        """Opens a phase. What is left of the phase before is cancelled without telling the caller,
-        who has gone on.
-        """
+        """Opens a phase. What is left of the phase before is cancelled."""
         self._turn.now = now
         self._refusals.strikes.clear()
         self._tasks.begin(round, phase, purpose, jobs, rules)

@@ -424,11 +424,8 @@ class Tasks:
         jobs: Sequence[Job],
         rules: Rules,
     ) -> None:
-        """What is left of the phase before is called off without a word to the caller, which has
-        gone on.
-        """
+        """What is left of the phase before is cancelled."""
         self.cancel("the phase is over")
-        self._turn.unresolve()
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
         self.work = {j.client: Task(j, since=self._turn.now) for j in jobs}
         self._given = {}
@@ -469,7 +466,7 @@ class Tasks:
         if worker is not None:
             worker.stalled = False
             worker.lacks.discard(w.job.client)
-        self._turn.say(Resolved(w.job.client, w.attempt))
+        self._turn.say(Resolved(self.key(w)))
         first = self.rules.first
         if first is not None and len(self.with_state(TaskState.DONE)) >= first:
             self.cancel(f"not among the first {first}")
@@ -638,7 +635,7 @@ class Tasks:
         self._let_go(w, reason)
         self.change(w, event, TaskState.DROPPED)
         w.reason = reason
-        self._turn.say(Resolved(w.job.client, w.attempt, reason))
+        self._turn.say(Resolved(self.key(w), reason))
 
     # -- workers come and go -----------------------------------------------------------------------
     def lost(self, held: list[Task]) -> None:

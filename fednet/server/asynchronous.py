@@ -41,7 +41,7 @@ from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
 from fednet.server.round import Round, may_overlap, reached
 from fednet.server.rounds import Rounds
 from fednet.wire.codec import Body
-from fednet.wire.messages import Field
+from fednet.wire.messages import Field, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +246,14 @@ class Arrivals:
         outcome = self.io.wait(timeout_s)
         if outcome is None:
             return None
-        round, _, purpose = outcome.phase
-        task = self.tasks.get(outcome.client)
-        if purpose != "train" or task is None or task.round != round or not task.wanted:
+        key = outcome.key
+        task = self.tasks.get(key.client)
+        known = task is not None and task.round == key.round and task.wanted
+        if key.purpose != "train" or task is None or not known:
             self.io.unused(outcome)  # of a task that has ended already
             return None
         task.outcome = outcome
-        return outcome.client, outcome.reason
+        return key.client, outcome.reason
 
 
 class VirtualArrivals(Arrivals):
@@ -343,8 +344,8 @@ class Replayed(Arrivals):
         if (client, task.round) in self._counted:
             return super().given(client)
         # The record says when it ended: `next` returns that.
-        name = task.round, 0, "train"
-        task.outcome = Outcome(name, client, "not counted", task.reply)
+        key = Key(task.round, 0, 0, client)
+        task.outcome = Outcome(key, "not counted", task.reply)
 
     def due(self, at: float) -> Sequence[Give | Update]:
         return self.schedule.close(at)
@@ -616,7 +617,7 @@ class Updates:
         with self.io.own():
             here = protocol.present()
             busy = {work.job.client for work in protocol.open()}
-            busy |= {outcome.client for outcome in self.io.outcomes}
+            busy |= {outcome.key.client for outcome in self.io.outcomes}
         busy |= {client for client, task in self.tasks.items() if not task.wanted}
         free = [
             c for c in schedule.order(update.round) if schedule.comes(c, update.at) <= update.at

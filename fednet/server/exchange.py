@@ -136,8 +136,12 @@ class Exchange:
     def drop(self, client: int, reason: str) -> None:
         """The client's part is over, and its reply, if there is one, does not count."""
         asked = self.asked[client]
-        outcome = asked.outcome or Outcome((asked.round, self.index, self.purpose), client)
+        outcome = asked.outcome or Outcome(self.key(client))
         asked.outcome = dataclasses.replace(outcome, reason=reason)
+
+    def key(self, client: int) -> Key:
+        """Names a client's task in this exchange, at its first attempt."""
+        return Key(self.round, self.index, 0, client, self.purpose)
 
     def past(self, client: int, way: str, round: int) -> Past:
         """What is remembered with a client of earlier messages that way."""
@@ -332,7 +336,7 @@ class Exchanges:
                 job = structs.replace(job, pace=[Fault("pace", asked.training_s)])
         asked.outcome = self._found(exchange, job)
         if self.clock is not None:
-            asked.bytes = task_bytes(self.run, Key(round, index, 0, client), job)
+            asked.bytes = task_bytes(self.run, exchange.key(client), job)
         if reason := self._not_asked(exchange, client):
             exchange.drop(client, reason)
         leaves = self._leaves(exchange, asked, client)
@@ -356,7 +360,7 @@ class Exchanges:
             for purpose in ("train", "evaluate"):
                 exchange.found.pop((client, purpose), None)
             return None
-        return Outcome(exchange.name, client, "", reply, exchange.found.get((client, "evaluate")))
+        return Outcome(reply.key, "", reply, exchange.found.get((client, "evaluate")))
 
     def _leaves(self, exchange: Exchange, asked: Asked, client: int) -> Leaves | None:
         """When the client is gone in the middle of its task; who is gone already is not asked."""
@@ -417,12 +421,14 @@ class Exchanges:
         """Waits until that client's part is over, and takes what comes of others meanwhile."""
         while exchange.asked[client].wanted:
             outcome = self.io.wait(POLL_S)
-            if outcome is not None and outcome.phase != exchange.name:
-                self.io.unused(outcome)
-            elif outcome is not None and not self._restarts(exchange, outcome):
-                exchange.asked[outcome.client].outcome = outcome
-                if outcome.reason:
-                    self._say_dropped(exchange, outcome.client)
+            if outcome is not None:
+                key = outcome.key
+                if (key.round, key.phase, key.purpose) != exchange.name:
+                    self.io.unused(outcome)
+                elif not self._restarts(exchange, outcome):
+                    exchange.asked[key.client].outcome = outcome
+                    if outcome.reason:
+                        self._say_dropped(exchange, key.client)
             self.check_stop()
 
     def _say_dropped(self, exchange: Exchange, client: int) -> None:
@@ -458,7 +464,7 @@ class Exchanges:
         """Whether a client whose state is lost got its task again, from its initial state: what
         the server remembers of earlier messages with it is of no use then.
         """
-        client, asked = outcome.client, exchange.asked[outcome.client]
+        client, asked = outcome.key.client, exchange.asked[outcome.key.client]
         again = exchange.initial_task
         if again is None or not asked.job.start or not self.restarts(outcome.reason):
             return False

@@ -269,13 +269,11 @@ Destination = tuple[bytes, m.Key]  # a connection, and a task
 
 @dataclass(frozen=True)
 class Outcome:
-    """A client's part in an exchange is over. phase: (round, exchange, purpose). reason: "" where
-    its reply counts, else why it does not. reply: None where none came; evaluation: of the same
-    task, where it came.
+    """A client's task is over. reason: "" where its reply counts, else why it does not. reply: None
+    where none came; evaluation: of the same task, where it came.
     """
 
-    phase: tuple[int, int, str]
-    client: int
+    key: m.Key
     reason: str = ""
     reply: Reply | None = None
     evaluation: Reply | None = None
@@ -652,17 +650,16 @@ class ServerIO:
         return self.protocol.accept(key, self._now())
 
     def _outcome(self, resolved: Resolved) -> Outcome:
-        client, purpose = resolved.client, self.protocol.purpose
-        phase = self.protocol.round_of(client), self.protocol.phase, purpose
-        reply = self._taken.pop((client, purpose), None)
+        key = resolved.key
+        reply = self._taken.pop((key.client, key.purpose), None)
         # Within a training task it comes before the reply.
-        evaluation = self._taken.pop((client, "evaluate"), None)
+        evaluation = self._taken.pop((key.client, "evaluate"), None)
         if resolved.reason:
             for unused in (reply, evaluation):
                 if unused is not None:
                     unused.let_go()
-            return Outcome(phase, client, resolved.reason)
-        return Outcome(phase, client, "", reply, evaluation)
+            return Outcome(key, resolved.reason)
+        return Outcome(key, "", reply, evaluation)
 
     # -- its end -----------------------------------------------------------------------------------
     def _send(self, send: Send) -> None:

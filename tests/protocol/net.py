@@ -173,7 +173,9 @@ class Net:
                     self.ledger.settle_bill(self.link.bill(i.key, i.down, i.up), True)
                     pending.extend(self.server.accept(i.key, self.now))
             elif isinstance(i, s.Resolved):
-                self.resolved.append(i)
+                key, server = i.key, self.server
+                if (key.round, key.phase, key.purpose) == server.name:
+                    self.resolved.append(i)
             elif isinstance(i, s.Spend):
                 if i.direction == "up":
                     self.spool.pop(i.key, None)

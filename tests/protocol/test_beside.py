@@ -35,13 +35,12 @@ def test_more_tasks_go_out_under_their_own_round_and_nothing_is_called_off():
     assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(2, round=2)]
     assert sent(out, m.Cancel) == []
     assert {w.job.client for w in s.open()} == {0, 1, 2}
-    assert [s.round_of(c) for c in (0, 1, 2)] == [2, 1, 2]
 
 
 def test_a_reply_of_an_earlier_round_counts():
     s, _ = later()
     say(s, b"1", reply(1), body=memoryview(b"abc"), now=2.0)
-    assert s.accept(key(1), 2.0) == [Resolved(1, 0)]
+    assert s.accept(key(1), 2.0) == [Resolved(key(1))]
 
 
 def test_a_reply_to_the_clients_last_task_is_stray_once_it_has_another():

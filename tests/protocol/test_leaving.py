@@ -10,7 +10,7 @@ ASKED = [(0, LEFT)]
 
 
 def resolved(net: Net) -> list[tuple[int, str]]:
-    return [(r.client, r.reason) for r in net.resolved]
+    return [(r.key.client, r.reason) for r in net.resolved]
 
 
 def bytes_of(net: Net, direction: str) -> list[tuple[str, bool]]:

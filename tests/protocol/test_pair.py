@@ -52,7 +52,7 @@ def test_small_payload_goes_with_its_message_and_comes_back():
     site.answer(key, b"answer")
     net.settle()
     assert net.done == {m.Key(1, 0, 0, 0): b"answer"}
-    assert [(r.client, r.reason) for r in net.resolved] == [(0, "")]
+    assert [(r.key.client, r.reason) for r in net.resolved] == [(0, "")]
 
 
 def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
@@ -288,7 +288,7 @@ def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
         assert key.attempt == attempt
         site.answer(key, bytes(30))
     net.settle()
-    assert [(r.client, r.reason) for r in net.resolved] == [(0, "refused: bad")]
+    assert [(r.key.client, r.reason) for r in net.resolved] == [(0, "refused: bad")]
     assert net.ledger.useful == {"up": {}, "down": {}}
     assert site.protocol.tasks.held() == []
 
@@ -507,11 +507,11 @@ class Federation(RuleBasedStateMachine):
     def each_client_resolves_at_most_once_and_done_is_what_was_sent(self):
         if not hasattr(self, "net"):
             return
-        count = Counter(r.client for r in self.net.resolved)
+        count = Counter(r.key.client for r in self.net.resolved)
         assert not count or max(count.values()) == 1
         for r in self.net.resolved:
             if not r.reason:
-                key = m.Key(self.round, 0, r.attempt, r.client)
+                key = r.key
                 assert self.net.done[key] in [p for (k, _), p in self.sent.items() if k == key]
         # A slot is taken by an open task only.
         for worker in self.net.server.workers.values():
@@ -524,14 +524,14 @@ class Federation(RuleBasedStateMachine):
 
     def check_end(self):
         net = self.net
-        assert sorted(r.client for r in net.resolved) == list(range(self.CLIENTS))
+        assert sorted(r.key.client for r in net.resolved) == list(range(self.CLIENTS))
         done = [r for r in net.resolved if not r.reason]
         self.all_resolved += net.resolved
         if self.rules.first is not None:
             assert len(done) <= self.rules.first
         for r in done:
-            self.useful["down"] += self.jobs[r.client].body.size
-            self.useful["up"] += len(net.done[m.Key(self.round, 0, r.attempt, r.client)])
+            self.useful["down"] += self.jobs[r.key.client].body.size
+            self.useful["up"] += len(net.done[r.key])
         assert {d: sum(k.values()) for d, k in net.ledger.useful.items()} == {
             "up": self.useful["up"],
             "down": self.useful["down"],

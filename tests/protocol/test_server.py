@@ -104,7 +104,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
         Store(key(), 0, memoryview(b"abc"), 3),
         Arrived(key(), form(3), 3, b"", "", False, 0.0, "w", up=b"1", down=b"1"),
     ]
-    assert s.accept(key(), 1.0) == [Resolved(0, 0)]
+    assert s.accept(key(), 1.0) == [Resolved(key(0))]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
         assert not dropped
         dropped = of(s.undecodable(b"1", "reply: state: no digest", 0.0), Resolved)
     (over,) = dropped
-    assert over.client == 0
+    assert over.key.client == 0
     assert over.reason == (
         f"refused: {REFUSALS} messages that cannot be read, the last: reply: state: no digest"
     )
@@ -299,7 +299,7 @@ def test_reply_whose_sizes_do_not_agree_is_given_out_again(message, body):
 def test_failed_task_is_given_out_again_only_if_that_could_help():
     s = begun([job(0), job(1)], Rules())
     out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="no data"))
-    assert of(out, Resolved) == [Resolved(0, 0, "failed: no data")]
+    assert of(out, Resolved) == [Resolved(key(0), "failed: no data")]
     (note,) = of(out, Note)
     assert (note.event, note.fields["purpose"]) == ("failed", "train")
     out = say(s, b"1", m.Failed(run="r", inc=1, key=key(1), reason="damaged", again=True))
@@ -310,7 +310,7 @@ def test_failed_task_is_given_out_again_only_if_that_could_help():
 def test_doubled_reply_is_stray():
     s = begun()
     say(s, b"1", reply(), body=memoryview(b"abc"))
-    assert s.accept(key(), 0.0) == [Resolved(0, 0)]
+    assert s.accept(key(), 0.0) == [Resolved(key(0))]
     out = say(s, b"1", reply(), body=memoryview(b"abc"))
     assert out[0] == Stray("doubled")
     assert of(out, Spend) == []
@@ -318,7 +318,7 @@ def test_doubled_reply_is_stray():
 
 def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest():
     s = begun(rules=Rules(deadline=5.0))
-    assert of(s.tick(5.0), Resolved) == [Resolved(0, 0, "deadline")]
+    assert of(s.tick(5.0), Resolved) == [Resolved(key(0), "deadline")]
     assert sent(say(s, b"1", reply(), 6.0, memoryview(b"abc"))) == []
     out = say(s, b"1", reply(size=m.PART + 1), 6.0)
     assert out[0] == Stray("late")
@@ -390,9 +390,9 @@ def test_longest_first_and_one_ahead_but_never_the_last_ones():
 def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
     s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
     s.tick(4.0)
-    assert of(s.tick(5.0), Resolved) == [Resolved(3, 0, "deadline")]
+    assert of(s.tick(5.0), Resolved) == [Resolved(key(3), "deadline")]
     assert of(s.tick(9.9), Resolved) == []
-    assert of(s.tick(10.0), Resolved) == [Resolved(2, 0, "deadline")]
+    assert of(s.tick(10.0), Resolved) == [Resolved(key(2), "deadline")]
 
 
 def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
@@ -415,9 +415,9 @@ def test_first_k_closes_the_phase():
     say(s, b"1", reply(1), body=memoryview(b"abc"))
     out = s.accept(key(1), 0.0)
     assert of(out, Resolved) == [
-        Resolved(1, 0),
-        Resolved(0, 0, "not among the first 1"),
-        Resolved(2, 0, "not among the first 1"),
+        Resolved(key(1)),
+        Resolved(key(0), "not among the first 1"),
+        Resolved(key(2), "not among the first 1"),
     ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
     assert s.open() == []
@@ -440,7 +440,7 @@ def test_client_that_does_not_come_back_is_lost():
     s = begun(rules=Rules(closed=3.0))
     s.closed(b"1", 1.0)
     assert of(s.tick(3.9), Resolved) == []
-    assert of(s.tick(4.0), Resolved) == [Resolved(0, 1, "lost: connection closed")]
+    assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), "lost: connection closed")]
 
 
 @pytest.mark.parametrize("why", ["key expired", "key revoked"])
@@ -448,7 +448,7 @@ def test_why_a_site_is_gone_is_in_the_event_the_drop_and_the_list_of_sites(why):
     s = begun(rules=Rules(closed=3.0))
     notes = of(s.closed(b"1", 1.0, why), Note)
     assert [(n.event, n.fields["why"]) for n in notes] == [("away", why)]
-    assert of(s.tick(4.0), Resolved) == [Resolved(0, 1, f"lost: {why}")]
+    assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), f"lost: {why}")]
     (row,) = s.present_sites(100.0)
     found = {k: row[k] for k in ("clients", "connected", "since", "seen", "why")}
     said = {"clients": [(0, 3)], "connected": False, "since": 100.0, "seen": 100.0, "why": why}
@@ -483,12 +483,12 @@ def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_drop
 def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_its_patience():
     s, rules = begun(rules=Rules(closed=3.0)), Rules(closed=3.0)
     s.closed(b"1", 1.0)
-    assert of(s.begin(2, 0, "train", [job(0)], rules, 2.0), Resolved) == []
+    s.begin(2, 0, "train", [job(0)], rules, 2.0)
     assert of(s.tick(3.9), Resolved) == []
-    assert of(s.tick(4.0), Resolved) == [Resolved(0, 0, "lost: connection closed")]
+    assert of(s.tick(4.0), Resolved) == [Resolved(key(0, round=2), "lost: connection closed")]
     # What begins later does not wait for it, until it is back.
     out = s.begin(3, 0, "train", [job(0)], rules, 9.0)
-    assert of(out, Resolved) == [Resolved(0, 0, "lost: connection closed")]
+    assert of(out, Resolved) == [Resolved(key(0, round=3), "lost: connection closed")]
     ready(s, b"2", "w", [0], 9.0)
     assert given_to(s.begin(4, 0, "train", [job(0)], rules, 9.0)) == [b"2"]
 
@@ -496,7 +496,7 @@ def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_i
 def test_a_client_that_may_be_away_for_ever_is_never_lost():
     s, rules = begun(rules=Rules(closed=None)), Rules(closed=None)
     s.closed(b"1", 1.0)
-    assert of(s.begin(2, 0, "train", [job(0)], rules, 2.0), Resolved) == []
+    s.begin(2, 0, "train", [job(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
     assert [row["deadline_s"] for row in s.waiting()] == [None]
 
@@ -515,13 +515,13 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     # It is not there for what comes later.
     assert given_to(s.begin(2, 0, "train", [job(1)], s.rules, 1.5)) == []
     assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
-    assert of(s.tick(4.0), Resolved) == [Resolved(1, 0, "lost: left")]
+    assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), "lost: left")]
 
 
 def test_silent_worker_is_called_off_and_its_clients_are_lost_at_once():
     s = begun(rules=Rules(closed=None, silent=10.0))
     out = s.tick(10.1)
-    assert of(out, Resolved) == [Resolved(0, 1, "lost: silent")]
+    assert of(out, Resolved) == [Resolved(key(0, 1), "lost: silent")]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
 
 
@@ -539,7 +539,7 @@ def test_client_that_never_joined_is_absent_after_its_time():
     s = server()
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
     assert of(s.tick(59.9), Resolved) == []
-    assert of(s.tick(60.0), Resolved) == [Resolved(0, 0, "absent")]
+    assert of(s.tick(60.0), Resolved) == [Resolved(key(0), "absent")]
 
 
 def test_client_that_prepares_is_waited_for_but_not_for_ever():
@@ -547,7 +547,7 @@ def test_client_that_prepares_is_waited_for_but_not_for_ever():
     say(s, b"1", m.Join(worker="w", ids=[0]), 50.0)
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0, silent=None), 55.0)
     assert of(s.tick(109.9), Resolved) == []
-    assert of(s.tick(110.0), Resolved) == [Resolved(0, 0, "absent")]
+    assert of(s.tick(110.0), Resolved) == [Resolved(key(0), "absent")]
 
 
 def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
@@ -569,7 +569,7 @@ def test_task_that_kills_its_workers_ends():
             break
     why = f"failed: its worker was lost {DEATHS} times at this task"
     assert s.work[0].losses == DEATHS
-    assert of(out, Resolved) == [Resolved(0, DEATHS - 1, why)]
+    assert of(out, Resolved) == [Resolved(key(0, DEATHS - 1), why)]
 
 
 def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
@@ -599,7 +599,7 @@ def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
 def test_client_whose_state_no_worker_has_failed():
     s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
     out = lacking(b"1", 0, 0, 1.0, s)
-    assert of(out, Resolved) == [Resolved(0, 0, "failed: state lost: not here")]
+    assert of(out, Resolved) == [Resolved(key(0), "failed: state lost: not here")]
 
 
 def bodies(out):
@@ -613,7 +613,7 @@ def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
     failed = m.Failed(run="r", inc=1, key=key(0), reason="no base", lacks=True, base=True)
     assert bodies(say(s, b"1", failed, 1.0)) == [b"all"]
     failed = m.Failed(run="r", inc=1, key=key(0, 1), reason="no base", lacks=True, base=True)
-    assert of(say(s, b"1", failed, 2.0), Resolved) == [Resolved(0, 1, "failed: no base")]
+    assert of(say(s, b"1", failed, 2.0), Resolved) == [Resolved(key(0, 1), "failed: no base")]
 
 
 def given_to(out):
@@ -635,7 +635,7 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
     s.accept(key(0), 1.0)
     s.begin(1, 0, "train", [job(0, bound=True)], s.rules, 2.0)
     assert given_to(lacking(b"1", 0, 0, 3.0, s)) == [b"2"]  # an earlier server gave it the last
-    assert of(lacking(b"2", 0, 1, 4.0, s), Resolved) == [Resolved(0, 1, "lost: not here")]
+    assert of(lacking(b"2", 0, 1, 4.0, s), Resolved) == [Resolved(key(0, 1), "lost: not here")]
     assert not any(x.lacks for x in s.workers.values())
 
 
@@ -656,7 +656,7 @@ def test_once_half_of_a_phase_is_done_the_others_pace_says_what_is_believed():
     for second in range(2, 10 * CALM + 3):
         say(s, b"h", beat(1, "training", second), float(second))
         out += s.tick(second)
-    assert [r.client for r in of(out, Resolved)] == [1]
+    assert [r.key.client for r in of(out, Resolved)] == [1]
 
 
 def test_upload_of_a_part_now_and_then_is_not_waited_for_to_its_end():
@@ -721,13 +721,13 @@ def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
 def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
     s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
     say(s, b"1", m.Failed(run="r", inc=1, key=key(3), reason="x"), 1.0)
-    assert of(s.tick(6.0), Resolved)[0] == Resolved(2, 0, "deadline")
+    assert of(s.tick(6.0), Resolved)[0] == Resolved(key(2), "deadline")
 
 
-def test_phase_that_begins_calls_the_one_before_off_without_a_word():
+def test_phase_that_begins_cancels_the_one_before():
     s = begun([job(0, 3), job(1)])
     out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
-    assert of(out, Resolved) == []
+    assert of(out, Resolved) == [Resolved(key(c), "the phase is over") for c in (0, 1)]
     assert sent(out, m.Cancel)[0].key == key(0)
     assert Spend(b"1", "down", key(0), "the phase is over") in out
 
@@ -937,9 +937,9 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     out = say(s, b"1", m.Slots(run="r", inc=1, slots=3), 5.0)
     assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
     assert [s.work[i].running for i in range(4)] == [True, True, True, False]
-    assert [(x.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
+    assert [(x.key.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
     # Their turn came at 5.
-    assert [(x.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [
+    assert [(x.key.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [
         (1, "deadline"),
         (2, "deadline"),
     ]
@@ -985,9 +985,9 @@ def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     # The worker forgot the first, which is at the head of its queue as far as the server knows.
     assert s.workers["w"].queue == [0, 1]
     say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab"))
-    assert of(s.tick(3.0), Resolved) == [Resolved(0, 0, "lost: drop_before_sending")]
+    assert of(s.tick(3.0), Resolved) == [Resolved(key(0), "lost: drop_before_sending")]
     assert of(s.tick(4.9), Resolved) == []
-    assert of(s.tick(5.0), Resolved) == [Resolved(1, 0, "lost: drop_during_upload")]
+    assert of(s.tick(5.0), Resolved) == [Resolved(key(1), "lost: drop_during_upload")]
 
 
 @pytest.mark.parametrize("died", ["with its task", "before its task", "silently before it"])

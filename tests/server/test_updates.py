@@ -202,7 +202,7 @@ def test_a_client_that_is_there_and_is_asked_nothing_any_more_is_said(
 
     def losing(self: ServerIO, timeout_s: float) -> Any:
         found = wait(self, timeout_s)
-        return None if found is not None and found.client == 2 else found
+        return None if found is not None and found.key.client == 2 else found
 
     monkeypatch.setattr(ServerIO, "wait", losing)
     changes = {"every": 0.02} if schedule["mode"] == "semi-sync" else {}
