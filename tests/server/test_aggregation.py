@@ -14,6 +14,7 @@ from fednet.errors import CannotGoOn
 from fednet.server.postprocessors import lowered
 from fednet.server.rounds import Rounds
 from tests.rooms import hashes, lines, run, summary
+from tests.server.test_bounds import federation
 
 LIAR = 1
 ROUNDS = (1, 2)
@@ -153,32 +154,18 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
     tmp_path, monkeypatch, at
 ):
     alone = others_alone(tmp_path)
-    marked = 12345.0
-    lies(monkeypatch, FedAvg, said(loss=marked))
-    fold, finish, local = FedAvg.accumulate, FedAvg.server_update, FedAvg.client_update
-    asked = []
+    federation(monkeypatch, failing=LIAR, malicious=-1, by=at)
+    local, asked = FedAvg.client_update, []
 
     def training(self, phase, client, down, host):
         asked.append((host.round, host.client_id))
         return local(self, phase, client, down, host)
 
-    def folding(self, before, server, client_id, up, host):
-        if at == "fold" and up.run.loss == marked:
-            raise KeyError("no such thing")
-        return fold(self, before, server, client_id, up, host)
-
-    def finishing(self, after, server, cohort, host):
-        if at == "finish" and LIAR in cohort:
-            raise IndexError("too many")
-        return finish(self, after, server, cohort, host)
-
     monkeypatch.setattr(FedAvg, "client_update", training)
-    monkeypatch.setattr(FedAvg, "accumulate", folding)
-    monkeypatch.setattr(FedAvg, "server_update", finishing)
     lied_to = run(tmp_path / "lied_to")
     assert hashes(lied_to) == hashes(alone)
     assert summary(lied_to)["model_sha256"] == summary(alone)["model_sha256"]
-    assert all("test_aggregation.py, line" in r for r in reasons(lied_to))
+    assert all("test_bounds.py, line" in r for r in reasons(lied_to))
     asked.clear()
     with monkeypatch.context() as killing:
         killing.setattr(Rounds, "conclude", die)
