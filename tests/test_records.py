@@ -16,87 +16,18 @@ from fednet.report import costs, figures, metrics, open_run, page, tables
 from tests.report.fake_run import jsonl, write
 from tests.rooms import run
 
-LINES = {
-    "rounds": {
-        "round": 1,
-        "selected": [0, 2],
-        "completed": [0],
-        "completed_by_phase": [[0]],
-        "dropped": {"2": "deadline"},
-        "void": False,
-        "train_loss": 1.5,
-        "test_loss": 2.25,
-        "test_accuracy": 0.125,
-        "correct_by_class": [1, 0],
-        "total_by_class": [4, 4],
-        "client_accuracy": {"global": 0.5, "personal": 0.25},
-        "seconds": 0.5,
-        "seconds_virtual": None,
-        "seconds_by_phase": {"training": 0.25},
-        "seconds_virtual_by_phase": None,
-        "bytes_up": 10,
-        "bytes_down": 20,
-        "useful": {"up": {"state": 8}, "down": {"state": 18}},
-        "predicted": None,
-        "model_sha256": "5c",
-        "tensor_sha256": {"w": "2c"},
-        "clients_sha256": "75",
-        "algorithm": {},
-    },
-    "clients": {
-        "round": 1,
-        "client": 0,
-        "test_samples": 4,
-        "accuracy_global": 0.5,
-        "correct_global": 2,
-        "tested_global": 4,
-        "accuracy_personal": None,
-        "accuracy_balanced": None,
-        "accuracy_finetuned": None,
-        "accuracy_finetuned_balanced": None,
-        "samples": 140,
-        "train_loss": 1.5,
-        "steps": 9,
-        "seconds": 0.25,
-        "host": "lab",
-        "device": "cpu",
-    },
-    "wire": {
-        "round": 1,
-        "client": 0,
-        "direction": "up",
-        "type": "reply",
-        "kinds": {"state": 8},
-        "envelope": 2,
-        "bytes": 10,
-        "raw_bytes": 8,
-        "useful": False,
-        "purpose": "train",
-        "incarnation": 1,
-        "phase": 0,
-        "attempt": 1,
-        "reason": "cut short",
-        "lost": True,
-    },
-    "events": {
-        "round": 0,
-        "client": -1,
-        "type": "joined",
-        "bytes": 0,
-        "elapsed": 0.5,
-        "time": 1.5,
-        "worker": "a",
-        "clients": [0, 1],
-    },
-}
 
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_line_that_is_read_is_written_again_as_it_was(name):
-    row = FILES[name].of(LINES[name])
-    assert json.loads(json.dumps(row.line())) == LINES[name]
-    assert isinstance(row, Mapping)
-    assert all(row[key] == row.get(key) == getattr(row, key) for key in row)
+def test_the_lines_of_a_run_are_written_again_as_they_were(tmp_path):
+    """The rows of each file, by attribute, by key and as a mapping."""
+    directory = run(tmp_path, evaluate={"clients": "all"})
+    for name, kind in FILES.items():
+        records = list(read_lines(directory / f"{name}.jsonl"))
+        assert records
+        for record in records:
+            row = kind.of(record)
+            assert json.loads(json.dumps(row.line())) == record
+            assert isinstance(row, Mapping)
+            assert all(row[key] == row.get(key) == getattr(row, key) for key in row)
 
 
 @pytest.mark.parametrize("kind", [Round, Client, Wire, Summary])

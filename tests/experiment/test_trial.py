@@ -25,12 +25,9 @@ from tests.rooms import lines
 MODELS: dict[str, Any] = {}
 
 
-def trial_model(kind):
-    MODELS[kind.__name__.lower()] = kind
-    return kind
-
-
 class Body(nn.Module):
+    """A small model that is as it should be."""
+
     def __init__(self, *, input_shape, classes):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 6))
@@ -40,108 +37,12 @@ class Body(nn.Module):
         return self.head(self.body(x))
 
 
-@trial_model
-class Headless(Body):
-    pass
-
-
-@trial_model
-class Viewed(Body):
-    """As many a script has it: what a convolution gives is viewed, not reshaped."""
-
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.body = nn.Conv2d(1, 3, 2)
-        self.head = nn.Linear(27, classes)
-
-    def forward(self, x):
-        return self.head(self.body(x).view(-1, 27))
-
-
-@trial_model
-class Pooled(Viewed):
-    def forward(self, x):
-        return self.head(self.body(x).flatten(1))
-
-
-@trial_model
-class Lazy(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(6))
-
-
-@trial_model
-class Tuple(Body):
-    def forward(self, x):
-        return super().forward(x), x
-
-
-@trial_model
-class Cut(Body):
-    def forward(self, x):
-        return super().forward(x).detach()
-
-
-@trial_model
-class InPlace(Body):
-    def forward(self, x):
-        return super().forward(x.sub_(1))
-
-
-@trial_model
-class Growing(Body):
-    def forward(self, x):
-        self.register_buffer("mean", x.mean(0))
-        return super().forward(x)
-
-
-@trial_model
-class Teacher(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.slow = nn.Parameter(torch.ones(classes), requires_grad=False)
-
-    def forward(self, x):
-        self.slow.data.mul_(0.9)
-        return super().forward(x) * self.slow
-
-
-@trial_model
-class Sparse(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.register_buffer("eye", torch.eye(4).to_sparse())
-
-
-@trial_model
-class Nowhere(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.register_buffer("mean", torch.ones(4, device="meta"))
-
-
-@trial_model
-class Narrow(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes - 1)
-
-
-@trial_model
-class Wide(Body):
-    """Ten outputs, whatever the classes are."""
-
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=10)
-
-    def features(self, x):
-        return self.body(x)
-
-
 class Tokens(nn.Module):
-    def __init__(self, *, classes):
+    """A class at each position."""
+
+    def __init__(self, *, classes, sparse=False):
         super().__init__()
-        self.embed = nn.Embedding(20, 6, sparse=type(self).__name__ == "SparseTokens")
+        self.embed = nn.Embedding(20, 6, sparse=sparse)
         self.head = nn.Linear(6, classes)
 
     def features(self, x):
@@ -151,61 +52,82 @@ class Tokens(nn.Module):
         return self.head(self.features(x))
 
 
-@trial_model
-class Tagger(Tokens):
-    """A class at each position."""
+def model(name, *, base=Body, also=None, width=lambda classes: classes, options=None, **methods):
+    """The model trial-NAME: `base` with so many outputs, with what `also(model)` puts into it, and
+    with these methods in place of its own.
+    """
+
+    def init(self, *, classes, **given):
+        base.__init__(self, classes=width(classes), **given, **(options or {}))
+        if also is not None:
+            also(self)
+
+    if base is Body:
+        code = lambda self, *, input_shape, classes: init(  # noqa: E731
+            self, classes=classes, input_shape=input_shape
+        )
+    else:
+        code = lambda self, *, classes: init(self, classes=classes)  # noqa: E731
+    MODELS[name] = type(name, (base,), {"__init__": code, **methods})
 
 
-@trial_model
-class SparseTokens(Tokens):
-    pass
+def buffer(name, value):
+    return lambda self: self.register_buffer(name, value)
 
 
-@trial_model
-class Mapped(Tokens):
-    def forward(self, x):
-        return {"logits": super().forward(x)}
+def convolutional(self):
+    self.body, self.head = nn.Conv2d(1, 3, 2), nn.Linear(27, self.head.out_features)
 
 
-@trial_model
-class Fails(Tokens):
-    def forward(self, x):
-        raise ValueError("no such input")
+def growing(self, x):
+    self.register_buffer("mean", x.mean(0))
+    return Body.forward(self, x)
 
 
-@trial_model
-class Hollow(Body):
-    def __init__(self, *, input_shape, classes):
-        nn.Module.__init__(self)
+def teacher(self, x):
+    self.slow.data.mul_(0.9)
+    return Body.forward(self, x) * self.slow
 
 
-@trial_model
-class Half(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.register_buffer("half", torch.zeros(1))
+def renewed(self, x):
+    self.head.bias = nn.Parameter(self.head.bias.detach().clone())
+    return Body.forward(self, x)
 
 
-@trial_model
-class Noisy(Body):
-    def __init__(self, *, input_shape, classes):
-        super().__init__(input_shape=input_shape, classes=classes)
-        self.norm = nn.BatchNorm1d(6)
-
-    def forward(self, x):
-        return self.head(nn.functional.dropout(self.norm(self.body(x)), 0.5, self.training))
+def fails(self, x):
+    raise ValueError("no such input")
 
 
-@trial_model
-class Renewed(Body):
-    """Puts another tensor in the place of its parameter."""
-
-    def forward(self, x):
-        self.head.bias = nn.Parameter(self.head.bias.detach().clone())
-        return super().forward(x)
+def noisy(self, x):
+    return self.head(F.dropout(self.norm(self.body(x)), 0.5, self.training))
 
 
-DATA: dict[str, Any] = {}
+model("headless")
+# As many a script has it: what a convolution gives is viewed, not reshaped.
+model("viewed", also=convolutional, forward=lambda self, x: self.head(self.body(x).view(-1, 27)))
+model("pooled", also=convolutional, forward=lambda self, x: self.head(self.body(x).flatten(1)))
+model("lazy", also=lambda self: self.body.__setitem__(1, nn.LazyLinear(6)))
+model("tuple", forward=lambda self, x: (Body.forward(self, x), x))
+model("cut", forward=lambda self, x: Body.forward(self, x).detach())
+model("inplace", forward=lambda self, x: Body.forward(self, x.sub_(1)))
+model("growing", forward=growing)
+model(
+    "teacher",
+    also=lambda self: setattr(self, "slow", nn.Parameter(torch.ones(4), requires_grad=False)),
+    forward=teacher,
+)
+model("sparse", also=buffer("eye", torch.eye(4).to_sparse()))
+model("nowhere", also=buffer("mean", torch.ones(4, device="meta")))
+model("narrow", width=lambda classes: classes - 1)
+model("wide", width=lambda classes: 10, features=lambda self, x: self.body(x))
+model("tagger", base=Tokens)
+model("sparsetokens", base=Tokens, options={"sparse": True})
+model("mapped", base=Tokens, forward=lambda self, x: {"logits": Tokens.forward(self, x)})
+model("fails", base=Tokens, forward=fails)
+model("hollow", also=lambda self: (delattr(self, "body"), delattr(self, "head")))
+model("half", also=buffer("half", torch.zeros(1)))
+model("noisy", also=lambda self: setattr(self, "norm", nn.BatchNorm1d(6)), forward=noisy)
+model("renewed", forward=renewed)  # another tensor in the place of its parameter
 
 
 def trial_data(root, seed, *, kind: str = "plain"):
