@@ -66,7 +66,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         switches = determinism.set_switches(config.train)
         session = Session(config, directory, endpoint, how)
         rounds = session.rounds()
-        session.watch.until, rounds.attendance.alone = how.until, endpoint.alone
+        rounds.attendance.alone = endpoint.alone
         handle_stop_signals(third_press_kills(functools.partial(remember_stop, session.watch)))
         over, why = False, ""
         try:
@@ -252,7 +252,7 @@ class Session:
             faults.at,
             self._write_down,
         )
-        self.watch = Watch(self.files, self.io, self.how.display, config.rounds)
+        self.watch = Watch(self.files, self.io, self.how.display, config.rounds, self.how.until)
         self.tracker = Trackers(config, self.directory, self.how.display.note)
         also = self.how.callback
         after = [self.tracker.round, *([also] if also is not None else [])]

@@ -145,11 +145,16 @@ class Watch:
     """
 
     def __init__(
-        self, directory: RunDirectory, io: ServerIO, display: Watcher, rounds: int
+        self,
+        directory: RunDirectory,
+        io: ServerIO,
+        display: Watcher,
+        rounds: int,
+        until: float | None = None,
     ) -> None:
         self._directory, self._io, self.display, self._rounds = directory, io, display, rounds
         self.requested: tuple[str, bool] | None = None
-        self.until: float | None = None
+        self.until = until
         self._status_at, self._began = 0.0, time.monotonic()
         self._awaiting = 0  # the round before which clients are awaited
 
