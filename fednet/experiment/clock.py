@@ -35,12 +35,10 @@ class VirtualClock:
     def _link(self, client: int) -> tuple[LinkShape, float]:
         """A client's link, and the milliseconds of its training step."""
         if client not in self._links:
-            pace = self.world.pace
-            step_ms = (
-                pace[client].step_s * 1e3
-                if pace is not None
-                else float(links.of(self.config, client).step_ms or 0.0)
-            )
+            if self.world.pace is not None:
+                step_ms = self.world.pace[client].step_s * 1e3
+            else:
+                step_ms = float(links.of(self.config, client).step_ms or 0.0)
             self._links[client] = links.shape(self.config, client), step_ms
         return self._links[client]
 
@@ -60,12 +58,7 @@ class VirtualClock:
         as the ledger has them; slow, delay: planned faults.
         """
         link, _ = self._link(client)
-        draw = seeds.rng(
-            self.config.seed if self.config.link.seed is None else self.config.link.seed,
-            "jitter",
-            round,
-            client,
-        )
+        draw = seeds.rng(links.seed(self.config), "jitter", round, client)
         training = self._training(client, steps, slow, delay)
         came = link.time(down, "down", draw, at)
         return {

@@ -56,30 +56,25 @@ class FaultPlan:
         """The faults of a client, in the order of `KINDS`; of those that lose its reply only the
         earliest. exchange: of the round; None: any.
         """
-        section, found = self.config.faults, dict[str, float]()
-        for kind in KINDS if exchange in (None, self.usual) else ():
-            if kind != "server_crash" and self._drawn(kind, round, client):
-                found[kind] = AMOUNTS.get(kind, 0.0)
-        for planned in section.schedule:
+        found = dict[str, float]()
+        if exchange in (None, self.usual):
+            for kind in KINDS:
+                if kind != "server_crash" and self._drawn(kind, round, client):
+                    found[kind] = AMOUNTS.get(kind, 0.0)
+        for planned in self.config.faults.schedule:
             where = self.usual if planned.exchange is None else planned.exchange
-            if exchange not in (None, where):
+            if (planned.round, planned.client) != (round, client) or exchange not in (None, where):
                 continue
-            if planned.round == round and planned.client == client:
-                given = {
-                    "crash": planned.rounds,
-                    "delay": planned.seconds,
-                    "slow": planned.factor,
-                    "drop_during_upload": planned.share,
-                }.get(planned.kind)
-                found[planned.kind] = (
-                    float(given) if given is not None else AMOUNTS.get(planned.kind, 0.0)
-                )
+            given = {
+                "crash": planned.rounds,
+                "delay": planned.seconds,
+                "slow": planned.factor,
+                "drop_during_upload": planned.share,
+            }.get(planned.kind)
+            found[planned.kind] = float(AMOUNTS.get(planned.kind, 0.0) if given is None else given)
         first = next((kind for kind in DROPS if kind in found), None)
-        return [
-            Fault(kind, found[kind])
-            for kind in KINDS
-            if kind in found and (kind not in DROPS or kind == first)
-        ]
+        struck = [kind for kind in KINDS if kind in found and (kind not in DROPS or kind == first)]
+        return [Fault(kind, found[kind]) for kind in struck]
 
     def away(self, round: int, client: int) -> bool:
         """Whether the client crashed in an earlier round and is not back yet."""
@@ -87,41 +82,33 @@ class FaultPlan:
             return False
         known = self._away
         if (round, client) not in known:
-            known[round, client] = any(
-                client in selection.cohort(self.config, before)
-                and not self.away(before, client)
-                and any(
-                    f.kind == "crash" and before + f.amount >= round
-                    for f in self.strike(before, client)
-                )
-                for before in range(max(1, round - self._longest), round)
-            )
+            earlier = range(max(1, round - self._longest), round)
+            known[round, client] = any(self._crashed(t, client, round) for t in earlier)
         return known[round, client]
+
+    def _crashed(self, before: int, client: int, round: int) -> bool:
+        """Whether the client crashed in round `before`, and is not back in `round`."""
+        if client not in selection.cohort(self.config, before) or self.away(before, client):
+            return False
+        crashes = [fault for fault in self.strike(before, client) if fault.kind == "crash"]
+        return any(before + crash.amount >= round for crash in crashes)
 
     def server(self, round: int) -> list[str]:
         """The points of the round, of `POINTS`, at which the server is to die."""
-        points = [
-            str(f.at)
-            for f in self.config.faults.schedule
-            if f.kind == "server_crash" and f.round == round
-        ]
+        section = self.config.faults
+        crashes = [f for f in section.schedule if (f.kind, f.round) == ("server_crash", round)]
+        points = [str(crash.at) for crash in crashes]
         if self._drawn("server_crash", round, -1):
-            points.append(
-                POINTS[
-                    int(
-                        seeds.rng(self.config.faults.seed, "fault/point", round).integers(
-                            len(POINTS)
-                        )
-                    )
-                ]
-            )
+            rng = seeds.rng(section.seed, "fault/point", round)
+            points.append(POINTS[int(rng.integers(len(POINTS)))])
         return points
 
     def _drawn(self, kind: str, round: int, client: int) -> bool:
         rate = self.config.faults.random.get(kind, 0.0)
-        return rate > 0 and bool(
-            seeds.rng(self.config.faults.seed, f"fault/{kind}", round, client).random() < rate
-        )
+        if rate <= 0:
+            return False
+        rng = seeds.rng(self.config.faults.seed, f"fault/{kind}", round, client)
+        return bool(rng.random() < rate)
 
     @functools.cached_property
     def _away(self) -> dict[tuple[int, int], bool]:
@@ -268,10 +255,8 @@ class Faults:
     def at(self, point: str, round: int) -> None:
         """Kills the server, at a point of a round, where that is planned."""
         kind = f"server_crash {point}"
-        if (
-            not self.plan.empty
-            and point in self.plan.server(round)
-            and (round, -1, kind) not in self._struck
-        ):
+        if self.plan.empty or (round, -1, kind) in self._struck:
+            return
+        if point in self.plan.server(round):
             self._note(round, kind)
             os.kill(os.getpid(), signal.SIGKILL)

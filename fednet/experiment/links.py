@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fednet import seeds, world
 from fednet.config import ClientLinkSection, Config, drawn
@@ -23,32 +24,33 @@ from fednet.wire.frames import client_of
 Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 
+def seed(config: Config) -> int:
+    """The seed of everything that is drawn about links."""
+    return config.seed if config.link.seed is None else config.link.seed
+
+
 def of(config: Config, client: int) -> ClientLinkSection:
     """The link of one client, in figures."""
-    section, seed = config.link, config.seed if config.link.seed is None else config.link.seed
-    if section.profile is not None and section.profile.startswith("choice("):
-        names = [n.strip() for n in section.profile[len("choice(") : -1].split(",")]
-        section = msgspec.structs.replace(
-            section,
-            profile=names[int(seeds.rng(seed, "link/profile", 0, client).integers(len(names)))],
-        )
+    section = config.link
+    profile = section.profile
+    if profile is not None and profile.startswith("choice("):
+        names = [name.strip() for name in profile.removeprefix("choice(")[:-1].split(",")]
+        rng = seeds.rng(seed(config), "link/profile", 0, client)
+        section = msgspec.structs.replace(section, profile=names[int(rng.integers(len(names)))])
     found = section.of(client, config.clients)
-    figures = {
-        k: _draw(v, seed, k, client)
-        for k in found.__struct_fields__
-        if isinstance(v := getattr(found, k), str) and k != "profile"
-    }
+    figures = {}
+    for key in found.__struct_fields__:
+        value = getattr(found, key)
+        if key != "profile" and isinstance(value, str):
+            figures[key] = _draw(value, seeds.rng(seed(config), f"link/{key}", 0, client))
     return msgspec.structs.replace(found, profile=None, **figures)
 
 
-def _draw(text: str, seed: int, key: str, client: int) -> float:
+def _draw(text: str, rng: np.random.Generator) -> float:
     name, first, second = drawn(text)
-    rng = seeds.rng(seed, f"link/{key}", 0, client)
-    return (
-        first * math.exp(second * rng.standard_normal())
-        if name == "lognormal"
-        else float(rng.uniform(first, second))
-    )
+    if name == "lognormal":
+        return first * math.exp(second * rng.standard_normal())
+    return float(rng.uniform(first, second))
 
 
 def shape(config: Config, client: int) -> LinkShape:
@@ -71,9 +73,7 @@ def shaper(config: Config) -> Shaper | None:
     """Emulates the links of `config.link`; None where there is nothing to emulate."""
     if not emulated(config):
         return None
-    rng = seeds.rng(
-        config.seed if config.link.seed is None else config.link.seed, "jitter/emulated"
-    )
+    rng = seeds.rng(seed(config), "jitter/emulated")
     return lambda transport, is_open: ShapedClient(
         transport,
         LinkShape(),
