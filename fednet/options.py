@@ -82,11 +82,9 @@ def _checkable(hint: object) -> bool:
 
 
 def _default(value: object) -> object:
-    return (
-        msgspec.field(default_factory=lambda: value)
-        if isinstance(value, (list, dict, set))
-        else value
-    )
+    if isinstance(value, (list, dict, set)):
+        return msgspec.field(default_factory=lambda: value)
+    return value
 
 
 def call(text: object) -> tuple[str, tuple[int | float, ...]]:

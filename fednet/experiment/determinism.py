@@ -102,12 +102,15 @@ def choose_kernels(portable: bool) -> None:
             )
         os.environ.update(PORTABLE)
         found = torch.backends.cpu.get_cpu_capability()
-        if found != "AVX2":
+        if found == "DEFAULT":
             raise ConfigError(
                 "train.portable: this processor has no AVX2; leave train.portable out."
-                if found == "DEFAULT"
-                else f"train.portable: this process has computed with {found} already; start "
-                f"another one with {' '.join(f'{k}={v}' for k, v in PORTABLE.items())} around it."
+            )
+        if found != "AVX2":
+            needed = " ".join(f"{key}={value}" for key, value in PORTABLE.items())
+            raise ConfigError(
+                f"train.portable: this process has computed with {found} already; start another "
+                f"one with {needed} in its environment."
             )
     if portable and not _kept:
         _round_roots()

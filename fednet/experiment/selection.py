@@ -109,11 +109,10 @@ def _spans(path: str, changed: int, size: int) -> tuple[np.ndarray, np.ndarray, 
     """
     try:
         text = named(path).read_text(encoding="utf-8")
-        rows = (
-            json.loads(text)
-            if text.lstrip().startswith("[")
-            else [line.split(",") for line in text.splitlines() if line.strip()]
-        )
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [line.split(",") for line in text.splitlines() if line.strip()]
     except OSError as broken:
         raise ConfigError(f"availability.path: {path}: {broken.strerror}.") from broken
     except (ValueError, RecursionError) as broken:

@@ -288,12 +288,11 @@ class RowStore:
         """
         if name in self._pending:
             return self._pending[name][1]
-        path, (p, b, _) = self._find(name, layout), layout.sizes
-        raw = (
-            reaching(lambda: np.memmap(path, dtype=np.uint8, mode="c"))
-            if layout.nbytes
-            else np.zeros(0, dtype=np.uint8)
-        )
+        path = self._find(name, layout)
+        p, b, _ = layout.sizes
+        raw: np.ndarray = np.zeros(0, dtype=np.uint8)
+        if layout.nbytes:
+            raw = reaching(lambda: np.memmap(path, dtype=np.uint8, mode="c"))
         if digest([raw.data]).hex() != name.partition("-")[2]:
             raise StateError(
                 f"{path}: not the row that was written there; put it back, or begin the run anew "

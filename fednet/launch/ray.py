@@ -186,14 +186,13 @@ class Fleet:
                         return
                     continue
                 except self.ray.exceptions.RayActorError:
-                    log.warning("worker %d died; it is started anew", k)
+                    log.warning("worker %d died; another replaces it", k)
                 except self.ray.exceptions.RayTaskError as broken:
                     self._failures += 1
-                    reason = (
-                        str(broken.cause)
-                        if broken.cause is not None
-                        else str(broken).strip().splitlines()[-1]
-                    )
+                    if broken.cause is not None:
+                        reason = str(broken.cause)
+                    else:
+                        reason = str(broken).strip().splitlines()[-1]
                     log.warning("worker %d ended: %s", k, reason)
                     if self._failures >= FAILURES:
                         return self._give_up(f"workers keep ending: {reason}")

@@ -126,11 +126,10 @@ def _flat(tree: JsonMapping, above: str = "") -> JsonDict:
     """Nested mappings as one, by dotted keys."""
     flat: JsonDict = {}
     for key, value in tree.items():
-        flat |= (
-            _flat(value, f"{above}{key}.")
-            if isinstance(value, Mapping) and value
-            else {above + key: value}
-        )
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{above}{key}.")
+        else:
+            flat[above + key] = value
     return flat
 
 

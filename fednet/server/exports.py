@@ -96,11 +96,11 @@ def keep_personal(
     for client, version in sorted(versions.items()):
         try:
             local = store.local(client, version)
-            record = store.load(client, version) or Record() if local is not None else Record()
+            if local is None:
+                continue
+            record = store.load(client, version) or Record()
         except StateAbsent as absent:
             gone[client] = str(absent)
-            continue
-        if local is None:
             continue
         setting = experiment.setting_of(client)
         initial, scratch = setting.initial, scratches[setting]
@@ -111,17 +111,16 @@ def keep_personal(
             whole = local.merge(shared)
         if latest and server is not None:
             own = method.with_latest(own, server)
-        judged, beside, about = (
-            method.personal_model(own, whole, host),
-            dict(method.beside(own)),
-            {},
-        )
-        if isinstance(judged, Tensors):
-            whole = host.whole(judged)
+        personal = method.personal_model(own, whole, host)
+        beside = dict(method.beside(own))
+        about: dict[str, str] = {}
+        if isinstance(personal, Tensors):
+            whole = host.whole(personal)
         elif beside:
-            about = {"beside": " ".join(beside)}
+            about["beside"] = " ".join(beside)
         else:
-            about = {"lacks": f"what {type(method).__name__}.personal adds to the local model"}
+            added = f"{type(method).__name__}.personal_model"
+            about["lacks"] = f"what {added} adds to the local model"
         named = experiment.state_dict(whole, setting)
         named |= {name: value.detach().to("cpu").clone() for name, value in beside.items()}
         (directory / "personal").mkdir(exist_ok=True)

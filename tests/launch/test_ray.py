@@ -59,7 +59,7 @@ def test_workers_are_placed_by_ray_and_one_that_dies_is_started_anew(tmp_path):
         json.loads((tmp_path / name / "summary.json").read_text()) for name in ("plain", "ray")
     )
     assert one["model_sha256"] == other["model_sha256"]
-    assert "died; it is started anew" in (tmp_path / "ray" / "log" / "server.log").read_text()
+    assert "died; another replaces it" in (tmp_path / "ray" / "log" / "server.log").read_text()
 
 
 def _working() -> int | None:
