@@ -1,4 +1,4 @@
-"""What a run shows while it goes: one live line at a terminal, plain lines elsewhere, nothing with
+"""The progress of a run: one live line at a terminal, plain lines elsewhere, nothing with
 --quiet.
 """
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 def redrawn() -> bool:
-    """Whether what was shown can be drawn again. Neither FORCE_COLOR nor a notebook makes a
-    terminal; to `!fednet` in a cell Jupyter is one that keeps every line drawn.
+    """Whether a line can be drawn over. FORCE_COLOR does not make a terminal, and neither does a
+    notebook: Jupyter claims to be one for `!fednet` in a cell, but keeps every line.
     """
     notebook = "JPY_PARENT_PID" in os.environ
     return sys.stdout.isatty() and not notebook and os.environ.get("TERM") != "dumb"
 
 
 class PlainConsole(Console):
-    """Whoever reads them may go, be it a pipe, a terminal that was closed or a full disk: the run
-    goes on. rich would end the process, or raise.
+    """A console whose reader may go: a closed pipe or terminal, or a full disk, does not stop the
+    run. rich would end the process, or raise.
     """
 
     def on_broken_pipe(self) -> None:
@@ -49,8 +49,8 @@ class PlainConsole(Console):
 
 
 class Display:
-    """Called by the engine's loop; holds nothing the run needs. The engine enters it when it has
-    forked what it forks.
+    """Called by the engine's loop; holds nothing that the run needs. The engine enters it after it
+    has forked its processes.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
@@ -84,7 +84,7 @@ class Display:
             self.live.stop()
             self.live = None
 
-    # -- what the engine says ----------------------------------------------------------------------
+    # -- called by the engine ----------------------------------------------------------------------
     def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
         self.round = round
         self.head = f"round {round}/{rounds}: {words.ids(cohort)}"

@@ -79,7 +79,7 @@ def _algorithms(args: argparse.Namespace) -> int:
 
 
 def _keys(prefix: str | None) -> int:
-    """The keys at and below a prefix, which stands where other lists have a CONFIG."""
+    """Prints the keys at and below a prefix, the argument that is CONFIG for other lists."""
     from fednet.config.keys import keys, options
     from fednet.config.parts import SECTIONS
 

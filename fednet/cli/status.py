@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def watch(run: Path) -> int:
-    """At a terminal it stands in one place, and its seconds go on."""
+    """Shows it at a terminal in one place, with running seconds."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Values of flags: a length of time, a list of numbers."""
+"""Values of flags, such as a length of time or a list of numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-LONGEST_S = 10_000 * 86400.0  # what is longer is a slip, and no clock's
+LONGEST_S = 10_000 * 86400.0  # a longer time is a mistake
 _SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
@@ -37,7 +37,7 @@ def numbers(text: str) -> list[float]:
 
 
 def shares(text: str) -> list[float]:
-    """`0,0.1`: parts of a whole that is never all gone."""
+    """`0,0.1`: shares from 0 to below 1."""
     found = numbers(text)
     if not all(0 <= share < 1 for share in found):
         raise argparse.ArgumentTypeError(f"expected shares from 0 to below 1, got {text!r}")
@@ -69,7 +69,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def seeds(text: str) -> list[int]:
-    """`0,1,2`, or `0-4`: there is a run of each."""
+    """`0,1,2`, or `0-4`; each is a run."""
     found = whole_numbers(text)
     if len(found) > 1000:
         raise argparse.ArgumentTypeError(f"expected at most 1000 seeds, got {len(found)}")
@@ -83,7 +83,7 @@ def at_least_one(text: str) -> int:
 
 
 def count(most: int) -> Callable[[str], int]:
-    """A number of what is made before anything can be refused: processes, connections, keys."""
+    """A number of processes, connections or keys, at most `most`."""
 
     def checked(text: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= most:
@@ -118,8 +118,8 @@ def kinds(text: str) -> list[str]:
 
 
 def new_file(*kinds: str) -> Callable[[str], Path]:
-    """A file that is to be written, whose name ends in one of `kinds`, in a folder that is there:
-    looked at before anything is computed for it.
+    """A file to be written: its name ends in one of `kinds`, and its folder exists. Checked before
+    anything is computed for it.
     """
 
     def checked(text: str) -> Path:
@@ -131,7 +131,7 @@ def new_file(*kinds: str) -> Callable[[str], Path]:
             )
         if path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is a folder; expected a file")
-        if path.exists() and not path.is_file():  # one would wait for whoever reads it
+        if path.exists() and not path.is_file():  # writing a pipe would wait for its reader
             raise argparse.ArgumentTypeError(f"{text!r} is no regular file")
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")

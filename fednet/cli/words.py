@@ -1,4 +1,4 @@
-"""Records put into words, for the display."""
+"""Records as text, for the display."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def took(seconds: float) -> str:
 
 
 def evaluated(name: str, own: str) -> str:
-    """What stands before the accuracy of a model on the clients, by its name in `JUDGED`. own: what
-    clients' own models are, `personal` or `local`.
+    """The label of an accuracy on the clients, by its name in `JUDGED`. own: what the clients' own
+    models are, `personal` or `local`.
     """
     return {
         "global": "global on clients' tests",
@@ -65,7 +65,7 @@ def evaluated(name: str, own: str) -> str:
 
 
 def round_line(record: Row) -> str:
-    """One plain line a round: what `METRICS` and `COSTS` say of it, and who took part."""
+    """One line per round: its metrics and costs, and its clients."""
     pieces = [f"round {record.get('round', '?')}"]
     if record.get("void"):
         pieces.append("discarded: too few replies")
@@ -79,14 +79,14 @@ def round_line(record: Row) -> str:
 
 
 def waiting_for(info: JsonMapping, now: float) -> str:
-    """Whom the round waits for: `waits for client 3 on b (train, step 7 of 20, 4s)`."""
+    """The clients that the round waits for: `waits for client 3 on b (train, step 7 of 20, 4s)`."""
     waiting = list(info.get("waiting") or ())
     pieces = []
     arrived = list(info.get("arrived") or ())
     if arrived or waiting:
         pieces.append(f"{len(arrived)} of {len(arrived) + len(waiting)} replies")
     if waiting:
-        # The one longest at it.
+        # The client that has worked longest.
         first = min(
             waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or float("inf"))
         )
@@ -103,7 +103,7 @@ def waiting_for(info: JsonMapping, now: float) -> str:
 
 
 def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
-    """The final table's rows; what the run did not measure is left out."""
+    """The rows of the final table, without what the run did not measure."""
     rows: list[tuple[str, str]] = []
 
     def row(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Fits a tree to a declared type, and says in one sentence where it does not."""
+"""Fits a tree to a declared type; an error is one sentence with the place."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from fednet.config.tree import Node, compose, walk
 from fednet.errors import ConfigError, nearest
 
 T = TypeVar("T")
-# A type as an annotation names it: a class, a union, Annotated, Literal, Any. What these have in
-# common has no type of its own.
+# A type as in an annotation: a class, a union, Annotated, Literal or Any.
 Hint = Any
 
-LARGEST = 2**63 - 1  # what is counted is held in 64 bits, by torch, NumPy and the files
+LARGEST = 2**63 - 1  # torch, NumPy and the files have 64 bits for a whole number
 
 
 def wrong(node: Node, path: str, expected: str, got: object = ...) -> ConfigError:
@@ -43,11 +42,11 @@ def _show(value: object) -> str:
 
 
 def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -> T:
-    """`node` as a value of the declared type, which msgspec checks. Raises ConfigError for the
-    first thing that does not fit, with its place.
+    """`node` as a value of the declared type, checked by msgspec. Raises ConfigError for the first
+    value that does not fit, with its place.
 
-    A Struct with a field `options` takes unknown keys into it; see `parts` for their check. beside:
-    keys that stand in the same mapping and belong to another type, for the error.
+    A Struct with a field `options` takes unknown keys into it; `parts` checks these. beside: keys
+    of the same mapping that belong to another type, for the error.
     """
     for steps, leaf in walk(node):
         if isinstance(leaf.value, float) and not math.isfinite(leaf.value):
@@ -61,12 +60,12 @@ def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -
 
 
 def _plain(node: Node, kind: Hint) -> object:
-    """The values without places, what an open Struct does not know gathered under `options`."""
+    """The values without places; keys that an open Struct does not know are put under `options`."""
     if _shape(kind) != "struct" or not isinstance(node.value, dict):
         return node.plain()
     fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
     is_open = fields.pop("options", None) is not None
-    # What no field declares may be anything.
+    # A key that no field declares may have any value.
     made = {k: _plain(n, fields.get(k, Any)) for k, n in node.value.items()}
     if not is_open:
         return made
@@ -78,18 +77,18 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(\.\.\.)\]")
 
 
 def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str]) -> ConfigError:
-    """The error for what msgspec said: its `$.path` followed to the value and its declared type."""
+    """The error for a message of msgspec, whose `$.path` leads to the value and its type."""
     what, _, where = said.partition(" - at `$")
     for name, index, any_key in _STEP.findall(where.rstrip("`")):
         outer = _of(kind, "struct" if name else "list" if index else "dict")
-        if outer is None:  # a user's own annotation, which we do not know to be one
+        if outer is None:  # a user's own annotation, of a kind that is not known here
             return _misfit(node, kind, path)
         if name:
             kind = {f.encode_name: f.type for f in msgspec.structs.fields(outer)}[name]
         else:
             kind = get_args(outer)[0 if index else 1]
         step: str | int = int(index) if index else name
-        if any_key:  # msgspec does not say which
+        if any_key:  # msgspec does not name the key
             step = next(k for k, n in node.value.items() if not _fits(n, kind))
         node, path = node.value[step], dotted(path, (step,))
     if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
@@ -115,7 +114,7 @@ def _fits(node: Node, kind: object) -> bool:
 
 
 def _of(kind: object, shape: str) -> Hint:
-    """The member of a union type (`X | None`) that has that shape; None where none has."""
+    """The member of a union type (`X | None`) with that shape; None if there is none."""
     bare = _bare(kind)
     options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
     return next((_bare(o) for o in options if _shape(o) == shape), None)
@@ -133,7 +132,7 @@ def keys(kind: Hint) -> list[str]:
 
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
-    """The error for a key that nobody reads, with the nearest that somebody does."""
+    """The error for an unknown key, with the nearest known key."""
     full = f"{path}.{key}" if path else key
     if gone := foreign()["gone"].get(full):
         return ConfigError(f"{node.key_at or node.at}: {full} is gone: {gone}")
@@ -175,21 +174,21 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
     named = others.get(f"{path}.{low}", others.get(low))
     if named and named != f"{path}.{key}":
         return named
-    from fednet.config.schema import homes  # a key of ours that stands in the wrong section
+    from fednet.config.schema import homes  # a known key in the wrong section
 
     close = nearest(low, known) or _one_letter_off(low, known)
     at_home = [h for h in homes().get(low, []) if h != (f"{path}.{key}" if path else key)]
     if close is None and at_home:
         return at_home[0]
     if close is None:
-        # Not the first that begins so: of another system's names that says nothing.
+        # Not the first with the same beginning: for another system's names that means nothing.
         far = difflib.get_close_matches(low, others, n=1, cutoff=0.6)
         return others[far[0]] if far else None
     return f"{path}.{close}" if path else close
 
 
 def _one_letter_off(key: str, known: Iterable[str]) -> str | None:
-    """Of short names, such as symbols, the one that differs in a letter alone."""
+    """A known name, such as a symbol, that differs in one letter."""
     alike = (name for name in known if len(name) == len(key) > 1)
     return next((name for name in alike if sum(map(str.__ne__, name, key)) == 1), None)
 

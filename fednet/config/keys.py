@@ -115,7 +115,7 @@ def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> Docum
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """The string that stands below each field, in one line."""
+    """The string below each field, in one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}

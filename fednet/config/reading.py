@@ -21,11 +21,11 @@ def load(
     sets: Sequence[str] | JsonMapping = (),
     load_files: Sequence[Path | str] = (),
 ) -> Config:
-    """The configuration of a file (None: all defaults), with `--set`s laid on it, its parts
-    imported and checked.
+    """The configuration of a file (None: all defaults) with its `--set`s; its parts are imported
+    and checked.
 
     sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files
-    beside those under `load:`, which are found relative to the file that names them. Raises
+    in addition to those under `load:`, whose paths are relative to the configuration file. Raises
     ConfigError.
     """
     tree = read(Path(path)) if path is not None else Node({}, "the configuration")
@@ -35,7 +35,7 @@ def load(
 def made(
     tree: Node, sets: Sequence[str] | JsonMapping = (), load_files: Sequence[Path | str] = ()
 ) -> Config:
-    """As `load`, of a tree that `read` has returned."""
+    """As `load`, for a tree that `read` returned."""
     tree = merge(tree, overrides(sets))
     named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
     files = [*named, *(str(Path(f).resolve()) for f in load_files)]
@@ -53,16 +53,16 @@ def made(
 
 
 def load_mapping(mapping: JsonMapping, where: str, load_files: Sequence[Path | str] = ()) -> Config:
-    """As `load`, of plain values. Files under `load` are found from the working directory."""
+    """As `load`, for plain values. Paths under `load` are relative to the working directory."""
     return made(_beside_all(spread(wrap(mapping, where)), Path.cwd()), (), load_files)
 
 
 def from_mapping(
     mapping: JsonMapping, where: str = "the configuration", *, check_parts: bool = True
 ) -> Config:
-    """A configuration that came as plain values. Nothing is imported because of its `load`.
+    """A configuration from plain values. Files under its `load` are not imported.
 
-    check_parts: false leaves the parts' own options as they are and imports none of them.
+    check_parts: false imports no part and leaves the parts' options as they are.
     """
     return _check(spread(wrap(mapping, where)), check_parts)
 
@@ -70,11 +70,9 @@ def from_mapping(
 def from_text(
     text: str, where: str, *, before: Callable[[Config], None] = lambda config: None
 ) -> Config:
-    """A configuration that came as YAML over the wire. Nothing is imported because of its
-    `load`.
+    """A configuration from YAML that a server sent. Files under its `load` are not imported.
 
-    before: looks at it once its types are checked, and may raise, before any part is made of what
-    it says.
+    before: is called when the types are checked and before any part is made, and may raise.
     """
     tree = compose(text, where)
     if not isinstance(tree.value, dict):
@@ -100,8 +98,8 @@ def _check(
 
 
 def text_of(path: Path, expected: str) -> str:
-    """A file that a user named, as text. Raises ConfigError where there is none, which says that
-    `expected` should be there, or where it is no UTF-8.
+    """The text of a file that a user named. Raises ConfigError if there is none, and says that
+    `expected` was expected, or if it is not UTF-8.
     """
     try:
         return named(path).read_text(encoding="utf-8")
@@ -114,7 +112,9 @@ def text_of(path: Path, expected: str) -> str:
 
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
-    """The tree of a file, laid on what it `extends`. Files under `load` become absolute."""
+    """The tree of a file, merged into the one that it `extends`. Paths under `load` become
+    absolute.
+    """
     path = path.resolve() if above else path
     tree = spread(compose(text_of(path, "a YAML configuration"), _short(path)))
     if tree.value is None:
@@ -137,7 +137,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
 
 
 def _beside_all(tree: Node, folder: Path) -> Node:
-    """The tree with the files under `load` as absolute paths. folder: from where they are named."""
+    """The tree with absolute paths under `load`. folder: what they are relative to."""
     if "load" not in tree.value or not isinstance(tree.value["load"].value, list):
         return tree
     return Node({**tree.value, "load": _beside(tree.value["load"], folder)}, tree.at)
@@ -157,7 +157,7 @@ def _beside(node: Node, folder: Path) -> Node:
 
 
 def _short(path: Path) -> str:
-    """The path as a user would write it: relative where it lies below the working directory."""
+    """The path relative to the working directory, if it is below it."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -165,9 +165,7 @@ def _short(path: Path) -> str:
 
 
 def overrides(sets: Sequence[str] | JsonMapping) -> Node:
-    """`--set`s as one layer. All are gathered first, so their order does not matter where they
-    touch different keys.
-    """
+    """All `--set`s as one layer: their order matters only if they set the same key."""
     tree = Node({}, "--set")
     if isinstance(sets, Mapping):
         for key, value in sets.items():
@@ -184,7 +182,7 @@ def overrides(sets: Sequence[str] | JsonMapping) -> Node:
 
 
 # -- layers: `extends`, then the file, then `--set` ------------------------------------------------
-# If a layer names another part than the one below, that part's options are dropped.
+# The key that names a part. If a layer names another part, the earlier part's options are dropped.
 SELECTORS = {section: key for section, (_, key) in parts.SECTIONS.items() if key}
 SELECTORS |= {"availability": "model", "schedule": "mode"}
 # Two keys for one thing: the later layer's key replaces the other.
@@ -206,7 +204,7 @@ def spread(node: Node, path: str = "") -> Node:
 
 
 def gathered(node: Node) -> Node:
-    """A list of models as one, and `others`."""
+    """A list of models as the first one with the rest under `others`."""
     if not isinstance(node.value, list) or not node.value:
         return node
     first, *rest = node.value
@@ -227,8 +225,8 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
     selector = SELECTORS.get(path, "")
     old, new = kept.get(selector), over.value.get(selector)
     if old is not None and new is not None and old.value != new.value:
-        # Of another dataset only the old one's own options go: the partition and the splits stay,
-        # where it is one that the run divides.
+        # With another dataset only the old one's options are dropped; partition and splits stay if
+        # the run divides the new one.
         stay = set(DataSection.__struct_encode_fields__) if path == "data" else set()
         if new.value == SITE:
             stay -= set(DIVIDES)

@@ -19,7 +19,7 @@ from fednet.plain import JsonDict
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-# What a message carries is no larger: see `wire.messages.Seconds`.
+# The largest number of seconds in a message: see `wire.messages.Seconds`.
 Carried = msgspec.Meta(le=1e9)
 Below1 = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Taken = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -60,7 +60,7 @@ Chosen = Annotated[
 
 
 def drawn(text: str) -> tuple[str, float, float]:
-    """A distribution in parts: ("lognormal", median, sigma) or ("uniform", low, high)."""
+    """A distribution: ("lognormal", median, sigma) or ("uniform", low, high)."""
     name, _, inside = text.partition("(")
     first, second = (float(x) for x in inside.rstrip(") ").split(","))
     return name, first, second
@@ -135,9 +135,9 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """Seed of these draws and of the jitter; null: the run's `seed`."""
 
     def of(self, client: int, clients: int) -> ClientLinkSection:
-        """The link of one of so many clients: its own figures, those of its own profile, those of
-        `link`, those of the profile there. A rate that stays None has no limit; a delay is one way.
-        Figures to be drawn stand as they are given: see experiment.links.
+        """The link of a client: its own values, else those of its own profile, else those of
+        `link`, else those of the profile there. A rate of None has no limit; a delay is one way.
+        Values to be drawn are kept as text: see experiment.links.
         """
         own = next(
             (
@@ -152,7 +152,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
         )
         chosen = {}
         for key in ClientLinkSection.__struct_fields__:
-            general = getattr(self, key) or None  # a delay of 0 is one that was not given
+            general = getattr(self, key) or None  # a delay of 0 counts as not given
             given = (
                 getattr(own, key),
                 getattr(mine, key),
@@ -305,7 +305,7 @@ class FaultsSection(Section, frozen=True, kw_only=True):
     """A run's directory: each round uses the replies of the same clients as that run's."""
 
 
-# Keys that say where the data come from, and nothing of what is computed.
+# Keys that say where the data are, which changes no result.
 WHERE = ("data.root", "data.download")
 
 
@@ -391,7 +391,7 @@ class PublicSection(Section, frozen=True, kw_only=True):
 
 
 SITE = "site"
-"""The dataset that each client brings."""
+"""The name of the dataset that each client brings."""
 
 DIVIDES = (
     "partition",
@@ -401,9 +401,7 @@ DIVIDES = (
     "baseline_pool",
     "feature_noise",
 )
-"""Keys of `data` that say how a run divides its data; none has a meaning where sites bring their
-own.
-"""
+"""Keys of `data` that say how a run divides its data; without meaning if sites bring their own."""
 
 
 class DataSection(Section, frozen=True, kw_only=True):
@@ -792,7 +790,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def cohort_size(self) -> int:
-        """m = max(1, floor(C * N + 0.5)): clients asked in a round, without `select_extra`."""
+        """m = max(1, floor(C * N + 0.5)): clients selected per round, without `select_extra`."""
         if self.clients_per_round is not None:
             return self.clients_per_round
         assert self.participation is not None
@@ -800,14 +798,14 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def buffer(self) -> int | None:
-        """Replies that make an update; None where their number does not."""
+        """Replies per update in asynchronous training; None in the other modes."""
         if self.schedule.mode != "async":
             return None
         return self.schedule.buffer or max(1, self.cohort_size // 2)
 
     @property
     def asked(self) -> int:
-        """Clients asked in a round, where so many are there."""
+        """Clients selected per round, if that many are available."""
         if self.round.ask is not None:
             wanted = math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.clients))
         else:
@@ -816,7 +814,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def first(self) -> int | None:
-        """Replies that close a round; None: those of all that are asked."""
+        """Replies that close a round; None: those of all selected clients."""
         return self.cohort_size if self.round.ask is not None else self.round.first
 
     def replace(self, **changes: object) -> Config:
@@ -826,7 +824,7 @@ class Config(Section, frozen=True, kw_only=True):
 
 @functools.cache
 def homes() -> dict[str, list[str]]:
-    """Where each key of ours stands: {'lr': ['train.lr'], ...}."""
+    """The full paths of each key: {'lr': ['train.lr'], ...}."""
     found: dict[str, list[str]] = {}
 
     def visit(kind: type[msgspec.Struct], path: str) -> None:

@@ -1,6 +1,6 @@
-"""The page of `fednet serve`: the queue, who is there, and each run's curves, bytes and last words.
+"""The page of `fednet serve`: the queue, the clients, and each run's curves, bytes and log.
 
-It is read-only. With a token, which whoever asks has to give, runs are submitted and cancelled too.
+It is read-only. With a token, users who know it can also submit and cancel runs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fednet.transport.keys import owners_alone
 log = logging.getLogger(__name__)
 
 NUMBER = "[0-9]{1,9}"
-MOST = 1 << 20  # bytes of what is submitted
+MOST = 1 << 20  # bytes of a submitted form
 REFRESH_S = 5
-REDRAWN_S = 60  # it takes seconds of a processor that the run needs
+REDRAWN_S = 60  # drawing takes seconds of a processor that the run needs
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -44,8 +44,8 @@ HEADERS = {
 
 
 class RunPages:
-    """What is shown of a folder. Drawn by one thread at a time, since matplotlib draws so, and
-    again only where a run has more rounds, or has ended.
+    """The pages of a folder. One thread draws at a time, as matplotlib requires, and a run is drawn
+    again only if it has more rounds, or has ended.
     """
 
     def __init__(self, queue: Queue, writable: bool) -> None:
@@ -95,7 +95,7 @@ class RunPages:
 
 
 class Server(ThreadingHTTPServer):
-    """token: of whoever may submit and cancel; None: nobody may."""
+    """token: users who know it may submit and cancel; None: nobody may."""
 
     daemon_threads = True
 
@@ -104,7 +104,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
-        """Whoever asks may leave in the middle, or say what no browser says: the log has a line."""
+        """Logs a line if the client left early, or sent what no browser sends."""
         log.warning("page: %s: %r", client_address[0], sys.exc_info()[1])
 
 
@@ -115,8 +115,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def parse_request(self) -> bool:
-        """A page elsewhere may lead a browser here under a name of its own: at loopback only the
-        names of loopback are answered.
+        """Refuses other host names than those of loopback, if it listens there: another page may
+        lead a browser here under its own name.
         """
         if not super().parse_request():
             return False
@@ -201,7 +201,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(address: tuple[str, int], queue: Queue, token: str | None) -> Server:
-    """Serves from threads of its own until it is shut down. Raises ConfigError."""
+    """Starts to serve, in threads of its own, until it is shut down. Raises ConfigError."""
     try:
         server = Server(address, queue, token)
     except OSError as taken:

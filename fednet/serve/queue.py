@@ -1,11 +1,11 @@
 """The queue of a folder that `fednet serve` works through: a file for each run that was submitted.
 
-    DIR/queue/000001.json    what is to run, and how far it is; written aside and renamed into place
-    DIR/queue/000001.cancel  that it is not wanted any more
+    DIR/queue/000001.json    a run's configuration and state; written aside and renamed into place
+    DIR/queue/000001.cancel  the run is cancelled
     DIR/runs/NAME-1/         the run's own directory, as `fednet-server` leaves it
 
-Whoever may write in DIR may submit and cancel, also while nobody serves: what is there is found by
-the next `fednet serve`, however the last one ended.
+Users who may write in DIR may submit and cancel, also while no server runs: the next `fednet serve`
+finds it, however the last one ended.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class Queue:
 
     @property
     def there(self) -> bool:
-        """Whether anything was submitted there, or a process works through it."""
+        """Whether anything was submitted there, or a server runs for it."""
         return self._queue.is_dir() or self.served
 
     @property
     def served(self) -> bool:
-        """Whether a process works through it, as far as this machine can tell."""
+        """Whether a server runs for it, as far as this machine can tell."""
         holder = lock.read(self.folder / "lock")
         return holder is not None and not holder.gone
 
     def entries(self) -> list[QueuedRun]:
-        """All, in the order in which they were submitted. One whose file is damaged has failed, and
-        keeps no other from its turn.
+        """All runs in the order of submission. One whose file is damaged counts as failed, and does
+        not stop the others.
         """
         found = []
         for number in self._numbers():
@@ -86,7 +86,7 @@ class Queue:
         return found
 
     def _numbers(self) -> list[int]:
-        """Of the runs that were submitted. What else lies there, such as a copy, is no run."""
+        """The numbers of the submitted runs. Other files, such as copies, are ignored."""
         named = (path.stem for path in self._queue.glob("*.json"))
         return sorted(int(n) for n in named if n.isdecimal() and self._path(int(n)).stem == n)
 
@@ -109,15 +109,13 @@ class Queue:
                 name = f"{config.name}-{number}"
                 text = configuration.to_yaml(config.replace(name=name, load=files))
                 entry = QueuedRun(number=number, name=name, config=text, at=time.time())
-                # Of several processes that submit, whoever writes a number first has it.
+                # If several processes submit, the first to write a number has it.
                 if write_first(self._path(number), line(msgspec.to_builtins(entry))):
                     break
         return entry
 
     def cancel(self, number: int) -> QueuedRun:
-        """A run that goes on is asked to stop; one that waits never begins. Raises ConfigError for
-        one that is over.
-        """
+        """Stops a running run, or removes a waiting one. Raises ConfigError if it has ended."""
         entry = self.entry(number)
         if entry.state not in OPEN:
             raise ConfigError(f"{self.folder}: run {number} is {entry.state} already.")
@@ -125,8 +123,8 @@ class Queue:
         return self.entry(number)
 
     def again(self, number: int) -> QueuedRun:
-        """Puts a run that failed back where it stood: it goes on from its checkpoint. Raises
-        ConfigError for one that did not.
+        """Puts a failed run back into the queue, to continue from its checkpoint. Raises
+        ConfigError if it did not fail.
         """
         entry = self.entry(number)
         if entry.state != "failed":
@@ -160,12 +158,12 @@ class Queue:
 
 
 def table(entries: Sequence[QueuedRun]) -> list[tuple[str, ...]]:
-    """A row a run: number, name, state, and why it failed."""
+    """A row per run: number, name, state, and why it failed."""
     return [(str(e.number), e.name, e.state, e.said) for e in entries]
 
 
 def newest_log(run: Path) -> list[str]:
-    """The last twelve lines of the server's log; of none, nothing."""
+    """The last twelve lines of the server's log, if there is one."""
     with contextlib.suppress(OSError), (run / "log" / "server.log").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
         return file.read().decode("utf-8", errors="replace").splitlines()[-12:]

@@ -1,8 +1,8 @@
 """Works through the queue: one run after the other, each a `fednet-server` at the same address with
-the same keys, so that clients that stay find every one.
+the same keys, so that clients with --stay find every one.
 
-A run's process ends with this one, whatever ends it; the next `fednet serve` goes on with that run
-from its checkpoint.
+A run's process ends with this one, however this one ends; the next `fednet serve` continues that
+run from its checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOP_S = 30.0  # a run that is asked to stop saves what it has within 10 s
 
 
 class Runner:
-    """words: further words of each `fednet-server`, such as --bind. say: gets a line a run."""
+    """words: further arguments of each `fednet-server`, such as --bind. say: gets a line a run."""
 
     def __init__(self, queue: Queue, words: Sequence[str], say: Callable[[str], None]) -> None:
         self.queue, self._words, self._say = queue, list(words), say
@@ -35,8 +35,8 @@ class Runner:
         self._by_keyboard = False
 
     def run(self) -> None:
-        """Works through the queue until it is asked to stop, by which it raises Stopped.
-        Raises ConfigError where another process serves this folder.
+        """Works through the queue until it is asked to stop, and then raises Stopped. Raises
+        ConfigError if another process serves this folder.
         """
         for number in stop_signals():
             signal.signal(number, self._asked)
@@ -54,7 +54,7 @@ class Runner:
         self._stop.set()
 
     def _next(self) -> QueuedRun | None:
-        """What was running when the last runner ended, then what waits."""
+        """The run that was running when the last runner ended, else the first that waits."""
         open_ = [e for e in self.queue.entries() if e.state in ("running", "waiting")]
         return min(open_, key=lambda e: (e.state != "running", e.number), default=None)
 
@@ -65,12 +65,12 @@ class Runner:
         self._say(f"run {entry.number} ({entry.name}) {'continues' if again else 'starts'}")
         status, said = self._server(entry)
         if self._stop.is_set() and (status in (4, 130) or status < 0):
-            return  # it goes on when somebody serves again, also if the signal came before it began
+            return  # the next `fednet serve` continues it
         entry.status, entry.said = status, said
         entry.state = "done" if status == 0 else "failed"
         if self.queue.unwanted(entry) and status != 0:
             entry.state, entry.said = "cancelled", ""
-        elif status not in (0, ConfigError.exit_status):  # what was not refused can go on
+        elif status not in (0, ConfigError.exit_status):  # a run that was not refused can continue
             at = shlex.quote(str(self.queue.folder))
             entry.said = (
                 f"{said} To continue it: fednet queue submit --at {at} --resume {entry.number}"
@@ -80,9 +80,7 @@ class Runner:
         self._say(f"run {entry.number} ({entry.name}) {entry.state}{why}")
 
     def _server(self, entry: QueuedRun) -> tuple[int, str]:
-        """(exit status, its last words) of the run's process. One that is killed has no time for
-        any, as where the machine has no memory left.
-        """
+        """(exit status, last line) of the run's process. One that is killed has no last line."""
         self.queue.runs.mkdir(parents=True, exist_ok=True)
         config = self.queue.runs / f".{entry.name}.yaml"
         config.write_text(entry.config, encoding="utf-8")

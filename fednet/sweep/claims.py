@@ -1,9 +1,8 @@
-"""Several processes, perhaps on several machines, sharing a list of work through a folder.
+"""Claims: several processes, perhaps on several machines, share a list of work through a folder.
 
-A claim on a piece of work is a file that is created exclusively, so that one process gets it; its
-holder touches it while it works. A claim whose holder is gone is not taken over in place (two might
-do so at once) but followed by the next in number, created exclusively again: the highest number
-holds.
+A claim on a piece of work is a file that is created exclusively, so that one process gets it. Its
+holder touches it while it works. A claim whose holder is gone is not overwritten, since two
+processes might do so at once; the next number is created exclusively, and the highest number holds.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from fednet.experiment.lock import started_at
 from fednet.files import read_value, write_aside, write_first
 from fednet.launch.parent import die_with_parent
 
-SILENT_S = 120.0  # a holder on another machine that has not touched its claim for so long is gone
-BEAT_S = 10.0  # how often a holder should
+SILENT_S = 120.0  # a holder on another machine that has not touched its claim for this long is gone
+BEAT_S = 10.0  # time between two touches
 
 
 @dataclass(frozen=True)
@@ -34,25 +33,25 @@ class Claim:
     path: Path
 
     def beat(self) -> None:
-        """Raises CannotGoOn where somebody has removed it: nothing says any more whose the work is,
-        and what is written now would make the folder anew.
+        """Touches it. Raises CannotGoOn if it was removed: then nobody knows whose the work is, and
+        writing would create the folder again.
         """
         try:
             os.utime(self.path)
         except FileNotFoundError:
             raise CannotGoOn(
-                f"{self.path} was deleted or moved while work went on there, and what was done "
-                f"with it; the same command begins anew what is not there."
+                f"{self.path} was deleted or moved while work went on there, together with the "
+                f"results; the same command does again what is missing."
             ) from None
 
     def add(self, pid: int) -> None:
-        """A process that works for this one: while it lives the work is not free."""
+        """Adds a process that works for this one; the work is not free while it lives."""
         write_aside(self.path, _said([*_read(self.path).processes, _identity(pid)]))
 
     # More than twenty arguments, of as many types, which Popen checks.
     def start(self, words: Sequence[str], log: IO[bytes], **more: Any) -> subprocess.Popen[bytes]:
-        """Starts a command that works for this one, in a session of its own, and that Linux ends
-        with it; what it says goes to `log`. More: as `subprocess.Popen` takes it.
+        """Starts a command that works for this process, in a session of its own. Linux ends it with
+        this process. Its output goes to `log`. more: arguments of `subprocess.Popen`.
         """
         process = subprocess.Popen(
             words,
@@ -65,14 +64,14 @@ class Claim:
         )
         try:
             self.add(process.pid)
-        except BaseException:  # nothing may leave a run behind that no claim speaks for
+        except BaseException:  # no run may be left behind without a claim
             process.kill()
             process.wait()
             raise
         return process
 
     def release(self) -> None:
-        """Free at once for whoever wants it, this process too. What is gone is free already."""
+        """Frees the work for every process, this one too."""
         if self.path.exists():
             write_aside(self.path, _said([]))
 
@@ -90,7 +89,7 @@ def claim(folder: Path, work: str) -> Claim | None:
 
 
 def holder(folder: Path, work: str) -> str | None:
-    """Who works on it: "host, process 12"; None where nobody does."""
+    """The holder, "host, process 12"; None if nobody works on it."""
     held = _claims(folder, work)
     if not held or not _live(held[-1]):
         return None
@@ -111,7 +110,7 @@ def _live(path: Path) -> bool:
         return False
     if said.host == socket.gethostname():
         return any(_identity(p.pid) == p for p in said.processes)
-    # By the file system's own clock, which the holder's touch was told by too.
+    # By the file system's own clock, which also stamped the holder's touch.
     probe = path.parent / f".clock.{socket.gethostname()}.{os.getpid()}"
     probe.touch()
     age = probe.stat().st_mtime - path.stat().st_mtime
@@ -120,21 +119,21 @@ def _live(path: Path) -> bool:
 
 
 class Process(msgspec.Struct, frozen=True):
-    """started: as the system says it, since ids are used again."""
+    """A process. started: the system's start time, since ids are used again."""
 
     pid: int
     started: str | None
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What stands in a claim: whose it is."""
+    """The content of a claim: its holder."""
 
     host: str
     processes: list[Process]
 
 
 def _read(path: Path) -> Holding:
-    """Raises StateError where it is not what was written."""
+    """Raises StateError if the file is damaged."""
     return read_value(path, Holding, "delete it where no process works there any more")
 
 

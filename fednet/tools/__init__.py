@@ -1,5 +1,5 @@
-"""Tools for a user: is this machine ready (doctor), does my own part keep the rules (check), what
-does a method send (costs).
+"""Tools for users: whether this machine is ready (doctor), whether their own parts work (check),
+and what a method sends (costs).
 
 Imported by `cli` alone.
 Read in any order.

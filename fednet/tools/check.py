@@ -1,8 +1,8 @@
-"""`fednet check FILE`: what every registered part must do, tried on a user's own.
+"""`fednet check FILE`: tests a user's own parts for what every part must do.
 
-Each check says in a line what holds; the first of a part that does not raises ConfigError with what
-was expected, and the next part is tried. An exception in the file itself passes through, so that
-the command line shows where it arose.
+Each check yields a line. The first that fails raises ConfigError with what was expected, and the
+next part is tested. An exception in the file itself is passed on, so that the command line shows
+where it was raised.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 def check(path: Path, say: Callable[[str], None], data: Path | None = None) -> Iterator[str]:
     """Loads the file and checks every part that it registers. Raises ConfigError, UserFileError.
-    say: is called with each refusal where several parts are refused, but for the last, which is
-    raised. data: the folder that datasets read (default: as `fednet run` finds it).
+    say: is called with each error but the last, which is raised. data: the folder that datasets
+    read (default: as `fednet run` finds it).
     """
     before = {kind: set(parts.names()) for kind, parts in registry.ALL.items()}
     (known,) = loading.load_parts([path])
@@ -54,7 +54,7 @@ def check(path: Path, say: Callable[[str], None], data: Path | None = None) -> I
                 yield f"  ok  {line}"
         except Exception as wrong:
             refused.append((part, wrong))
-    # Last what shows where in the file it arose.
+    # Last an exception of the file itself, whose traceback is printed.
     refused.sort(key=lambda one: not isinstance(one[1], FednetError))
     for part, first in refused[:-1]:
         own = isinstance(first, FednetError)
@@ -71,7 +71,7 @@ def _file_of(part: object) -> str:
 
 
 def _own_file(part: object) -> list[Path]:
-    """What a process of its own has to load to know that part: nothing for one of fednet's."""
+    """The file that another process has to load to know that part; none for fednet's own."""
     own = part.__module__.partition(".")[0] == "fednet"
     return [] if own else [Path(_file_of(part))]
 
@@ -91,7 +91,7 @@ def algorithm(name: str) -> Iterator[str]:
     if method.needs_public:
         changes["data"] = {**killed.SMALL["data"], "public": {"samples": 20}}
     first, second = killed.trained(changes), killed.trained(changes)
-    # First who was left out, and why: a round without replies has no loss either.
+    # Dropped clients first: a round without replies has no loss either.
     left_out = [f"round {r['round']}: {r['dropped']}" for r in first if r["dropped"]]
     must(not left_out, f"{name}: clients were left out of {'; '.join(left_out[:1])}.")
     lost = [
@@ -127,7 +127,7 @@ def _repeats(
     changes: JsonDict,
     files: list[Path],
 ) -> Iterator[str]:
-    """first, second: the rounds of two runs alike."""
+    """Checks that runs repeat. first, second: the rounds of two runs of one configuration."""
     so, round = ("without rounds, ", "update") if "schedule" in changes else ("", "round")
     must(
         _differ(first, second) is None,
@@ -146,7 +146,7 @@ def _repeats(
 
 
 def _without_rounds(name: str, changes: JsonDict, files: list[Path]) -> Iterator[str]:
-    """The method where every reply is an update and some are stale, on the virtual clock."""
+    """Checks the method with asynchronous training: each reply is an update, and some are stale."""
     asked = {**changes, **killed.ASYNCHRONOUS}
     first = killed.trained(asked)
     left_out = [f"update {r['round']}: {r['dropped']}" for r in first if r["dropped"]]
@@ -163,7 +163,7 @@ def _without_rounds(name: str, changes: JsonDict, files: list[Path]) -> Iterator
 
 
 def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
-    """What a method says of itself, without being run."""
+    """Checks a method's declarations."""
     from fednet.algorithms.state import State
     from fednet.wire.payload import Payload
 
@@ -195,8 +195,8 @@ def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
 
 
 def _roles(name: str, method: type[Algorithm]) -> Iterator[str]:
-    """What clipping, `security.max_norm` and the hashes work on: it follows from the declarations,
-    whatever the fields are called.
+    """Checks what clipping, `security.max_norm` and the hashes work on, which follows from the
+    declared types of the fields.
     """
     import torch
 
@@ -240,7 +240,7 @@ def _roles(name: str, method: type[Algorithm]) -> Iterator[str]:
 
 
 def _differ(a: list[JsonDict], b: list[JsonDict]) -> int | None:
-    """The first round whose model or clients have other bits; None where all are the same."""
+    """The first round whose model or clients differ; None if all are the same."""
     for left, right in zip(a, b, strict=True):
         if any(left[k] != right[k] for k in ("model_sha256", "clients_sha256")):
             return int(left["round"])

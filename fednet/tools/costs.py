@@ -1,4 +1,4 @@
-"""What a method sends for a model, from its declarations alone."""
+"""The bytes that a method sends for a model, from its declarations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fednet.registry import algorithm, dataset
 from fednet.wire.codec import Codec
 from fednet.wire.payload import Payload
 
-OPEN = ("samples", "array")  # forms whose size depends on what a client has
+OPEN = ("samples", "array")  # forms whose size depends on a client's data
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Cost:
 
 
 def cost(config: Config, name: str, public: int | None = None) -> Cost:
-    """The cost of the method `name` for the configured model; with the configured options where the
-    configuration is of this method, else with its defaults. public: samples that the server holds,
-    if it is known. Raises ConfigError.
+    """The cost of the method `name` for the configured model, with the configured options if the
+    configuration names this method, else with its defaults. public: samples that the server holds,
+    if known. Raises ConfigError.
     """
     from fednet import models
 
@@ -59,7 +59,7 @@ def cost(config: Config, name: str, public: int | None = None) -> Cost:
 
 
 def made(config: Config, name: str) -> Algorithm:
-    """The method, with the configuration's options where these are its own."""
+    """The method, with the configuration's options if the configuration names it."""
     kind = algorithm.get(name)
     own = config.algorithm.options if name == config.algorithm.name else {}
     method: Algorithm = kind(msgspec.convert(own, kind.Config), config.clients)
@@ -67,13 +67,13 @@ def made(config: Config, name: str) -> Algorithm:
 
 
 def payloads(method: Algorithm, direction: str) -> list[type[Payload]]:
-    """What crosses in a round in that direction; `once`: with a client's first task."""
+    """The payloads of a round in that direction; `once`: with a client's first task."""
     if direction == "once":
         return [] if method.Enrolment is None else [method.Enrolment]
     return [getattr(exchange, direction) for exchange in method.exchanges]
 
 
-# Of datasets that need files only to be told their shape: one input, and a model's outputs.
+# The shape of an input and the outputs of a model, for datasets that would have to be read for it.
 KNOWN = {
     "mnist": ((1, 28, 28), 10),
     "fashion-mnist": ((1, 28, 28), 10),
@@ -86,7 +86,7 @@ KNOWN = {
 
 
 def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
-    """What is known of any client, and the number of classes."""
+    """The facts that hold for every client, and the number of classes."""
     data = config.data
     shape: tuple[int, ...]
     classes: int

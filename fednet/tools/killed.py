@@ -1,5 +1,5 @@
-"""Small federations for `fednet check`: run to their end in this process, or killed amid a round in
-a process of their own, and resumed here.
+"""Small federations for `fednet check`: run in this process to their end, or killed during a round
+in a process of their own and resumed here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fednet.plain import JsonDict, JsonMapping
 if TYPE_CHECKING:
     from fednet.records import Round
 
-KILLED = 3  # the round after which a run is killed: one that no checkpoint holds
-# Four clients, two a round, of a model with BatchNorm: not all take part, and buffers cross.
+KILLED = 3  # the round after which a run is killed, which is in no checkpoint
+# Four clients, two per round, and a model with BatchNorm: not all take part, and buffers are sent.
 SMALL: JsonDict = {
     "name": "check",
     "rounds": 5,
@@ -39,7 +39,7 @@ SMALL: JsonDict = {
         "partition": {"scheme": "iid"},
     },
 }
-# Two train at a time, at paces of their own, and each reply is an update: every other one is stale.
+# Two clients train at a time at different speeds; each reply is an update, every other one stale.
 ASYNCHRONOUS: JsonDict = {
     "schedule": {"mode": "async", "buffer": 1},
     "link": {"clock": "virtual", "step_ms": "lognormal(50, 0.7)"},
@@ -54,8 +54,8 @@ def trained(changes: JsonMapping) -> list[JsonDict]:
 
 
 def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
-    """The rounds of one whose process is killed when round `KILLED` is on record and not yet in a
-    checkpoint: what it kept in memory, wherever that was, is gone. files: to be loaded there.
+    """The rounds of a run whose process is killed when round `KILLED` is recorded and not yet in a
+    checkpoint, so that all it kept in memory is lost. files: to be loaded there.
     """
     with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
         words = [json.dumps(dict(changes)), folder, *map(str, files)]
@@ -72,7 +72,7 @@ def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
 
 
 def die(changes: str, folder: str, *files: str) -> None:
-    """Runs in a process of its own, which it kills amid the run."""
+    """Runs in a process of its own, and kills it during the run."""
     loading.load_parts(files)
 
     def kill(record: Round) -> None:

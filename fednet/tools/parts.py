@@ -1,4 +1,4 @@
-"""What `fednet check` asks of a model, a dataset, a partition, a compressor and a task."""
+"""The checks of `fednet check` for a model, a dataset, a partition, a compressor and a task."""
 
 from __future__ import annotations
 
@@ -80,9 +80,8 @@ def model(name: str) -> Iterator[str]:
     yield f"initialised by the seed: {Layout.of(built).nbytes / 1e6:.3f} MB"
 
 
-# built: a model that may be a user's, with the attributes that are looked for here.
 def _parted(name: str, built: Any, x: Inputs) -> Iterator[str]:
-    """Checks a model that names where its body ends; yields what it found, a sentence each."""
+    """Checks a model that has a separate head. Yields what it found."""
     import torch
 
     from fednet import models
@@ -92,7 +91,7 @@ def _parted(name: str, built: Any, x: Inputs) -> Iterator[str]:
         head is None or isinstance(head, torch.nn.Linear),
         f"{name}: expected .head, the last nn.Linear.",
     )
-    # Many a plain module has one of the two names, for parts of its own.
+    # A plain module may have one of the two names for another part.
     lacks = [".head"] * (head is None) + ["features(x)"] * (not callable(features))
     if lacks:
         yield (
@@ -229,9 +228,9 @@ def task(name: str) -> Iterator[str]:
         )
         yield f"{found} on four easy samples"
         if hasattr(made, "accuracy"):
-            yield "NOTE: accuracy() is not asked: it is correct over total of counts, everywhere"
+            yield "NOTE: accuracy() is not called: accuracy is correct over total of counts"
         return
-    # neither about classes nor about values: its own shapes are not ours to guess
+    # neither classes nor values: the shapes of its targets are unknown
     yield "has loss, losses and counts"
 
 

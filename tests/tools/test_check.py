@@ -190,7 +190,7 @@ def test_what_a_task_gives_is_held_before_anything_starts(tmp_path, capsys, func
 
 def test_an_accuracy_of_a_tasks_own_is_said_not_to_be_asked(checked):
     text = OWN_TASK.replace("chk-task", "chk-acc").format("accuracy(self, counts)", "return 0.5")
-    assert any("accuracy() is not asked" in line for line in checked(text, "chk_acc.py"))
+    assert any("accuracy() is not called" in line for line in checked(text, "chk_acc.py"))
 
 
 def test_a_plain_module_passes_with_what_it_cannot_be_used_for(checked):
