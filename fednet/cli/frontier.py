@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     made = grid.Sweep(
         base=str(Path(args.config).resolve()),
         vary=vary,
-        seeds=grid.seeds_of(args.seeds or "0"),
+        seeds=args.seeds or [0],
         name=f"{Path(args.config).stem}-frontier",
     )
     if args.plan:

@@ -35,7 +35,10 @@ def shared_arguments(parser: argparse.ArgumentParser, config: str) -> None:
     """Adds the arguments of every verb that runs cells. config: what CONFIG is."""
     common_arguments(parser, config)
     parser.add_argument(
-        "--seeds", metavar="0,1,2", help="seeds of each cell, such as 0,1,2 or 0-4 [0]"
+        "--seeds",
+        type=values.seeds,
+        metavar="0,1,2",
+        help="seeds of each cell, such as 0,1,2 or 0-4 [0]",
     )
     parser.add_argument(
         "--plan", action="store_true", help="print what would run and what is done, and stop"
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("expected a sweep file, or a configuration with --grid key.path=a,b.")
     grid = [text for group in args.grid for text in group]
     if (grid or args.seeds) and not _is_sweep(args.config):
-        made = sweep.from_grid(args.config, grid, args.seeds or "0")
+        made = sweep.from_grid(args.config, grid, args.seeds or [0])
     elif grid or args.seeds:
         raise ConfigError(
             f"{args.config} is a sweep file, which says itself what varies; give --grid and "

@@ -186,6 +186,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet reproduce feddpc/tabel2", "Did you mean 'feddpc/table2'? Known: "),
         ("fednet reproduce mcmahan/table1 --seeds 0-1000", "at most 1000 seeds, got 1001"),
         ("fednet sweep", "fednet sweep: expected a sweep file"),
+        ("fednet sweep ok.yaml --seeds 0,1-99999999", "expected"),
         ("fednet sweep c.yaml --cell 3/2", "expected I/N with I from 1 to N"),
         ("fednet sweep ok.yaml --plan --grid trian.lr=0.1", "unknown key trian"),
         ("fednet sweep ok.yaml --plan --grid train.lr=abc", "train.lr"),
