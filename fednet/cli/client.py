@@ -27,9 +27,57 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="ids of the clients to run: 3, 0-24,40, or 3/4, the third quarter of all "
         "ids [the policy's]",
     )
-    _reaching(parser)
-    _at_home(parser)
-    _allowed(parser)
+    # the way to the server
+    found = parser.add_mutually_exclusive_group()
+    found.add_argument(
+        "--server", metavar="ADDRESS", help=f"the server [FEDNET_SERVER, else {DEFAULT_SERVER}]"
+    )
+    found.add_argument(
+        "--run",
+        type=Path,
+        metavar="OUT/NAME",
+        help="a run's directory on a shared file system, in which the server's address is found",
+    )
+    proxy_argument(parser)
+    # what this site has
+    device_argument(parser)
+    path_argument(parser, "--data", "folder of this site's data")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="folder of the clients' states [client-state/RUN in FEDNET_OUT, else in runs]",
+    )
+    parser.add_argument(
+        "--state-lost",
+        choices=["reset"],
+        help="reset: a client without its state starts as a new one, instead of being refused",
+    )
+    path_argument(parser, "--keys", "file with the client's CURVE keys", "FILE")
+    # what the server may ask for
+    parser.add_argument(
+        "--allow",
+        type=values.kinds,
+        metavar="KINDS",
+        help="kinds of data that may leave this site, such as "
+        "state,statistics,accuracy; a run that sends others is refused [all]",
+    )
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE.yaml",
+        help="this site's policy: what the server may ask for; flags can only narrow it",
+    )
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        help="allow the server's configuration to download datasets (data.download)",
+    )
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="allow the faults that the server's configuration plans",
+    )
     parser.add_argument(
         "--give-up",
         type=values.seconds,
@@ -55,66 +103,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a file with your own methods, models or other parts; may be repeated",
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
-
-
-def _at_home(parser: argparse.ArgumentParser) -> None:
-    """What this machine has for the clients."""
-    device_argument(parser)
-    path_argument(parser, "--data", "folder of this site's data")
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="folder of the clients' states [client-state/RUN in FEDNET_OUT, else in runs]",
-    )
-    parser.add_argument(
-        "--state-lost",
-        choices=["reset"],
-        help="reset: a client without its state starts as a new one, instead of being refused",
-    )
-    path_argument(parser, "--keys", "file with the client's CURVE keys", "FILE")
-
-
-def _allowed(parser: argparse.ArgumentParser) -> None:
-    """What a server may ask of them."""
-    parser.add_argument(
-        "--allow",
-        type=values.kinds,
-        metavar="KINDS",
-        help="kinds of data that may leave this site, such as "
-        "state,statistics,accuracy; a run that sends others is refused [all]",
-    )
-    parser.add_argument(
-        "--policy",
-        type=Path,
-        metavar="FILE.yaml",
-        help="this site's policy: what the server may ask for; flags can only narrow it",
-    )
-    parser.add_argument(
-        "--download",
-        action="store_true",
-        help="allow the server's configuration to download datasets (data.download)",
-    )
-    parser.add_argument(
-        "--faults",
-        action="store_true",
-        help="allow the faults that the server's configuration plans",
-    )
-
-
-def _reaching(parser: argparse.ArgumentParser) -> None:
-    """Where the server is, and how it is reached."""
-    found = parser.add_mutually_exclusive_group()
-    found.add_argument(
-        "--server", metavar="ADDRESS", help=f"the server [FEDNET_SERVER, else {DEFAULT_SERVER}]"
-    )
-    found.add_argument(
-        "--run",
-        type=Path,
-        metavar="OUT/NAME",
-        help="a run's directory on a shared file system, in which the server's address is found",
-    )
-    proxy_argument(parser)
 
 
 def _ids(text: str) -> str:

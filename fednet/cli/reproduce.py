@@ -29,22 +29,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what would run and how long it may take, and stop",
     )
-    _cells(parser)
-    parser.add_argument(
-        "--scale",
-        choices=["full", "mini"],
-        default="full",
-        help="mini: small enough for a laptop [full]",
-    )
-    parser.add_argument(
-        "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs to do at a time [1]"
-    )
-    device_argument(parser)
-    _search(parser)
-
-
-def _cells(parser: argparse.ArgumentParser) -> None:
-    """Which runs of a table."""
     parser.add_argument("--dataset", metavar="D", help="only the cells of this dataset")
     parser.add_argument("--only", type=values.names, metavar="M,...", help="only these methods")
     parser.add_argument(
@@ -70,9 +54,16 @@ def _cells(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="only cells whose setting has these words, such as alpha=0.2 or E1",
     )
-
-
-def _search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale",
+        choices=["full", "mini"],
+        default="full",
+        help="mini: small enough for a laptop [full]",
+    )
+    parser.add_argument(
+        "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs to do at a time [1]"
+    )
+    device_argument(parser)
     parser.add_argument(
         "--search",
         action="store_true",

@@ -176,6 +176,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet compare", "RUN"),
         ("fednet keys", "server | client"),
         ("fednet new thing x.py", "invalid choice: 'thing'"),
+        ("fednet new model own.py", "own.py: there is such a file already; nothing is overwritten"),
         ("fednet partition --out x.docx", "expected a file of the kind .png or .svg or .pdf"),
         ("fednet partition --out absent/x.png", "there is no folder 'absent'"),
         ("fednet partition --export x.txt", "expected a file of the kind .json"),
@@ -207,6 +208,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(line, says, tmp_path, monke
     Path("c.yaml").write_text("seed: 0\ncomm_round: 3\n")
     Path("ok.yaml").write_text("rounds: 2\n")
     Path("file").touch()
+    Path("own.py").touch()
     Path("torn").mkdir()
     Path("torn/config.yaml").write_bytes(b"\xc8\x00")
     before = sorted(Path().iterdir())
