@@ -129,7 +129,7 @@ def configured(args: argparse.Namespace) -> Config:
             f"--resume the directory of a run."
         )
     given = reading.read(Path(args.config or quickstart()))
-    config = reading.made(given, args.set, args.load)
+    config = reading.build(given, args.set, args.load)
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
         complain(f"{QUICKSTART} {_left(given.plain(), changed)}")

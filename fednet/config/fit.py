@@ -136,7 +136,7 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
     full = f"{path}.{key}" if path else key
     if gone := foreign()["gone"].get(full):
         return ConfigError(f"{node.key_at or node.at}: {full} is gone: {gone}")
-    way = foreign()["ways"].get(_plainly(key))
+    way = foreign()["ways"].get(_normalised(key))
     guess = None if way else _guess(key, path, known)
     hint = f" {way}" if way else f" Did you mean {guess}?" if guess else ""
     inside = (
@@ -157,7 +157,7 @@ def foreign() -> dict[str, dict[str, str]]:
     return made
 
 
-def _plainly(key: str) -> str:
+def _normalised(key: str) -> str:
     return key.lower().replace("-", "_")
 
 
@@ -167,7 +167,7 @@ def _guess(key: str, path: str, known: list[str]) -> str | None:
 
 
 def _likely(key: str, path: str, known: list[str]) -> str | None:
-    low = _plainly(key)
+    low = _normalised(key)
     if low in known:
         return low
     others = foreign()["keys"]

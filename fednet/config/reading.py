@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,10 +30,10 @@ def load(
     ConfigError.
     """
     tree = read(Path(path)) if path is not None else Node({}, "the configuration")
-    return made(tree, sets, load_files)
+    return build(tree, sets, load_files)
 
 
-def made(
+def build(
     tree: Node, sets: Sequence[str] | JsonMapping = (), load_files: Sequence[Path | str] = ()
 ) -> Config:
     """As `load`, for a tree that `read` returned."""
@@ -46,7 +47,7 @@ def made(
             raise ConfigError(f"{node.at}: load[{i}]: there is no file {file}.")
     loading.load_parts(files)
     if files:
-        tree = put(
+        tree = set_key(
             tree, "load", wrap(files, tree.value["load"].at if "load" in tree.value else "--load")
         )
     return _check(tree)
@@ -54,7 +55,7 @@ def made(
 
 def load_mapping(mapping: JsonMapping, where: str, load_files: Sequence[Path | str] = ()) -> Config:
     """As `load`, for plain values. Paths under `load` are relative to the working directory."""
-    return made(_beside_all(spread(wrap(mapping, where)), Path.cwd()), (), load_files)
+    return build(_absolute_loads(expand(wrap(mapping, where)), Path.cwd()), (), load_files)
 
 
 def from_mapping(
@@ -64,7 +65,7 @@ def from_mapping(
 
     check_parts: false imports no part and leaves the parts' options as they are.
     """
-    return _check(spread(wrap(mapping, where)), check_parts)
+    return _check(expand(wrap(mapping, where)), check_parts)
 
 
 def from_text(
@@ -77,7 +78,7 @@ def from_text(
     tree = compose(text, where)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
-    return _check(spread(tree), before=before)
+    return _check(expand(tree), before=before)
 
 
 def _check(
@@ -116,12 +117,12 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     absolute.
     """
     path = path.resolve() if above else path
-    tree = spread(compose(text_of(path, "a YAML configuration"), _short(path)))
+    tree = expand(compose(text_of(path, "a YAML configuration"), _relative(path)))
     if tree.value is None:
         tree = Node({}, tree.at)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
-    inside = dict(_beside_all(tree, path.parent).value)
+    inside = dict(_absolute_loads(tree, path.parent).value)
     base = inside.pop("extends", None)
     tree = Node(inside, tree.at)
     if base is None:
@@ -136,27 +137,19 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     return merge(read(target, (*above, path.resolve())), tree)
 
 
-def _beside_all(tree: Node, folder: Path) -> Node:
+def _absolute_loads(tree: Node, folder: Path) -> Node:
     """The tree with absolute paths under `load`. folder: what they are relative to."""
-    if "load" not in tree.value or not isinstance(tree.value["load"].value, list):
+    named = tree.value.get("load")
+    if named is None or not isinstance(named.value, list):
         return tree
-    return Node({**tree.value, "load": _beside(tree.value["load"], folder)}, tree.at)
+    files = [
+        replace(n, value=str((folder / n.value).resolve())) if isinstance(n.value, str) else n
+        for n in named.value
+    ]
+    return Node({**tree.value, "load": replace(named, value=files)}, tree.at)
 
 
-def _beside(node: Node, folder: Path) -> Node:
-    return Node(
-        [
-            Node(str((folder / n.value).resolve()), n.at, n.key_at)
-            if isinstance(n.value, str)
-            else n
-            for n in node.value
-        ],
-        node.at,
-        node.key_at,
-    )
-
-
-def _short(path: Path) -> str:
+def _relative(path: Path) -> str:
     """The path relative to the working directory, if it is below it."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
@@ -169,16 +162,16 @@ def overrides(sets: Sequence[str] | JsonMapping) -> Node:
     tree = Node({}, "--set")
     if isinstance(sets, Mapping):
         for key, value in sets.items():
-            tree = put(tree, str(key), wrap(value, f"set {key}"))
-        return spread(tree)
+            tree = set_key(tree, str(key), wrap(value, f"set {key}"))
+        return expand(tree)
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(
                 f"--set {brief(text)}: expected key.path=value, such as train.lr=0.1."
             )
-        tree = put(tree, key.strip(), compose(value, f"--set {text}", one_place=True))
-    return spread(tree)
+        tree = set_key(tree, key.strip(), compose(value, f"--set {text}", one_place=True))
+    return expand(tree)
 
 
 # -- layers: `extends`, then the file, then `--set` ------------------------------------------------
@@ -189,21 +182,21 @@ SELECTORS |= {"availability": "model", "schedule": "mode"}
 RIVALS = {"participation": "clients_per_round", "clients_per_round": "participation"}
 
 
-def spread(node: Node, path: str = "") -> Node:
+def expand(node: Node, path: str = "") -> Node:
     """`algorithm: fedprox` is short for `algorithm: {name: fedprox}`; likewise model, data,
     data.partition, availability, schedule.
     """
     if isinstance(node.value, str) and path in SELECTORS:
         return Node({SELECTORS[path]: Node(node.value, node.at, node.key_at)}, node.at, node.key_at)
     if path == "model":
-        node = gathered(node)
+        node = _with_others(node)
     if path in ("", "data") and isinstance(node.value, dict):
-        inner = {k: spread(n, f"{path}.{k}" if path else k) for k, n in node.value.items()}
+        inner = {k: expand(n, f"{path}.{k}" if path else k) for k, n in node.value.items()}
         return Node(inner, node.at, node.key_at, node.fresh)
     return node
 
 
-def gathered(node: Node) -> Node:
+def _with_others(node: Node) -> Node:
     """A list of models as the first one with the rest under `others`."""
     if not isinstance(node.value, list) or not node.value:
         return node
@@ -241,7 +234,7 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
     return Node(kept, over.at, over.key_at or base.key_at)
 
 
-def put(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
+def set_key(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
     """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there,
     a part's bare name joins it.
     """
@@ -250,11 +243,11 @@ def put(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
         raise ConfigError(f"{value.at}: expected key.path=value, got an empty key.")
     path = f"{above}.{first}" if above else first
     inside = dict(tree.value) if isinstance(tree.value, dict) else {}
-    there = spread(inside[first], path) if first in inside else Node({}, value.at, value.at)
+    there = expand(inside[first], path) if first in inside else Node({}, value.at, value.at)
     if rest:
-        inside[first] = put(there, rest, value, path)
+        inside[first] = set_key(there, rest, value, path)
     elif isinstance(value.value, str) and path in SELECTORS and there.value:
-        inside[first] = put(there, SELECTORS[path], value, path)
+        inside[first] = set_key(there, SELECTORS[path], value, path)
     else:
         inside[first] = Node(value.value, value.at, value.at, fresh=isinstance(value.value, dict))
     return Node(inside, value.at, tree.key_at or value.at, tree.fresh)

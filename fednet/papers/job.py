@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fednet import papers, places
 from fednet.config import reading
-from fednet.config.reading import spread
+from fednet.config.reading import expand
 from fednet.config.tree import compose, wrap
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
@@ -127,7 +127,7 @@ def plan(asked: Request) -> Reproduction:
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c, asked.scale)) for c in chosen]
     for c in chosen if asked.set or asked.add else ():
-        reading.made(spread(wrap(c.config, c.name)), asked.set, asked.load)
+        reading.build(expand(wrap(c.config, c.name)), asked.set, asked.load)
     return Reproduction(
         name,
         tuple(chosen),
