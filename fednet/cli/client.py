@@ -57,7 +57,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     # what the server may ask for
     parser.add_argument(
         "--allow",
-        type=values.kinds,
+        type=values.names("state,delta,statistics"),
         metavar="KINDS",
         help="kinds of data that may leave this site, such as "
         "state,statistics,accuracy; a run that sends others is refused [all]",

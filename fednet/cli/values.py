@@ -36,22 +36,6 @@ def numbers(text: str) -> list[float]:
         ) from None
 
 
-def shares(text: str) -> list[float]:
-    """`0,0.1`: shares from 0 to below 1."""
-    found = numbers(text)
-    if not all(0 <= share < 1 for share in found):
-        raise argparse.ArgumentTypeError(f"expected shares from 0 to below 1, got {text!r}")
-    return found
-
-
-def lengths(text: str) -> list[float]:
-    """`0.1,2`: seconds."""
-    found = numbers(text)
-    if not all(0 <= length <= LONGEST_S for length in found):
-        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more of them, got {text!r}")
-    return found
-
-
 def whole_numbers(text: str) -> list[int]:
     """`0,1,2`, or `0-4`."""
     from fednet import ids
@@ -95,26 +79,16 @@ def count(most: int) -> Callable[[str], int]:
     return checked
 
 
-def counts(most: int) -> Callable[[str], list[int]]:
-    """`10,50`."""
-    one = count(most)
-    return lambda text: [one(piece) for piece in text.split(",")]
+def names(such_as: str) -> Callable[[str], list[str]]:
+    """Names separated by commas. such_as: an example, for the error."""
 
+    def checked(text: str) -> list[str]:
+        found = [piece.strip() for piece in text.split(",") if piece.strip()]
+        if not found:
+            raise argparse.ArgumentTypeError(f"expected names such as {such_as}, got {text!r}")
+        return found
 
-def names(text: str) -> list[str]:
-    """`FedAvg,FedProx`."""
-    found = [piece.strip() for piece in text.split(",") if piece.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected names such as FedAvg,FedProx, got {text!r}")
-    return found
-
-
-def kinds(text: str) -> list[str]:
-    """`state,delta,statistics`."""
-    found = [piece.strip() for piece in text.split(",") if piece.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("expected kinds such as state,delta,statistics")
-    return found
+    return checked
 
 
 def new_file(*kinds: str) -> Callable[[str], Path]:

@@ -23,6 +23,28 @@ from tests.bench.family import machine
 
 
 # -- round, scale, curve: whole runs of a workload -------------------------------------------------
+def _shares(text: str) -> list[float]:
+    """`0,0.1`: shares from 0 to below 1."""
+    found = values.numbers(text)
+    if not all(0 <= share < 1 for share in found):
+        raise argparse.ArgumentTypeError(f"expected shares from 0 to below 1, got {text!r}")
+    return found
+
+
+def _lengths(text: str) -> list[float]:
+    """`0.1,2`: seconds."""
+    found = values.numbers(text)
+    if not all(0 <= length <= values.LONGEST_S for length in found):
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more of them, got {text!r}")
+    return found
+
+
+def _counts(most: int) -> Callable[[str], list[int]]:
+    """`10,50`."""
+    one = values.count(most)
+    return lambda text: [one(piece) for piece in text.split(",")]
+
+
 def _round_options(parser: argparse.ArgumentParser) -> None:
     _workload_options(parser, "W1 to W6 [W1,W2,W3]")
 
@@ -113,7 +135,7 @@ def _card_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--device", default="cuda:0", metavar="D", help="cuda:0, or cpu to try it")
     parser.add_argument(
-        "--part", type=values.names, metavar="P,...", help=f"{', '.join(card.PARTS)} [all]"
+        "--part", type=values.names("W1,W2"), metavar="P,...", help=f"{', '.join(card.PARTS)} [all]"
     )
     parser.add_argument(
         "--limit", type=values.seconds, default=500.0, metavar="T", help="of all parts [500s]"
@@ -152,7 +174,7 @@ def _pack(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
 def _replies_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connections",
-        type=values.counts(20_000),
+        type=_counts(20_000),
         metavar="N,...",
         help="clients, each with a connection of its own [100,500,2000,5000]",
     )
@@ -169,12 +191,10 @@ def _replies(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
 
 # -- secagg: bytes and seconds of masked sums ------------------------------------------------------
 def _secagg_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--clients", type=values.counts(10_000), default=[10, 50, 200], metavar="N,..."
-    )
+    parser.add_argument("--clients", type=_counts(10_000), default=[10, 50, 200], metavar="N,...")
     parser.add_argument(
         "--dropout",
-        type=values.shares,
+        type=_shares,
         default=[0.0, 0.1, 0.3],
         metavar="SHARE,...",
         help="share of the clients that is lost before their vectors arrive [0,0.1,0.3]",
@@ -206,13 +226,16 @@ def _network_options(parser: argparse.ArgumentParser) -> None:
     from tests.bench.network import sweep
 
     parser.add_argument(
-        "--part", type=values.names, metavar="P,...", help=f"{', '.join(sweep.PARTS)} [all]"
+        "--part",
+        type=values.names("W1,W2"),
+        metavar="P,...",
+        help=f"{', '.join(sweep.PARTS)} [all]",
     )
     parser.add_argument("--setting", choices=["default", "wide", "both"], default="both")
     parser.add_argument(
-        "--latency", type=values.lengths, metavar="S,...", help="seconds one way [0.1 to 10]"
+        "--latency", type=_lengths, metavar="S,...", help="seconds one way [0.1 to 10]"
     )
-    parser.add_argument("--loss", type=values.shares, metavar="SHARE,...", help="[0 to 0.6]")
+    parser.add_argument("--loss", type=_shares, metavar="SHARE,...", help="[0 to 0.6]")
     parser.add_argument(
         "--limit", type=values.seconds, default=180.0, metavar="T", help="of a cell [3m]"
     )
