@@ -41,7 +41,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.judging import Stopwatch, keeps_local
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest, write_aside
-from fednet.models.base import BASE, unpacked
+from fednet.models.start import BASE, unpacked
 from fednet.robust import attacks
 from fednet.tensors import Tensors
 from fednet.training.hosts import SiteHost

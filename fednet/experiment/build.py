@@ -29,8 +29,7 @@ from fednet.experiment import determinism, selection, trial
 from fednet.experiment.judging import JUDGED, Judgement, evaluation_payload
 from fednet.experiment.settings import Source, settings_of
 from fednet.models.adapters import merged
-from fednet.models.base import packed
-from fednet.models.start import unpinned
+from fednet.models.start import packed, unpinned
 from fednet.tensors import Layout
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting

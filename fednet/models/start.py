@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import nn
 
 from fednet import models
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.models.trained import layout_of
 from fednet.tensors import Layout, combine
+from fednet.wire.payload import Payload, kind
 
 if TYPE_CHECKING:
     from fednet.config import Config
@@ -129,8 +134,6 @@ def sha256(module: nn.Module) -> str:
     """The SHA-256 of all tensors of a state dict, by name: what two sites agree on where a part of
     it never crosses.
     """
-    import hashlib
-
     return combine(
         hashlib.sha256(
             f"{name} {t.dtype} {tuple(t.shape)}".encode()
@@ -146,3 +149,28 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """All parameters and buffers, tied ones once."""
     yield from module.named_parameters()
     yield from module.named_buffers()
+
+
+# -- as the server sends it (`model.base: server`) -------------------------------------------------
+BASE = "base"  # its kind in the books
+
+
+class Base(Payload):
+    """A .safetensors file of the whole model, byte for byte."""
+
+    base: kind(BASE, "array", dtype="uint8", rank=1)  # type: ignore[valid-type]
+
+
+def packed(module: nn.Module) -> Base:
+    """The module's state dict."""
+    named = {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}
+    data = np.frombuffer(bytearray(save(named)), dtype=np.uint8)
+    return Base(base=torch.from_numpy(data))  # type: ignore[call-arg]
+
+
+def unpacked(data: bytes) -> Mapping[str, torch.Tensor]:
+    """The tensors by name. Raises RemoteProtocolError if this is no .safetensors file."""
+    try:
+        return load(data)
+    except SafetensorError as broken:
+        raise RemoteProtocolError(f"the base model of the server: {broken}") from broken

@@ -18,7 +18,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.judging import SPLIT
 from fednet.ids import as_text
-from fednet.models.base import BASE
+from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress

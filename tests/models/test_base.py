@@ -13,8 +13,7 @@ from fednet import models
 from fednet.client.worker import split_base_model, with_base_model
 from fednet.errors import BaseAbsent, ConfigError
 from fednet.experiment import build
-from fednet.models.base import packed, unpacked
-from fednet.models.start import received, sha256
+from fednet.models.start import packed, received, sha256, unpacked
 from fednet.wire import messages as m
 from tests.parity.test_parity import bits
 from tests.processes import Federation

@@ -32,14 +32,6 @@ def test_a_torn_line_amid_the_book_is_damage(tmp_path):
         _ = open_run(path).wire
 
 
-def test_a_torn_line_amid_the_rounds_is_damage(tmp_path):
-    path = write(tmp_path / "a", rounds=2)
-    first, second = (path / "rounds.jsonl").read_text().splitlines()
-    (path / "rounds.jsonl").write_text(first[:20] + "\n" + second + "\n")
-    with pytest.raises(StateError, match=r"rounds\.jsonl:1"):
-        _ = open_run(path).rounds
-
-
 def test_one_changed_byte_amid_many_lines_is_named_by_its_line(tmp_path):
     path = write(tmp_path / "a", rounds=1)
     lines = [files.line({"round": 1, "client": i, "bytes": 64}) for i in range(5000)]

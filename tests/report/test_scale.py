@@ -56,14 +56,6 @@ def test_sums_over_the_book_do_not_grow_with_its_messages(large, tmp_path):
     assert peak(large) < peak(small) + 200_000
 
 
-def test_messages_that_are_alike_are_summed_as_one(large):
-    run = open_run(large)
-    found = list(costs._alike(run))
-    # A round's tasks, replies and heartbeats, whoever's they are; and all joins.
-    assert len(found) == 3 * len(run.rounds) + 1
-    assert sum(times for _, times in found) == len(run.wire)
-
-
 def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
     path = write(tmp_path / "a", rounds=1, clients=2)
     rows = [
