@@ -136,20 +136,24 @@ class Tasks:
         with contextlib.nullcontext() if packing is None else packing.at_work(device):
             if not self.is_wanted(given):
                 return
+            done: Done | None = None
+            short_of_memory: NoRoom | None = None
             try:
                 done = self._done(given, prepared.workers[device], device)
             except TaskCancelled:
-                return
+                pass
             except NoRoom as short:
-                if short.again_s is not None:
-                    self._do_again(given, prepared, short)
-                    return
-                done = self._failure(given, short, again=True)
+                if short.again_s is None:
+                    done = self._failure(given, short, again=True)
+                else:
+                    short_of_memory = short
             except OWN_ERRORS as error:
                 done = self._failure(given, error)
-            finally:
-                self._doing.pop(given.task.key.client, None)
-            self._hand_over(done)
+            self._doing.pop(given.task.key.client, None)
+            if done is not None:
+                self._hand_over(done)
+            elif short_of_memory is not None:
+                self._do_again(given, prepared, short_of_memory)
 
     def _done(self, given: Given, worker: Worker, device: int) -> Done:
         """Does a task, with the faults that are planned for it."""

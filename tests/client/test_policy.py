@@ -14,8 +14,12 @@ from fednet import config as configuration
 from fednet import registry
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client.policy import Policy, policy
+from fednet.client.preparing import explanation
 from fednet.data.base import Data
 from fednet.errors import ConfigError
+from fednet.experiment.build import build
+from tests.chaos.mallory import Liar
+from tests.chaos.test_hostile_server import site, told
 from tests.rooms import SMALL
 
 
@@ -146,3 +150,39 @@ def test_a_trace_that_the_server_names_is_read_below_the_sites_own_folder_alone(
         Policy().applied_to(traced("up.csv"))
     # On the virtual clock a site reads none.
     assert Policy().applied_to(traced("/etc/passwd", "virtual")).link.trace == "/etc/passwd"
+
+
+# -- what a site is shown --------------------------------------------------------------------------
+def test_a_site_is_shown_what_would_leave_it_and_keeps_nothing(tmp_path: Path, capsys) -> None:
+    server = Liar(told())
+    with site(server, tmp_path / "state", explain=True) as found:
+        server.listen(found["over"])
+    assert found["result"] == 0
+    shown = capsys.readouterr().out
+    # mlp of 16 -> 4 -> 4: (16 * 4 + 4 + 4 * 4 + 4) float32; a Run is 24 bytes
+    assert "client 0, exchange 1: up state 352 bytes, statistics 24 bytes; down 352" in shown
+    assert "the data of synthetic" in shown
+    assert f"stored here: {tmp_path / 'state'}" in shown
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_a_method_gives_once_is_explained():
+    mapping = {
+        "clients": 3,
+        "model": "mlp",
+        "data": {
+            "dataset": "synthetic",
+            "samples": 200,
+            "shape": [1, 8, 8],
+            "classes": 4,
+            "public": {"fraction": 0.1},
+            "partition": "iid",
+        },
+    }
+    said = {
+        name: explanation(build(configuration.from_mapping({**mapping, "algorithm": name})), [1])
+        for name in ("fedrds", "fedavg")
+    }
+    # half of 20 samples of 64 bytes, with an int64 label each
+    assert said["fedrds"][0] == "client 1, once, with its first task: down shared 720 bytes"
+    assert not any("once" in line for line in said["fedavg"])
