@@ -79,24 +79,6 @@ def _made(nbytes: int) -> Array:
     return np.frombuffer(memory, np.uint8)
 
 
-def joined(first: memoryview, second: memoryview) -> memoryview | None:
-    """Both as one view, without a copy, where the second begins at the end of the first in the same
-    memory; else None.
-    """
-    if first.obj is not second.obj or not len(first) or not len(second):
-        return None
-    whole = memoryview(first.obj).cast("B")
-    start = _address(first) - _address(whole)
-    if _address(first) + len(first) != _address(second):
-        return None
-    return whole[start : start + len(first) + len(second)]
-
-
-def _address(view: memoryview) -> int:
-    place: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return place
-
-
 def copied(values: Array) -> Array:
     """A copy, in memory that is lent."""
     own = lend(len(values), values.dtype)

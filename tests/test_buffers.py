@@ -103,15 +103,3 @@ def test_nothing_is_kept_from_the_collection_at_the_end_of_a_process():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert said.stdout == "0\n"
-
-
-def test_adjacent_views_of_one_memory_are_joined_without_a_copy():
-    memory = np.arange(10, dtype=np.uint8)
-    view = memoryview(memory)
-    joined = buffers.joined(view[2:5], view[5:9])
-    assert joined is not None
-    assert bytes(joined) == bytes(range(2, 9))
-    assert np.shares_memory(np.frombuffer(joined, np.uint8), memory)
-    assert buffers.joined(view[2:5], view[6:9]) is None
-    assert buffers.joined(view[2:5], memoryview(memory.copy())[5:9]) is None
-    assert buffers.joined(view[2:2], view[2:4]) is None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fednet import capacity
-from fednet.buffers import joined, lend
+from fednet.buffers import lend
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.table import (
     CLIENT,
@@ -358,15 +358,13 @@ STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
 @dataclass(slots=True)
 class HeldTask:
     """A task of this process. body: all of the payload, or room for it. window: of a payload that
-    is coming; came: its first bytes, where they are not in `body`. earlier: a server that has ended
-    asked for it.
+    is coming. earlier: a server that has ended asked for it.
     """
 
     task: m.Task
     body: memoryview
     state: ClientTaskState = ClientTaskState.GONE
     window: Receiving | None = None
-    came: memoryview | None = None
     earlier: bool = False
 
 
@@ -562,24 +560,12 @@ class ClientTasks:
         if start is None or body is None:
             self._out.append(Stray("doubled"))
             return
-        self._keep(held, start, body)
+        # A copy, also of a server's in this process: a method may write to what it gets.
+        held.body[start : start + len(body)] = body
         if held.window.whole:
             self._whole(part.key)
         else:
             self._grant(part.key, held.window)
-
-    def _keep(self, held: HeldTask, start: int, body: memoryview) -> None:
-        """Takes the next bytes of a payload: as they are, while all of them are one piece of this
-        process's memory, as from a server in this process; else as a copy.
-        """
-        came = body if start == 0 else held.came and joined(held.came, body)
-        if came is None:
-            if held.came is not None:
-                held.body[:start] = held.came
-            held.body[start : start + len(body)] = body
-        held.came = came
-        if came is not None and len(came) == len(held.body):
-            held.body, held.came = came, None
 
     def cancel(self, key: Key) -> None:
         """The server does not want this task any more."""

@@ -413,3 +413,17 @@ def test_process_that_can_do_more_at_once_says_so_now_and_when_it_joins_again():
     assert c.at_once(2) == []
     (join,) = sent(c.opened(2.0), m.Join)
     assert join.slots == 2
+
+
+def test_a_payload_is_in_memory_of_the_clients_own():
+    """In one process all parts are views of the server's memory, and a method may write to its
+    payload.
+    """
+    c, sent_from = ready(), memoryview(bytearray(2 * m.PART))
+    c.received(task(len(sent_from)), None, 0.0)
+    for index in range(2):
+        part = m.Part(run="r", inc=1, key=key(), index=index)
+        out = c.received(part, sent_from[index * m.PART : (index + 1) * m.PART], 0.0)
+    (given,) = [i for i in out if isinstance(i, Given)]
+    sent_from[:] = b"\1" * len(sent_from)
+    assert bytes(given.body) == bytes(len(sent_from))
