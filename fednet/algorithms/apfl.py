@@ -16,7 +16,6 @@ minibatch's gradients, and it averages clients plainly (`weighting: uniform`).
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import nn
@@ -42,7 +41,7 @@ class APFL(Algorithm):
         """
         adaptive: bool = False
         """Whether each client learns its own alpha: one gradient step per round."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         v: Tensors | None = None

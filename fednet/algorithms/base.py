@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -86,6 +86,7 @@ __all__ = [
     "Tensors",
     "Trained",
     "TwoSums",
+    "Weighting",
     "Weights",
     "algorithm",
     "blockwise",
@@ -97,6 +98,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Weighting = Literal["samples", "uniform"]
 
 # A method's functions are given values of the classes that it declares itself, and name those where
 # they name any: narrower than State and Payload, which types of arguments do not allow.

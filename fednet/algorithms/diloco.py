@@ -16,8 +16,6 @@ Algorithm 1; `weighting: samples` is for shards of different sizes. Buffers are 
 part.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 
 
@@ -35,7 +33,7 @@ class DiLoCo(Algorithm):
         """Outer (server) learning rate eta."""
         outer_momentum: Fraction = 0.9
         """Nesterov momentum mu of the outer optimizer."""
-        weighting: Literal["samples", "uniform"] = "uniform"
+        weighting: Weighting = "uniform"
 
     class Server(State):
         x: Weights

@@ -10,8 +10,6 @@ What the paper leaves open: v_k starts at w^0 and is trained before w_k, from th
 it has an order of samples of its own.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 
 
@@ -31,7 +29,7 @@ class Ditto(Algorithm):
         personal_epochs: Count | None = None
         """Epochs of training of the personal model per round; null: the epochs or steps of the run.
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         v: Tensors | None = None

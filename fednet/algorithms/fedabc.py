@@ -64,7 +64,7 @@ class FedABC(Algorithm):
         """What the loss is divided by: the batch's samples (Eq. 6), the terms kept, or samples
         times classes.
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         c, present = self.config, torch.as_tensor(host.class_counts > 0, device=host.device)

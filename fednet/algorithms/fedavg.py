@@ -6,8 +6,6 @@ w    global model        w_i  local model        n_i  training samples of client
 Departs from the paper: n in n_i / n is the sum over the participants, so that the weights sum to 1.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 
 
@@ -21,7 +19,7 @@ class FedAvg(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)  # ClientUpdate

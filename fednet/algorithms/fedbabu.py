@@ -8,8 +8,6 @@ The body alone is trained and crosses. Personal models come from fine-tuning the
 end: `evaluate.finetune: true`, with `train.epochs` local epochs.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 from fednet.algorithms.split import last_linears
 
@@ -25,7 +23,7 @@ class FedBABU(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def shared(self, layout, module):
         return layout.without(last_linears(module, 1))

@@ -8,8 +8,6 @@ Clients are weighted by their samples, as in FedAvg. The authors' code averages 
 `weighting: uniform`. With a model without batch normalisation this is FedAvg.
 """
 
-from typing import Literal
-
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.algorithms.base import *
@@ -29,7 +27,7 @@ class FedBN(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         bn: Tensors | None = None

@@ -81,7 +81,7 @@ class FedDC(Algorithm):
         """Weights of the images in fine-tuning: none: all the same; class: every class counts the
         same.
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Up(Payload):
         x: Weights

@@ -39,7 +39,7 @@ class FedDecorr(Algorithm):
         """The regulariser: code, of the authors' code; paper, as printed, about n times as small
         (n: batch size).
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def outputs(self, module, x):
         return module.head(module.features(x))

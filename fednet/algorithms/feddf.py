@@ -12,8 +12,6 @@ SGD; the paper takes 10,000 steps of Adam with a cosine schedule and stops early
 set, which a server of ours does not have.
 """
 
-from typing import Literal
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -38,7 +36,7 @@ class FedDF(Algorithm):
         """Learning rate of the distillation."""
         distill_batch: Count = 128
         """Batch size of the distillation, in samples."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Accumulator(State):
         x: Sum

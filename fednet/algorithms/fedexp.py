@@ -30,7 +30,7 @@ class FedExP(Algorithm):
         """plain: epsilon as printed; times_m: epsilon times the number of participants, as the
         authors' code.
         """
-        weighting: Literal["uniform", "samples"] = "uniform"
+        weighting: Weighting = "uniform"
 
     class Up(Payload):
         d: Delta  # Delta_i

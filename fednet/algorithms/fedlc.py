@@ -39,7 +39,7 @@ class FedLC(Algorithm):
         """The classes in the softmax's sum: all, or the others without the sample's own (pairwise
         margin).
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         margin = margins(torch.as_tensor(host.class_counts, device=host.device), self.config.tau)

@@ -52,7 +52,7 @@ class FedNova(Algorithm):
         """Effective steps of the server update: norm, the mean of ||a_i||_1; steps, the mean of
         K_i, as the authors' code if mu > 0.
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Up(Payload):
         d: Delta  # Delta_i

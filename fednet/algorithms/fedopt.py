@@ -18,8 +18,6 @@ there take Nesterov's in its place, which is `diloco` with outer_lr 1, weighting
 SGD.
 """
 
-from typing import Literal
-
 import torch
 
 from fednet.algorithms.base import *
@@ -39,7 +37,7 @@ class FedAvgM(Algorithm):
         """Server momentum."""
         server_lr: Positive = 1.0
         """Server learning rate eta."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Server(State):
         x: Weights
@@ -79,7 +77,7 @@ class Adaptive(Algorithm):
         """Decay of the server's second moment v."""
         tau: Positive = 1e-3
         """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Server(State):
         x: Weights
@@ -128,7 +126,7 @@ class FedAdagrad(Adaptive):
         """Decay of the server's first moment (momentum)."""
         tau: Positive = 1e-3
         """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def second(self, v, square):
         """v_t from v_{t-1} and the square of the mean update, element by element (Algorithm 2)."""

@@ -8,8 +8,6 @@ What the paper leaves open: the head is the last Linear layer (`personal_layers`
 first participation a client starts from the common initial head.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
 
@@ -29,7 +27,7 @@ class FedPer(Algorithm):
     class Config(AlgorithmConfig):
         personal_layers: Count = 1
         """Number of last Linear layers that stay at the client; 0: FedAvg."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         head: Tensors | None = None

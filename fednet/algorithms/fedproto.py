@@ -63,7 +63,7 @@ class FedProto(Algorithm):
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative = 1.0
         """Weight of the prototype term in the local loss; 0: local training alone."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
         predict: Literal["prototypes", "own_prototypes", "head"] = "prototypes"
         """How a client predicts: by the nearest of all prototypes, of those of its own classes
         (own_prototypes), or by its model's head.

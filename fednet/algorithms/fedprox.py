@@ -7,8 +7,6 @@ Departs from the paper: every client does the same local work, and weights are b
 FedAvg.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 
 
@@ -24,7 +22,7 @@ class FedProx(Algorithm):
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.01
         """Strength of the proximal term mu/2 ||w - w^t||^2; 0: FedAvg."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)  # adds mu (w_i - w) to each gradient

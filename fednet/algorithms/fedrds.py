@@ -64,7 +64,7 @@ class FedRDS(Algorithm):
         """random: each client gets its own draw of D'; same: all get the same."""
         pretrain_epochs: Count = 0
         """Epochs that the server trains the first model on D'."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Enrolment(Payload):
         samples: Shared

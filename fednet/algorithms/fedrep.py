@@ -13,8 +13,6 @@ weight decay would also move the frozen part. Clients are weighted by samples, a
 paper's mean is uniform.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
 
@@ -40,7 +38,7 @@ class FedRep(Algorithm):
         """Epochs tau_phi of the shared body per round."""
         personal_layers: Count = 1
         """Number of last Linear layers that are the personal head."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         head: Tensors | None = None

@@ -47,7 +47,7 @@ class FedRoD(Algorithm):
         """What the personal head starts as: zeros, or a copy of the generic head."""
         train_p: bool = True
         """Whether the personal head is trained; false: the generic model alone."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         p: Tensors | None = None

@@ -11,8 +11,6 @@ itself. The default radius is that of SAM (Foret et al., ICLR 2021). Clients are
 samples, as in FedAvg. The authors' code averages them plainly: `weighting: uniform`.
 """
 
-from typing import Literal
-
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -32,7 +30,7 @@ class FedSAM(Algorithm):
     class Config(AlgorithmConfig):
         rho: NonNegative = 0.05
         """Radius of the neighbourhood in which the worst point is sought; 0: FedAvg."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, loss=sharp(host.task, self.config.rho) if self.config.rho else None)

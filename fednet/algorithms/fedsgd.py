@@ -10,8 +10,6 @@ size changes nothing but rounding. `train.clip_norm` clips g_i and `train.weight
 to it, as one step of SGD would. Buffers do not change, since the gradient is computed in eval mode.
 """
 
-from typing import Literal
-
 from fednet.algorithms.base import *
 
 
@@ -27,7 +25,7 @@ class FedSGD(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Up(Payload):
         g: Delta

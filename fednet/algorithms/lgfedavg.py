@@ -32,7 +32,7 @@ class LGFedAvg(Algorithm):
     class Config(AlgorithmConfig):
         global_layers: Count | Literal["all"] = 2
         """Number of last Linear layers that are shared; 0: none (local training), all: FedAvg."""
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         own: Tensors | None = None

@@ -44,7 +44,7 @@ class Moon(Algorithm):
         """The features compared: the projection's output if there is one, or its input
         (penultimate).
         """
-        weighting: Literal["samples", "uniform"] = "samples"
+        weighting: Weighting = "samples"
 
     class Client(State):
         v: Tensors | None = None

@@ -19,8 +19,6 @@ samples`; the paper's is plain), and each of the K steps adds 0.001 theta_i to t
 (`train.weight_decay: 0.001` does so here).
 """
 
-from typing import Literal
-
 import torch
 from torch import nn
 
@@ -43,7 +41,7 @@ class PFedMe(Algorithm):
         """Learning rate of w_i."""
         beta: Positive = 1.0
         """Weight of the clients' mean in the new global model; 1: the mean itself."""
-        weighting: Literal["uniform", "samples"] = "uniform"
+        weighting: Weighting = "uniform"
 
     class Client(State):
         theta: Tensors | None = None

@@ -49,7 +49,7 @@ class Scaffold(Algorithm):
         """
         correction: Literal["grad", "post"] = "grad"
         """grad: c - c_i is added to each gradient; post: y moves by it after each momentum step."""
-        weighting: Literal["uniform", "samples"] = "uniform"
+        weighting: Weighting = "uniform"
         """Weights of the clients' y - x in the mean; c is always updated uniformly."""
         divisor: Literal["tau", "steps"] = "tau"
         """What option II divides by: tau, the effective steps under momentum, or the number of
