@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
@@ -46,12 +45,22 @@ from fednet.wire.messages import Fault, Field, Key, Purpose
 from fednet.wire.payload import weights_of
 from fednet.wire.sending import Past
 
-if TYPE_CHECKING:
-    from fednet.server.round import RunState
-
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2  # how often a request to stop is looked for
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run between two rounds. versions, states: by client, of its state that was
+    last used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by
+    field, and, by client, what compressors remember at both ends.
+    """
+
+    server: State
+    versions: Mapping[int, str]
+    states: Mapping[int, str]
+    residuals: Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)

@@ -20,10 +20,10 @@ from fednet.records import Client
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
 from fednet.server import exports
-from fednet.server.exchange import Exchanges
+from fednet.server.exchange import Exchanges, RunState
 from fednet.server.inbox import Reply
 from fednet.server.postprocessors import lowered, share_of_one
-from fednet.server.round import Round, RunState, reached
+from fednet.server.round import Round, reached
 from fednet.tensors import combine
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost

@@ -23,7 +23,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress
 from fednet.server.books import nothing
-from fednet.server.exchange import Exchange, virtual_times
+from fednet.server.exchange import Exchange, RunState, virtual_times
 from fednet.server.inbox import Reply
 from fednet.training.evaluation import Counts
 from fednet.wire.ledger import Kinds, add_kinds
@@ -33,19 +33,6 @@ from fednet.wire.payload import Run
 # Of what the clients do, the seconds of the one that came last count.
 TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluating", "recording")
 SHOWN = 3  # clients left out whose reasons are shown for a round
-
-
-@dataclass(frozen=True)
-class RunState:
-    """The state of a run between two rounds. versions, states: by client, of its state that was
-    last used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by
-    field, and, by client, what compressors remember at both ends.
-    """
-
-    server: State
-    versions: Mapping[int, str]
-    states: Mapping[int, str]
-    residuals: Mapping[str, torch.Tensor]
 
 
 @dataclass

@@ -25,11 +25,11 @@ from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
-from fednet.server.exchange import Exchange, Exchanges
+from fednet.server.exchange import Exchange, Exchanges, RunState
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
 from fednet.server.judging import Judge, client_lines
-from fednet.server.round import Round, RunState, add_exchange, fitted, predict, reached
+from fednet.server.round import Round, add_exchange, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire.ledger import Tally, add_kinds
