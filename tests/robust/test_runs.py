@@ -39,8 +39,8 @@ def honest(tmp_path_factory):
     ("attack", "rule"),
     [
         ({"attack": "sign_flip", "strength": 4}, "median"),
-        ({"attack": "gaussian", "strength": 10}, "multi_krum"),
-        ({"attack": "ipm", "strength": 4}, "rfa"),
+        pytest.param({"attack": "gaussian", "strength": 10}, "multi_krum", marks=pytest.mark.long),
+        pytest.param({"attack": "ipm", "strength": 4}, "rfa", marks=pytest.mark.long),
     ],
     ids=["sign_flip", "gaussian", "ipm"],
 )

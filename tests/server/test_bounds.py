@@ -69,7 +69,10 @@ def without(*clients: int) -> dict:
     ("bound", "by"),
     [*((bound, "fold") for bound in BOUNDS), ("auto", "finish"), ("share", "finish")],
 )
-@pytest.mark.parametrize(("failing", "malicious"), PAIRS)
+@pytest.mark.parametrize(
+    ("failing", "malicious"),
+    [PAIRS[0], *(pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS[1:])],
+)
 def test_a_failing_reply_leaves_the_bounds_of_the_others_as_they_are(
     tmp_path, monkeypatch, bound, failing, malicious, by
 ):
