@@ -37,11 +37,11 @@ same, and `fednet --version` the release.
 | 0 | done |
 | 1 | `fednet verify` alone: the runs differ |
 | 2 | the command line or the configuration is wrong, or the data; the error names the key or the file, and nothing was started; of `fednet doctor`: the machine is not ready |
-| 3 | the federation could not go on, with the reason; a disk is full; or a fault of fednet, whose traceback is in `OUT/fednet.log` |
-| 4 | stopped with rounds left (`--until`, SIGTERM, SIGUSR1, SIGHUP unless `nohup` has it ignored); `--resume` goes on |
+| 3 | the federation could not continue, with the reason; a disk is full; or a fault of fednet, whose traceback is in `OUT/fednet.log` |
+| 4 | stopped with rounds left (`--until`, SIGTERM, SIGUSR1, SIGHUP unless `nohup` has it ignored); `--resume` continues |
 | 130 | the same, by Ctrl-C |
 
-| variable | stands in for |
+| variable | replaces |
 |---|---|
 | `FEDNET_OUT` | `--out` |
 | `FEDNET_DATA` | `--data` of a client; elsewhere `data.root`, where that is null and `--data` is not given |

@@ -34,7 +34,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @algorithm("fedmd")
 class FedMD(Algorithm):
-    """Scores on public samples cross, and no weights; models stay at home."""
+    """Clients send scores on public samples, and no weights; models stay at the clients."""
 
     paper = "Li & Wang, 2019 (arXiv:1910.03581)"
     weighting = "uniform"  # the mean over clients is plain

@@ -50,7 +50,7 @@ Counts = kind("statistics", "array", dtype="int64", rank=1, low=0)
 
 @algorithm("fedproto")
 class FedProto(Algorithm):
-    """Class prototypes cross, and no weights; models stay at home."""
+    """Clients send class prototypes, and no weights; models stay at the clients."""
 
     paper = "Tan et al., AAAI 2022 (arXiv:2105.00243)"
     personalised = True

@@ -28,7 +28,7 @@ from fednet.algorithms.base import *
 
 @algorithm("fedsmu")
 class FedSMU(Algorithm):
-    """Signs of the clients' momenta cross; the server steps along their mean."""
+    """Clients send the signs of their momenta; the server steps along their mean."""
 
     paper = "Lu et al., ICML 2025 (PMLR 267:40903)"
     weighting = "uniform"  # the mean over clients is plain

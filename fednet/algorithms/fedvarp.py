@@ -13,7 +13,7 @@ from fednet.algorithms.base import *
 
 @algorithm("fedvarp")
 class FedVARP(Algorithm):
-    """The server's memory of every client's last update stands in for those who are absent."""
+    """The server's memory of every client's last update replaces those of absent clients."""
 
     paper = "Jhunjhunwala et al., UAI 2022 (arXiv:2207.14130)"
     weighting = "uniform"  # the mean over clients is plain

@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--link",
         metavar="UP,DOWN",
-        help="each client's rates in Mbit/s; seconds are then of the virtual clock, "
+        help="each client's rates in Mbit/s; seconds are then simulated, "
         "without training time unless the configuration has link.step_ms",
     )
     parser.add_argument(

@@ -82,7 +82,7 @@ class ClientLinkSection(Section, frozen=True, kw_only=True):
     jitter_ms: NonNegative | Drawn | None = None
     """Upper bound of the random delay added to the latency. [ms]"""
     step_ms: NonNegative | Drawn | None = None
-    """Time of one training step, on the virtual clock. [ms]"""
+    """Time of one training step, in simulated time. [ms]"""
     profile: Profile | None = None
     """A named link, for the values that are not given."""
 
@@ -130,7 +130,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
     two files for uplink and downlink.
     """
     step_ms: NonNegative | Drawn | None = None
-    """Time of one training step, on the virtual clock. [ms]"""
+    """Time of one training step, in simulated time. [ms]"""
     seed: int | None = None
     """Seed of these draws and of the jitter; null: the run's `seed`."""
 
@@ -609,7 +609,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     void_rounds: AtLeast1 = 3
     """This many discarded rounds in a row end the run. [rounds]"""
     on_error: Literal["stop", "drop"] = "drop"
-    """If a client's task fails or its reply is unusable: drop: the round goes on without the
+    """If a client's task fails or its reply is unusable: drop: the round continues without the
     client; stop: the run ends.
     """
     state_lost: Literal["stop", "restart"] = "stop"
