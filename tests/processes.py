@@ -46,8 +46,8 @@ CONTEXT.set_forkserver_preload(
         "fednet.client.join",
         "fednet.server.rounds",
         "fednet.server.summary",
-        "fednet.transport.zeromq.dealer",
-        "fednet.transport.zeromq.router",
+        "fednet.transport.zeromq.client",
+        "fednet.transport.zeromq.server",
         *(f"fednet.cli.{module}" for module in ("main", "run", "server", "client")),
         "tests.processes",
     ]

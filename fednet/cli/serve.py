@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from fednet.serve.runner import Runner
     from fednet.server.endpoint import check_bind
     from fednet.transport.keys import Keyring
-    from fednet.transport.zeromq.router import ZmqServer
+    from fednet.transport.zeromq.server import ZmqServer
 
     if args.bind.endswith((":0", ":*")):
         raise ConfigError(f"--bind {args.bind}: expected a fixed port, at which clients stay.")

@@ -167,7 +167,7 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
 
 
 def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTransport:
-    from fednet.transport.zeromq.dealer import ZmqClient
+    from fednet.transport.zeromq.client import ZmqClient
 
     def reread(pair: KeyPair) -> KeyPair:
         """Returns the keys again: the server may have a new one, which this site was given."""

@@ -185,8 +185,8 @@ class Supervisor:
         import fednet.server.rounds
         import fednet.server.summary
         import fednet.training.hosts
-        import fednet.transport.zeromq.dealer
-        import fednet.transport.zeromq.router  # noqa: F401
+        import fednet.transport.zeromq.client
+        import fednet.transport.zeromq.server  # noqa: F401
         from fednet.experiment import build as experiment
 
         experiment.build_to_share(self.config, self.how.data)

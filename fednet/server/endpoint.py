@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fednet.server.io import Events
     from fednet.transport.base import ServerTransport
     from fednet.transport.keys import Keyring
-    from fednet.transport.zeromq.router import ZmqServer
+    from fednet.transport.zeromq.server import ZmqServer
 
 
 BEATS = 1000  # heartbeats a second of all clients, if each is a process of its own
@@ -151,7 +151,7 @@ class Endpoint:
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
     """Binds the server's address. Raises ConfigError where that is not possible."""
     from fednet.server.io import at_once
-    from fednet.transport.zeromq.router import ZmqServer
+    from fednet.transport.zeromq.server import ZmqServer
 
     descriptors.keep_back()
     keyring = keyring_of(config, keys)

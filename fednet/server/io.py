@@ -9,7 +9,7 @@ Messages that bring the run nothing are capped: so many a second of each key, ad
 connection; whoever sends more is hung up on. A message before a join, or a join, counts against the
 key or address that it comes from; after the join heartbeats, and what belongs to nothing, count
 against the connection too. Connections are capped by the transport
-(`transport/zeromq/connections.py`, `transport/strangers.py`).
+(`transport/zeromq/server.py`).
 """
 
 from __future__ import annotations

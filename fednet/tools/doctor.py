@@ -258,7 +258,7 @@ def admitted(address: str, path: Path | None) -> str:
     """
     from fednet.transport import keys as keyfiles
     from fednet.transport.base import Opened
-    from fednet.transport.zeromq.dealer import ZmqClient
+    from fednet.transport.zeromq.client import ZmqClient
 
     refused: list[str] = []
     pair = keyfiles.load(path) if path is not None and path.is_file() else None

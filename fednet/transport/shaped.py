@@ -8,20 +8,21 @@ same reckoning for a clock that is virtual.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
 from fednet import config
 from fednet.errors import ConfigError, unknown
 from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
-from fednet.transport.delays import DelayQueue, wait
 from fednet.transport.framing import framing
 from fednet.world.rates import Rates
 
 Direction = Literal["up", "down"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,45 @@ def profile(name: str) -> LinkShape:
     if name not in PROFILES:
         raise ConfigError(f"link.profile: {unknown('profile', name, PROFILES)}")
     return PROFILES[name]
+
+
+class DelayQueue(Generic[T]):
+    """Messages on hold until a time, in the order in which they came: a connection delays, it does
+    not reorder.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[float, T]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, due: float, item: T) -> None:
+        """Holds an item back until second `due`, or until what came before has left, if that is
+        later.
+        """
+        if self._held:
+            due = max(due, self._held[-1][0])
+        self._held.append((due, item))
+
+    def ready(self, now: float) -> list[T]:
+        """Takes out what is due."""
+        out = []
+        while self._held and self._held[0][0] <= now:
+            out.append(self._held.popleft()[1])
+        return out
+
+    def due(self) -> float | None:
+        """When the next is."""
+        return self._held[0][0] if self._held else None
+
+
+def wait(timeout_s: float | None, now: float, dues: list[float | None]) -> float | None:
+    """How long a poll may wait: no longer than `timeout_s`, and not past what is due."""
+    waits = [max(0.0, due - now) for due in dues if due is not None]
+    if timeout_s is not None:
+        waits.append(timeout_s)
+    return min(waits, default=None)
 
 
 class _Direction:

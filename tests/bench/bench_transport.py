@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 
 from fednet.transport.base import Opened, Received
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 
 PART = 2**20
 WINDOW = 4

@@ -13,8 +13,8 @@ import numpy as np
 from fednet.experiment.build import Experiment
 from fednet.tensors import Tensors
 from fednet.transport.base import Closed, Opened, Received
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.codec import Encoded
 from fednet.wire.frames import decode_from_client, decode_from_server, encode

@@ -73,7 +73,7 @@ def test_strangers_leave_a_server_the_descriptors_of_its_files_and_clients(
 BUSY = """
 import pathlib, sys, time
 from fednet import descriptors, files
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.server import ZmqServer
 descriptors.keep_back()
 server = ZmqServer("tcp://127.0.0.1:0")
 print(server.address, descriptors.limit(), flush=True)

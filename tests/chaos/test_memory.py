@@ -28,9 +28,9 @@ import zstandard
 from fednet import config as configuration
 from fednet.client.join import read_server
 from fednet.experiment import build as experiment
-from fednet.transport import keys, strangers
+from fednet.transport import keys
 from fednet.transport.base import MAX_FRAME_BYTES
-from fednet.transport.zeromq.router import MAX_UNFINISHED_BYTES
+from fednet.transport.zeromq.server import MAX_ALL_BYTES, MAX_UNFINISHED_BYTES
 from fednet.transport.zeromq.sockets import RECEIVE_MESSAGES
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
@@ -62,7 +62,7 @@ def bound(payload: int) -> int:
     ends; parts granted; some copies of a payload.
     """
     insider = RECEIVE_MESSAGES * MAX_FRAME_BYTES + MAX_UNFINISHED_BYTES
-    return strangers.MAX_ALL_BYTES + INSIDERS * insider + 64 * m.PART + 4 * payload + ALLOWANCE
+    return MAX_ALL_BYTES + INSIDERS * insider + 64 * m.PART + 4 * payload + ALLOWANCE
 
 
 class Attack:

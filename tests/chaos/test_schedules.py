@@ -118,9 +118,9 @@ def bad_network(plan: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one. plan: what happens to the server's messages, by
     number; or the probability of each kind.
     """
-    from fednet.transport.zeromq import router
+    from fednet.transport.zeromq import server as zeromq
 
-    sound = router.ZmqServer
+    sound = zeromq.ZmqServer
     faults: Any
     if isinstance(next(iter(plan)), int):
         faults = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in plan.items()})
@@ -131,7 +131,7 @@ def bad_network(plan: Mapping[Any, Any]) -> None:
         own = seeds.rng(SEED, "bytes")
         return faulty.FaultyServer(sound(*given, **more), faults, time.monotonic, own)
 
-    router.ZmqServer = server  # type: ignore[assignment,misc]
+    zeromq.ZmqServer = server  # type: ignore[assignment,misc]
 
 
 @pytest.mark.parametrize("kind", ["corrupt", pytest.param("truncate", marks=pytest.mark.slow)])

@@ -27,8 +27,8 @@ from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.frames import encode

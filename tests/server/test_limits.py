@@ -17,7 +17,7 @@ from fednet.server.io import Events, Rate, ServerIO
 from fednet.transport import keys
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.frames import decode_from_server, encode
 from fednet.wire.ledger import Ledger

@@ -14,7 +14,7 @@ from fednet.errors import ConfigError
 from fednet.tools import doctor
 from fednet.tools.fingerprint import fingerprint
 from fednet.transport.keys import Keyring, lab, load, make_client_keys, make_server_keys
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.server import ZmqServer
 
 
 def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():

@@ -24,7 +24,7 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
-from fednet.transport.delays import DelayQueue, wait
+from fednet.transport.shaped import DelayQueue, wait
 
 Direction = Literal["up", "down"]
 Kind = Literal["drop", "duplicate", "corrupt", "truncate", "delay", "cut"]

@@ -6,8 +6,8 @@ import time
 from contextlib import ExitStack
 
 from fednet.transport.base import ClientTransport, Event, Opened, Received, ServerTransport
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 
 LIMIT_S = 20.0
 

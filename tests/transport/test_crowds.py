@@ -1,4 +1,6 @@
-"""Connections of one key, or of one address without CURVE, are bounded."""
+"""Connections of one key, or of one address without CURVE, are bounded, and what all strangers may
+send.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,12 @@ import pytest
 
 from fednet.transport import keys
 from fednet.transport.base import Closed
+from fednet.transport.zeromq.server import (
+    MAX_ALL_BYTES,
+    MAX_FIRST_BYTES,
+    MAX_STRANGERS,
+    unwelcome,
+)
 from tests.transport.pairs import Pair, joined, of, pump
 
 EACH = 3
@@ -78,3 +86,21 @@ def test_who_has_proved_a_key_and_says_nothing_is_counted_by_its_address(tmp_pat
         pair = Pair(stack, keyring=ring, max_each=EACH)
         silent = [pair.client(keys=site) for _ in range(EACH + 1)]
         pump(pair.server, *silent, until=lambda seen: pair.server.refusals["each"])
+
+
+FIT = MAX_ALL_BYTES // MAX_FIRST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sent", "gone"),
+    [
+        ([600] * MAX_STRANGERS, []),
+        ([64] * (MAX_STRANGERS + 2), [0, 1]),
+        ([64, MAX_FIRST_BYTES, MAX_FIRST_BYTES + 1, 600], [2]),
+        ([MAX_FIRST_BYTES] * FIT, []),
+        ([MAX_FIRST_BYTES] * (FIT + 3), [0, 1, 2]),
+    ],
+    ids=["in their handshakes", "too many", "one too long", "all they may send", "too much"],
+)
+def test_of_strangers_that_are_too_many_or_send_too_much_the_oldest_go(sent, gone):
+    assert [n for n, _ in unwelcome(enumerate(sent))] == gone

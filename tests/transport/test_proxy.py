@@ -12,8 +12,8 @@ from fednet.errors import ConfigError
 from fednet.transport.base import Opened, Received
 from fednet.transport.keys import Keyring, lab, load
 from fednet.transport.zeromq import proxy
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 
 HIDDEN = {"server.hidden": "127.0.0.1"}  # names that the proxy alone knows
 

@@ -26,9 +26,9 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
-from fednet.transport.zeromq import connections
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq import server as server_end
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 from fednet.transport.zeromq.sockets import SEND_MESSAGES
 from tests.transport.pairs import LIMIT_S, Pair, joined, of, pump
 
@@ -217,8 +217,8 @@ def test_a_client_says_of_a_name_that_leads_nowhere_that_no_such_host_is_known(p
 ONLY_SIX = """
 import sys
 from fednet.transport.base import Opened
-from fednet.transport.zeromq.dealer import ZmqClient
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.client import ZmqClient
+from fednet.transport.zeromq.server import ZmqServer
 server = ZmqServer("tcp://[::1]:0")
 client = ZmqClient(f"tcp://{sys.argv[1]}:{server.address.rpartition(':')[2]}")
 while not any(isinstance(event, Opened) for event in client.poll(0.01)):
@@ -399,7 +399,7 @@ def test_peers_that_say_nothing_take_no_descriptor(pair):
 
 
 def test_what_is_kept_of_connections_that_ended_is_bounded(monkeypatch):
-    monkeypatch.setattr(connections, "PAST", 5)
+    monkeypatch.setattr(server_end, "PAST", 5)
     with ExitStack() as stack:
         pair = Pair(stack)
         for _ in range(12):
@@ -586,7 +586,7 @@ def test_closing_twice_and_waking_after_closing_do_nothing(pair):
 UNREAD = """
 import socket
 import subprocess
-from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.server import ZmqServer
 server = ZmqServer("tcp://127.0.0.1:0")
 host, port = server.address.removeprefix("tcp://").split(":")
 for n in range(1500):  # three events each, of which libzmq keeps 2,000 unless it is told otherwise

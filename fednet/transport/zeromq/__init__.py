@@ -1,6 +1,5 @@
-"""ZeroMQ: the only place through which fednet's messages meet `zmq`.
+"""ZeroMQ: the only folder that imports `zmq`.
 
-router   the server's end            dealer   a client's end
-access   who may connect (ZAP)       sockets  what both ends share
-proxy    a way out for a client
+server   the server's end, and who may connect     client   a client's end
+sockets  what both ends share                      proxy    a client's connection through a proxy
 """

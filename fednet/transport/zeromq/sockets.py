@@ -10,7 +10,6 @@ import os
 import re
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -25,8 +24,6 @@ where it is known."""
 SEND_MESSAGES, RECEIVE_MESSAGES = 64, 16
 """High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds
 the rest."""
-
-TELL, TELL_S = 20, 10.0  # refusals that are passed on, in so many seconds
 
 MAX_PORT = 65535
 EXPECTED = "expected tcp://HOST:PORT, tcp://*:0 (server) or ipc://PATH"
@@ -232,12 +229,6 @@ def check_address(address: str) -> None:
         raise ConfigError(f"{address}: there is no port {port}; expected 0 to {MAX_PORT}.")
 
 
-def is_named(address: str) -> bool:
-    """Whether it has the name of a host, which may have several addresses, in place of one."""
-    host = address.removeprefix("tcp://").rpartition(":")[0]
-    return address.startswith("tcp://") and not re.fullmatch(r"\[.*\]|[0-9.]+|\*", host)
-
-
 def why(error: OSError | zmq.ZMQError) -> str:
     """Why an address cannot be bound, or connected to."""
     if error.errno == errno.EADDRINUSE:
@@ -250,41 +241,3 @@ def why(error: OSError | zmq.ZMQError) -> str:
     if error.errno in (errno.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
         return EXPECTED
     return str(error.strerror or error).lower()
-
-
-def descriptor_of(frame: zmq.Frame) -> int | None:
-    """The descriptor of the connection that a frame came over; None where the peer's ZMTP knows no
-    metadata: version 1, which libzmq also takes noise for, and 2.
-    """
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return None
-
-
-def user_of(frame: zmq.Frame) -> str | None:
-    """The key that was proved on the connection that a frame came over."""
-    try:
-        found = frame.get("User-Id")
-    except zmq.ZMQError:
-        return None
-    return found if isinstance(found, str) else None
-
-
-class RefusalCounts:
-    """How often what was refused. At most TELL refusals are passed on in TELL_S: else strangers
-    could fill the disk with lines about themselves.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._passed, self._since = 0, -TELL_S
-
-    def count(self, what: str) -> bool:
-        """Counts one; whether it is to be passed on."""
-        self.counts[what] += 1
-        now = time.monotonic()
-        if now - self._since > TELL_S:
-            self._since, self._passed = now, 0
-        self._passed += 1
-        return self._passed <= TELL

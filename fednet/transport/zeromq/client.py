@@ -2,13 +2,14 @@
 
 libzmq keeps what a DEALER sent to a connection that ended and delivers it to the next; `IMMEDIATE`
 forbids that, but also throws away what had arrived and was not read yet, such as a server's last
-words: here each connection has a DEALER of its own.
+message: here each connection has a DEALER of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
 from fednet.transport.kernel import KernelSocket
 from fednet.transport.keys import KeyPair
-from fednet.transport.zeromq.attempts import RETRY_MAX_MS, Attempts
 from fednet.transport.zeromq.proxy import WayOut, of_this_process
 from fednet.transport.zeromq.sockets import (
     Refused,
@@ -40,6 +40,8 @@ from fednet.transport.zeromq.sockets import (
 
 log = logging.getLogger(__name__)
 
+RETRY_MS, RETRY_MAX_MS = 100, 2000  # between two attempts: the first time, and at most
+
 REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed
 by then."""
@@ -49,13 +51,67 @@ TELL_ENDED = 3
 no reason. One that merely ended does so once."""
 
 
+class Attempts:
+    """The attempts to connect to `address`: why none succeeded so far, and whether the next one is
+    by IPv4 or by IPv6.
+
+    libzmq names no cause: an attempt that began and was closed was refused; if none began, the
+    host's name was not found. It looks a name up for one family and takes the first address: after
+    an attempt in vain the next socket is with the other family. (A name without IPv6 has its IPv4
+    address for both.)
+    """
+
+    def __init__(self, address: str) -> None:
+        self.six, self.pause_ms = "[" in address, RETRY_MS  # of the next socket
+        self.switch_at: float | None = None  # when it takes the place of this one
+        host = address.removeprefix("tcp://").rpartition(":")[0]
+        literal = re.fullmatch(r"\[.*\]|[0-9.]+|\*", host)
+        self._named = address.startswith("tcp://") and literal is None
+        self._reason = ""  # why the last one failed
+        self._begun = self._closed = False
+
+    def new_socket(self) -> None:
+        if self.switch_at is not None and time.monotonic() >= self.switch_at:
+            self.six = not self.six
+        self.switch_at, self._begun, self._closed = None, False, False
+
+    def monitored(self, event: int, value: int) -> bool:
+        """Whether an event of the monitor was about an attempt. value: of a retry, in how many
+        milliseconds it is.
+        """
+        if event == zmq.EVENT_CONNECT_DELAYED:
+            self._begun = True
+        elif event == zmq.EVENT_CLOSED:
+            self._closed = True
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            if self._closed:
+                self._reason = "nothing listens there, or the way there is closed"
+            elif not self._begun:
+                self._reason = "no such host is known here"
+            if self._reason and self._named and self.switch_at is None:
+                self.pause_ms = min(2 * value, RETRY_MAX_MS)
+                self.switch_at = time.monotonic() + value / 1000
+            self._begun = self._closed = False
+        elif event == zmq.EVENT_CONNECTED:
+            self._begun, self._reason = True, ""  # the handshake's answer is still to come
+            self.switch_at, self.pause_ms = None, RETRY_MS
+            return False
+        else:
+            return False
+        return True
+
+    @property
+    def trouble(self) -> str:
+        return "no answer so far" if self._begun and not self._closed else self._reason
+
+
 class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
     to 2 s; to a name by IPv4 and by IPv6 in turn.
 
-    With `keys`, CURVE; `keys.server` must be known. reread(keys): what is known of the server's
-    keys by now, asked for before each connection. Raises ConfigError if the address is none, or
-    that key is missing.
+    With `keys`, CURVE; `keys.server` must be known. reread(keys): the server's keys as they are
+    known by now, asked for before each connection. Raises ConfigError if the address is none, or
+    the server's key is missing.
     """
 
     def __init__(
@@ -82,9 +138,8 @@ class ZmqClient:
         self._sockets = itertools.count(1)
         self._past: dict[bytes | int, tuple[int, int]] = {}
         self._serial = itertools.count(1)
-        self._kernel: dict[
-            int, tuple[int, KernelSocket]
-        ] = {}  # by descriptor: (serial, connection), of those that stand
+        # by descriptor: (serial, connection), of those that stand
+        self._kernel: dict[int, tuple[int, KernelSocket]] = {}
         self._queue: deque[Frames] = deque()
         self._open = False
         self._received: int | None = None  # bytes of the connection that ended last
@@ -150,21 +205,23 @@ class ZmqClient:
             self._flush()
             self._read_monitor([])
         close_all(self._context, self._dealer, [self._monitor], max(0.0, until - time.monotonic()))
-        self._let_go()
+        self._read_last_counts()
         self._way_out.close()
         self._waker.close()
 
+    # -- connecting --------------------------------------------------------------------------------
     def _connect(self) -> None:
-        """A new socket: nothing of the connection before is in it. libzmq tries until it is
+        """A new socket, with nothing of the connection before. libzmq tries until it is
         connected.
         """
         dealer = self._context.socket(zmq.DEALER)
-        self._attempts.begin()
+        self._attempts.new_socket()
         common_options(dealer, self._attempts.six)
         dealer.setsockopt(zmq.RECONNECT_IVL, self._attempts.pause_ms)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         if self._keys is not None:
-            self._keys = self._reread(self._keys) if self._reread is not None else self._keys
+            if self._reread is not None:
+                self._keys = self._reread(self._keys)
             dealer.curve_publickey = self._keys.public.encode()
             dealer.curve_secretkey = self._keys.secret.encode()
             servers = [self._keys.server or "", *self._keys.servers]
@@ -172,9 +229,8 @@ class ZmqClient:
         self._dealer = dealer
         self._monitor = monitor_of(self._context, dealer, next(self._sockets))
         self._poller = zmq.Poller()
-        for source in (self._monitor, self._waker.fd):
+        for source in (self._monitor, self._waker.fd, dealer):
             self._poller.register(source, zmq.POLLIN)
-        self._poller.register(dealer, zmq.POLLIN)
         self._open, self._retry_at = False, None
         try:
             dealer.connect(self._way_out.to(self.address))
@@ -185,34 +241,53 @@ class ZmqClient:
         self._dealer.disable_monitor()
         self._monitor.close(linger=0)
         self._dealer.close(linger=0)
-        self._let_go()
+        self._read_last_counts()
         self._queue.clear()
 
+    def _connect_again(self) -> None:
+        self._disconnect()
+        self._connect()
+
+    def _try_again_later(self) -> None:
+        """With another of the keys that the server may have by then. Until then libzmq tries on by
+        itself with this one, and what becomes of that puts nothing off.
+        """
+        others = self._keys is not None and (self._keys.servers or self._reread is not None)
+        if self._retry_at is None or not others:
+            self._retry_at = time.monotonic() + REFUSED_RETRY_S
+
+    def _read_last_counts(self) -> None:
+        self._received = None
+        for serial, kernel in sorted(self._kernel.values(), key=lambda known: known[0]):
+            counts = kernel.close()
+            if counts is not None:
+                self._past[serial] = counts
+            self._received = counts[1] if counts is not None else None
+        self._kernel.clear()
+
+    # -- reading and writing -----------------------------------------------------------------------
     def _pump(self, ready: set[object], events: list[Event]) -> None:
         if self._left:
             self._left = False
             events.append(Closed(b"", self._received))
-        if self._retry_at is not None and time.monotonic() >= self._retry_at:
+        now = time.monotonic()
+        if self._retry_at is not None and now >= self._retry_at:
             self._tried += 1
-            self._disconnect()
-            self._connect()
+            self._connect_again()
             return
-        if (at := self._attempts.switch_at) is not None and time.monotonic() >= at:
-            self._disconnect()
-            self._connect()
+        if self._attempts.switch_at is not None and now >= self._attempts.switch_at:
+            self._connect_again()
             return
         changes: list[Event] = []
         if self._monitor in ready:
             self._read_monitor(changes)
-        ended = bool(changes) and isinstance(changes[-1], Closed)
         if changes and isinstance(changes[0], Opened):
             events.append(changes[0])
         if self._dealer in ready or changes:
             self._read_messages(events)
-        if ended:
+        if changes and isinstance(changes[-1], Closed):
             events.append(Closed(b"", self._received))
-            self._disconnect()
-            self._connect()
+            self._connect_again()
         elif self._queue:
             self._flush()
 
@@ -230,11 +305,11 @@ class ZmqClient:
                 )
 
     def _read_monitor(self, changes: list[Event]) -> None:
-        """What has become of this socket's connection, as far as its end: libzmq might have begun
-        another since.
+        """The events of this socket's connection, until its end: libzmq might have begun another
+        since.
         """
         for event, value in monitor_events(self._monitor):
-            if self._attempts.tells(event, value):
+            if self._attempts.monitored(event, value):
                 continue
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)
@@ -248,41 +323,34 @@ class ZmqClient:
                 self._open, self._retry_at, self._ended_early = True, None, 0
                 changes.append(Opened(b""))
             elif event == zmq.EVENT_DISCONNECTED:
-                self._let_go()
+                self._read_last_counts()
                 if self._open:
                     self._open = False
                     changes.append(Closed(b"", self._received))
                     return
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._try_again()
-                self._refuse("the server does not allow this key")
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self._try_again()
-                self._refuse(
-                    "the handshake failed: only one of the two has CURVE, or the server speaks no "
-                    "ZMTP"
-                )
             else:
-                self._try_again()
-                self._ended_early += 1
-                if self._way_out.trouble:
-                    self._refuse(self._way_out.trouble)
-                elif self._ended_early == TELL_ENDED:
-                    # Where just one has CURVE, either side may be the first to notice.
-                    self._refuse(
-                        "the server ends each connection in its handshake: its key is not the one "
-                        "given here, or "
-                        "only one of the two has CURVE, or it speaks no ZMTP, or something on the "
-                        "way ends them"
-                    )
+                self._handshake_failed(event)
 
-    def _try_again(self) -> None:
-        """After a while, with another of the keys that the server may have by then. Until then
-        libzmq tries on by itself with this one, and what becomes of that puts nothing off.
-        """
-        others = self._keys is not None and (self._keys.servers or self._reread is not None)
-        if self._retry_at is None or not others:
-            self._retry_at = time.monotonic() + REFUSED_RETRY_S
+    def _handshake_failed(self, event: int) -> None:
+        self._try_again_later()
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._refuse("the server does not allow this key")
+            return
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._refuse(
+                "the handshake failed: only one of the two has CURVE, or the server speaks no ZMTP"
+            )
+            return
+        self._ended_early += 1
+        if self._way_out.trouble:
+            self._refuse(self._way_out.trouble)
+        elif self._ended_early == TELL_ENDED:
+            # Where just one has CURVE, either side may be the first to notice.
+            self._refuse(
+                "the server ends each connection in its handshake: its key is not the one given "
+                "here, or only one of the two has CURVE, or it speaks no ZMTP, or something on the "
+                "way ends them"
+            )
 
     def _flush(self) -> None:
         while self._queue and self._try(self._queue[0]):
@@ -295,21 +363,8 @@ class ZmqClient:
             return False
         return True
 
-    def _let_go(self) -> None:
-        self._received = None
-        for serial, kernel in sorted(self._kernel.values(), key=lambda known: known[0]):
-            counts = kernel.close()
-            if counts is not None:
-                self._past[serial] = counts
-            self._received = counts[1] if counts is not None else None
-        self._kernel.clear()
-
     def _refuse(self, reason: str) -> None:
-        log.log(
-            logging.WARNING if self._on_refused is None else logging.INFO,
-            "refused: %s (%s)",
-            reason,
-            self.address,
-        )
+        level = logging.WARNING if self._on_refused is None else logging.INFO
+        log.log(level, "refused: %s (%s)", reason, self.address)
         if self._on_refused is not None:
             self._on_refused(reason, self.address)

@@ -1,0 +1,821 @@
+"""The server's end of ZeroMQ: a ROUTER, who may connect to it, and its connections.
+
+What libzmq leaves out is added here. It reports closed connections by descriptor and messages by
+routing id: the descriptor that each message carries joins the two. It drops what is for an unknown
+peer, and with `ROUTER_MANDATORY` blocks on a full one: messages wait in queues of our own. It
+bounds neither the connections nor what a peer sends before its first message, nor how long a
+message becomes: `Connections` hangs up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import zmq
+import zmq.utils.z85
+
+from fednet import descriptors
+from fednet.errors import ConfigError
+from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received, pause
+from fednet.transport.framing import connection_bytes, framing
+from fednet.transport.kernel import KernelSocket, await_words
+from fednet.transport.keys import Keyring
+from fednet.transport.zeromq.sockets import (
+    Refused,
+    Waker,
+    check_address,
+    close_all,
+    common_options,
+    kept,
+    monitor_events,
+    monitor_of,
+    ms,
+    polled,
+    receive,
+    send,
+    sooner,
+    why,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_UNFINISHED_BYTES = 64 * 2**20
+"""libzmq keeps the frames of a message until its last one has come, however many: `MAXMSGSIZE` and
+high-water marks do not bound it. A peer that has sent so much more than its finished messages is
+hung up on; what TCP and libzmq hold of honest ones is far less. Without this one stranger can fill
+the memory of a server that has no CURVE."""
+
+BATCH = 512
+"""Messages read in one `poll`, so that a flood cannot keep it from returning."""
+
+BLOCKED_RETRY_S = 0.01
+"""libzmq has no event for "this one peer of a ROUTER is writable again". Only while a peer does not
+read, `poll` wakes this often to try."""
+
+RESERVED = 256
+"""Descriptors kept for files; a quarter of all where there are fewer than four times as many."""
+
+PAST = 4096
+"""Connections that have ended whose counts are kept apart; those of earlier ones are added up."""
+
+LOOK_S = 0.02
+"""How often strangers are looked at: there is no event for bytes that are no message yet."""
+
+WATCH_S = 0.25
+"""How often all connections are looked at for messages that never end."""
+
+STALLED_S = 2.0
+"""For how long a peer's end may be known to the kernel alone. libzmq 4.3.5 reads no further once a
+message could not be decrypted, and never reports the end of that connection; of any other it does
+at once."""
+
+MAX_STRANGERS = 2048
+"""Strangers at a time; fewer where the process may not open so many descriptors."""
+
+MAX_FIRST_BYTES = 384 * 2**10
+"""Of one stranger: handshake and join. A join is one header, see `wire.messages.MAX_HEADER`, with a
+frame of CURVE around it."""
+
+MAX_ALL_BYTES = 32 * 2**20
+"""Of all strangers. libzmq gives a peer the memory of the frame that it announces, up to
+`MAXMSGSIZE`, before it has proved any key: measured, a thousand peers of a server with CURVE took a
+gigabyte in their handshakes."""
+
+TELL, TELL_S = 20, 10.0
+"""Refusals that are logged in so many seconds: else strangers could fill the disk."""
+
+BIND_TRIES, BIND_AGAIN_S = 100, 0.02
+_ACCESS_ADDRESS = "inproc://zeromq.zap.01"
+
+Link = TypeVar("Link")
+
+
+# -- who may connect -------------------------------------------------------------------------------
+class Access:
+    """Answers libzmq's question, asked in each handshake with CURVE, whether that key may connect:
+    ZAP, rfc.zeromq.org/spec/27, from the keyring as it is. refuse(reason, address): called for who
+    was turned away.
+
+    Made before the ROUTER is bound: a connection that found no handler would be let in unasked.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keyring: Keyring,
+        refuse: Callable[[str, str], None],
+    ) -> None:
+        self.keyring, self._refuse = keyring, refuse
+        self._version = keyring.version
+        self._public = keyring.pair.public
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind(_ACCESS_ADDRESS)
+
+    def guard(self, router: zmq.Socket[bytes]) -> None:
+        """No one connects to that socket without being asked for a key."""
+        router.setsockopt(zmq.ZAP_DOMAIN, b"fednet")
+        router.curve_server = 1
+        router.curve_secretkey = self.keyring.pair.secret.encode()
+
+    def answer(self) -> None:
+        """Answers all questions. A connection waits for this in its handshake."""
+        while True:
+            try:
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            _version, request_id, _domain, address, _identity, mechanism, *credentials = request
+            user = b""
+            if mechanism == b"CURVE" and credentials:
+                user = zmq.utils.z85.encode(credentials[0])
+            if user and self.keyring.allows(user.decode()):
+                self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
+                continue
+            reason = self.keyring.why_not(user.decode()) if user else "no key"
+            self._refuse(f"{reason}: {user.decode()}", address.decode())
+            self.socket.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
+
+    def changed(self) -> bool:
+        """Whether the keyring has changed since this was asked last: a key that was allowed may be
+        so no more.
+        """
+        self.keyring.refresh()
+        before, self._version = self._version, self.keyring.version
+        return self._version != before
+
+    def renewed(self, router: zmq.Socket[bytes], address: str) -> bool:
+        """Whether the server has another pair, with which `router` listens from now on. All
+        connections have ended then: libzmq ends them with the listening socket, which has a copy of
+        its pair, and has no event for it.
+        """
+        pair = self.keyring.pair
+        if self._public == pair.public:
+            return False
+        self._public = pair.public
+        self.guard(router)
+        router.unbind(address)
+        for last in (False,) * BIND_TRIES + (True,):
+            try:
+                router.bind(address)
+                break
+            except zmq.ZMQError as error:  # libzmq closes the old one in a thread of its own
+                if last or error.errno != zmq.EADDRINUSE:
+                    raise
+                time.sleep(BIND_AGAIN_S)
+        return True
+
+
+# -- connections -----------------------------------------------------------------------------------
+class Connection:
+    """One TCP connection, from when the kernel has it."""
+
+    def __init__(self, serial: int, fd: int) -> None:
+        self.serial, self.fd = serial, fd
+        self.conn: bytes | None = None  # known from its first message
+        self.user: str | None = None  # the key that it proved
+        self.why = ""  # the reason for which this side ended it
+        self.owner: str | None = None  # the key or address that it counts for
+        self.kernel: KernelSocket | None = None
+        self.received = self.received_then = 0  # bytes of finished messages; as of the last look
+        self.over_at: float | None = None  # since when its peer is seen to have ended it
+        self.queue: deque[Frames] = deque()
+
+    def counts(self) -> tuple[int, int]:
+        """(sent, received) so far, as the kernel says; zeros where it does not."""
+        found = self.kernel.bytes() if self.kernel is not None else None
+        return found if found is not None else (0, 0)
+
+    def peer(self) -> str:
+        return self.kernel.peer() if self.kernel is not None else "unknown"
+
+    def address(self) -> str:
+        """Without the port."""
+        return self.peer().rpartition(":")[0]
+
+    def hang_up(self) -> None:
+        if self.kernel is not None:
+            self.kernel.hang_up()
+
+
+def unwelcome(
+    strangers: Iterable[tuple[Link, int]], most: int = MAX_STRANGERS
+) -> Iterator[tuple[Link, str]]:
+    """strangers: (connection, bytes it has sent), the oldest first. Yields those to hang up on, and
+    why. An honest peer is done with its handshake and its join in moments: the oldest go first.
+    """
+    left = []
+    for link, sent in strangers:
+        if sent > MAX_FIRST_BYTES:
+            yield link, f"more than {MAX_FIRST_BYTES} bytes before a first message"
+        else:
+            left.append((link, sent))
+    total, many = sum(sent for _, sent in left), len(left)
+    for link, sent in left:
+        if many <= most and total <= MAX_ALL_BYTES:
+            return
+        yield (
+            link,
+            f"more than {most} connections, or {MAX_ALL_BYTES} bytes, that are no message yet",
+        )
+        many, total = many - 1, total - sent
+
+
+class Connections:
+    """The connections of a server: whose they are as far as that is known, how many there may be,
+    of each and of all, and what the kernel counted of them.
+
+    refuse(what, reason, connection): called for those that are hung up on. most: connections at a
+    time; None: as many as the process may open descriptors, less a reserve. each: of one key or,
+    without CURVE, of one address, and with CURVE of an address whose peer proved a key and sent
+    nothing; None: no limit.
+
+    A connection is a stranger until it has proved a key or, without CURVE, sent a message; a guest
+    until `vouch`. Strangers and then guests are hung up on for newer ones, the oldest first.
+    """
+
+    def __init__(
+        self,
+        refuse: Callable[[str, str, Connection], None],
+        curve: bool,
+        most: int | None,
+        each: int | None,
+        max_unfinished_bytes: int,
+    ) -> None:
+        limit = descriptors.limit()
+        room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
+        self._refuse, self._max_unfinished, self._each = refuse, max_unfinished_bytes, each
+        self.room = room if most is None else min(room, most)
+        self._most_strangers = min(MAX_STRANGERS, max(1, self.room // 2))
+        # what a server has sent a peer whose handshake is over
+        self._proved = connection_bytes(True, "server")[0] if curve else None
+        self._serial = itertools.count(1)
+        self.links: dict[int, Connection] = {}  # by descriptor: those that stand
+        self.conns: dict[bytes, Connection] = {}  # by routing id: those that sent a message
+        self._strangers: dict[int, Connection] = {}  # by serial
+        self._guests: dict[int, Connection] = {}  # by serial
+        self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
+        self.ended: list[Connection] = []  # what they had sent may still be unread
+        self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
+        self._kept = 0  # those with a second descriptor
+        self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._closing = False  # then all that stand end at once
+        self._look_at = self._watch_at = 0.0
+
+    # -- coming and going --------------------------------------------------------------------------
+    def accepted(self, fd: int) -> Connection:
+        self.disconnected(fd)  # whose end was not reported
+        self.links[fd] = link = Connection(next(self._serial), fd)
+        self._strangers[link.serial] = link
+        return link
+
+    def make_room(self, fresh: Iterable[Connection]) -> None:
+        """Looks at those just accepted that have not gone already, and makes room for them."""
+        for link in fresh:
+            if self.links.get(link.fd) is link:
+                try:
+                    link.kernel = KernelSocket(link.fd)
+                except OSError:
+                    continue  # gone already, and its descriptor perhaps a file's now
+                if self._proved is None:
+                    self._own(link, link.address())
+        while self._used() > self.room and (oldest := self._oldest()) is not None:
+            self._drop(oldest, "connections", f"more than {self.room} descriptors of connections")
+
+    def _used(self) -> int:
+        return len(self.links) + self._kept - len(self._leaving)
+
+    def _oldest(self) -> Connection | None:
+        """Who is hung up on for the newest, who may be a guest in a moment."""
+        if len(self._strangers) > 1 or not self._guests:
+            return next(iter(self._strangers.values()), None)
+        return next(iter(self._guests.values()))
+
+    def _own(self, link: Connection, owner: str) -> None:
+        """Counts it for that owner. Of too many the oldest that nobody has vouched for is hung up
+        on.
+        """
+        self._disown(link)
+        if link.serial in self._leaving:
+            return
+        link.owner = owner
+        owned = self._owned.setdefault(owner, {})
+        owned[link.serial] = link
+        if self._each is not None and len(owned) > self._each:
+            unknown = (
+                other
+                for serial, other in owned.items()
+                if serial in self._strangers or serial in self._guests
+            )
+            reason = f"more than {self._each} connections of one key or address"
+            self._drop(next(unknown, link), "each", reason)
+
+    def _disown(self, link: Connection) -> None:
+        if link.owner is None:
+            return
+        owned = self._owned.get(link.owner, {})
+        owned.pop(link.serial, None)
+        if not owned:
+            self._owned.pop(link.owner, None)
+        link.owner = None
+
+    def disconnected(self, fd: int) -> None:
+        link = self.links.pop(fd, None)
+        if link is not None:
+            self._disown(link)
+            self.ended.append(link)
+            self._leaving.discard(link.serial)
+            self._strangers.pop(link.serial, None)
+            self._guests.pop(link.serial, None)
+
+    def all_ended(self) -> None:
+        for fd in list(self.links):
+            self.disconnected(fd)
+
+    def of(self, conn: bytes, fd: int | None) -> Connection | None:
+        """The connection with that routing id or, where it has sent no message yet, on that
+        descriptor.
+        """
+        link = self.conns.get(conn)
+        if link is None and fd is not None:
+            link = self.links.get(fd)
+            if link is not None and link.conn is not None:
+                return None
+        return link
+
+    def first_message(self, link: Connection, conn: bytes, user: str | None) -> None:
+        link.conn, link.user = conn, user
+        self.conns[conn] = link
+        self._proven(link)
+        if user is not None:
+            self._own(link, user)
+
+    def vouch(self, conn: bytes) -> None:
+        link = self.conns.get(conn)
+        if link is not None:
+            self._guests.pop(link.serial, None)
+
+    def _proven(self, link: Connection) -> None:
+        if self._strangers.pop(link.serial, None) is None:
+            return
+        self._guests[link.serial] = link
+        if link.kernel is not None and self._used() < self.room * 3 // 4:
+            try:
+                link.kernel.keep()
+                self._kept += 1
+            except OSError:
+                pass  # its last bytes go uncounted: no reason to hang up on it
+
+    def end(self, link: Connection) -> tuple[int, int] | None:
+        """All that it had sent has been read. Returns (sent, received), where they are known."""
+        if link.conn is not None and self.conns.get(link.conn) is link:
+            del self.conns[link.conn]
+        counts = None
+        if link.kernel is not None:
+            self._kept -= link.kernel.kept
+            counts = link.kernel.close()
+            link.kernel = None
+        if counts is not None:
+            self._past[link.conn or link.serial] = counts
+        if len(self._past) > PAST and not self._closing:
+            first = next(name for name in self._past if name != 0)
+            sent, received = self._past.pop(first)
+            before = self._past.get(0, (0, 0))
+            self._past[0] = before[0] + sent, before[1] + received
+        return counts
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        now = dict(self._past)
+        for link in (*self.links.values(), *self.ended):
+            counts = link.kernel.bytes() if link.kernel is not None else None
+            if counts is not None:
+                now[link.conn or link.serial] = counts
+        return now
+
+    def close(self) -> None:
+        self._closing = True
+        for link in (*self.links.values(), *self.ended):
+            self.end(link)
+        for held in (self.links, self.conns, self._strangers, self._guests, self._owned):
+            held.clear()
+        self.ended.clear()
+
+    # -- looking at them ---------------------------------------------------------------------------
+    def wait(self) -> float | None:
+        """How long until the next look; None: there is no connection."""
+        if not self.links:
+            return None
+        due = min(self._look_at, self._watch_at) if self._strangers else self._watch_at
+        return max(0.0, due - time.monotonic())
+
+    def look(self) -> None:
+        """Where it is time to: hangs up on strangers who are too many or send too much, and on
+        messages without an end.
+        """
+        now, began = time.monotonic(), time.thread_time()
+        if self._strangers and now >= self._look_at:
+            self._look_at_strangers()
+            self._look_at = time.monotonic() + pause(LOOK_S, began)
+        if now >= self._watch_at:
+            began = time.thread_time()
+            self._look_at_messages()
+            self._watch_at = time.monotonic() + pause(WATCH_S, began)
+
+    def _look_at_strangers(self) -> None:
+        seen = []
+        for link in list(self._strangers.values()):
+            if link.serial in self._leaving:
+                continue  # for one that was looked at before it
+            sent, received = link.counts()
+            if self._proved is not None and sent >= self._proved:
+                self._proven(link)
+                self._own(link, link.address())
+            else:
+                seen.append((link, received))
+        for link, reason in unwelcome(seen, self._most_strangers):
+            self._drop(link, "stranger", reason)
+
+    def _look_at_messages(self) -> None:
+        now = time.monotonic()
+        for link in list(self.links.values()):
+            if link.serial in self._strangers:
+                continue
+            if link.received != link.received_then:
+                # It has finished one since, so it is not amid an endless one; and to ask the kernel
+                # about a busy connection can take a millisecond.
+                link.received_then = link.received
+            elif link.counts()[1] - link.received > self._max_unfinished:
+                reason = f"more than {self._max_unfinished} bytes of no finished message"
+                self._refuse("endless", reason, link)
+                link.hang_up()
+            elif link.kernel is not None and link.kernel.over:
+                link.over_at = link.over_at or now
+                if now - link.over_at >= STALLED_S:
+                    self.disconnected(link.fd)
+
+    def _drop(self, link: Connection, what: str, reason: str) -> None:
+        """Hangs up. It is among the connections until libzmq reports its end."""
+        self._disown(link)
+        self._leaving.add(link.serial)
+        self._strangers.pop(link.serial, None)
+        self._guests.pop(link.serial, None)
+        self._refuse(what, reason, link)
+        link.hang_up()
+
+
+# -- the transport ---------------------------------------------------------------------------------
+class ZmqServer:
+    """A ROUTER bound to `address`: tcp://127.0.0.1:5555, tcp://*:0 for any free port, ipc://PATH.
+
+    With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
+    `Received.user` is the key that was proved. max_connections, max_each: see `Connections`. later:
+    nobody can connect before `listen`; the port is this process's from now on. `refusals` counts
+    what was refused, by reason. Raises ConfigError if the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keyring: Keyring | None = None,
+        max_connections: int | None = None,
+        max_each: int | None = None,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        on_refused: Refused | None = None,
+        later: bool = False,
+    ) -> None:
+        check_address(address)
+        self.keyring, self.on_refused = keyring, on_refused
+        self.on_renewed: Callable[[], object] = lambda: None  # the server has another pair
+        self.refusals: Counter[str] = Counter()
+        self._told, self._told_since = 0, -TELL_S
+        self._closed = False
+        self._context = zmq.Context()
+        self._access: Access | None = None  # None where anyone may connect
+        router = self._context.socket(zmq.ROUTER)
+        try:
+            common_options(router, "[" in address)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            router.setsockopt(zmq.BACKLOG, 1024)
+            if keyring is not None:
+                self._access = Access(
+                    self._context,
+                    keyring,
+                    lambda reason, address: self._refuse("key", reason, address),
+                )
+                self._access.guard(router)
+            self._monitor = monitor_of(self._context, router)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot bind {address!r}: {why(error)}.") from None
+        self._router, self.address = router, address
+        self._held: socket.socket | None = None
+        self._waker = Waker()
+        self._poller = zmq.Poller()
+        for source in (router, self._monitor, self._waker.fd):
+            self._poller.register(source, zmq.POLLIN)
+        if self._access is not None:
+            self._poller.register(self._access.socket, zmq.POLLIN)
+        self._blocked: dict[bytes, Connection] = {}  # those whose peer does not read fast enough
+        self._connections = Connections(
+            lambda what, reason, link: self._refuse(what, reason, link.peer()),
+            keyring is not None,
+            max_connections,
+            max_each,
+            max_unfinished_bytes,
+        )
+        if later and address.startswith("tcp://"):
+            self._hold()
+        else:
+            self.listen()
+
+    def _hold(self) -> None:
+        """Takes the port, so that no other process can, and lets nobody connect to it."""
+        host, port = self.address.removeprefix("tcp://").rsplit(":", 1)
+        name = host.strip("[]")
+        held = socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("" if name == "*" else name, 0 if port == "*" else int(port)))
+        except socket.gaierror:  # an interface, whose name only libzmq knows
+            held.close()
+            return
+        except OSError as error:
+            held.close()
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot bind {self.address!r}: {why(error)}.") from None
+        self._held = held
+        shown = "0.0.0.0" if name == "*" else host
+        self.address = f"tcp://{shown}:{held.getsockname()[1]}"
+
+    def listen(self) -> None:
+        """From now on others can connect. Raises ConfigError if the address cannot be bound."""
+        try:
+            self._router.bind(self.address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot bind {self.address!r}: {why(error)}.") from None
+        finally:
+            if self._held is not None:
+                self._held.close()
+                self._held = None
+        self.address = self._router.get_string(zmq.LAST_ENDPOINT)
+        self._read_monitor()
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        return polled(timeout_s, self._ready, self._pump, self._waker)
+
+    def _ready(self, left: float | None) -> set[object]:
+        if self._connections.ended:
+            left = 0.0  # there may be messages of theirs to read, and their ends to report
+        else:
+            left = sooner(left, BLOCKED_RETRY_S if self._blocked else self._connections.wait())
+        return {source for source, _ in self._poller.poll(ms(left))}
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        link = self._connections.conns.get(conn)
+        if link is None or not 1 <= len(frames) <= MAX_FRAMES:
+            return False
+        if not link.queue:
+            sent = self._try(conn, frames)
+            if sent is not None:
+                return sent
+            self._blocked[conn] = link
+        link.queue.append(frames)
+        return True
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+        """libzmq cannot close one peer of a socket, nor take back what it has; `hang_up` goes by
+        the kernel.
+        """
+        self._blocked.pop(conn, None)
+        link = self._connections.conns.get(conn)
+        if link is not None:
+            link.queue.clear()
+            if hang_up:
+                link.hang_up()
+
+    def vouch(self, conn: bytes) -> None:
+        self._connections.vouch(conn)
+
+    def peer(self, conn: bytes) -> str:
+        """The address at the other end of `conn`, for logs."""
+        link = self._connections.conns.get(conn)
+        return link.peer() if link is not None else "unknown"
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        return self._connections.traffic()
+
+    def close(self, linger_s: float = 1.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._held is not None:
+            self._held.close()
+        until = time.monotonic() + linger_s
+        while self._blocked and time.monotonic() < until:
+            self._retry()
+            time.sleep(BLOCKED_RETRY_S)
+        others = [self._monitor, *([self._access.socket] if self._access else [])]
+        close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
+        self._connections.close()
+        self._blocked.clear()
+        self._waker.close()
+
+    def _pump(self, ready: set[object], events: list[Event]) -> None:
+        """Does everything that can be done now, without waiting."""
+        if self._access is not None:
+            if self._access.socket in ready:
+                self._access.answer()
+            if self._access.changed():
+                self._hang_up_on_revoked(self._access.keyring)
+            if self._access.renewed(self._router, self.address):
+                self._read_monitor()
+                self._connections.all_ended()
+                self.on_renewed()
+        if self._monitor in ready:
+            self._read_monitor()
+        gone = self._connections.ended
+        ended = len(gone)
+        if (self._router in ready or ended) and self._read_messages(events):
+            # All that these had sent before they ended has been read now.
+            for link in gone[:ended]:
+                self._end(link, events)
+            del gone[:ended]
+        if self._blocked:
+            self._retry()
+        self._connections.look()
+
+    def _read_messages(self, events: list[Event]) -> bool:
+        """Whether all that was there was read."""
+        conns, curve = self._connections.conns, self._access is not None
+        for _ in range(BATCH):
+            try:
+                conn_frame, *body = receive(self._router, 1 + MAX_FRAMES)
+            except zmq.Again:
+                return True
+            conn = conn_frame.bytes
+            if len(body) > MAX_FRAMES:
+                reason = f"a message of more than the {MAX_FRAMES} frames that are allowed"
+                self._hang_up_for("frames", reason, conn, body[0])
+            elif len(conn) != 5 or conn[0] != 0:
+                # libzmq's own are a zero byte and a running number. A peer that chooses its own
+                # might choose another's.
+                reason = "a routing id of the peer's own choice"
+                self._hang_up_for("identity", reason, conn, body[0])
+            else:
+                user = _user_of(body[0]) if curve else None
+                stands = conn in conns
+                if not stands:
+                    fd = _descriptor_of(body[0])
+                    if fd is None:
+                        reason = "a peer of a ZMTP before 3, whose connection cannot be told"
+                        self._refuse("version", reason, self.peer(conn))
+                        continue
+                    stands = self._meet(conn, user, fd, events)
+                events.append(Received(conn, tuple(map(kept, body)), user))
+                if not stands:
+                    events.append(Closed(conn))
+            if conn in conns:
+                conns[conn].received += sum(framing(len(frame), curve=curve) for frame in body)
+        return False
+
+    def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:
+        """Joins a routing id seen for the first time to its connection; whether that still stands.
+
+        The kernel gives a closed descriptor to the next connection, so `fd` may have had another
+        owner or have got a new one. libzmq reports the end of a connection before it closes the
+        descriptor, and routing ids count upwards: the two decide.
+        """
+        self._read_monitor()
+        events.append(Opened(conn))
+        link = self._connections.links.get(fd)
+        if link is None:
+            return False
+        if link.conn is not None:
+            if not _newer(conn, link.conn):
+                return False
+            # An older connection's last message was taken for this one's.
+            self._connections.conns.pop(link.conn, None)
+            self._blocked.pop(link.conn, None)
+            # what waits there is for that one; this one's own would wait behind it for ever
+            link.queue.clear()
+            events.append(Closed(link.conn))
+        self._connections.first_message(link, conn, user)
+        return True
+
+    def _read_monitor(self) -> None:
+        fresh = []
+        for event, value in monitor_events(self._monitor):
+            if event == zmq.EVENT_LISTENING:
+                await_words(value)
+            elif event == zmq.EVENT_ACCEPTED:
+                fresh.append(self._connections.accepted(value))
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._connections.disconnected(value)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._refuse(
+                    "handshake",
+                    "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
+                    "CURVE, or the peer was given another server's key; or bytes were damaged on "
+                    "their way",
+                )
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._refuse("handshake", "a connection ended in its handshake")
+        self._connections.make_room(fresh)
+
+    def _hang_up_on_revoked(self, keyring: Keyring) -> None:
+        for conn, link in self._connections.conns.items():
+            if link.user is not None and not keyring.allows(link.user):
+                link.why = keyring.why_not(link.user)
+                self._refuse("key", f"{link.why}: {link.user}", link.peer())
+                self.drop(conn, hang_up=True)
+
+    def _try(self, conn: bytes, frames: Frames) -> bool | None:
+        """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
+        unread.
+        """
+        try:
+            send(self._router, (conn, *frames))
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def _retry(self) -> None:
+        for conn, link in list(self._blocked.items()):
+            while link.queue:
+                sent = self._try(conn, link.queue[0])
+                if sent is None:
+                    break
+                if sent:
+                    link.queue.popleft()
+                else:
+                    link.queue.clear()
+            if not link.queue:
+                del self._blocked[conn]
+
+    def _end(self, link: Connection, events: list[Event]) -> None:
+        stood = link.conn is not None and self._connections.conns.get(link.conn) is link
+        counts = self._connections.end(link)
+        if stood and link.conn is not None:
+            self._blocked.pop(link.conn, None)
+            received = counts[1] if counts is not None else None
+            events.append(Closed(link.conn, received, link.why))
+
+    def _hang_up_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
+        """Hangs up on the sender of a frame that no client of ours sends. It is no event: those who
+        bound the time that useless messages take need not hear of it.
+        """
+        link = self._connections.of(conn, _descriptor_of(frame))
+        self._refuse(what, reason, "unknown" if link is None else link.peer())
+        if link is not None:
+            link.hang_up()
+
+    def _refuse(self, what: str, reason: str, address: str = "unknown") -> None:
+        self.refusals[what] += 1
+        now = time.monotonic()
+        if now - self._told_since > TELL_S:
+            self._told, self._told_since = 0, now
+        self._told += 1
+        if self._told > TELL:
+            return
+        log.warning("refused: %s (from %s)", reason, address)
+        if self.on_refused is not None:
+            self.on_refused(reason, address)
+
+
+def _newer(conn: bytes, other: bytes) -> bool:
+    """Whether routing id `conn` was given after `other`: both count upwards modulo 2^32."""
+    ahead = int.from_bytes(conn[1:], "big") - int.from_bytes(other[1:], "big")
+    return 0 < ahead % 2**32 < 2**31
+
+
+def _descriptor_of(frame: zmq.Frame) -> int | None:
+    """The descriptor of the connection that a frame came over; None where the peer's ZMTP knows no
+    metadata: version 1, which libzmq also takes noise for, and 2.
+    """
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
+def _user_of(frame: zmq.Frame) -> str | None:
+    """The key that was proved on the connection that a frame came over."""
+    try:
+        found = frame.get("User-Id")
+    except zmq.ZMQError:
+        return None
+    return found if isinstance(found, str) else None
