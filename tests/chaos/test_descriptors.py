@@ -54,7 +54,7 @@ def test_strangers_leave_a_server_the_descriptors_of_its_files_and_clients(
     if curve:
         server = ["--keys", tmp_path / "keys"]
         site = ["--keys", tmp_path / "keys" / "clients" / "all.key"]
-    patient = {"lost": {"closed": 100, "silent": 100}}
+    patient = {"join": 300, "lost": {"closed": 100, "silent": 100}}
     changes = {"rounds": 10**6, "round": patient, "security": {"curve": curve}}
     with Federation(tmp_path, **changes) as fed, ExitStack() as stack:
         fed.server(*server, before=functools.partial(limit_files, 1024))
