@@ -11,8 +11,7 @@ from fednet.algorithms.state import ALLOWED, State, foreign
 from fednet.errors import ConfigError, FednetError
 from fednet.loading import Check, Given
 from fednet.tensors import Layout, Tensors
-from fednet.wire.packing import undeclared
-from fednet.wire.payload import Payload
+from fednet.wire.payload import Payload, undeclared
 
 S = TypeVar("S", bound=State)
 

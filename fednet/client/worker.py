@@ -48,10 +48,9 @@ from fednet.training.hosts import SiteHost
 from fednet.training.lanes import Pack
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Encoded
+from fednet.wire.codec import Body, Encoded, Past
 from fednet.wire.messages import Key
 from fednet.wire.payload import Payload, weights_of
-from fednet.wire.sending import Past
 
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
 

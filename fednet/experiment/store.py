@@ -31,7 +31,7 @@ from fednet.descriptors import reaching, synced
 from fednet.errors import StateAbsent, StateError
 from fednet.files import appear, clear_asides, digest, unfinished, write_all
 from fednet.tensors import Layout, Tensors
-from fednet.wire.sending import Past
+from fednet.wire.codec import Past
 
 
 class Record(State):

@@ -40,10 +40,9 @@ from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
-from fednet.wire.codec import Body, Encoded
+from fednet.wire.codec import Body, Encoded, Past
 from fednet.wire.messages import Fault, Field, Key, Purpose
 from fednet.wire.payload import weights_of
-from fednet.wire.sending import Past
 
 log = logging.getLogger(__name__)
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from fednet.experiment.build import Experiment
     from fednet.tensors import Tensors
+    from fednet.wire.codec import Past
     from fednet.wire.payload import Payload, Run, Samples
-    from fednet.wire.sending import Past
 
 
 LOG = "replies.log"
@@ -602,7 +602,7 @@ class Sent(dict[int, "Tensors"]):
         """What compressors remember of the client's earlier replies. following: takes what
         follows from this one.
         """
-        from fednet.wire.sending import Past
+        from fednet.wire.codec import Past
 
         return Past(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
 

@@ -1,9 +1,11 @@
 """Payloads to bytes and back.
 
 The form of a payload is its declaration: field by field, tensors of the shared layout as one vector
-(with buffers and counters behind it), numbers as 8 bytes, samples as their arrays. Large values are
-not copied: a `Body` is a list of segments that are read in ranges, so that a broadcast is encoded
-once and all sends share it.
+(with buffers and counters behind it), numbers as 8 bytes, samples as their arrays. What comes is
+compared with its declaration: sizes, dtype, shape, range, and that it is finite.
+
+Large values are not copied: a `Body` is a list of segments that are read in ranges, so that a
+broadcast is encoded once and all sends share it.
 """
 
 from __future__ import annotations
@@ -11,19 +13,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from fednet.buffers import copied
 from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
-from fednet.wire import packing
 from fednet.wire import payload as payloads
 from fednet.wire.compress import Chain
+from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import PART, Field
-from fednet.wire.payload import P, Payload
-from fednet.wire.sending import ANEW, Cache, Past, Sender
+from fednet.wire.payload import (
+    DTYPES,
+    NAMES,
+    NUMBERS,
+    VALUES,
+    P,
+    Payload,
+    Run,
+    Samples,
+    misdeclared,
+    misfit,
+    pack_number,
+)
+
+SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
+LABEL_DTYPES = (torch.int64, torch.float32)
+MAX_AXES = 8
+MAX_ELEMENTS = 1 << 40
 
 # (Empty, not zeros: no kernel may run at import, before `train.portable` chooses among them.)
 _NO_FLOATS, _NO_INTEGERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
@@ -74,11 +94,77 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Past:
+    """What one end remembers of its earlier messages with one peer, and the round, from 1. known:
+    as it was; next: where what follows from this message is written; where: before each field's
+    name.
+    """
+
+    known: Mapping[str, torch.Tensor]
+    next: dict[str, torch.Tensor]
+    where: str = ""
+    round: int = 0
+
+    def of(self, field: str) -> Memory:
+        """What is remembered for one field."""
+        return Memory(self.known, self.next, self.where + field)
+
+
+NO_PAST = Past({}, {})
+
+# What one broadcast has compressed, by field: (its value, the bytes sent, what the receiver has
+# then, what arrived there).
+Cache = dict[str, tuple[Tensors, bytes, torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """How `Codec.encode` compresses a vector, with the arguments that it was given."""
+
+    rng: Callable[[str], np.random.Generator] | None
+    residuals: dict[str, torch.Tensor] | None
+    cache: Cache | None
+    slot: str
+    past: Past
+
+    def send(
+        self,
+        chain: Chain,
+        name: str,
+        value: Tensors,
+        vector: torch.Tensor,
+        base: torch.Tensor | None,
+    ) -> tuple[bytes, torch.Tensor]:
+        """(its bytes, the vector that the receiver has then)."""
+        feedback, memory, mark = chain.feedback if chain.shared else None, None, name
+        if feedback is not None:
+            memory = self.past.of(name)
+            mark = f"{name}/{feedback.said(memory).hex()}"
+        # The cache holds the value: an identity alone could be a later one's.
+        known = self.cache.get(mark) if self.cache is not None else None
+        if known is not None and known[0] is value:
+            if feedback is not None and memory is not None:
+                feedback.again(known[3], memory)
+            return known[1], known[2]
+        # A broadcast feeds one error back, that of the value which all share; a value of one
+        # client's own has none.
+        if memory is None and self.residuals is not None and known is None:
+            memory = Memory(self.residuals, self.residuals, (self.slot or self.past.where) + name)
+        draws = self.rng(name) if self.rng else np.random.default_rng(0)
+        wanted = vector if base is None else vector - base
+        data, arrived = chain.send(wanted, draws, memory, self.past.round)
+        decoded = arrived if base is None else base + arrived
+        if self.cache is not None:
+            self.cache.setdefault(mark, (value, data, decoded, arrived))
+        return data, decoded
+
+
+@dataclass(frozen=True)
 class Codec:
     """Encodes and decodes payloads of one direction.
 
     layout: of what crosses. chains: compressor chains by kind. buffers: whether they cross. exempt:
-    names of buffers that may hold what is not finite, since the initial model's do.
+    names of buffers that may hold values that are not finite, since the initial model's do.
     """
 
     layout: Layout
@@ -95,6 +181,24 @@ class Codec:
         """The layout of a field: parameters only, or with buffers where these cross."""
         return self.layout if form == "tensors" and self.buffers else self.layout.parameters
 
+    def alone(self, kind: type[Payload]) -> bool:
+        """Whether payloads of that kind hold no more than crosses, and are decoded alike whatever
+        is their `reference` and `fill`.
+        """
+        return not any(
+            f.kind in self.chains or (f.form == "tensors" and not self.buffers)
+            for f in kind.fields.values()
+        )
+
+    def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
+        """The vector that a field of that kind is sent as a difference to: a state, if its chain
+        loses anything (a difference and a sum would not give back every bit).
+        """
+        chain = self.chains.get(kind)
+        if kind != "state" or reference is None or chain is None or not chain.lossy:
+            return None
+        return reference.vector.cpu()
+
     # -- encoding ----------------------------------------------------------------------------------
     def encode(
         self,
@@ -104,54 +208,44 @@ class Codec:
         reference: Tensors | None = None,
         cache: Cache | None = None,
         slot: str = "",
-        past: Past = ANEW,
+        past: Past = NO_PAST,
     ) -> Encoded:
         """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot`
-        and its field's name, so that the exchanges of a round keep apart; `reference` is what a
-        lossily compressed state is sent as a difference to; `cache`: what one broadcast has
-        compressed first, by field: what all its clients share; `past`: what the receiver remembers
-        too, where a chain says that it does.
+        and its field's name, so that the exchanges of a round keep apart; `reference`: the state
+        that a lossily compressed state is sent as a difference to; `cache`: what was compressed
+        already of a broadcast, which all its clients share; `past`: what the receiver remembers
+        too, where a chain needs it.
         """
-        sender = Sender(rng, residuals, cache, slot, past)
+        sender = _Sender(rng, residuals, cache, slot, past)
         form: list[Field] = []
         segments: list[Buffer] = []
         seen: dict[str, object] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
-            if (found := packing.misfit(field.form, value)) is not None:
+            found = misfit(field.form, value)
+            if found is not None:
                 where = f"{type(payload).__qualname__}.{name}"
-                raise ConfigError(f"{where}: expected {packing.VALUES[field.form][1]}, got {found}")
+                raise ConfigError(f"{where}: expected {VALUES[field.form][1]}, got {found}")
             chain = self.chains.get(field.kind)
+            parts: list[tuple[str, str, list[int]]] = []
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)
-                raw, kept = part.layout.nbytes, value
+                arrays = [_raw(part.buffers), _raw(part.counters)]
                 if chain is None:
-                    segments.append(packing.raw(part.vector))
+                    arrays.insert(0, _raw(part.vector))
                 else:
                     base = self.base(field.kind, reference)
                     data, decoded = sender.send(chain, name, value, part.vector, base)
-                    segments.append(data)
-                    kept = value.to("cpu").with_vector(decoded)
-                segments += [packing.raw(part.buffers), packing.raw(part.counters)]
-                size = sum(len(s) for s in segments[-3:])
-                seen[name] = kept
-                form.append(Field(name, field.kind, size, raw))
-                continue
-            arrays, parts = packing.pack(field.form, value)
-            size = sum(len(d) for d in arrays)
+                    arrays.insert(0, memoryview(data))
+                    value = value.to("cpu").with_vector(decoded)
+                size, raw = sum(len(a) for a in arrays), part.layout.nbytes
+            else:
+                arrays, parts = _pack(field.form, value)
+                size = raw = sum(len(a) for a in arrays)
             segments += arrays
             seen[name] = value
-            form.append(Field(name, field.kind, size, size, parts))
+            form.append(Field(name, field.kind, size, raw, parts))
         return Encoded(tuple(form), Body(segments), type(payload)(**seen))
-
-    def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
-        """What a field of that kind is sent as a difference to: a state, if its chain loses
-        anything (a difference and a sum would not give back every bit).
-        """
-        chain = self.chains.get(kind)
-        if kind != "state" or reference is None or chain is None or not chain.lossy:
-            return None
-        return reference.vector.cpu()
 
     def _tensors(self, value: Tensors, form: str) -> Tensors:
         layout = self.crossing(form)
@@ -169,7 +263,7 @@ class Codec:
             torch.zeros(layout.size("counter"), dtype=torch.int64),
         )
 
-    # -- decoding ----------------------------------------------------------------------------------
+    # -- checking ----------------------------------------------------------------------------------
     def check(
         self,
         kind: type[Payload],
@@ -179,7 +273,7 @@ class Codec:
     ) -> None:
         """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the
         body is asked for. bounds: the largest size in bytes of the fields whose declaration leaves
-        it open; None: what is here is here.
+        it open; None: any size.
         """
         declared = list(kind.fields.items())
         if [f.name for f in form] != [name for name, _ in declared]:
@@ -218,12 +312,18 @@ class Codec:
                 return layout.nbytes, layout.nbytes
             size, exact = chain.nbytes(layout.sizes[0], round)
             return (size if exact else 0) + rest, size + rest
-        if form == "run":
-            return 24, 24
-        if form in ("float", "int"):
-            return 8, 8
+        if form in NUMBERS:
+            return NUMBERS[form].size, NUMBERS[form].size
         return 0, bound if bound is not None else 0
 
+    def finite(self, value: Tensors, name: str) -> None:
+        """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers
+        that were not in the initial model either.
+        """
+        if not value.is_finite(self.exempt):
+            raise RemoteProtocolError(f"field {name}: a value is not finite")
+
+    # -- decoding ----------------------------------------------------------------------------------
     def decode(
         self,
         kind: type[P],
@@ -232,13 +332,12 @@ class Codec:
         reference: Tensors | None = None,
         fill: Tensors | None = None,
         sound: bool = False,
-        past: Past = ANEW,
+        past: Past = NO_PAST,
     ) -> P:
         """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers:
-        local | server`). sound: its form was held against its declaration (`check`), and its
-        tensors are known to be finite, or the caller asks by `finite`. past: as `encode` has it.
-        Raises RemoteProtocolError where the form is not what `kind` declares, or the bytes are not
-        what the form says, or not finite.
+        local | server`). sound: its form was checked, and its tensors are known to be finite, or
+        the caller asks by `finite`. past: as `encode` has it. Raises RemoteProtocolError where the
+        form is not what `kind` declares, or the bytes are not what the form says, or not finite.
         """
         if not sound:
             self.check(kind, form, None, past.round)
@@ -255,11 +354,12 @@ class Codec:
                 value = self._read(data, field, base, past, name)
                 if not sound:
                     self.finite(value, name)
-                whole = field.form == "tensors" and fill is not None and not self.buffers
-                values[name] = value.with_buffers(fill) if whole and fill is not None else value
+                if field.form == "tensors" and fill is not None and not self.buffers:
+                    value = value.with_buffers(fill)
+                values[name] = value
             else:
-                values[name] = packing.unpack(field.form, data, got, name)
-                packing.within(field, values[name], name)
+                values[name] = _unpack(field.form, data, got, name)
+                _check_range(field, values[name], name)
         return kind(**values)
 
     def _read(
@@ -276,34 +376,152 @@ class Codec:
         head, buffers, counters = data, _NO_FLOATS, _NO_INTEGERS
         if rest:
             head, tail = data[: len(data) - rest], data[len(data) - rest :]
-            buffers = packing.floats(tail[: 4 * b])
+            buffers = floats(tail[: 4 * b])
             counters = torch.from_numpy(np.frombuffer(tail[4 * b :], "<i8").astype(np.int64))
         chain = self.chains.get(field.kind)
         if chain is None:
-            return packing.tensors(layout, head, buffers, counters)
+            return Tensors(layout, floats(head), buffers, counters)
         vector = chain.receive(head, p, past.of(name), past.round)
         return Tensors(layout, vector if base is None else base + vector, buffers, counters)
 
-    def alone(self, kind: type[Payload]) -> bool:
-        """Whether payloads of that kind hold no more than crosses, and are decoded alike whatever
-        is their `reference` and `fill`.
-        """
-        return not any(
-            f.kind in self.chains or (f.form == "tensors" and not self.buffers)
-            for f in kind.fields.values()
-        )
-
-    def finite(self, value: Tensors, name: str) -> None:
-        """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers
-        that were not in the initial model either.
-        """
-        if not value.is_finite(self.exempt):
-            raise RemoteProtocolError(f"field {name}: a value is not finite")
-
 
 def not_finite(initial: Tensors) -> frozenset[str]:
-    """Names of the buffers that are not finite in a model as it begins (a mask of -inf, say): a
+    """Names of the buffers that are not finite in the initial model (a mask of -inf, say): a
     codec's `exempt`.
     """
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
+
+
+# -- one field to bytes ----------------------------------------------------------------------------
+def _raw(values: torch.Tensor) -> memoryview:
+    """A tensor's bytes, without a copy where it is contiguous on the CPU."""
+    if not values.numel():
+        return memoryview(b"")
+    flat = values.detach().cpu().contiguous().view(-1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return flat.numpy().data.cast("B")
+
+
+def _pack(
+    form: str,
+    value: Any,  # of the type that the form says
+) -> tuple[list[memoryview], list[tuple[str, str, list[int]]]]:
+    """(a field's bytes, the (name, dtype, shape) of its arrays)."""
+    if form in NUMBERS:
+        return [memoryview(pack_number(form, value))], []
+    if form != "samples":
+        arrays = {"": value}
+    elif isinstance(value.x, dict):
+        arrays = {**{f"x.{k}": v for k, v in value.x.items()}, "y": value.y}
+    else:
+        arrays = {"x": value.x, "y": value.y}
+    parts = [(name, NAMES[v.dtype], list(v.shape)) for name, v in arrays.items()]
+    return [_raw(v) for v in arrays.values()], parts
+
+
+# -- and back --------------------------------------------------------------------------------------
+def floats(data: Buffer) -> torch.Tensor:
+    """Values that share the memory of `data` where it may be written to and is aligned."""
+    values = np.frombuffer(data, dtype="<f4")
+    if not (values.flags.writeable and values.flags.aligned):
+        values = copied(values)
+    return torch.from_numpy(values)
+
+
+def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
+    """The value of a field that came, of the type that the form says. Raises RemoteProtocolError
+    for what can be none.
+    """
+    if form == "run":
+        n, steps, loss = NUMBERS[form].unpack(data)
+        # The mean of float32 losses lies within float32.
+        if n < 0 or steps < 0 or not abs(loss) <= torch.finfo(torch.float32).max:
+            raise RemoteProtocolError(
+                f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0"
+            )
+        return Run(n, steps, loss)
+    if form in NUMBERS:
+        (number,) = NUMBERS[form].unpack(data)
+        if not math.isfinite(number):
+            raise RemoteProtocolError(f"field {name}: {number} is not finite")
+        return number
+    arrays = _arrays(data, got, name)
+    if form == "samples":
+        return _samples(arrays, name)
+    if list(arrays) != [""]:
+        raise RemoteProtocolError(f"field {name}: expected one array")
+    return arrays[""]
+
+
+def _arrays(data: memoryview, got: Field, name: str) -> dict[str, torch.Tensor]:
+    """The arrays that a field's bytes hold, as its form says."""
+    arrays, at = dict[str, torch.Tensor](), 0
+    for part, dtype, shape in got.parts:
+        if dtype not in DTYPES or len(shape) > MAX_AXES:
+            raise RemoteProtocolError(f"field {name}: dtype {dtype!r} or shape {shape} not allowed")
+        count = math.prod(shape)
+        size = count * DTYPES[dtype].itemsize
+        # An empty array may have any sides, and those that no tensor can have do not show in its
+        # bytes.
+        if at + size > len(data) or math.prod(s for s in shape if s) > MAX_ELEMENTS:
+            raise RemoteProtocolError(
+                f"field {name}: arrays of more than the {len(data)} bytes announced"
+            )
+        mine = data[at : at + size]
+        at += size
+        if dtype == "bool" and any(b > 1 for b in set(mine)):
+            raise RemoteProtocolError(f"field {name}: a truth value is neither 0 nor 1")
+        if count:
+            value = torch.frombuffer(bytearray(mine), dtype=DTYPES[dtype]).view(shape)
+        else:
+            value = torch.zeros(shape, dtype=DTYPES[dtype])
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise RemoteProtocolError(f"field {name}: a value is not finite")
+        arrays[part] = value
+    if at != len(data) or len(arrays) != len(got.parts):
+        raise RemoteProtocolError(f"field {name}: arrays of {at} bytes, announced were {len(data)}")
+    return arrays
+
+
+def _samples(arrays: dict[str, torch.Tensor], name: str) -> Samples:
+    y = arrays.pop("y", None)
+    if (
+        y is None
+        or not arrays
+        or any(v.dim() < 1 or v.shape[:1] != y.shape[:1] for v in (y, *arrays.values()))
+    ):
+        raise RemoteProtocolError(f"field {name}: samples need x and y of one length")
+    if y.dtype not in LABEL_DTYPES or any(v.dtype not in SAMPLE_DTYPES for v in arrays.values()):
+        raise RemoteProtocolError(
+            f"field {name}: samples are uint8, int64 or float32, their labels int64 or float32"
+        )
+    if list(arrays) == ["x"]:
+        return Samples(arrays["x"], y)
+    if not all(k.startswith("x.") for k in arrays):
+        raise RemoteProtocolError(f"field {name}: arrays {list(arrays)} are no samples")
+    return Samples({k[2:]: v for k, v in arrays.items()}, y)
+
+
+def _check_range(declared: payloads.Field, value: object, name: str) -> None:
+    """Raises RemoteProtocolError for a value of another type, rank or range than is declared."""
+    if isinstance(value, (int, float)):
+        low = high = float(value) if isinstance(value, float) else value
+    elif isinstance(value, (torch.Tensor, Samples)):
+        x = value.x if isinstance(value, Samples) else value
+        for part in x.values() if isinstance(x, dict) else (x,):
+            other = misdeclared(declared, part)
+            if other is not None:
+                raise RemoteProtocolError(f"field {name}: {other}")
+        open_ended = declared.low == -math.inf and declared.high == math.inf
+        if isinstance(x, dict) or not x.numel() or open_ended:
+            return
+        low, high = float(x.min()), float(x.max())
+    else:
+        return
+    if not declared.low <= low <= high <= declared.high:
+        raise RemoteProtocolError(
+            f"field {name}: values from {low:g} to {high:g}, declared are "
+            f"{declared.low:g} to {declared.high:g}"
+        )

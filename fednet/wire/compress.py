@@ -21,7 +21,7 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.loading import held
+from fednet.loading import Check, Given, held
 from fednet.options import instance
 from fednet.wire.compressors.base import (
     Feedback,
@@ -30,10 +30,10 @@ from fednet.wire.compressors.base import (
     Memory,
     Part,
     Reduce,
+    Select,
     Values,
 )
 from fednet.wire.compressors.ef import ErrorFeedback
-from fednet.wire.returned import RETURNS
 
 ORDER = (
     "the order is one of ef, noef, ef21, diana, dgc, delta, one of topk, randk, threshold, "
@@ -305,3 +305,79 @@ def _part(item: str) -> Part:
     raise ConfigError(
         f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and Lossless."
     )
+
+
+# -- what the functions of a user's own compressor return ------------------------------------------
+# Each check returns what was expected where something else came (`loading.held`).
+def _returned(kind: type | tuple[type, ...], expected: str) -> Check:
+    def check(part: Part, given: Given, found: object) -> str | None:
+        return None if isinstance(found, kind) else expected
+
+    return check
+
+
+def _count(part: Part, given: Given, found: object) -> str | None:
+    return None if isinstance(found, (int, np.integer)) and found >= 0 else "a whole number"
+
+
+def _exactly(found: object, size: int) -> str | None:
+    if isinstance(found, bytes) and len(found) == size:
+        return None
+    more = f", not {len(found)}" if isinstance(found, bytes) else ""
+    return f"bytes, {size} of them{more}"
+
+
+def _floats(found: object, n: int, most: bool = False) -> str | None:
+    """n: how many there are, or may be at `most`."""
+    if not isinstance(found, np.ndarray):
+        return f"a float32 array of {n} values"
+    right = found.ndim == 1 and (found.size <= n if most else found.size == n)
+    if right and found.dtype == np.float32:
+        return None
+    return f"a float32 array of {n} values, not {found.dtype} of shape {found.shape}"
+
+
+def _reduced(part: Reduce, given: Given, found: object) -> str | None:
+    head, numbers = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
+    most = part.count(len(given[0]))
+    if isinstance(head, bytes) and _floats(numbers, most, not part.fixed) is None:
+        return None
+    return f"(bytes, a float32 array of {most} values)"
+
+
+def _selected(part: Select, given: Given, found: object) -> str | None:
+    n, most = len(given[0]), part.count(len(given[0]))
+    expected = f"an array of {most} ascending indices below {n}"
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
+        what = f", not {found.dtype}" if isinstance(found, np.ndarray) else ""
+        return f"{expected}{what}"
+    if found.size != most if part.fixed else found.size > most:
+        return f"{expected}, not {found.size}"
+    ascend = bool((found[1:] > found[:-1]).all())
+    inside = not found.size or (int(found[0]) >= 0 and int(found[-1]) < n)
+    return None if ascend and inside else expected
+
+
+_BYTES, _TENSOR = _returned(bytes, "bytes"), _returned(torch.Tensor, "a tensor")
+_REDUCE: Mapping[str, Check] = {
+    "count": _count,
+    "head": _count,
+    "reduce": _reduced,
+    "left": _count,
+    "expand": lambda part, given, found: _floats(found, given[2]),
+}
+RETURNS: Mapping[type[Part], Mapping[str, Check]] = {
+    Feedback: {"wanted": _TENSOR, "said": _BYTES, "kept": _TENSOR, "received": _TENSOR},
+    Select: {**_REDUCE, "select": _selected},
+    Reduce: _REDUCE,
+    Values: {
+        "nbytes": _count,
+        "encode": lambda part, given, found: _exactly(found, part.nbytes(len(given[0]))),
+        "decode": lambda part, given, found: _floats(found, given[1]),
+    },
+    Lossless: {
+        "bound": _count,
+        "encode": _BYTES,
+        "decode": lambda part, given, found: _exactly(found, given[1]),
+    },
+}

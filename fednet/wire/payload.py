@@ -16,16 +16,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import struct
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import (
+    Annotated,
+    ClassVar,
+    Literal,
+    SupportsFloat,
+    SupportsIndex,
+    TypeVar,
+    get_args,
+    get_origin,
+)
+
+import torch
 
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
-
-if typing.TYPE_CHECKING:
-    import torch
 
 Form = Literal["tensors", "parameters", "float", "int", "run", "samples", "array"]
 
@@ -189,3 +198,74 @@ def run_of(payload: Payload) -> Run | None:
 
 class Nothing(Payload):
     """A payload without fields: local-only training receives one each round."""
+
+
+# -- values and their declarations -----------------------------------------------------------------
+DTYPES = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bool": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_TENSORS = (Tensors, "Tensors of the model, whole (such as `done.x`)")
+VALUES: dict[str, tuple[type, str]] = {  # by a field's form
+    "tensors": _TENSORS,
+    "parameters": _TENSORS,
+    "run": (Run, "what a training was (Statistics, such as `done.run`)"),
+    "float": (SupportsFloat, "a number"),
+    "int": (SupportsIndex, "a whole number"),
+    "samples": (Samples, "Samples"),
+    "array": (torch.Tensor, "a tensor"),
+}
+NUMBERS = {"run": struct.Struct("<qqd"), "float": struct.Struct("<d"), "int": struct.Struct("<q")}
+
+
+def pack_number(form: str, value: typing.Any) -> bytes:
+    """The bytes of a number, or of a `Run`."""
+    if isinstance(value, Run):
+        return NUMBERS[form].pack(value.n, value.steps, value.loss)
+    return NUMBERS[form].pack(value)
+
+
+def undeclared(payload: Payload) -> str | None:
+    """What a field was expected to be that is not as its declaration says; None where all are."""
+    for name, field in payload.fields.items():
+        value = getattr(payload, name)
+        found = misfit(field.form, value)
+        if found is None and field.form == "array":
+            found = misdeclared(field, value)
+        if found is not None:
+            return f"{VALUES[field.form][1]} as {type(payload).__qualname__}.{name}, not {found}"
+    return None
+
+
+def misfit(form: str, value: object) -> str | None:
+    """What a value is that a field of that form cannot hold; None where it can."""
+    if not isinstance(value, VALUES[form][0]):
+        return type(value).__name__
+    try:
+        if form in NUMBERS:
+            pack_number(form, value)
+    except (struct.error, TypeError, ValueError, RuntimeError):  # as torch, of two elements, has it
+        return repr(value) if isinstance(value, Run) else type(value).__name__
+    if isinstance(value, Samples):
+        arrays = [*value.x.values()] if isinstance(value.x, dict) else [value.x]
+        others = [v for v in (*arrays, value.y) if not isinstance(v, torch.Tensor)]
+        return f"Samples of {type(others[0]).__name__}" if others else None
+    if isinstance(value, torch.Tensor) and value.dtype not in NAMES:
+        return str(value.dtype)
+    return None
+
+
+def misdeclared(declared: Field, part: torch.Tensor) -> str | None:
+    """What a tensor is that is not of the dtype and rank declared."""
+    if declared.dtype not in ("", NAMES[part.dtype]):
+        return f"{NAMES[part.dtype]}, declared is {declared.dtype}"
+    if declared.rank not in (None, part.dim()):
+        return f"{part.dim()} axes, declared are {declared.rank}"
+    return None

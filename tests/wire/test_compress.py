@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.wire import compress, indices
+from fednet.wire import compress
+from fednet.wire.compressors.base import index_bytes, pack_indices, unpack_indices
 
 CHAINS = [
     [],
@@ -251,18 +252,18 @@ def test_nothing_that_topk_drops_is_larger_than_what_it_keeps(x):
 # -- indices ---------------------------------------------------------------------------------------
 def test_indices_take_the_lowest_bits_and_a_mark_each():
     # 3 of 32: l = 3, so that 3, 9 and 30 are (0, 3), (1, 1) and (3, 6), marks at 0, 1+1 and 3+2
-    found = indices.pack(np.array([3, 9, 30], dtype=np.uint32), 32)
+    found = pack_indices(np.array([3, 9, 30], dtype=np.uint32), 32)
     assert found == bytes([0b10001011, 0b1, 0b100101])
-    assert indices.unpack(memoryview(found), 32, 3).tolist() == [3, 9, 30]
-    assert indices.nbytes(32, 3) == 3
+    assert unpack_indices(memoryview(found), 32, 3).tolist() == [3, 9, 30]
+    assert index_bytes(32, 3) == 3
 
 
 def test_from_a_quarter_on_indices_are_a_bitmap():
-    found = indices.pack(np.array([0, 2, 9], dtype=np.uint32), 10)
+    found = pack_indices(np.array([0, 2, 9], dtype=np.uint32), 10)
     assert found == bytes([0b101, 0b10])
-    assert indices.nbytes(1000, 300) == indices.nbytes(1000, 999) == 125
-    assert indices.nbytes(1_000_000, 200_000) < 125_000
-    assert indices.nbytes(7, 0) == 0
+    assert index_bytes(1000, 300) == index_bytes(1000, 999) == 125
+    assert index_bytes(1_000_000, 200_000) < 125_000
+    assert index_bytes(7, 0) == 0
 
 
 @settings(max_examples=200, deadline=None)
@@ -271,9 +272,9 @@ def test_indices_come_back_in_the_bytes_that_were_predicted(n, data):
     k = data.draw(st.integers(0, min(n, 400)))
     chosen = np.random.default_rng(n).choice(n, k, replace=False)
     chosen.sort()
-    found = indices.pack(chosen.astype(np.uint32), n)
-    assert len(found) == indices.nbytes(n, k)
-    assert indices.unpack(memoryview(found), n, k).tolist() == chosen.tolist()
+    found = pack_indices(chosen.astype(np.uint32), n)
+    assert len(found) == index_bytes(n, k)
+    assert unpack_indices(memoryview(found), n, k).tolist() == chosen.tolist()
     assert 8 * len(found) <= k * (2 + math.log2(n / k)) + 16 if k else found == b""
 
 
@@ -282,17 +283,17 @@ def test_indices_take_at_most_seven_tenths_of_a_bit_more_than_the_entropy_of_the
     n = 100_000
     k = round(share * n)
     entropy = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
-    assert 0 <= 8 * indices.nbytes(n, k) - entropy <= 0.7 * k + 16
+    assert 0 <= 8 * index_bytes(n, k) - entropy <= 0.7 * k + 16
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_bytes_that_are_no_indices_are_refused_or_give_some_that_ascend(data):
     n, k = data.draw(st.sampled_from([(9, 4), (32, 3), (1000, 20), (1, 1)]))
-    size = indices.nbytes(n, k)
+    size = index_bytes(n, k)
     raw = data.draw(st.binary(min_size=size, max_size=size))
     try:
-        found = indices.unpack(memoryview(raw), n, k)
+        found = unpack_indices(memoryview(raw), n, k)
     except RemoteProtocolError:
         return
     assert found.size == k
@@ -395,7 +396,7 @@ def test_threshold_sends_what_is_large_and_how_many_that_are():
     data = chain.encode(x, rng())
     assert chain.decode(data, 32)[:4].tolist() == [0, -2, 3, 0]
     assert (len(data), True) == chain.nbytes(32, kept=2)
-    assert len(data) == 4 + indices.nbytes(32, 2) + 8
+    assert len(data) == 4 + index_bytes(32, 2) + 8
     assert chain.nbytes(32) == (4 + 4 + 4 * 32, False)
     assert len(chain.encode(torch.zeros(32), rng())) == 4
     for k in (33, 2**32 - 1):

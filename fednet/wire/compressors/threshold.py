@@ -6,8 +6,7 @@ import numpy as np
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.registry import compressor
-from fednet.wire import indices
-from fednet.wire.compressors.base import Floats, Indices, Memory, Select
+from fednet.wire.compressors.base import Floats, Indices, Memory, Select, index_bytes
 
 COUNT = 4  # bytes
 
@@ -37,7 +36,7 @@ class Threshold(Select):
         return n
 
     def head(self, n: int, k: int) -> int:
-        return COUNT + indices.nbytes(n, k)
+        return COUNT + index_bytes(n, k)
 
     def select(self, x: Floats) -> Indices:
         return np.flatnonzero(~(np.abs(x) < self.least)).astype(np.uint32)

@@ -18,7 +18,7 @@ class TopK(Select):
     those that come first.
 
     With error feedback: what was not sent is added to what is sent next. On the wire: where they
-    stand, in 2 + log2(n/k) bits each (see `wire/indices.py`), then the values, as the rest of the
+    stand, in 2 + log2(n/k) bits each (`base.pack_indices`), then the values, as the rest of the
     chain writes them.
     """
 
