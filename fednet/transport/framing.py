@@ -24,21 +24,12 @@ in READY."""
 CURVE_READY_BYTES = 2 + 6 + 8 + 16 + 22 + 13
 
 
-def header(nbytes: int) -> int:
-    """The flags and length before a frame of `nbytes`: one byte of length up to 255, eight
-    above.
+def framing(nbytes: int, curve: bool = False) -> int:
+    """All bytes that one frame of `nbytes` takes on TCP: itself, a byte of flags and its length,
+    one byte up to 255, eight above.
     """
-    return 2 if nbytes <= 255 else 9
-
-
-def framing(nbytes: int, more: bool = False, curve: bool = False) -> int:
-    """All bytes that one frame of `nbytes` takes on TCP, itself included.
-
-    `more`, that another frame of the message follows, is a flag in a byte that is there anyway and
-    changes nothing.
-    """
-    inner = nbytes + (CURVE_FRAME_BYTES if curve else 0)
-    return inner + header(inner)
+    inner = nbytes + CURVE_FRAME_BYTES if curve else nbytes
+    return inner + 2 if inner <= 255 else inner + 9
 
 
 def connection_bytes(curve: bool, role: Literal["server", "client"]) -> tuple[int, int]:

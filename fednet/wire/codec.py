@@ -54,7 +54,7 @@ class Body:
 
     def __init__(self, segments: Sequence[Buffer] = ()) -> None:
         self.segments = [memoryview(s).cast("B") for s in segments if len(s)]
-        self.size = sum(len(s) for s in self.segments)
+        self.size = sum(map(len, self.segments))
 
     def slice(self, start: int, end: int) -> memoryview:
         """Bytes [start, end): a view where they lie in one segment, else a copy."""
@@ -238,10 +238,10 @@ class Codec:
                     data, decoded = sender.send(chain, name, value, part.vector, base)
                     arrays.insert(0, memoryview(data))
                     value = value.to("cpu").with_vector(decoded)
-                size, raw = sum(len(a) for a in arrays), part.layout.nbytes
+                size, raw = sum(map(len, arrays)), part.layout.nbytes
             else:
                 arrays, parts = _pack(field.form, value)
-                size = raw = sum(len(a) for a in arrays)
+                size = raw = sum(map(len, arrays))
             segments += arrays
             seen[name] = value
             form.append(Field(name, field.kind, size, raw, parts))

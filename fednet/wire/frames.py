@@ -32,7 +32,7 @@ from fednet.wire import messages as m
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
 MAX_LIST = 1 << 16
-OFTEN = (m.Reply, m.Alive, m.Progress, m.Pull, m.Part)
+OFTEN = (m.Task, m.Reply, m.Alive, m.Progress, m.Pull, m.Part)
 SHORT = 1 << 12  # bytes of a header that is decoded in one step
 _CHECKED = b"\xa1c\xce"  # the last field's name and type
 _pack = msgspec.msgpack.Encoder().encode
@@ -62,12 +62,13 @@ class _Decoder:
         None for any other, which may be sound all the same. No list of such a message may be
         long, so that what is announced takes no memory.
         """
+        if type(header) is not bytes or not 8 <= len(header) <= SHORT:
+            return None
+        begin = 1 if 0x80 < header[0] < 0x90 else 3  # after the number of fields, up to 15 or 255
         if (
-            type(header) is not bytes
-            or not 8 <= len(header) <= SHORT
-            or not 0x80 < header[0] < 0x90
-            or header[1:3] != b"\xa1v"
-            or not 0 < header[3] < 0x80
+            (begin == 3 and header[:2] != b"\xde\x00")
+            or header[begin : begin + 2] != b"\xa1v"
+            or not 0 < header[begin + 2] < 0x80
             or header[-7:-4] != _CHECKED
             or _sum(memoryview(header)[:-4]) != header[-4:]
         ):

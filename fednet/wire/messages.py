@@ -238,7 +238,7 @@ class Task(Message, tag="task", frozen=True):
     enrol: Index = 0
     judge: bool = False  # evaluate within this task
     deadline_s: Seconds | None = None
-    faults: list[Fault] = []
+    faults: Annotated[list[Fault], msgspec.Meta(max_length=1024)] = []
 
 
 class Cancel(Message, tag="cancel", frozen=True):

@@ -32,7 +32,6 @@ def test_a_frame_costs_two_bytes_up_to_255_and_nine_above_and_33_more_under_curv
     nbytes, plain, curve
 ):
     assert framing(nbytes) == plain
-    assert framing(nbytes, more=True) == plain
     assert framing(nbytes, curve=True) == curve
 
 

@@ -329,17 +329,21 @@ def test_a_header_is_a_map_of_the_version_the_fields_and_their_sum(message):
     assert fields.pop("c") == zlib.crc32(encode(message)[:-4])
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from([x for x in FROM_CLIENT if isinstance(x, OFTEN)]), st.data())
-def test_what_is_decoded_in_one_step_is_what_a_closer_look_finds(message, data):
+@pytest.mark.parametrize(
+    ("decode", "messages"), [(decode_from_client, FROM_CLIENT), (decode_from_server, FROM_SERVER)]
+)
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_is_decoded_in_one_step_is_what_a_closer_look_finds(decode, messages, data):
+    message = data.draw(st.sampled_from([x for x in messages if isinstance(x, OFTEN)]))
     text = bytearray(encode(message))
-    assert decode_from_client._at_once(bytes(text)) == message
+    assert decode._at_once(bytes(text)) == message
     for _ in range(data.draw(st.integers(1, 3))):
         text[data.draw(st.integers(4, len(text) - 8))] = data.draw(st.integers(0, 255))
     text[-4:] = zlib.crc32(text[:-4]).to_bytes(4, "big")  # as if its sender had meant it
-    found = decode_from_client._at_once(bytes(text))
+    found = decode._at_once(bytes(text))
     try:
-        closely = decode_from_client._closely(bytes(text))
+        closely = decode._closely(bytes(text))
     except RemoteProtocolError:
         return  # a field of one letter, or one twice
     assert found in (None, closely)

@@ -161,7 +161,9 @@ def polled(
 
 def sooner(seconds: float | None, other: float | None) -> float | None:
     """The shorter of two waits; None: for ever."""
-    return min((s for s in (seconds, other) if s is not None), default=None)
+    if seconds is None:
+        return other
+    return seconds if other is None else min(seconds, other)
 
 
 def close_all(
