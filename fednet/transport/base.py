@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
@@ -82,7 +82,6 @@ class Closed:
 Event = Received | Opened | Closed
 
 
-@runtime_checkable
 class ServerTransport(Protocol):
     @property
     def address(self) -> str:
@@ -134,7 +133,6 @@ class ServerTransport(Protocol):
         ...
 
 
-@runtime_checkable
 class ClientTransport(Protocol):
     """Events carry `conn=b""`: there is one server."""
 

@@ -15,8 +15,7 @@ from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
-from fednet import config
-from fednet.errors import ConfigError, unknown
+from fednet.errors import ConfigError
 from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
 from fednet.transport.framing import framing
 from fednet.world.rates import Rates
@@ -85,26 +84,6 @@ class LinkShape:
             return rates.bytes(at + seconds) - rates.bytes(at)
         rate = self.up_mbps if direction == "up" else self.down_mbps
         return math.inf if rate is None else seconds * rate * 1e6 / 8
-
-
-PROFILES = {
-    name: LinkShape(
-        **{
-            k: v
-            for k in ("up_mbps", "down_mbps", "latency_ms")
-            if isinstance(v := getattr(p, k), float)
-        },
-        rates=None,
-    )
-    for name, p in config.PROFILES.items()
-}
-
-
-def profile(name: str) -> LinkShape:
-    """Raises ConfigError for a name that is none."""
-    if name not in PROFILES:
-        raise ConfigError(f"link.profile: {unknown('profile', name, PROFILES)}")
-    return PROFILES[name]
 
 
 class DelayQueue(Generic[T]):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fednet.errors import LocalProtocolError
-from fednet.transport.base import ClientTransport, Closed, Opened, Received, ServerTransport
+from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.inproc import Inproc
 
 
@@ -12,12 +12,6 @@ def both(seed: int = 0, user: str | None = None):
     server, client = network.server(), network.client(user)
     assert client.poll(0) == [Opened(b"")]
     return network, server, client
-
-
-def test_both_keep_to_the_protocols():
-    _, server, client = both()
-    assert isinstance(server, ServerTransport)
-    assert isinstance(client, ClientTransport)
 
 
 def test_headers_arrive_as_bytes_of_their_own_and_payloads_as_they_are_both_ways():
