@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,29 @@ def test_a_server_that_a_signal_without_a_name_ended_twice_is_said_by_its_number
 ):
     with pytest.raises(CannotGoOn, match=r"died twice in round 1 \(signal 40\)"):
         launcher(monkeypatch, tmp_path, lambda _: os.kill(os.getpid(), 40)).run()
+
+
+def test_a_worker_that_the_server_calls_silent_is_replaced(as_before, monkeypatch, tmp_path):
+    (workers := tmp_path / "workers").mkdir()
+
+    def server(supervisor):
+        told = set[str]()
+        while len(told) < 3:  # in a process of its own
+            for pid in {path.name for path in workers.iterdir()} - told:
+                supervisor._tell("away", {"why": "silent", "pid": int(pid)})
+                told.add(pid)
+            time.sleep(0.01)
+        return 0
+
+    def worker(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        (workers / str(os.getpid())).touch()
+        signal.pause()
+
+    started = launcher(monkeypatch, tmp_path, server)
+    monkeypatch.setattr(Supervisor, "_worker", worker)
+    assert started.run() == 0
+    assert len(list(workers.iterdir())) >= 3
 
 
 @stop_raises()
