@@ -72,12 +72,12 @@ def recover(
     flight: Flight,
     ledger: Ledger,
     rows: Iterable[Row],
-    sealed: Container[Key],
+    on_record: Container[Key],
     progress: RunProgress | None,
 ) -> dict[Key, Bill]:
     """Reads the books of earlier servers: what crossed for tasks that may still count, by task.
 
-    rows: of the book; sealed: replies that are on disk; progress: the checkpoint that is gone on
+    rows: of the book; on_record: replies that are on disk; progress: the checkpoint that is gone on
     from. What nobody can use any more is booked as spent. A task that was sent and is not answered
     may not have arrived: its bytes are an upper bound.
     """
@@ -96,11 +96,11 @@ def recover(
         ledger.taken(progress.totals)
     for row in open_rows.values():
         task = row["direction"] == "down" and row["type"] in ("task", "evaluate")
-        if key_of(row) not in sealed and not task:
+        if key_of(row) not in on_record and not task:
             ledger.enter({**row, "reason": "the server ended"})
             continue
         account = ledger.adopt(row)
-        account.cut = account.cut or key_of(row) not in sealed
+        account.cut = account.cut or key_of(row) not in on_record
         bills.setdefault(key_of(row), Bill()).add(account)
     return bills
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 LOG = "replies.log"
 
 
-class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The record of a reply that was checked, see `Reply`. inline: bytes of its payload that follow
-    here. broken: an earlier record of it counts no more, the payload is being written over.
+class ReplyRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A reply that was checked, as the log has it, see `Reply`. inline: bytes of its payload that
+    follow there. broken: an earlier record of it does not count any more, its payload is being
+    written over. at: where its payload begins in the log, known once it is read.
     """
 
     key: Key
@@ -71,13 +72,7 @@ class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
     reported: dict[str, float] = {}
     inline: int = 0
     broken: bool = False
-
-
-class Sealed(NamedTuple):
-    """at: where its payload begins, in the log."""
-
-    seal: Seal
-    at: int
+    at: int = 0
 
 
 class Log:
@@ -86,15 +81,15 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = _end(sealed_in(path))
+        whole = _end(records_in(path))
         self._file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.ftruncate(self._file, whole)
         self._size = whole  # with what is not written yet
         self._unwritten: list[bytes | memoryview] = []
 
-    def add(self, seal: Seal, payload: bytes | memoryview) -> int:
+    def add(self, record: ReplyRecord, payload: bytes | memoryview) -> int:
         """Where the payload begins. It is on the disk once `flush` has returned."""
-        text = checked(_encode(seal))
+        text = checked(_encode(record))
         self._unwritten += [text, payload]
         at = self._size + len(text)
         self._size = at + len(payload)
@@ -109,11 +104,11 @@ class Log:
         os.close(self._file)
 
 
-def sealed_in(log: Path) -> list[Sealed]:
+def records_in(log: Path) -> list[ReplyRecord]:
     """The whole records of a log, in order. Raises StateError for one that is not as it was
     written.
     """
-    found: list[Sealed] = []
+    found: list[ReplyRecord] = []
     if not log.exists():
         return found
     size = log.stat().st_size
@@ -123,27 +118,28 @@ def sealed_in(log: Path) -> list[Sealed]:
             if not text.endswith(b"\n"):
                 break
             try:
-                seal = _decode(unchecked(text))
+                record = _decode(unchecked(text))
             except (ValueError, RecursionError) as broken:
                 raise StateError(
                     f"{log}: record {number} is not what was written there ({broken}); without "
                     f"this file, the clients of its round are asked again."
                 ) from broken
             at = file.tell()
-            if seal.inline < 0 or at + seal.inline > size:
+            if record.inline < 0 or at + record.inline > size:
                 break
-            found.append(Sealed(seal, at))
-            file.seek(at + seal.inline)
+            record.at = at
+            found.append(record)
+            file.seek(at + record.inline)
     return found
 
 
-def _end(found: list[Sealed]) -> int:
+def _end(found: list[ReplyRecord]) -> int:
     """Bytes of whole records."""
-    return found[-1].at + found[-1].seal.inline if found else 0
+    return found[-1].at + found[-1].inline if found else 0
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Seal).decode
+_decode = msgspec.json.Decoder(ReplyRecord).decode
 
 
 HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
@@ -312,11 +308,11 @@ class _Upload:
 
 
 class Inbox:
-    """`checkpoint/round-T/`: `replies.log` with the seals of the round's replies and what is small
-    of them (see `seals`), `PHASE-CLIENT-PURPOSE.bin` with the payload of each large one; in
+    """`checkpoint/round-T/`: `replies.log` with the records of the round's replies and the payloads
+    of small ones, `PHASE-CLIENT-PURPOSE.bin` with the payload of each large one; in
     `checkpoint/spare/` files to write over.
 
-    It is used by whoever owns the server's I/O. What was sealed is on the disk once `flush` has
+    It belongs to the thread that owns the server's I/O. A record is on the disk once `flush` has
     returned.
     """
 
@@ -326,7 +322,7 @@ class Inbox:
         """
         self.folder, self._decode = folder, decode
         self._uploads: dict[Key, _Upload] = {}
-        self._sealed: dict[int, set[str]] = {}  # by round: names of replies that a seal vouches for
+        self._recorded: dict[int, set[str]] = {}  # by round: names of replies that have a record
         self._logs: dict[int, Log] = {}  # by round
         self._memory = HeldMemory()
         self.bills: dict[Key, Bill] = {}  # of earlier servers
@@ -358,8 +354,8 @@ class Inbox:
         now.
         """
         # Before a byte of it changes: half of it must not be taken for the whole.
-        if _name(key) in self._sealed.get(key.round, ()):
-            self._unseal(key)
+        if _name(key) in self._recorded.get(key.round, ()):
+            self._withdraw(key)
         upload = _Upload(size, self._memory if self._memory.take(key.round, size) else None)
         if len(first) < size <= SMALL_BYTES:
             upload.held = lend(size).data
@@ -441,7 +437,7 @@ class Inbox:
     def _append(self, reply: Reply) -> None:
         """Puts the reply's record into the log, which `flush` writes."""
         inline = reply.size <= SMALL_BYTES
-        record = Seal(
+        record = ReplyRecord(
             key=reply.key,
             form=list(reply.form),
             check=reply.check,
@@ -459,10 +455,10 @@ class Inbox:
         at = log.add(record, reply.held if inline and reply.held is not None else b"")
         if inline:
             reply.path, reply.at = str(log.path), at
-        self._sealed.setdefault(reply.key.round, set()).add(_name(reply.key))
+        self._recorded.setdefault(reply.key.round, set()).add(_name(reply.key))
 
     def flush(self) -> None:
-        """What was sealed is with the operating system, and what may not be held is on disk
+        """All records are with the operating system, and what may not be held is on disk
         alone.
         """
         for log in self._logs.values():
@@ -471,29 +467,29 @@ class Inbox:
             reply.let_go()
         self._over.clear()
 
-    def _unseal(self, key: Key) -> None:
+    def _withdraw(self, key: Key) -> None:
         log = self._log(key.round)
-        log.add(Seal(key=key, broken=True), b"")
+        log.add(ReplyRecord(key=key, broken=True), b"")
         log.flush()
-        self._sealed[key.round].remove(_name(key))
+        self._recorded[key.round].remove(_name(key))
 
     def revoke(self, reply: Reply) -> None:
-        """The reply was checked and is of no use after all: nothing vouches for it any more."""
-        if _name(reply.key) in self._sealed.get(reply.key.round, ()):
-            self._unseal(reply.key)
+        """The reply was checked and turned out to be unusable: its record does not count."""
+        if _name(reply.key) in self._recorded.get(reply.key.round, ()):
+            self._withdraw(reply.key)
 
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Reply]:
-        """The sealed replies of a phase whose payloads are as they were received, by client and
+        """The replies of a phase on record whose payloads are as they were received, by client and
         purpose: of a client whose training or evaluation is not, neither, so that it is asked for
-        both again. Raises StateError where a whole seal is not what was written.
+        both again. Raises StateError where a whole record is not what was written.
         """
         if round in self._logs:
             self._logs[round].flush()
         log = self.folder / f"round-{round}" / LOG
-        vouched = [s for s in _last(sealed_in(log)) if s.seal.key.phase == phase]
+        recorded = [s for s in _last(records_in(log)) if s.key.phase == phase]
         # Whatever became of the payloads: the next ones are others.
-        self._sealed.setdefault(round, set()).update(_name(s.seal.key) for s in vouched)
+        self._recorded.setdefault(round, set()).update(_name(s.key) for s in recorded)
         replies = (
             Reply(
                 s.key,
@@ -508,20 +504,20 @@ class Inbox:
                 tuple(s.split),
                 s.taken_s,
                 reported=s.reported,
-                at=at if s.inline else 0,
+                at=s.at if s.inline else 0,
                 earlier=True,
                 bill=self.bills.get(s.key) or Bill(),
             )
-            for s, at in vouched
+            for s in recorded
         )
         found = {(r.key.client, r.key.purpose): r for r in replies}
         damaged = {client for (client, _), r in found.items() if not r.intact()}
         return {name: r for name, r in found.items() if name[0] not in damaged}
 
-    def sealed(self) -> set[Key]:
+    def on_record(self) -> set[Key]:
         """The replies that were checked, of all rounds that no checkpoint holds."""
         logs = self.folder.glob(f"round-*/{LOG}")
-        return {found.seal.key for log in logs for found in _last(sealed_in(log))}
+        return {found.key for log in logs for found in _last(records_in(log))}
 
     # -- the end of rounds -------------------------------------------------------------------------
     def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
@@ -535,7 +531,7 @@ class Inbox:
                 self._spare(folder, {c for r, c in under_way if r == round})
             if round <= up_to and round not in rounds:
                 log = self._logs.pop(round, None)
-                self._sealed.pop(round, None)
+                self._recorded.pop(round, None)
                 self._memory.clear(round)
                 shutil.rmtree(folder)
                 if log is not None:
@@ -570,12 +566,10 @@ def _name(key: Key) -> str:
     return f"{key.phase}-{key.client}-{key.purpose}"
 
 
-def _last(found: list[Sealed]) -> list[Sealed]:
-    """The replies whose last seal says that they are whole: of several seals of one reply the last
-    counts.
-    """
-    by_name = {_name(s.seal.key): s for s in found}
-    return [s for s in by_name.values() if not s.seal.broken]
+def _last(found: list[ReplyRecord]) -> list[ReplyRecord]:
+    """The replies that are whole by their last record: of several of one reply the last counts."""
+    by_name = {_name(record.key): record for record in found}
+    return [record for record in by_name.values() if not record.broken]
 
 
 STEPS = 100

@@ -256,6 +256,7 @@ def client_lines(round: Round) -> list[JsonDict]:
     """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
     rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}
     rows |= round.judged
+    replies = round.main.done
     lines = []
     for client, verdict in sorted(rows.items()):
         row = client_row(
@@ -263,7 +264,7 @@ def client_lines(round: Round) -> list[JsonDict]:
             client,
             verdict,
             round.runs.get(client),
-            reply=round.main.done.get(client),
+            reply=replies.get(client),
             reported=round.reports.get(client),
         )
         lines.append(row.line())

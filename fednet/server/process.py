@@ -215,7 +215,7 @@ class Session:
         flight = self.directory / "checkpoint" / "flight.jsonl"
         self.flight = Flight(flight, self.config.checkpoint.fsync)
         rows, progress = book.rows(self.directory), self.resumed[1] if self.resumed else None
-        self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.sealed(), progress)
+        self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.on_record(), progress)
         self.files.wire.flush()
         self.flight.keep(ledger)
         return Link(

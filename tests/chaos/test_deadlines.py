@@ -13,7 +13,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet.experiment import selection
-from fednet.server.inbox import sealed_in
+from fednet.server.inbox import records_in
 from tests.processes import Federation, finished, in_process, planned, settings
 
 NEVER = {"seconds": 600.0, "factor": 1e6}  # a reply that is kept back for so long does not come
@@ -79,7 +79,7 @@ def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path: Path) -> N
         fed.begin(str(one))
         log = fed.path / "checkpoint" / "round-1" / "replies.log"
         both = {"train", "evaluate"}
-        fed.until(lambda: {found.seal.key.purpose for found in sealed_in(log)} == both)
+        fed.until(lambda: {found.key.purpose for found in records_in(log)} == both)
         fed.lose(fed.last)
         fed.client(",".join(map(str, others)))
         fed.server(resume=True)

@@ -18,7 +18,7 @@ from fednet.experiment.faults import POINTS
 from fednet.report import costs
 from fednet.report.read import open_run
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.inbox import Log, sealed_in
+from fednet.server.inbox import Log, records_in
 from tests.processes import Federation, crashes, finished, undisturbed
 
 # A round whose manifest is written is not passed again.
@@ -64,7 +64,7 @@ def test_logged_replies_are_not_asked_for_again(tmp_path: Path) -> None:
         fed.begin("0-2")
         log = fed.path / "checkpoint" / "round-1" / "replies.log"
         # Beside evaluations.
-        fed.until(lambda: sum(r.seal.key.purpose == "train" for r in sealed_in(log)) == 3)
+        fed.until(lambda: sum(r.key.purpose == "train" for r in records_in(log)) == 3)
         fed.lose(fed.last)
         fed.client("3")
         fed.server(resume=True)
@@ -77,13 +77,14 @@ def test_logged_replies_are_not_asked_for_again(tmp_path: Path) -> None:
 def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path) -> None:
     with killed(tmp_path, (2, "aggregating"), algorithm="fedavg") as fed:
         path = fed.path / "checkpoint" / "round-2" / "replies.log"
-        text, records = path.read_bytes(), sealed_in(path)
+        text, records = path.read_bytes(), records_in(path)
         path.unlink()
         log = Log(path)
-        for seal, at in records:
-            if seal.key.client == 1:
-                seal.task = (b"other", seal.task[1])  # as if round 1 had ended with another model
-            log.add(seal, text[at : at + seal.inline])
+        for record in records:
+            payload = text[record.at : record.at + record.inline]
+            if record.key.client == 1:  # as if round 1 had ended with another model
+                record.task = (b"other", record.task[1])
+            log.add(record, payload)
         log.flush()
         fed.server(resume=True)
         fed.finish()

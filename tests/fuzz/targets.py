@@ -369,7 +369,7 @@ def manifest(data: bytes) -> str:
             return shape_of(str(refused).partition("manifest.json")[2])
 
 
-SEAL = {
+RECORD = {
     "key": [1, 0, 0, 2, "train"],
     "form": [["x", "state", 12, 12, []]],
     "check": "",
@@ -460,7 +460,7 @@ TARGETS = {
     "client": Target(client, client_seeds, True),
     "state": Target(state, state_seeds),
     "manifest": Target(manifest, lambda: [json.dumps(MANIFEST).encode()]),
-    "spool": Target(spool, lambda: [json.dumps(SEAL).encode()]),
+    "spool": Target(spool, lambda: [json.dumps(RECORD).encode()]),
     "configuration": Target(configuration, configuration_seeds),
     "key": Target(key_file, key_seeds),
 }

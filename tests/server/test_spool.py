@@ -32,14 +32,14 @@ def taken(spool, key, data):
     return spool.take(arrived, (b"", ""), {})
 
 
-def sealed(spool, key, data, part=None):
+def logged(spool, key, data, part=None):
     reply = whole(spool, key, data, part)
     spool.flush()
     return reply
 
 
 def by_an_earlier_server(folder, data=b"sealed"):
-    sealed(inbox_in(folder), KEY, data)
+    logged(inbox_in(folder), KEY, data)
     return inbox_in(folder)
 
 
@@ -75,7 +75,7 @@ def test_an_upload_begun_anew_replaces_what_was_there_of_it(tmp_path):
 @pytest.mark.parametrize("part", [None, 3000])
 def test_what_is_held_is_handed_out_once_and_then_read_from_the_disk(tmp_path, data, part):
     spool = inbox_in(tmp_path)
-    reply = sealed(spool, KEY, data, part)
+    reply = logged(spool, KEY, data, part)
     assert bytes(reply.view()) == data
     assert reply.memory is not None
     assert bytes(reply.body()) == data
@@ -86,17 +86,17 @@ def test_what_is_held_is_handed_out_once_and_then_read_from_the_disk(tmp_path, d
 
 
 def test_what_the_first_reader_makes_of_a_payload_does_not_reach_the_second(tmp_path):
-    reply = sealed(inbox_in(tmp_path), KEY, LARGE, part=1000)
+    reply = logged(inbox_in(tmp_path), KEY, LARGE, part=1000)
     reply.body()[:3] = b"abc"
     assert bytes(reply.body()) == LARGE
 
 
 def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
     spool, other = inbox_in(tmp_path), LARGE[::-1]
-    body = sealed(spool, KEY, LARGE, part=1000).body()
-    anew = sealed(spool, KEY, other, part=1000).body()
+    body = logged(spool, KEY, LARGE, part=1000).body()
+    anew = logged(spool, KEY, other, part=1000).body()
     spool.clear(1)
-    sealed(spool, Key(2, 0, 0, 3), bytes(len(LARGE)), part=1000)
+    logged(spool, Key(2, 0, 0, 3), bytes(len(LARGE)), part=1000)
     assert (bytes(body), bytes(anew)) == (LARGE, other)
 
 
@@ -105,19 +105,19 @@ def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
 def test_beyond_what_may_be_held_replies_are_on_disk_alone(tmp_path, monkeypatch, data, part):
     monkeypatch.setattr(inbox, "HELD_BYTES", len(data))
     spool = inbox_in(tmp_path)
-    first, second = (sealed(spool, Key(1, 0, 0, c), data, part) for c in (1, 2))
+    first, second = (logged(spool, Key(1, 0, 0, c), data, part) for c in (1, 2))
     assert first.memory is not None
     assert second.memory is None
     assert second.held is None
     assert bytes(second.body()) == bytes(first.body()) == data
-    assert sealed(spool, Key(1, 0, 0, 4), data, part).memory is not None  # room again
+    assert logged(spool, Key(1, 0, 0, 4), data, part).memory is not None  # room again
 
 
 @pytest.mark.parametrize(("data", "kept"), [(b"payload", True), (LARGE, False)])
 def test_of_a_large_payload_that_crossed_as_it_is_only_its_file_is_kept(tmp_path, data, kept):
     payload = object()
     spool = inbox_in(tmp_path, lambda reply, body: payload)
-    reply = sealed(spool, KEY, data, part=1000)
+    reply = logged(spool, KEY, data, part=1000)
     assert (reply.take_payload() is payload) is kept
     assert sum(spool._memory._held.values()) == 0
     assert bytes(reply.body()) == data
@@ -126,9 +126,9 @@ def test_of_a_large_payload_that_crossed_as_it_is_only_its_file_is_kept(tmp_path
 def test_what_nobody_asked_for_makes_room_when_its_round_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(inbox, "HELD_BYTES", 7)
     spool = inbox_in(tmp_path)
-    sealed(spool, KEY, b"payload")
+    logged(spool, KEY, b"payload")
     spool.clear(1)
-    assert sealed(spool, Key(2, 0, 0, 3), b"payload").held is not None
+    assert logged(spool, Key(2, 0, 0, 3), b"payload").held is not None
 
 
 def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
@@ -149,12 +149,12 @@ def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
 def test_small_replies_lie_in_one_file(tmp_path):
     spool = inbox_in(tmp_path)
     for client in range(50):
-        sealed(spool, Key(1, 0, 0, client), b"%d" % client)
+        logged(spool, Key(1, 0, 0, client), b"%d" % client)
     assert [path.name for path in (tmp_path / "round-1").iterdir()] == [LOG]
     assert found(inbox_in(tmp_path)) == {(c, "train"): b"%d" % c for c in range(50)}
 
 
-def test_nothing_is_written_of_what_was_sealed_before_the_flush(tmp_path):
+def test_nothing_is_written_of_a_record_before_the_flush(tmp_path):
     spool = inbox_in(tmp_path)
     whole(spool, KEY, b"payload")
     assert log_of(tmp_path).read_bytes() == b""
@@ -164,7 +164,7 @@ def test_nothing_is_written_of_what_was_sealed_before_the_flush(tmp_path):
 
 def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     spool = inbox_in(tmp_path)
-    sealed(spool, KEY, LARGE + b"longer")
+    logged(spool, KEY, LARGE + b"longer")
     there = (tmp_path / "round-1" / "0-3-train.bin").stat().st_ino
     spool.clear(1)
     spool.store(Key(2, 0, 0, 5), 0, memoryview(LARGE), len(LARGE))
@@ -176,7 +176,7 @@ def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
 
 def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
     spool = inbox_in(tmp_path)
-    sealed(spool, KEY, LARGE)
+    logged(spool, KEY, LARGE)
     spool.clear(1)
     assert list((tmp_path / "spare").iterdir())
     spool.close()
@@ -185,7 +185,7 @@ def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
 
 # -- the next server -------------------------------------------------------------------------------
 @pytest.mark.parametrize("data", [b"sealed", LARGE], ids=["small", "large"])
-def test_what_was_sealed_is_found_by_the_next_server_as_it_was(tmp_path, data):
+def test_what_is_on_record_is_found_by_the_next_server_as_it_was(tmp_path, data):
     replies = by_an_earlier_server(tmp_path, data).found(1, 0)
     assert {name: (bytes(r.body()), r.key, r.form) for name, r in replies.items()} == {
         (3, "train"): (data, KEY, (Field("x", "state", len(data), len(data)),))
@@ -193,7 +193,7 @@ def test_what_was_sealed_is_found_by_the_next_server_as_it_was(tmp_path, data):
 
 
 @pytest.mark.parametrize("data", [b"sealed", LARGE], ids=["small", "large"])
-def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path, data):
+def test_a_payload_that_is_being_written_over_is_not_found(tmp_path, data):
     spool, again, other = by_an_earlier_server(tmp_path, data), Key(1, 0, 1, 3), data[::-1]
     assert spool.found(1, 0)
     # Of another attempt, of which the rest may never come.
@@ -205,9 +205,9 @@ def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path, data
     assert found(inbox_in(tmp_path)) == {(3, "train"): other}
 
 
-def test_a_reply_that_turned_out_to_be_of_no_use_is_vouched_for_by_nothing(tmp_path):
+def test_a_reply_that_turned_out_to_be_unusable_is_not_found(tmp_path):
     spool = inbox_in(tmp_path)
-    spool.revoke(sealed(spool, KEY, b"payload"))
+    spool.revoke(logged(spool, KEY, b"payload"))
     assert inbox_in(tmp_path).found(1, 0) == {}
 
 
@@ -215,19 +215,19 @@ def test_a_reply_that_turned_out_to_be_of_no_use_is_vouched_for_by_nothing(tmp_p
 def test_a_torn_end_counts_for_nothing_and_spoils_nothing_after_it(tmp_path, left):
     by_an_earlier_server(tmp_path)
     before = log_of(tmp_path).read_bytes()
-    sealed(inbox_in(tmp_path), Key(1, 0, 0, 4), b"torn")
+    logged(inbox_in(tmp_path), Key(1, 0, 0, 4), b"torn")
     whole_log = log_of(tmp_path).read_bytes()
     os.truncate(log_of(tmp_path), max(len(before), len(whole_log) - left))
     spool = inbox_in(tmp_path)
     assert list(spool.found(1, 0)) == [(3, "train")]
-    sealed(spool, Key(1, 0, 0, 5), b"another")
+    logged(spool, Key(1, 0, 0, 5), b"another")
     assert found(inbox_in(tmp_path)) == {(3, "train"): b"sealed", (5, "train"): b"another"}
 
 
 def test_no_byte_of_a_log_can_change_unseen(tmp_path):
     spool = inbox_in(tmp_path)
     for client, data in ((1, b"first"), (2, b""), (3, b"third")):
-        sealed(spool, Key(1, 0, 0, client), data)
+        logged(spool, Key(1, 0, 0, client), data)
     log, right = (
         log_of(tmp_path),
         {(1, "train"): b"first", (2, "train"): b"", (3, "train"): b"third"},
@@ -243,7 +243,7 @@ def test_no_byte_of_a_log_can_change_unseen(tmp_path):
             assert left.items() < right.items()  # one at least is asked again
 
 
-def test_a_whole_line_that_is_no_seal_is_told_of(tmp_path):
+def test_a_whole_line_that_is_no_record_is_an_error(tmp_path):
     by_an_earlier_server(tmp_path)
     with log_of(tmp_path).open("ab") as log:
         log.write(b"5\n")
@@ -251,13 +251,13 @@ def test_a_whole_line_that_is_no_seal_is_told_of(tmp_path):
         inbox_in(tmp_path).found(1, 0)
 
 
-def test_a_seal_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
+def test_a_record_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
     by_an_earlier_server(tmp_path)
     with log_of(tmp_path).open("ab") as log:
         log.write(checked(b'{"key":[1,0,0,4,"train"],"inline":1099511627776}') + b"some")
     spool = inbox_in(tmp_path)
     assert list(spool.found(1, 0)) == [(3, "train")]
-    sealed(spool, Key(1, 0, 0, 5), b"another")
+    logged(spool, Key(1, 0, 0, 5), b"another")
     assert log_of(tmp_path).stat().st_size < 4096  # what it announced is not made room for
 
 
@@ -266,7 +266,7 @@ def test_a_file_that_is_still_written_to_is_not_given_to_another(tmp_path):
     spool, late, half = inbox_in(tmp_path), Key(1, 0, 0, 3), len(LARGE) // 2
     spool.store(late, 0, memoryview(LARGE[:half]), len(LARGE))
     spool.clear(1)
-    sealed(spool, Key(2, 0, 0, 4), LARGE[::-1])
+    logged(spool, Key(2, 0, 0, 4), LARGE[::-1])
     spool.store(late, half, memoryview(LARGE[half:]), len(LARGE))
     assert list(inbox_in(tmp_path).found(2, 0)) == [(4, "train")]
 
@@ -291,7 +291,7 @@ def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_pa
     first = inbox_in(tmp_path)
     for client in (3, 4):
         for what in ("evaluate", "train"):
-            sealed(first, Key(1, 0, 0, client, what), f"{what} of {client}".encode())
+            logged(first, Key(1, 0, 0, client, what), f"{what} of {client}".encode())
     log = log_of(tmp_path)
     text = f"{purpose} of 3".encode()
     log.write_bytes(log.read_bytes().replace(text, text[:-1] + b"2"))
