@@ -14,15 +14,18 @@ from fednet.launch.start import Silent
 from fednet.server.watch import Hosting
 
 
-def test_one_worker_a_core_but_at_most_one_a_client(monkeypatch):
+@pytest.mark.parametrize(
+    ("wanted", "devices", "clients", "placed"),
+    [
+        (None, ["cpu"], 10, ["cpu"] * 4),  # one a core
+        (None, ["cpu"], 3, ["cpu"] * 3),  # at most one a client
+        (None, ["cuda:0", "cuda:2"], 10, ["cuda:0", "cuda:2"]),  # one a GPU
+        (3, ["cuda:0", "cuda:2"], 10, ["cuda:0", "cuda:2", "cuda:0"]),  # more in turn
+    ],
+)
+def test_workers_are_placed_on_cores_or_gpus(monkeypatch, wanted, devices, clients, placed):
     monkeypatch.setattr(placement, "cores", lambda: 4)
-    assert placement.workers(None, ["cpu"], 10) == ["cpu"] * 4
-    assert placement.workers(None, ["cpu"], 3) == ["cpu"] * 3
-
-
-def test_one_worker_a_gpu_and_more_are_dealt_round_robin():
-    assert placement.workers(None, ["cuda:0", "cuda:2"], 10) == ["cuda:0", "cuda:2"]
-    assert placement.workers(3, ["cuda:0", "cuda:2"], 10) == ["cuda:0", "cuda:2", "cuda:0"]
+    assert placement.workers(wanted, devices, clients) == placed
 
 
 @pytest.mark.parametrize(

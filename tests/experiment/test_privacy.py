@@ -228,37 +228,32 @@ def test_what_a_method_that_can_be_private_sends_is_one_update_in_one_exchange()
 # The bound on an update's norm
 
 
-def test_a_huge_update_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
-    honest = FedAvg.client_update
-
-    def client_update(self, phase, client, down, host):
-        client_state, up = honest(self, phase, client, down, host)
-        return client_state, (self.Up(x=up.x * 1e6, run=up.run) if host.client_id == 1 else up)
-
-    monkeypatch.setattr(FedAvg, "client_update", client_update)
-    found = run(tmp_path, "huge", participation=1.0, security={"max_norm": 10.0})
-    rounds = lines(found.dir / "rounds.jsonl")
-    assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
-    assert all("security.max_norm allows 10" in r["dropped"]["1"] for r in rounds)
-    with pytest.raises(CannotGoOn):
-        run(tmp_path, "none", security={"max_norm": 1e-9})
-
-
-@pytest.mark.parametrize("factor", [1e25, 3e38])
-def test_an_update_near_the_end_of_the_numbers_is_refused_without_a_bound_too(
-    tmp_path, monkeypatch, factor
+@pytest.mark.parametrize(
+    ("change", "security", "why"),
+    [
+        (lambda x: x * 1e6, {"max_norm": 10.0}, "security.max_norm allows 10"),
+        # near the end of the numbers: without a bound too
+        (lambda x: x.with_vector(torch.full_like(x.vector, 1e25)), {}, "a norm above 1.8e+19"),
+        (lambda x: x.with_vector(torch.full_like(x.vector, 3e38)), {}, "a norm above 1.8e+19"),
+    ],
+    ids=["huge", "1e25", "3e38"],
+)
+def test_a_huge_update_is_refused_and_the_round_goes_on(
+    tmp_path, monkeypatch, change, security, why
 ):
     honest = FedAvg.client_update
 
     def client_update(self, phase, client, down, host):
-        client_state, up = honest(self, phase, client, down, host)
-        return client_state, (
-            self.Up(x=up.x.with_vector(torch.full_like(up.x.vector, factor)), run=up.run)
-            if host.client_id == 1
-            else up
-        )
+        state, up = honest(self, phase, client, down, host)
+        return state, self.Up(x=change(up.x), run=up.run) if host.client_id == 1 else up
 
     monkeypatch.setattr(FedAvg, "client_update", client_update)
-    rounds = lines(run(tmp_path, "huge", participation=1.0).dir / "rounds.jsonl")
+    found = run(tmp_path, "huge", participation=1.0, security=security)
+    rounds = lines(found.dir / "rounds.jsonl")
     assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
-    assert all("a norm above 1.8e+19" in r["dropped"]["1"] for r in rounds)
+    assert all(why in r["dropped"]["1"] for r in rounds)
+
+
+def test_a_bound_that_all_updates_are_above_ends_the_run(tmp_path):
+    with pytest.raises(CannotGoOn):
+        run(tmp_path, "none", security={"max_norm": 1e-9})
