@@ -435,6 +435,9 @@ def test_a_port_that_there_cannot_be_is_an_error(address):
         "x",
         "tcp://",
         "tcp://*",
+        "localhost",
+        "udp://1.2.3.4:5",
+        "tcp://127.0.0.1:port",
         "tcp://*:-1",
         "tcp://*:1.5",
         "tcp://*:0x5",
@@ -531,16 +534,6 @@ def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent,
 def test_a_port_in_use_is_an_error_that_says_so(pair):
     with pytest.raises(ConfigError, match=r"cannot bind 'tcp://127.0.0.1:\d+': the port is in use"):
         ZmqServer(pair.server.address)
-
-
-@pytest.mark.parametrize(
-    "address", ["localhost", "tcp://", "udp://1.2.3.4:5", "tcp://127.0.0.1:port"]
-)
-def test_what_is_no_address_is_an_error_that_shows_one(address):
-    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
-        ZmqServer(address)
-    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
-        ZmqClient(address)
 
 
 def test_an_address_of_another_machine_cannot_be_bound():
