@@ -334,9 +334,9 @@ def test_the_count_of_servers_continues_from_the_events_where_it_was_lost(
     made = Checkpoints(tmp_path / "checkpoint")
     made.folder.mkdir(exist_ok=True)
     for _ in range(2):
-        events.append({"type": "started", "incarnation": made.incarnation(events.path)})
+        events.append({"type": "started", "incarnation": made.incarnation(tmp_path)})
         events.flush()
     path = made.folder / "incarnation"
     with contextlib.suppress(FileNotFoundError):
         path.unlink() if left is None else path.write_bytes(left)
-    assert made.incarnation(events.path) > 2
+    assert made.incarnation(tmp_path) > 2
