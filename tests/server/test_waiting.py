@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +94,7 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypat
     )
     protocol.round, protocol.purpose = 0, "train"
     snapshot = {"waiting": [], "arrived": [], "present": 3, "sites": []}
-    io = SimpleNamespace(protocol=protocol, snapshot=snapshot, ask=lambda look: look())
+    io = SimpleNamespace(protocol=protocol, snapshot=snapshot, own=contextlib.nullcontext)
     io.rest = lambda *_: snapshot.update(present=4)
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(watch, "write_status", lambda path, **said: written.append(said))
