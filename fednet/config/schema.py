@@ -194,8 +194,6 @@ class DevicesSection(Section, frozen=True, kw_only=True):
     """Time of a training step for each client: `phones` or a file; null: as long as it takes. A
     client that computes faster waits.
     """
-    watts: Positive = 3.0
-    """Power of a device while it trains, for the estimate of energy. [W]"""
 
 
 FaultKind = Literal[

@@ -303,10 +303,9 @@ class Summary(Row, kw_only=True):
     base_sha256: str | None = None
     clients_sha256: str | None = None
     refused: int | None = None
-    # what it took to an accuracy; bytes of no use by reason; energy and CO2e, estimated
+    # what it took to an accuracy; bytes of no use by reason
     to_accuracy: list[dict[str, float]] | None = None
     wasted: dict[str, int] | None = None
-    estimates: JsonDict | None = None
     privacy: JsonDict | None = None
     provenance: JsonDict | None = None
     # By file of records: its length and its digest, see `reading`.

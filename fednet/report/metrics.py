@@ -22,7 +22,6 @@ from fednet.records import JUDGED, Client, Round, Row, Summary, metric, names
 from fednet.report import costs
 from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
-from fednet.world.energy import estimate
 
 TARGETS = tuple(k / 100 for k in (50, 60, 70, 75, 80, 85, 90, 95, 97, 99))
 LAST = 4  # of the targets that were reached, so many are reported
@@ -316,24 +315,9 @@ def to_accuracy(run: Run) -> list[dict[str, float]]:
     ]
 
 
-def estimates(run: Run) -> JsonDict | None:
-    """Energy and CO2e; None if the devices are not known."""
-    devices, link = run.config.get("devices") or {}, run.config.get("link") or {}
-    if devices.get("trace") is None:
-        return None
-    carrier = link.get("trace") or link.get("profile")
-    up, down = (sum(getattr(r, f"bytes_{way}") for r in run.rounds) for way in ("up", "down"))
-    training = math.fsum(r.training_s or 0.0 for r in run.rounds)
-    return estimate(carrier, up, down, training, float(devices.get("watts") or 3.0))
-
-
 def _world(run: Run) -> JsonDict:
-    """What `summary.json` has of the cost to an accuracy, waste and energy."""
-    found = {
-        "to_accuracy": to_accuracy(run),
-        "wasted": costs.wasted(run),
-        "estimates": estimates(run),
-    }
+    """What `summary.json` has of the cost to an accuracy, and waste."""
+    found = {"to_accuracy": to_accuracy(run), "wasted": costs.wasted(run)}
     return {name: value for name, value in found.items() if value}
 
 

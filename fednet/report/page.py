@@ -242,7 +242,7 @@ def _details(run: Run, chart: Chart) -> JsonDict:
 
 
 def _world(run: Run) -> list[JsonDict]:
-    """Tables of the cost to an accuracy, of waste and of energy, those that the run has."""
+    """Tables of the cost to an accuracy and of waste, those that the run has."""
     clock = costs.seconds_key(run)
     made: list[JsonDict] = []
     if reached := metrics.to_accuracy(run):
@@ -273,17 +273,6 @@ def _world(run: Run) -> list[JsonDict]:
         rows = [(why, _short(n / 1e6)) for why, n in wasted.items()]
         made.append(
             {"title": "Wasted traffic", "head": ("reason", "MB"), "rows": rows, "note": note}
-        )
-    if used := metrics.estimates(run):
-        made.append(
-            {
-                "title": "Energy and CO2e (estimates)",
-                "head": ("used by", "kJ"),
-                "rows": [(what, _short(j / 1e3)) for what, j in used["joules"].items()],
-                "note": f"In total {used['kwh']:.3g} kWh and {used['co2e_g']:.3g} g CO2e. "
-                f"Estimated from constants (fednet/world/energy.py), not measured: "
-                f"{used['watts']:g} W per device, links: {used['carrier']}.",
-            }
         )
     return made
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fednet.report import costs, figures, metrics, open_run, page
 from tests.report import fake_run
 
@@ -60,20 +58,6 @@ def test_bytes_of_no_use_stand_by_their_reason_the_most_first(tmp_path: Path) ->
     ]
     titles = [t["title"] for t in page._world(run)]
     assert titles == ["Cost to reach an accuracy", "Wasted traffic"]
-
-
-def test_energy_is_estimated_where_devices_are_named_and_says_so(tmp_path: Path) -> None:
-    rows = [row(1, 0.4, training_s=1800.0, bytes_up=5 * 10**8), row(2, 0.5, training_s=1800.0)]
-    run = made(tmp_path, rows, [], devices={"trace": "phones", "watts": 2.0}, link={"trace": "lte"})
-    found = metrics.estimates(run)
-    assert found is not None
-    assert found["joules"]["training"] == 7200
-    assert found["joules"]["network"] == pytest.approx(0.5 * 0.12 * 3.6e6)
-    (table,) = [t for t in page._world(run) if "estimates" in t["title"]]
-    assert "not measured" in table["note"]
-    other = tmp_path / "other"
-    other.mkdir()
-    assert metrics.estimates(made(other, rows, [])) is None
 
 
 def test_who_was_there_is_drawn_where_a_trace_says_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Availability, links, devices and energy, worked by hand; and the shipped traces."""
+"""Availability, links and devices, worked by hand; and the shipped traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from fednet import config, world
 from fednet.errors import ConfigError
 from fednet.world import Presence, Rates, World, shipped
-from fednet.world.energy import estimate
 from fednet.world.presence import cyclic, joined
 
 SOME = Presence(((10.0, 20.0), (40.0, 60.0)))
@@ -166,23 +165,6 @@ def test_the_mean_of_a_link_and_its_longest_silence_over_the_end_too():
     assert [Rates(r).longest_silence() for r in ([0, 8, 0, 0, 4, 0, 0], [1, 2])] == [3, 0]
     with pytest.raises(ValueError, match="no second in which"):
         Rates([0, 0])
-
-
-# -- energy, by the constants of the docstring -----------------------------------------------------
-def test_a_gigabyte_up_over_lte_and_an_hour_of_training():
-    made = estimate("lte", 1e9, 0, 3600, 3.0)
-    assert made["joules"] == pytest.approx(
-        # 3 W for an hour; 438.39 mJ a Mbit of 8,000 Mbit; 0.12 kWh
-        {"training": 10_800, "radio": 438.39e-3 * 8000, "network": 0.12 * 3.6e6}
-    )
-    assert made["kwh"] == pytest.approx((10_800 + 3507.12 + 432_000) / 3.6e6)
-    assert made["co2e_g"] == pytest.approx(480 * made["kwh"])
-    cable = estimate(None, 1e9, 1e9, 0, 3.0)
-    assert cable["carrier"] == "cable"
-    assert cable["joules"] == pytest.approx(
-        {"training": 0, "radio": 0, "network": 2 * 0.05 * 3.6e6}
-    )
-    assert estimate("umts", 0, 1e9, 0, 3.0)["joules"]["radio"] == pytest.approx(122.12e-3 * 8000)
 
 
 # -- what is shipped -------------------------------------------------------------------------------
