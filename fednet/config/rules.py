@@ -194,10 +194,8 @@ def _model(c: Config) -> Iterator[Broken]:
 
 def _traces(c: Config) -> Iterator[Broken]:
     given = c.availability.trace is not None
-    for key in ("start", "repeat"):
-        if not given and getattr(c.availability, key):
-            here = f"availability.{key}"
-            yield here, "only applies to availability.trace, which is not given."
+    if not given and c.availability.start:
+        yield "availability.start", "only applies to availability.trace, which is not given."
     if given and c.availability.model != "always":
         yield "availability.trace", f"the model {c.availability.model} is given too; {KEEP_ONE}"
     if given and _plans(c, "crash"):
@@ -314,14 +312,14 @@ def _links(c: Config) -> Iterator[Broken]:
                 )
 
 
-AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down"), "trace": ("path",)}
+AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down")}
 
 
 def _availability(c: Config) -> Iterator[Broken]:
     """Each model of availability has keys of its own, and needs all of them."""
     model = c.availability.model
     needs = AVAILABILITY[model]
-    for key in ("p", "up", "down", "path"):
+    for key in ("p", "up", "down"):
         given = getattr(c.availability, key) is not None
         if given and key not in needs:
             has = ", ".join(needs) or "no options"

@@ -167,9 +167,9 @@ class LinkSection(Section, frozen=True, kw_only=True):
 class AvailabilitySection(Section, frozen=True, kw_only=True):
     """Which clients are available in a round."""
 
-    model: Literal["always", "bernoulli", "markov", "trace"] = "always"
+    model: Literal["always", "bernoulli", "markov"] = "always"
     """always: all clients are available; bernoulli: each with probability p per round; markov:
-    clients come and go; trace: a file says when.
+    clients come and go.
     """
     p: Share | None = None
     """bernoulli: probability that a client is available in a round. [probability]"""
@@ -177,14 +177,10 @@ class AvailabilitySection(Section, frozen=True, kw_only=True):
     """markov: probability per round that an absent client becomes available. [probability]"""
     down: Share | None = None
     """markov: probability per round that an available client leaves. [probability]"""
-    path: str | None = None
-    """trace: file with the rounds in which each client is available."""
     trace: str | None = None
     """Instead of `model`: the seconds in which each client is available: `phones` or a file."""
     start: NonNegative = 0.0
     """Second of the trace at which the run starts; second 0 of `phones` is midnight. [s]"""
-    repeat: Positive | None = None
-    """A trace file starts again after this time; null: never. [s]"""
 
 
 class DevicesSection(Section, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ Neither looks at connections, so all methods that are compared with one seed see
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Sequence
 from typing import TypeVar
@@ -15,9 +14,7 @@ import numpy as np
 
 from fednet import seeds
 from fednet.config import AvailabilitySection, Config
-from fednet.descriptors import named
 from fednet.errors import ConfigError
-from fednet.ids import LARGEST
 
 
 def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> list[int]:
@@ -47,8 +44,6 @@ def available(config: Config, round: int) -> np.ndarray:
     if section.model == "markov":
         up, down = _given(section, "up", section.up), _given(section, "down", section.down)
         return _chains(config.seed, n, up, down).at(round)
-    if section.model == "trace":
-        return _trace(_given(section, "path", section.path), n, round)
     return np.ones(n, dtype=bool)
 
 
@@ -87,48 +82,3 @@ class _Chains:
 
 
 _chains = functools.lru_cache(maxsize=4)(_Chains)
-
-
-def _trace(path: str, n: int, round: int) -> np.ndarray:
-    try:
-        state = named(path).stat()
-    except OSError as broken:
-        raise ConfigError(f"availability.path: {path}: {broken.strerror}.") from broken
-    clients, first, last = _spans(path, state.st_mtime_ns, state.st_size)
-    there = clients[(first <= round) & (round <= last)]
-    here = np.zeros(n, dtype=bool)
-    here[there[there < n]] = True
-    return here
-
-
-@functools.lru_cache(maxsize=4)
-def _spans(path: str, changed: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Clients, and from which round to which each is there (both inclusive), from a file of lines
-    `client,from,to` or a JSON list of such triples. changed, size: of the file, so that it is read
-    again after a change.
-    """
-    try:
-        text = named(path).read_text(encoding="utf-8")
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            rows = [line.split(",") for line in text.splitlines() if line.strip()]
-    except OSError as broken:
-        raise ConfigError(f"availability.path: {path}: {broken.strerror}.") from broken
-    except (ValueError, RecursionError) as broken:
-        raise ConfigError(f"availability.path: {path} is no text, or no JSON: {broken}.") from None
-    found: list[tuple[int, int, int]] = []
-    for number, row in enumerate(rows, 1):
-        try:
-            client, first, last = (int(str(x).strip()) for x in row)
-        except (TypeError, ValueError):
-            words = isinstance(row, list) and not any(str(x).strip().isdecimal() for x in row)
-            if number == 1 and words:  # a header line
-                continue
-            raise ConfigError(
-                f"{path}:{number}: expected client, from, to (whole numbers), got {str(row)[:60]}."
-            ) from None
-        if 0 <= client <= LARGEST:
-            found.append((client, min(max(first, 0), LARGEST), min(max(last, -1), LARGEST)))
-    table = np.array(found, dtype=np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]

@@ -268,7 +268,7 @@ class Attendance:
         """The error where no further round can begin."""
         return (
             f"after second {at:g} of the run there are never {self._config.round.min_results} "
-            f"clients at once (availability.trace); availability.repeat lets a trace come again."
+            f"clients at once (availability.trace)."
         )
 
     def cohort(self, round: int, at: float) -> tuple[list[int], int | None]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fednet.config import Config
-from fednet.errors import ConfigError
 from fednet.world import reading, shipped
-from fednet.world.presence import Presence, joined
+from fednet.world.presence import Presence
 from fednet.world.rates import Pace, Rates
 
 AVAILABILITY = ("phones",)
@@ -95,21 +94,14 @@ def of(config: Config) -> World:
 
 
 def _presence(config: Config) -> list[Presence]:
-    section, name = config.availability, str(config.availability.trace)
+    name = str(config.availability.trace)
     if name in AVAILABILITY:
         return shipped.assigned(shipped.phones(), config.clients, config.seed)
     text = reading.text(name, "availability.trace", AVAILABILITY)
     found = reading.availability(text, name, config.clients)
     if isinstance(found, tuple):  # devices with ids of their own
         return shipped.assigned(found, config.clients, config.seed)
-    if section.repeat is None:
-        return found
-    last = max((p.spells[-1][1] for p in found if p.spells), default=0.0)
-    if last > section.repeat:
-        raise ConfigError(
-            f"availability.repeat: {section.repeat:g} s is before the end of {name}, {last:g} s."
-        )
-    return [Presence(joined(p.spells), section.repeat) for p in found]
+    return found
 
 
 def _paces(config: Config) -> Iterator[Pace]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from fednet import seeds
 from fednet.config import AvailabilitySection, Config, RoundSection
-from fednet.errors import ConfigError
 from fednet.experiment import selection
 from fednet.experiment.selection import available, cohort
 
@@ -35,23 +33,6 @@ def test_m_is_the_share_rounded_half_up_but_at_least_one(
     share: float, clients: int, m: int
 ) -> None:
     assert len(cohort(config(participation=share, clients=clients), 1)) == m
-
-
-def test_those_who_are_away_are_passed_over_in_the_order(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("client,from,to\n0,1,2\n3,2,2\n4,1,9\n")
-    away = config(availability=AvailabilitySection(model="trace", path=str(trace)))
-    assert [cohort(away, t) for t in (1, 2, 3, 10)] == [[0, 4], [0, 3, 4], [4], []]
-
-
-def test_a_trace_may_be_json_and_says_where_it_is_wrong(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    trace.write_text("[[1, 1, 1], [2, 2, 3]]")
-    away = config(availability=AvailabilitySection(model="trace", path=str(trace)))
-    assert np.flatnonzero(available(away, 2)).tolist() == [2]
-    trace.write_text("1,1,1\n2,two,3\n")
-    with pytest.raises(ConfigError, match=r"trace.json:2: expected client, from, to"):
-        available(away, 1)
 
 
 def test_bernoulli_draws_each_client_anew_with_probability_p() -> None:
@@ -103,36 +84,3 @@ def test_markov_draws_each_round_once(monkeypatch) -> None:
     for round in range(1, 201):
         available(some, round)
     assert drawn == list(range(201))
-
-
-def test_a_trace_is_read_again_only_where_it_has_changed(tmp_path: Path, monkeypatch) -> None:
-    trace, read = tmp_path / "trace.csv", []
-    text = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda p, **k: read.append(p) or text(p, **k))
-    trace.write_text("0,1,2\n")
-    away = config(availability=AvailabilitySection(model="trace", path=str(trace)))
-    assert [np.flatnonzero(available(away, t)).tolist() for t in (1, 2, 3)] == [[0], [0], []]
-    assert read == [trace]
-    trace.write_text("10,1,99999999999999999999\n9,-5,99999999999999999999\n")
-    assert np.flatnonzero(available(away, 3)).tolist() == [9]  # there is no client 10
-    assert read == [trace, trace]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\xff\xfe0,1,2", "no text, or no JSON"),
-        (b"[[0, 1, 2],", "no text, or no JSON"),
-        (b"[" * 100_000, "no text, or no JSON"),
-        (b"[5, 6]", ":1: expected client, from, to"),
-        (b"0,1,x", ":1: expected client, from, to"),
-        (b"client,from,to\n0,1," + b"9x" * 10**6, ":2: expected client, from, to"),
-    ],
-)
-def test_a_trace_of_rounds_that_is_none_is_refused_in_a_sentence(tmp_path, content, said):
-    path = tmp_path / "trace"
-    path.write_bytes(content)
-    away = config(availability=AvailabilitySection(model="trace", path=str(path)))
-    with pytest.raises(ConfigError, match=said) as refused:
-        available(away, 1)
-    assert len(str(refused.value)) < 400

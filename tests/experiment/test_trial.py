@@ -298,7 +298,6 @@ def test_group_norm_on_a_cpu_is_as_exact_as_float32_lets_it_be(model):
     [
         ("link.trace=nowhere", "link.trace: unknown trace 'nowhere'"),
         ("availability.trace=nowhere", "availability.trace: unknown trace 'nowhere'"),
-        ("availability={model: trace, path: nowhere}", "availability.path: nowhere: No such file"),
         ("devices.trace=nowhere", "devices.trace: unknown trace 'nowhere'"),
         ("faults.replay=nowhere", "faults.replay: nowhere/rounds.jsonl: No such file"),
     ],

@@ -65,7 +65,7 @@ LEFT = (
     *("model.others", "model.adapters.weights"),
     *("data.root", "data.download", "data.dataset", "data.partition.scheme"),
     *("train.threads", "train.epochs", "round.on_error", "round.deadline", "stop.seconds"),
-    *("availability.path", "faults.replay", "faults.schedule", "faults.random", "link.per_client"),
+    *("faults.replay", "faults.schedule", "faults.random", "link.per_client"),
 )
 
 

@@ -64,18 +64,13 @@ def test_a_round_begins_once_as_many_are_there_as_it_needs():
     assert (never.when(2, 0), never.when(1, 2.5)) == (math.inf, 5)
 
 
-def test_a_file_by_client_repeats_only_where_that_is_asked_for(tmp_path: Path):
+def test_a_file_by_client_is_read_as_it_is(tmp_path: Path):
     trace = tmp_path / "t.csv"
     trace.write_text("0,10,20\n1,0,5\n")
 
-    def read(**more):
-        section = {"trace": str(trace), **more}
-        return world.of(config.from_mapping({"clients": 2, "availability": section}))
-
-    assert read().presence == (Presence(((10, 20),)), Presence(((0, 5),)))
-    assert read(repeat=100).here(112) == [True, False]
-    with pytest.raises(ConfigError, match=r"availability.repeat: 15 s is before the end of .*20 s"):
-        read(repeat=15)
+    section = {"trace": str(trace)}
+    found = world.of(config.from_mapping({"clients": 2, "availability": section}))
+    assert found.presence == (Presence(((10, 20),)), Presence(((0, 5),)))
     assert world.of(config.Config()) == World()
     assert world.links(config.Config(), 0) is None
 
@@ -86,10 +81,6 @@ def test_a_file_by_client_repeats_only_where_that_is_asked_for(tmp_path: Path):
         (
             {"availability": {"start": 3.0}},
             "availability.start: only applies to availability.trace",
-        ),
-        (
-            {"availability": {"repeat": 3.0}},
-            "availability.repeat: only applies to availability.trace",
         ),
         (
             {"availability": {"trace": "phones", "model": "bernoulli", "p": 0.5}},
