@@ -111,8 +111,8 @@ def _beside(path: Path, broken: BaseException) -> str:
     if not name or not any((path.parent / place).exists() for place in (f"{name}.py", name)):
         return ""
     return (
-        f". {name} lies beside it, but a run keeps and compares the loaded files alone: write the "
-        f"parts into one file, or install {name}, or set PYTHONPATH={path.parent}."
+        f". {name} is in the same folder, but a run stores and compares only the loaded "
+        f"files: write the parts into one file, or install {name}, or set PYTHONPATH={path.parent}."
     )
 
 

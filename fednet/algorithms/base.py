@@ -376,7 +376,7 @@ class Algorithm:
         if name is None:
             raise ConfigError(
                 f"{type(self).__name__}.{where} declares no field that the defaults of Algorithm "
-                f"could use; declare one, or write the method that this default stands for."
+                f"could use; declare one, or write this method yourself."
             )
         return name
 

@@ -98,7 +98,7 @@ class FedDPC(Algorithm):
         """lambda + ||D_j|| / ||r_j|| of the squares; 0 where the residual is rounding noise."""
         if rr <= NOISE**2 * dd:
             host.warn(
-                f"feddpc: client {client_id}'s update lies along the last global update; it "
+                f"feddpc: client {client_id}'s update is parallel to the last global update; it "
                 f"counts as 0."
             )
             return 0.0

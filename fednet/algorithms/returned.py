@@ -77,7 +77,7 @@ def _partly(up: Payload, shared: Layout) -> str | None:
         sent, expected = value.layout.parameters.names, shared.parameters.names
         lacks = [n for n in expected if n not in sent] or [n for n in sent if n not in expected]
         return (
-            f"the tensors that cross (host.shared) as {type(up).__qualname__}.{name}; the "
+            f"the tensors that are sent (host.shared) as {type(up).__qualname__}.{name}; the "
             f"difference is {', '.join(lacks[:3]) or 'in shapes'}{', ...' * (len(lacks) > 3)}"
         )
     return None

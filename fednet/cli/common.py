@@ -34,7 +34,7 @@ QUICKSTART = "no configuration file: other keys have the quick start's values:"
 
 
 # Flags that fednet once had, and what to do instead.
-GONE = {"--transport": "between processes all payloads cross by TCP; leave it out"}
+GONE = {"--transport": "several processes always send payloads by TCP; leave it out"}
 
 
 class Parser(argparse.ArgumentParser):

@@ -69,8 +69,8 @@ def _algorithms(args: argparse.Namespace) -> int:
         print(
             "a client and a round"
             + (
-                ", before compression, framing aside; once: with a client's first task; + what "
-                "depends on the client's data."
+                ", before compression, without protocol overhead; once: with a client's first "
+                "task; +: plus data whose size depends on the client."
                 if sized
                 else "; |w|: the model's parameters. With CONFIG or --model: in MB."
             )

@@ -124,7 +124,7 @@ def _until_over(
         return 0
     except OSError as broken:
         raise CannotGoOn(
-            f"this client stops: {why(broken)}. To go on, start it again with the same --state."
+            f"this client stops: {why(broken)}. To continue, start it again with the same --state."
         ) from broken
     finally:
         loop.close()

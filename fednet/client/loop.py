@@ -37,7 +37,7 @@ def given_up(give_up_s: float, transport: ClientTransport | None = None) -> Cann
     if transport is not None and transport.trouble:
         cause = f"; {transport.address}: {transport.trouble}"
     return CannotGoOn(
-        f"no server has accepted this client for {give_up_s:g} s (--give-up{cause}). To go on, "
+        f"no server has accepted this client for {give_up_s:g} s (--give-up{cause}). To continue, "
         f"start it again with the same --state."
     )
 

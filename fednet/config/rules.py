@@ -231,7 +231,7 @@ def _asynchronous(c: Config) -> Iterator[Broken]:
         (
             "faults.replay",
             c.faults.replay is not None and c.link.clock == "virtual",
-            "a run on the virtual clock repeats without it",
+            "a run in simulated time is repeatable without it",
         ),
         (
             "round.min_results",

@@ -432,7 +432,7 @@ def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
     y = y.to(torch.int64)
     if y.numel() and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise DataError(
-            f"{which}: labels lie in {int(y.min())}..{int(y.max())}, expected 0..{classes - 1} "
+            f"{which}: labels are in {int(y.min())}..{int(y.max())}, expected 0..{classes - 1} "
             f"for classes={classes}."
         )
     return y

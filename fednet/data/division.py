@@ -159,7 +159,7 @@ def _partition(
     if empty:
         raise DataError(f"{where}: client {empty[0]} has no samples.")
     if everything.min() < 0 or everything.max() >= len(pool):
-        raise DataError(f"{where}: an index lies outside the training pool of {len(pool)} samples.")
+        raise DataError(f"{where}: an index is outside the training pool of {len(pool)} samples.")
     if len(np.unique(everything)) != len(everything):
         raise DataError(f"{where}: a sample has two owners.")
     if len(everything) < len(pool):

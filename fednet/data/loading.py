@@ -71,7 +71,7 @@ def place(section: DataSection | None, root: Path | str | None) -> Path:
         return named(found, there=False)
     except OSError as wrong:
         raise DataError(
-            f"data.root (or --data): {why(wrong)}; expected the folder where datasets lie."
+            f"data.root (or --data): {why(wrong)}; expected the folder of the datasets."
         ) from None
 
 

@@ -98,8 +98,8 @@ class Noise:
         if digest([self._secret]) != found[32:]:
             raise StateError(
                 f"{file}: the secret of this run's noise is {'another' if found else 'gone'}, and "
-                f"other noise would show what the first has hidden; put it back, or begin the run "
-                f"anew under another name."
+                f"other noise would show what the first has hidden; put it back, or start the run "
+                f"again under another name."
             )
 
     def add(self, value: torch.Tensor, scale: float, question: bytes) -> tuple[torch.Tensor, str]:
@@ -306,8 +306,8 @@ def check(experiment: Experiment) -> None:
     least = config.privacy.clip * (1 + TAILS * own.noise)
     if own.secagg.protocol != "none" and own.noise and room < least:
         raise ConfigError(
-            f"privacy.secagg.clip: {room:g} would cut off noise, and the sum carry less than "
-            f"epsilon is reckoned for; expected {least:.4g} at least."
+            f"privacy.secagg.clip: {room:g} would cut off noise, and the sum would have less "
+            f"than epsilon assumes; expected {least:.4g} at least."
         )
     if config.privacy.noise:
         Accountant(config)

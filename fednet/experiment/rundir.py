@@ -88,7 +88,7 @@ def claim(out: Path, name: str, resume: bool) -> Path:
             return path
         lock.refuse_held(path)  # whose run goes on, and needs no --resume
         raise ConfigError(
-            f"{path} holds an unfinished run; go on with it by --resume, or give this one another "
+            f"{path} holds an unfinished run; continue it with --resume, or give this one another "
             f"name (--set name=...)."
         )
     path = _next(out, name, found)
@@ -236,7 +236,7 @@ def check_lengths(
         if (found := named(path / name).stat().st_size) < length:
             raise StateError(
                 f"{path / name}: {found} bytes, and {known} {length}; put the file back as it was, "
-                f"or begin the run anew under another name."
+                f"or start the run again under another name."
             )
 
 
@@ -271,7 +271,7 @@ def cut(path: Path, lengths: Mapping[str, int]) -> None:
         if not whole:
             raise StateError(
                 f"{file}: no line ends at byte {length}, as the checkpoint has it; put the file "
-                f"back as it was, or begin the run anew under another name."
+                f"back as it was, or start the run again under another name."
             )
         if name in CUT:
             os.truncate(file, length)

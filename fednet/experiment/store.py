@@ -82,7 +82,7 @@ _VERSION = re.compile(r"\.?(([0-9]+)-[0-9]+-[0-9]+)(\.local)?\.safetensors(\..*\
 # `fednet run` has no such flags.
 LOST = (
     "put back what was there, or start its fednet-client with the --state directory it had, or "
-    "with --state-lost reset to let it begin anew"
+    "with --state-lost reset to let it start without a state"
 )
 
 
@@ -248,7 +248,7 @@ class RowStore:
         if size != layout.nbytes:
             raise StateError(
                 f"{path}: {'is missing' if size < 0 else f'holds {size} bytes'}; a row has "
-                f"{layout.nbytes}. Put it back, or begin the run anew under another name."
+                f"{layout.nbytes}. Put it back, or start the run again under another name."
             )
         return path
 
@@ -295,7 +295,7 @@ class RowStore:
             raw = reaching(lambda: np.memmap(path, dtype=np.uint8, mode="c"))
         if digest([raw.data]).hex() != name.partition("-")[2]:
             raise StateError(
-                f"{path}: not the row that was written there; put it back, or begin the run anew "
+                f"{path}: not the row that was written there; put it back, or start the run again "
                 f"under another name."
             )
         floats = torch.from_numpy(raw[: 4 * (p + b)].view(np.float32))

@@ -288,9 +288,9 @@ def check_memory(config: Config, chains: Mapping[str, Chain], where: str) -> Non
         unasked = chain.needs_feedback and chain.feedback is None
         if config.algorithm.name == "fedsmu" and (where, kind) == ("wire.up", "delta") and unasked:
             raise ConfigError(
-                f"{where}.{kind}: {chain} brings error feedback, and fedsmu's signs would not be "
-                f"what crosses; qsgd(2) sends -1, 0 and 1 exactly, in two bits a value (noef or ef "
-                f"in front says which is meant)."
+                f"{where}.{kind}: {chain} adds error feedback, so that the values sent are no "
+                f"longer fedsmu's signs; qsgd(2) sends -1, 0 and 1 exactly, in two bits a value "
+                f"(write noef or ef in front to choose)."
             )
         if isinstance(chain.feedback, DGC) and config.algorithm.name in OWN_MOMENTUM:
             raise ConfigError(
@@ -305,8 +305,8 @@ def check_shared(config: Config, algorithm: Algorithm, shared: Layout) -> None:
     if part and type(algorithm).shares() and not shared.sizes[0]:
         key = "train.only" if config.train.only else "model.adapters"
         raise ConfigError(
-            f"{key}: it leaves {config.algorithm.name} nothing to share, since the part of the "
-            f"model that crosses with it is frozen. Train more of the model, or take a method "
+            f"{key}: with it {config.algorithm.name} has nothing to send, because the part of "
+            f"the model that it shares is frozen. Train more of the model, or use a method "
             f"that shares all of it (fedavg)."
         )
 

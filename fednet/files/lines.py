@@ -94,7 +94,7 @@ def _singly(path: Path, first: int, block: bytes, decode: Callable[[bytes], T]) 
         except (ValueError, RecursionError) as broken:
             raise StateError(
                 f"{path}:{number}: not what was written there ({broken}); put the file back as "
-                f"it was, or delete this line to go on without what it said."
+                f"it was, or delete this line to continue without it."
             ) from broken
 
 

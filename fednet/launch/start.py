@@ -90,8 +90,8 @@ def check_code(config: Config, code: Path) -> None:
         kept = code / name
         if kept.exists() and kept.read_bytes() != Path(file).read_bytes():
             raise ConfigError(
-                f"--resume: {file} was edited since this run began with {kept}; go on with that "
-                f"one, or begin a run of another name (--set name=...)."
+                f"--resume: {file} was edited since this run started with {kept}; resume with that "
+                f"version, or start a run under another name (--set name=...)."
             )
 
 
@@ -117,7 +117,7 @@ def check_resumable(old: Config, new: Config) -> None:
         raise ConfigError(
             f"--resume: train.schedule: {new.train.schedule} gives each round its rate by the "
             f"number of all rounds, so a run of {old.rounds} rounds cannot become one of "
-            f"{new.rounds}. Go on with rounds={old.rounds}; or begin a run of another name, "
+            f"{new.rounds}. Keep rounds={old.rounds}; or start a run under another name, "
             f"perhaps from this one's model (--set model.weights=RUN/model.safetensors)."
         )
 

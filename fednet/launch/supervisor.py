@@ -285,7 +285,7 @@ class Supervisor:
         elif round in self.server_rounds:
             raise CannotGoOn(
                 f"the server died twice in round {round + 1} ({signal_name(-status)}); "
-                f"what was finished is saved, --resume goes on."
+                f"finished rounds are saved; continue with --resume."
             )
         else:
             self.server_rounds.append(round)
@@ -300,7 +300,7 @@ class Supervisor:
         if self.deaths > DEATHS or self.unready >= UNREADY * len(self.places):
             how = f"with status {status}" if status > 0 else f"by {signal_name(-status)}"
             raise CannotGoOn(
-                f"workers keep ending {how}; what they said stands above, or in "
+                f"workers keep ending {how}; their messages are above, or in "
                 f"{self.directory / 'log'}."
             )
         self._start_worker(worker.role)

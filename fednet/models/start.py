@@ -110,12 +110,12 @@ def _another(config: Config, found: str, sent: bool) -> ConfigError:
         return ConfigError(f"model.base: the model that the server sent has {which}.")
     if section.weights is not None:
         return ConfigError(
-            f"model.weights: the model of {section.weights!r} has {which}, and what is frozen "
-            f"never crosses; put the server's file there, or set model.base: server."
+            f"model.weights: the model of {section.weights!r} has {which}, and frozen tensors "
+            f"are never sent; put the server's file there, or set model.base: server."
         )
     return ConfigError(
         f"model: as the seed initialises it here it has {which}, as another version of torch does, "
-        f"and what is frozen never crosses; install the server's, or set model.base: server."
+        f"and frozen tensors are never sent; install the server's, or set model.base: server."
     )
 
 

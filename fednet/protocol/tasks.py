@@ -775,7 +775,7 @@ class Patience:
             self._tasks.drop(
                 w,
                 TaskEvent.STALLED,
-                "stalled: its worker said that it went on, for longer than is believed",
+                "stalled: its worker reported progress for longer than the server accepts",
             )
 
     def _unstall(self, worker: Worker) -> None:

@@ -372,7 +372,7 @@ class Sites:
             if names and said.names and said.names != names:
                 return (
                     f"ready: the classes of client {said.client} have other names than those of "
-                    f"{named_by}, or another order: the same number would stand for two classes. "
+                    f"{named_by}, or another order: the same number would mean two classes. "
                     f"Name them alike at all sites, and all in order in the server's configuration "
                     f"(data.classes: [...]) where a site lacks some."
                 )

@@ -88,7 +88,7 @@ LABELS = {
     "up": "MB sent by the clients",
     "down": "MB sent to the clients",
     "both": "MB sent",
-    "seconds": "seconds (virtual clock)",
+    "seconds": "seconds (simulated time)",
 }
 IN = {"up": "MB up", "down": "MB down", "both": "MB", "seconds": "time"}  # in the table
 

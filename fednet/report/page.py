@@ -267,8 +267,8 @@ def _world(run: Run) -> list[JsonDict]:
         note = "Payloads that were not used or whose round was repeated, and the requests for them."
         if clock == "seconds_virtual":
             note += (
-                " On the virtual clock a reply that arrives after its round has closed is counted "
-                "in full, although a real link would have carried only a part of it by then."
+                " In simulated time a reply that arrives after its round has closed is counted "
+                "in full, although a real link would have carried only a part of it."
             )
         rows = [(why, _short(n / 1e6)) for why, n in wasted.items()]
         made.append(

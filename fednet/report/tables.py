@@ -255,7 +255,7 @@ def _notes(
         if "seconds" in clocks:
             text += "s = wall-clock seconds. "
         if "seconds_virtual" in clocks:
-            text += "virtual s = seconds of the virtual clock. "
+            text += "virtual s = seconds of simulated time. "
         notes.append(f"{text}{costs.counted(bytes)}.")
     notes.append("Mean over seeds ± half-width of the 95 % confidence interval (Student t).")
     if len(groups) > 1:

@@ -101,7 +101,7 @@ class Aggregation:
             if self._accumulator is not None:
                 self._accumulator = self._added(self._accumulator, client, up)
         except Exception as broken:
-            self._drop(client, f"its reply could not be folded: {_theirs(broken)}")
+            self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
 
     def result(self, least: int) -> State | None:
         """The next server state; None where fewer than `least` replies can be used."""
@@ -174,7 +174,7 @@ class Aggregation:
                 try:
                     accumulator = self._added(accumulator, client, self._read(client))
                 except Exception as broken:
-                    return None, f"its reply could not be folded: {_theirs(broken)}", client
+                    return None, f"its reply could not be aggregated: {_theirs(broken)}", client
         try:
             after = self._finish(accumulator, clients)
         except Exception as broken:

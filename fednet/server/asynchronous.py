@@ -595,7 +595,7 @@ class Updates:
                 round.reports[client] = dict(reply.reported)
         if not rounds.finish(round, aggregation):
             # Its clients are free again: by the record a replay knows that, too.
-            round.dropped |= dict.fromkeys(exchange.done, "the update was void")
+            round.dropped |= dict.fromkeys(exchange.done, "the update was discarded")
         record.completed = [c for c in update.came if c in record.completed]
         record.staleness = [update.staleness(c) for c in record.completed]
         round.judged = self.exchanges.evaluations(exchange)

@@ -48,7 +48,7 @@ class Checkpoints:
         """
         path = self.folder / "incarnation"
         try:
-            number = int(read_record(path, "it is counted anew")["incarnation"]) + 1
+            number = int(read_record(path, "it is counted again")["incarnation"]) + 1
         except (FileNotFoundError, StateError):
             starts = [event["incarnation"] for event in reading.events(run, "started")]
             # One more, where there was any: the last may have got no further than its count.

@@ -40,9 +40,9 @@ def text_for_clients(config: Config) -> str:
     size = len(text.encode())
     if size > MAX_CONFIG:
         raise ConfigError(
-            f"the configuration has {size} bytes as a client is sent it, every default filled in; "
-            f"{MAX_CONFIG} cross at most. link.per_client takes ranges of ids, and a division of "
-            f"the data, a trace or a part of your own a file."
+            f"the configuration that clients are sent has {size} bytes, with every default "
+            f"filled in; at most {MAX_CONFIG} are allowed. Use ranges of ids in link.per_client, "
+            f"and files for a partition, a trace or the options of your own part."
         )
     return text
 

@@ -514,10 +514,10 @@ class Exchanges:
             return
         first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
         raise StateError(
-            f"round {round}: {len(lost)} of the {started} clients that were to go on from a state "
-            f"of theirs no longer have it: clients {as_text(lost)}. {first}. Was the server "
+            f"round {round}: {len(lost)} of the {started} clients that start from a state of their "
+            f"own have lost it: clients {as_text(lost)}. {first}. Was the server "
             f"restored from an older copy? Then restore the clients' states of the same time, or "
-            f"let these clients begin again with --set round.state_lost=restart (the results "
+            f"let these clients start again with --set round.state_lost=restart (the results "
             f"differ)."
         )
 

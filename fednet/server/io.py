@@ -231,13 +231,13 @@ class Limits:
             if self._joins.allows(self._peer(event), time.monotonic()):
                 self._receive(event)
             else:
-                self._hang_up(conn, "more joins than this server takes of one peer")
+                self._hang_up(conn, "more joins than this server accepts from one peer")
                 self._link.refused(conn, event.frames)
         elif self._receive(event):
             now = time.monotonic()
             here = self._of_connection.allows(conn, now)
             if not (self._of_peer.allows(self._peer(event), now) and here):
-                self._hang_up(conn, "more messages of no use than this server takes of one peer")
+                self._hang_up(conn, "more unusable messages than this server accepts from one peer")
 
     def worth_a_row(self, conn: bytes, stray: str, key: m.Key) -> bool:
         """Whether a payload that belongs to nothing has a line of the book of its own: not where it

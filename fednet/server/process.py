@@ -135,7 +135,7 @@ class Session:
         # Each round would be recorded twice.
         if not self.checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
             raise CannotGoOn(
-                f"{directory} has rounds on record and no checkpoint to go on from; the run "
+                f"{directory} has finished rounds but no checkpoint to resume from; the run "
                 f"directory was changed by hand."
             )
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration

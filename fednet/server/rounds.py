@@ -316,7 +316,9 @@ class Rounds:
         self.display.round_done(round.record)
         for client, reason in round.states_lost().items():
             if client not in self._lost:
-                self.display.warn(f"round {round.number} goes on without client {client}: {reason}")
+                self.display.warn(
+                    f"round {round.number} continues without client {client}: {reason}"
+                )
             self._lost.setdefault(client, round.number)
         for client in round.record.completed:
             self._lost.pop(client, None)

@@ -133,7 +133,7 @@ def stop_raises() -> Iterator[None]:
 
 def stopped_by(asked: StopRequested) -> Stopped:
     """The error of a request to stop. There may be a checkpoint of an earlier server."""
-    return Stopped(f"{asked}; go on with --resume.", asked.exit_status == 130)
+    return Stopped(f"{asked}; continue with --resume.", asked.exit_status == 130)
 
 
 LOOK_S = 0.2  # how often a waiting server looks for a request to stop
@@ -164,7 +164,7 @@ class Watch:
             self.requested = ("the time of --until is over", False)
         if self.requested is not None:
             raise Stopped(
-                f"stopped: {self.requested[0]}; go on with --resume.",
+                f"stopped: {self.requested[0]}; continue with --resume.",
                 by_keyboard=self.requested[1],
             )
         now = time.monotonic()

@@ -40,8 +40,8 @@ class Claim:
             os.utime(self.path)
         except FileNotFoundError:
             raise CannotGoOn(
-                f"{self.path} was deleted or moved while work went on there, together with the "
-                f"results; the same command does again what is missing."
+                f"{self.path} was deleted or moved during the sweep, together with its results; "
+                f"the same command repeats what is missing."
             ) from None
 
     def add(self, pid: int) -> None:

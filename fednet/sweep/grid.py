@@ -34,8 +34,8 @@ from fednet.plain import JsonDict, JsonMapping
 from fednet.records import Round
 
 OWN = {
-    "seed": "a sweep gives each cell its seed itself; seeds stand under `seeds`, or --seeds.",
-    "name": "a sweep gives each cell its name itself; --out says where the cells are.",
+    "seed": "a sweep sets the seed of each cell; give seeds by `seeds:` or --seeds.",
+    "name": "a sweep sets the name of each cell; --out sets the folder of the cells.",
 }
 
 

@@ -89,8 +89,8 @@ class Layout:
                 if tensor.dtype != torch.float32:
                     raise ConfigError(
                         f"parameter {name!r} of the model is {tensor.dtype}; fednet trains "
-                        f"float32 parameters, as which they cross: build it with .float(); "
-                        f"train.precision is what is computed in."
+                        f"and sends float32 parameters: build it with .float(); "
+                        f"train.precision sets the number format of the computation."
                     )
                 if tensor.requires_grad:
                     slots.append(Slot(name, shape, "parameter", also))

@@ -172,7 +172,7 @@ def partitioner(name: str) -> Iterator[str]:
     must(len(np.unique(everything)) == len(everything), f"{name}: a sample was given twice.")
     must(
         len(everything) > 0 and everything.min() >= 0 and everything.max() < 200,
-        f"{name}: an index lies outside the 200 samples.",
+        f"{name}: an index is outside the 200 samples.",
     )
     yield f"{CLIENTS} disjoint parts of {', '.join(str(len(p)) for p in first)} samples"
     must(

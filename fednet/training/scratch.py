@@ -64,8 +64,8 @@ def replaced(name: str) -> str:
 def unmoved(name: str) -> str:
     """The sentence about a parameter that takes no gradient, and that a model changes."""
     return (
-        f"model: it changes its parameter {name!r}, which takes no gradient and so does not cross; "
-        f"register it as a buffer, which does."
+        f"model: it changes its parameter {name!r}, which takes no gradient and so is not sent; "
+        f"register it as a buffer."
     )
 
 

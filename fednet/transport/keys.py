@@ -221,7 +221,7 @@ class Keyring:
         self._since, self._over = -math.inf, math.inf  # what was read holds between these times
         self._pair_at = self._stamp()
         self.version = 0
-        """Rises when who may speak for whom has changed."""
+        """Rises whenever the set of allowed keys changes."""
         self.refresh()
 
     def _stamp(self) -> tuple[int, int]:

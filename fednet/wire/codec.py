@@ -252,7 +252,7 @@ class Codec:
         if value.layout == layout:
             return value.to("cpu")
         if value.layout.parameters != layout.parameters:
-            raise LocalProtocolError("a payload's tensors must have the layout of what crosses")
+            raise LocalProtocolError("a payload's tensors must have the layout of what is sent")
         value = value.to("cpu")
         if form == "parameters" or not self.buffers:
             return value.params

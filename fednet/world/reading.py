@@ -88,7 +88,7 @@ def availability(text: str, path: str, clients: int) -> list[Presence] | tuple[P
             raise ConfigError(f"{at}: to second {end:g}, which is not after second {start:g}.")
         if here and start < here[-1][1]:
             raise ConfigError(
-                f"{at}: from second {start:g}, while the spell before goes on to {here[-1][1]:g}."
+                f"{at}: from second {start:g}, but the session before lasts until {here[-1][1]:g}."
             )
         here.append((start, end))
     return [Presence(tuple(each)) for each in spells]

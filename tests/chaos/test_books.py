@@ -76,7 +76,7 @@ def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
 
     def stopped(self, exchange, clock):
         if next(stops, False):
-            raise Stopped("stopped: SIGTERM; go on with --resume.")
+            raise Stopped("stopped: SIGTERM; continue with --resume.")
         decide(self, exchange, clock)
 
     monkeypatch.setattr(Exchanges, "_decide", stopped)

@@ -87,6 +87,6 @@ def test_both_sentences_say_why_there_is_no_connection_if_that_is_known(
 ):
     assert said(trouble) == [
         f"not connected to inproc yet{there}; still trying (Ctrl-C ends this)",
-        f"no server has accepted this client for 0.001 s (--give-up{beside}). To go on, start it "
-        f"again with the same --state.",
+        f"no server has accepted this client for 0.001 s (--give-up{beside}). To continue, start "
+        f"it again with the same --state.",
     ]

@@ -74,8 +74,8 @@ def test_the_hash_covers_every_sample():
     [
         ({"train": (X, Y[:3])}, "train: 4 samples in x but 3 in y"),
         ({"train": ({"a": X, "b": X[:2]}, Y)}, r"2 samples in x\['b'\] but 4 in y"),
-        ({"classes": 2}, r"labels lie in 0\.\.2, expected 0\.\.1 for classes=2"),
-        ({"train": (X, Y - 1)}, r"labels lie in -1\.\.1"),
+        ({"classes": 2}, r"labels are in 0\.\.2, expected 0\.\.1 for classes=2"),
+        ({"train": (X, Y - 1)}, r"labels are in -1\.\.1"),
         ({"classes": None}, "say classes=C"),
         ({"train": (X, Y.astype(float))}, r"y holds floats but classes=3.*classes=None\.$"),
         ({"train": (X, np.eye(3)[Y])}, r"They look one-hot: .* such as y\.argmax\(1\)"),

@@ -130,7 +130,7 @@ def test_each_group_of_a_mixture_is_divided_by_its_own_scheme():
     [
         ([], "expected a list of mappings"),
         ([{"clients": 2, "scheme": "iid"}], r"hold \[2\] clients"),
-        ([{"clients": 4, "scheme": "mixture"}], "cannot stand in a mixture"),
+        ([{"clients": 4, "scheme": "mixture"}], "cannot be part of a mixture"),
         ([{"clients": 4, "scheme": "dirichlt"}], "dirichlet"),
         ([{"clients": 4, "scheme": "iid", "alpha": 1}], "alpha"),
     ],

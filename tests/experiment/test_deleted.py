@@ -148,5 +148,5 @@ def test_it_is_not_said_that_a_checkpoint_is_whole_that_was_removed(tmp_path: Pa
 
     with pytest.raises(CannotGoOn, match=r"No such .*; its checkpoint is gone, so"):
         run(tmp_path, callback=remove, rounds=3)
-    with pytest.raises(CannotGoOn, match="has rounds on record and no checkpoint to go on from"):
+    with pytest.raises(CannotGoOn, match="has finished rounds but no checkpoint to resume from"):
         run(tmp_path, resume=True, rounds=3)

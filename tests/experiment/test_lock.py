@@ -57,7 +57,7 @@ def test_a_run_that_goes_on_is_said_to_be_in_use_and_not_to_want_a_resume(tmp_pa
         claim(tmp_path, "run", resume=False)
     other.kill()
     other.wait()
-    with pytest.raises(ConfigError, match="holds an unfinished run; go on with it by --resume"):
+    with pytest.raises(ConfigError, match="holds an unfinished run; continue it with --resume"):
         claim(tmp_path, "run", resume=False)
 
 

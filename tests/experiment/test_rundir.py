@@ -32,7 +32,7 @@ def test_an_unfinished_run_of_the_name_is_an_error_that_says_what_to_do(tmp_path
     begun(tmp_path / "run", finished=False)
     with pytest.raises(
         ConfigError,
-        match=r"run holds an unfinished run; go on with it by --resume, or give this one another "
+        match=r"run holds an unfinished run; continue it with --resume, or give this one another "
         r"name",
     ):
         claim(tmp_path, "run", resume=False)

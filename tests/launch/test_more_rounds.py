@@ -33,6 +33,6 @@ def test_where_the_rates_depend_on_all_rounds_a_run_cannot_have_other_rounds(
     first = run(tmp_path, rounds=3, **train)
     before = hashes(first)
     for rounds in (2, 6):
-        with pytest.raises(ConfigError, match=r"train.schedule: cosine .* Go on with rounds=3"):
+        with pytest.raises(ConfigError, match=r"train.schedule: cosine .* Keep rounds=3"):
             run(tmp_path, rounds=rounds, resume=True, **train)
     assert hashes(run(tmp_path, rounds=3, resume=True, **train)) == before

@@ -26,7 +26,7 @@ SAVES = """#!{python}
 import os, signal, sys, time
 def save(*_):
     time.sleep(0.5)
-    sys.exit(sys.stderr.write("fednet run: stopped: SIGINT; go on with --resume.") and 130)
+    sys.exit(sys.stderr.write("fednet run: stopped: SIGINT; continue with --resume.") and 130)
 signal.signal(signal.SIGINT, save)
 os.kill(os.getppid(), signal.SIGINT)
 signal.pause()
@@ -48,7 +48,7 @@ def test_an_interrupt_of_a_notebook_waits_until_the_runs_processes_have_saved(
     python.write_text(SAVES.format(python=sys.executable))
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(Stopped, match=r"^stopped: SIGINT; go on with --resume\.$") as caught:
+    with pytest.raises(Stopped, match=r"^stopped: SIGINT; continue with --resume\.$") as caught:
         fednet.run({"name": "asked"}, out=tmp_path / "runs")
     assert caught.value.exit_status == 130
 
@@ -86,7 +86,7 @@ def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(
         os.kill(os.getppid(), signal.SIGINT)  # which passes it on
         signal.pause()
 
-    with pytest.raises(Stopped, match="stopped: SIGINT; go on with --resume") as caught:
+    with pytest.raises(Stopped, match="stopped: SIGINT; continue with --resume") as caught:
         launcher(monkeypatch, tmp_path, asks).run()
     assert caught.value.exit_status == 130
 
@@ -128,7 +128,7 @@ def swallowing() -> None:
 
 
 def test_what_tries_something_does_not_take_a_request_to_stop_for_its_failure(as_before):
-    with pytest.raises(Stopped, match=r"^stopped: SIGTERM; go on with --resume") as caught:
+    with pytest.raises(Stopped, match=r"^stopped: SIGTERM; continue with --resume") as caught:
         swallowing()
     assert caught.value.exit_status == 4
 
@@ -164,7 +164,7 @@ def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, t
         until(lambda: any(e["type"] == "left" for e in lines(events)), "it is told", server)
         server.send_signal(signal.SIGHUP)
         assert started.ended(server)[0] == 4
-        assert server.said().endswith("stopped: SIGHUP; go on with --resume.\n")
+        assert server.said().endswith("stopped: SIGHUP; continue with --resume.\n")
         assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
 
 

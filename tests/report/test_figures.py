@@ -169,7 +169,7 @@ def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
         r.seconds_virtual = 90.0
     with pytest.raises(ConfigError, match=r"clock=real \(wall clock\); .*a figure for each"):
         figures.figure([real, virtual], tmp_path / "x.svg", x="seconds")
-    assert "seconds (virtual clock)" in figures.figure([virtual], tmp_path / "x.svg", x="seconds")
+    assert "seconds (simulated time)" in figures.figure([virtual], tmp_path / "x.svg", x="seconds")
 
 
 @pytest.mark.parametrize("clients", [4, 40])

@@ -114,7 +114,7 @@ def test_seconds_of_two_clocks_are_two_axes(tmp_path):
         r.seconds_virtual = 90.0
     text = page.render([real, virtual])
     axes = re.findall(r'data-x="\d"[^>]*>([^<]*)<', text)
-    assert axes[2:] == ["seconds (wall clock)", "seconds (virtual clock)"]
+    assert axes[2:] == ["seconds (wall clock)", "seconds (simulated time)"]
     for axis, name in ((2, "clock=real"), (3, "clock=virtual")):
         pane = text.split(f'data-pane="0-{axis}"')[1].split("</svg>")[0]
         hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', pane)[1]))

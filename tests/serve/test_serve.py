@@ -422,7 +422,7 @@ def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_que
     for name in ("one", "two"):
         queue.submit(config(name))
     runner = Runner(queue, [], lambda line: None)
-    ends = [(4, "stopped: SIGTERM; go on with --resume."), (2, "no such data.")]
+    ends = [(4, "stopped: SIGTERM; continue with --resume."), (2, "no such data.")]
     monkeypatch.setattr(runner, "_server", lambda entry: ends.pop(0))
     runner._one(queue.entry(1))
     command = queue.entry(1).said.split("To continue it: fednet ")[1]

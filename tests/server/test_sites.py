@@ -94,7 +94,7 @@ def test_a_site_whose_data_changed_goes_on_and_weighs_no_more_than_it_did(
     ("changed", "says"),
     [
         ({"x_train": np.full((20, 4), np.nan, dtype=np.float32)}, "sample 0 of the training data"),
-        ({"y_train": np.full(20, 7)}, "labels lie in 7..7"),
+        ({"y_train": np.full(20, 7)}, "labels are in 7..7"),
         ({"x_train": np.empty((0, 4), np.float32), "y_train": np.empty(0, int)}, "no samples"),
     ],
 )

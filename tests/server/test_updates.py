@@ -281,7 +281,7 @@ def test_replies_of_a_void_update_are_on_record_and_replayed(tmp_path: Path) -> 
     }
     path, first = run(tmp_path / "first", faults={"schedule": lost}, **virtual)
     (void,) = [r for r in first if r["void"]]
-    assert void["dropped"]["2"] == "the update was void"
+    assert void["dropped"]["2"] == "the update was discarded"
     assert void["completed"] == []
     assert any(2 in r["completed"] for r in first if r["round"] > void["round"])
     real = {"link": {"clock": "real"}, "faults": {"replay": str(path)}}

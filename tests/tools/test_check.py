@@ -313,7 +313,7 @@ def test_every_part_that_is_refused_is_said(tmp_path, capsys):
     assert main(["check", str(file)]) != 0
     told = capsys.readouterr()
     assert "a sample was given twice" in told.err
-    assert "an index lies outside" in told.err
+    assert "an index is outside" in told.err
     assert "TypeError: mine" in told.err
     assert told.out.count("  ok  ") == 2  # of the one that is fine
     assert main(["check", "--quiet", str(file)]) != 0

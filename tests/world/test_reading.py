@@ -110,7 +110,7 @@ def test_a_name_that_is_none_says_the_nearest():
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("0,0,20\n0,19,30", r"t.csv:2: from second 19, while the spell before goes on to 20"),
+        ("0,0,20\n0,19,30", r"t.csv:2: from second 19, but the session before lasts until 20"),
         ("0,-1,20", r"t.csv:1: from second -1; expected 0 or later"),
         ("0,1,2\n0,5,5", r"t.csv:2: to second 5, which is not after second 5"),
         ("0,1,2\n2,1,2", r"t.csv:2: client 2 comes, and client 1 is left out; .* `1,0,0`"),

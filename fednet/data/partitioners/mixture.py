@@ -46,7 +46,7 @@ def mixture(
     for k, (part, pool) in enumerate(zip(of, np.split(rng.permutation(len(y)), cuts))):
         options = {key: value for key, value in part.items() if key not in ("clients", "scheme")}
         if part.get("scheme") in ("mixture", "file"):
-            raise ConfigError(f"{where}[{k}].scheme: {part['scheme']} cannot stand in a mixture.")
+            raise ConfigError(f"{where}[{k}].scheme: {part['scheme']} cannot be part of a mixture.")
         scheme = partitioner.get(part.get("scheme", "dirichlet"))
         given = {
             "y": y[pool],

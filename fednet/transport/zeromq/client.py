@@ -124,7 +124,7 @@ class ZmqClient:
     ) -> None:
         if keys is not None and keys.server is None:
             raise ConfigError(
-                f"the server's public key is needed to connect to {address}: it stands in "
+                f"the server's public key is needed to connect to {address}: it is in "
                 f"server.json, "
                 f"and `fednet keys server` printed it."
             )

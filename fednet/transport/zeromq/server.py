@@ -677,7 +677,9 @@ class ZmqServer:
                 if not stands:
                     fd = _descriptor_of(body[0])
                     if fd is None:
-                        reason = "a peer of a ZMTP before 3, whose connection cannot be told"
+                        reason = (
+                            "a peer with ZMTP before version 3, which is not supported"
+                        )
                         self._refuse("version", reason, self.peer(conn))
                         continue
                     stands = self._meet(conn, user, fd, events)

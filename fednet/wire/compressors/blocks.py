@@ -61,7 +61,7 @@ class Blocks(Values):
             raise RemoteProtocolError(f"int{self.bits}: a block's scale is not from 0 to 1.")
         codes = self._unpacked(data[cut:], n)
         if n and int(codes.max()) > 2 * self.s:
-            raise RemoteProtocolError(f"int{self.bits}: a code lies above {2 * self.s}.")
+            raise RemoteProtocolError(f"int{self.bits}: a code is above {2 * self.s}.")
         levels = np.arange(-self.s, self.s + 1, dtype=np.float32) / np.float32(self.s)  # -1 .. 1
         return levels[codes] * np.repeat(m * share, self.block)[:n]
 

@@ -65,7 +65,7 @@ class Qsgd(Values):
         m = scales(data[:head], "qsgd")
         codes = _unpack(data[head:], self.bits, n)
         if n and int(codes.max()) > 2 * self.s:
-            raise RemoteProtocolError(f"qsgd({self.bits}): a code lies above {2 * self.s}.")
+            raise RemoteProtocolError(f"qsgd({self.bits}): a code is above {2 * self.s}.")
         levels = np.arange(-self.s, self.s + 1, dtype=np.float32) / np.float32(self.s)  # -1 .. 1
         return levels[codes] * np.repeat(m, BUCKET)[:n]
 
