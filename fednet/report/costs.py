@@ -22,7 +22,7 @@ from fednet.wire.book import counts, newest
 
 BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
-CLOCKS = {"seconds": "wall clock", "seconds_virtual": "virtual clock"}  # fields of a round
+CLOCKS = {"seconds": "wall clock", "seconds_virtual": "simulated time"}  # fields of a round
 SENT = {
     "total": "sent by and to all clients",
     "up": "sent by all clients",

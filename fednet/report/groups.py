@@ -227,7 +227,7 @@ def _partition(data: JsonDict) -> str:
 
 
 def link(runs: Sequence[Run]) -> str:
-    """The links as configured: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20 ms latency"."""
+    """The links as configured: "simulated time, up 10 Mbit/s, down 50 Mbit/s, 20 ms latency"."""
     return in_common([[_link(r)] for r in runs])[0]
 
 
@@ -246,7 +246,8 @@ def _link(run: Run) -> str:
         shaped.append(f"trace {word(c['trace'])}")
     if c.get("per_client"):
         shaped.append("other links for some clients")
-    return ", ".join([f"{c.get('clock', 'real')} clock", *(shaped or ["unlimited bandwidth"])])
+    time = "simulated time" if c.get("clock") == "virtual" else "real time"
+    return ", ".join([time, *(shaped or ["unlimited bandwidth"])])
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[object]]:

@@ -119,7 +119,7 @@ def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
         "means over seeds 0, 1;",
         "95 % confidence intervals",
         "6 clients",
-        "real clock, unlimited bandwidth",
+        "real time, unlimited bandwidth",
         "up and down",
         "including protocol overhead",
     ):
@@ -141,7 +141,7 @@ def test_a_caption_says_what_the_configuration_has_written_as_words_too(tmp_path
         },
     )
     assert groups.link([open_run(path)]) == (
-        "virtual clock, up lognormal(10, 1) Mbit/s, down 20 Mbit/s, uniform(1, 9) ms latency, "
+        "simulated time, up lognormal(10, 1) Mbit/s, down 20 Mbit/s, uniform(1, 9) ms latency, "
         "profile choice(3g, 4g)"
     )
     assert "own alpha=by age" in groups.setting([open_run(path)])
@@ -157,7 +157,7 @@ def test_a_caption_says_that_sites_have_data_of_their_own_and_that_links_follow_
     caption = figures.figure([open_run(path)], tmp_path / "x.svg")
     assert "each site's own data" in caption
     assert "dirichlet" not in caption
-    assert "Link: real clock, trace lte." in caption
+    assert "Link: real time, trace lte." in caption
 
 
 def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
@@ -190,7 +190,7 @@ def test_time_is_split_by_the_clock_of_the_run(tmp_path):
     for r in run.rounds:
         r.set(seconds_virtual=9.0, seconds_virtual_by_phase={"sending": 4.0, "training": 5.0})
     (figure,) = [f for f in figures.details(run) if f.name == "time"]
-    assert figure.title == "Time per round (virtual clock)"
+    assert figure.title == "Time per round (simulated time)"
     assert set(figure.rows()) == {
         (t, phase, s) for t in (1, 2) for phase, s in (("sending", 4.0), ("training", 5.0))
     }

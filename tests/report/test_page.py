@@ -102,7 +102,7 @@ def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):
     made = [("a", {"data": divided(0.3)}), ("b", {"data": divided(1.0), "link": {"trace": "lte"}})]
     text = page.render([open_run(write(tmp_path / name, **more)) for name, more in made])
     assert "digits, dirichlet alpha=0.3 / dirichlet alpha=1, 6 clients, participation 0.5" in text
-    assert "Link: real clock, unlimited bandwidth / real clock, trace lte" in text
+    assert "Link: real time, unlimited bandwidth / real time, trace lte" in text
 
 
 def test_seconds_of_two_clocks_are_two_axes(tmp_path):

@@ -160,7 +160,7 @@ def test_seconds_of_two_clocks_have_columns_of_their_own(tmp_path):
     by = {c.title: [row[i].text for row in made.cells] for i, c in enumerate(made.columns)}
     assert by["s to 0.5"] == ["2.0", "-"]
     assert by["virtual s to 0.5"] == ["-", "90.0"]
-    assert any("wall-clock" in n and "virtual clock" in n for n in made.notes)
+    assert any("wall-clock" in n and "simulated time" in n for n in made.notes)
 
 
 def test_accuracies_of_local_and_of_personal_models_are_not_said_to_be_of_one_kind(tmp_path):

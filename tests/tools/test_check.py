@@ -454,7 +454,8 @@ LOCAL = r"client_update of Fresh \(fresh\.py, line 51\) returned "
         (
             "done.x - down.x",
             "(done.x - down.x).select(down.x.layout.without({down.x.layout.names[0]}))",
-            LOCAL + r".*, expected the tensors that cross .* Fresh\.Up\.dy; the difference is \S+",
+            LOCAL
+            + r".*, expected the tensors that are sent .* Fresh\.Up\.dy; the difference is \S+",
         ),
         (
             "def init_accumulator(",

@@ -677,9 +677,7 @@ class ZmqServer:
                 if not stands:
                     fd = _descriptor_of(body[0])
                     if fd is None:
-                        reason = (
-                            "a peer with ZMTP before version 3, which is not supported"
-                        )
+                        reason = "a peer with ZMTP before version 3, which is not supported"
                         self._refuse("version", reason, self.peer(conn))
                         continue
                     stands = self._meet(conn, user, fd, events)
