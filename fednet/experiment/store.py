@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -203,8 +202,6 @@ def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
         raise StateError(f"{path}: not this client's state ({broken}); {LOST}.") from broken
 
 
-AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than a thread
-PENDING_BYTES = 128 << 20  # of rows that may wait to be written
 ROW_NAME = re.compile(r"([1-9][0-9]*)-([0-9a-f]{32})")
 
 
@@ -212,9 +209,6 @@ class RowStore:
     """The rows of a `PerClient` on disk, a file each: parameters, buffers and counters as they lie
     in memory. A row's name is a new number and its digest, so that no row of a checkpoint is ever
     overwritten or taken for another; `prune` deletes those that no checkpoint names.
-
-    A thread writes large rows while the next reply is accumulated; `wait` waits for it, and raises
-    its errors.
     """
 
     def __init__(self, root: Path, fsync: bool = False) -> None:
@@ -224,8 +218,6 @@ class RowStore:
         clear_asides(root)
         self._names = {path.stem for path in root.glob("*.row")}
         self._next = 1 + max(map(_number, self._names), default=0)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="fednet-rows")
-        self._pending: dict[str, tuple[Future[None], Tensors]] = {}
 
     def known(self, rows: PerClient) -> None:
         """Tells it the rows of a checkpoint. Raises StateError where one is missing or not of its
@@ -253,21 +245,10 @@ class RowStore:
         return path
 
     def write(self, row: Tensors) -> str:
-        """Writes a row, perhaps later; returns its name at once."""
-        for done in [n for n, (future, _) in self._pending.items() if future.done()]:
-            self._pending.pop(done)[0].result()
-        if sum(waiting.layout.nbytes for _, waiting in self._pending.values()) > PENDING_BYTES:
-            self.wait()
+        """Writes a row and returns its name."""
         name = f"{self._next}-{digest(_segments(row)).hex()}"
         self._next += 1
         self._names.add(name)
-        if row.layout.nbytes <= AT_ONCE:
-            self._write(name, row)
-            return name
-        self._pending[name] = self._writer.submit(self._write, name, row), row
-        return name
-
-    def _write(self, name: str, row: Tensors) -> None:
         path = self._path(name)
         with unfinished(path) as aside:
             with reaching(lambda: aside.open("wb", buffering=0)) as file:
@@ -276,18 +257,12 @@ class RowStore:
                 if self._fsync:
                     synced(file.fileno(), path)
             appear(aside, path)
-
-    def wait(self) -> None:
-        """Waits until all rows are on disk. To be called before a checkpoint names them."""
-        while self._pending:
-            self._pending.pop(next(iter(self._pending)))[0].result()
+        return name
 
     def read(self, name: str, layout: Layout) -> Tensors:
         """The row, mapped from its file. Raises StateError where it is not what was written, or the
         name is not one that `write` gave.
         """
-        if name in self._pending:
-            return self._pending[name][1]
         path = self._find(name, layout)
         p, b, _ = layout.sizes
         raw: np.ndarray = np.zeros(0, dtype=np.uint8)

@@ -67,7 +67,6 @@ class Checkpoints:
         it, by name. `at` is told of the points on the way.
         """
         self._own()
-        self.rows.wait()
         files = {"server": self._put(server)}
         files |= {name: self._put(value) for name, value in others.items()}
         at("checkpointing")

@@ -100,8 +100,7 @@ class ServerHalf:
             self.method, self.server, self.host, self._round, self.cohort, self._reply
         )
         server = self.server
-        if self.rows is not None:  # with the checkpoint, beside the next round
-            self.rows.wait()
+        if self.rows is not None:  # with the checkpoint
             self.rows.prune(
                 {
                     row

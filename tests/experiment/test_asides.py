@@ -143,10 +143,9 @@ def test_what_cannot_be_written_is_said_of_the_file_that_was_asked_for(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    (path := tmp_path / "x.row").mkdir()
+    (path := tmp_path / "x").mkdir()
     for work in (
         lambda: write_aside(path, "{}"),
-        lambda: RowStore(tmp_path)._write("x", ROW),
         lambda: write_state(path, RECORD.algorithm),
     ):
         with pytest.raises(OSError, match="directory") as said:

@@ -12,7 +12,6 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.fedvarp import FedVARP
 from fednet.algorithms.state import PerClient, dump
 from fednet.errors import StateError
-from fednet.experiment import store
 from fednet.experiment.store import RowStore, on_disk
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals
@@ -39,28 +38,18 @@ def same(a: Tensors, b: Tensors) -> bool:
     return a.tensor_sha256() == b.tensor_sha256()
 
 
-@pytest.fixture(autouse=True, params=["at once", "by the thread"])
-def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "by the thread":
-        monkeypatch.setattr(store, "AT_ONCE", 0)
-
-
-def test_a_row_is_read_back_as_it_was_before_and_after_it_is_on_disk(tmp_path: Path) -> None:
+def test_a_row_is_read_back_as_it_was_also_by_a_later_server(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     names = [rows.write(row(v)) for v in (1.0, 2.0)]
     assert [same(rows.read(n, LAYOUT), row(v)) for n, v in zip(names, (1.0, 2.0))] == [True, True]
-    rows.wait()
-    assert same(rows.read(names[1], LAYOUT), row(2.0))
     assert same(RowStore(tmp_path).read(names[0], LAYOUT), row(1.0))
 
 
 def test_a_name_is_given_once_also_by_a_later_server(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     first = rows.write(row(1.0))
-    rows.wait()
     later = RowStore(tmp_path)
     assert later.write(row(2.0)) != first
-    later.wait()
     assert same(later.read(first, LAYOUT), row(1.0))
 
 
@@ -68,19 +57,16 @@ def test_the_number_of_a_row_that_was_restored_is_not_given_again(tmp_path: Path
     before = RowStore(tmp_path / "before")
     for value in (1.0, 2.0, 3.0):
         name = before.write(row(value))
-    before.wait()
     rows = RowStore(tmp_path / "restored")
     (tmp_path / "before" / f"{name}.row").rename(tmp_path / "restored" / f"{name}.row")
     rows.known(PerClient(LAYOUT, {0: name}, rows))
     assert name.startswith("3-")
     assert rows.write(row(4.0)).startswith("4-")
-    rows.wait()
 
 
 def test_what_no_state_names_goes(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     names = [rows.write(row(float(k))) for k in range(3)]
-    rows.wait()
     rows.prune({names[1]})
     assert [p.stem for p in tmp_path.iterdir()] == [names[1]]
 
@@ -88,7 +74,6 @@ def test_what_no_state_names_goes(tmp_path: Path) -> None:
 def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     name = rows.write(row(1.0))
-    rows.wait()
     path = tmp_path / f"{name}.row"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StateError, match="holds 27 bytes; a row has 28"):
@@ -105,7 +90,7 @@ def test_what_goes_wrong_in_writing_is_raised_before_a_checkpoint_names_the_row(
     rows = RowStore(tmp_path / "rows")
     (tmp_path / "rows").rmdir()
     with pytest.raises(FileNotFoundError):
-        rows.write(row(1.0)), rows.wait()
+        rows.write(row(1.0))
 
 
 def test_a_state_with_rows_in_memory_moves_to_disk_as_a_value(tmp_path: Path) -> None:
@@ -113,7 +98,6 @@ def test_a_state_with_rows_in_memory_moves_to_disk_as_a_value(tmp_path: Path) ->
     before = FedVARP.Server(x=x, y=PerClient(LAYOUT).put(2, row(5.0)), ybar=x.params)
     rows = RowStore(tmp_path)
     after = on_disk(before, rows)
-    rows.wait()
     assert same(after.y[2], row(5.0))
     assert after.y.known(1) is None
     assert [p.stem for p in tmp_path.iterdir()] == list(after.y.rows.values())
