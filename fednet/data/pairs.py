@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     import datasets
     from PIL.Image import Image
 
-BLOCK = 2**26  # bytes that are widened at a time
-SHARE = 0.5  # of the free memory: a dataset that takes more is read into a file
 TWICE = 8  # samples that are read twice, to see whether they are drawn at random
 
 
@@ -41,16 +37,18 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
     that a second reading gives others.
 
     Each sample is a pair of numbers, arrays or images (as (c, h, w)) of one shape, or a text for y.
-    The arrays have the widths that `Data` keeps. What is larger than half of the free memory goes
-    into a file in the user's temporary folder, which is deleted with the process. Raises DataError.
+    The arrays have the widths that `Data` keeps. Raises DataError, or ConfigError where memory does
+    not hold them.
     """
     if is_split(dataset):
         dataset = Columns(dataset)
     if not len(dataset):
         raise DataError(f"{which}: the dataset has no samples.")
     x0, y0 = _pair(dataset, 0, which)
-    x = _room((len(dataset), *x0.shape), _kept(x0.dtype))
-    y = _room((len(dataset), *y0.shape), _kept_of_labels(y0.dtype))
+    x_shape, y_shape = (len(dataset), *x0.shape), (len(dataset), *y0.shape)
+    _check_room(x_shape, _kept(x0.dtype))
+    x = np.empty(x_shape, _kept(x0.dtype))
+    y = np.empty(y_shape, _kept_of_labels(y0.dtype))
     drawn = False
     for i in range(len(dataset)):
         a, b = _pair(dataset, i, which)
@@ -72,8 +70,7 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
 
 def held(x: np.ndarray) -> torch.Tensor:
     """An array as a tensor in the width that `Data` keeps, in memory that torch may write to. It
-    stays where it is if it can, also in a file that it is mapped from; a copy has room as in
-    `read`.
+    stays where it is if it can, also in a file that it is mapped from.
     """
     dtype = _kept(x.dtype)
     if x.dtype == dtype and x.flags.c_contiguous:
@@ -81,12 +78,9 @@ def held(x: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(x)
         if (again := cache.mapped_again(x)) is not None:
             return again
-    made = _room(x.shape, dtype)
-    step = max(1, BLOCK // max(1, made[:1].nbytes))
+    _check_room(x.shape, dtype)
     with np.errstate(over="ignore"):  # a value beyond float32 is infinite, and refused as that
-        for start in range(0, len(x), step):
-            made[start : start + step] = x[start : start + step]
-    return torch.from_numpy(made)
+        return torch.from_numpy(x.astype(dtype, order="C"))
 
 
 def eight_bits(image: Image) -> Image:
@@ -153,14 +147,9 @@ def _kept_of_labels(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.kind == "b" else _kept(dtype)
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in memory, or in a file where it would take more than its share of the memory."""
-    nbytes, folder = math.prod(shape) * dtype.itemsize, Path(tempfile.gettempdir())
-    if dtype.kind == "O" or nbytes <= SHARE * capacity.free_memory():
-        return np.empty(shape, dtype)
-    capacity.check_disk(nbytes, folder, "the dataset")
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return np.memmap(file, dtype, "w+", shape=shape)  # the map keeps the file
+def _check_room(shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raises ConfigError where an array does not fit into memory."""
+    capacity.check_memory(math.prod(shape) * dtype.itemsize, f"a dataset of the shape {shape}")
 
 
 # -- splits of Hugging Face ------------------------------------------------------------------------

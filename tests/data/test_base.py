@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fednet import capacity, config
-from fednet.data import Data, balanced_test, cache, pairs, split
+from fednet.data import Data, balanced_test, cache, split
 from fednet.data.base import channel_statistics, said_of
 from fednet.errors import ConfigError, DataError
 from fednet.training.tasks.classification import Classification
@@ -215,9 +215,7 @@ class Pairs(torch.utils.data.Dataset):
         return self.make(i)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.0], ids=["in memory", "in a file"])
-def test_a_dataset_of_torchs_is_taken_as_it_is(share, monkeypatch):
-    monkeypatch.setattr(pairs, "SHARE", share)
+def test_a_dataset_of_torchs_is_taken_as_it_is():
     data = Data(train=Pairs(9), test=Pairs(3), classes=3)
     assert data.train[0].shape == (9, 2, 3)
     assert data.train[0].dtype == torch.float32
@@ -226,10 +224,13 @@ def test_a_dataset_of_torchs_is_taken_as_it_is(share, monkeypatch):
     assert data.n_test == 3
 
 
-def test_a_dataset_read_into_a_file_lies_there_in_the_width_that_is_kept(monkeypatch):
-    monkeypatch.setattr(pairs, "SHARE", 0.0)
-    x, y, _ = pairs.read(Pairs(3, lambda i: (np.zeros(2), np.int32(i))), "train")
-    assert (type(x), x.dtype, y.dtype) == (np.memmap, np.float32, np.int64)
+def test_a_dataset_that_memory_does_not_hold_is_refused():
+    class Endless(Pairs):
+        def __len__(self):
+            return 2**40
+
+    with pytest.raises(ConfigError, match=r"a dataset of the shape .* of memory; .* are free here"):
+        Data(train=Endless(3), classes=3)
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
@@ -254,14 +255,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_an_array_of_another_width_is_widened_into_a_file_where_memory_is_short(monkeypatch):
-    asked = []
-    monkeypatch.setattr(pairs, "SHARE", 0.0)
-    monkeypatch.setattr(pairs, "BLOCK", 64)
-    monkeypatch.setattr(pairs.capacity, "ask_disk", lambda n, *_: asked.append(n))
+def test_an_array_of_another_width_is_widened():
     x = np.arange(40, dtype=">f8").reshape(10, 4)
     data = Data(train=(x, np.arange(10, dtype=np.uint16)), classes=10)
-    assert asked == [160, 80]
     assert torch.equal(data.train[0], torch.arange(40, dtype=torch.float32).view(10, 4))
     assert data.train[1].tolist() == list(range(10))
 
