@@ -21,7 +21,6 @@ ASIDE = (
     "name",
     "seed",
     "load",
-    "track",
     "report",
     "checkpoint",
     *WHERE,
