@@ -45,6 +45,7 @@ def run(
     config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this
     process, or by `fednet run` in processes of its own, which a notebook's own parts do not reach:
     put these into a file and `load` it. callback(record): after each round, in this process only.
+    A run in this process sets torch's threads and switches of determinism, and leaves them set.
     The other arguments are the flags of `fednet run`: without `out`, FEDNET_OUT is asked too.
     """
     with meeting():
@@ -57,9 +58,9 @@ def run(
             import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)
     if in_process:
-        from fednet.experiment.determinism import own_switches
+        from fednet.experiment.determinism import plain_mode
 
-        with own_switches():
+        with plain_mode():
             directory = _run_here(chosen, folder, device, resume, quiet, callback)
         return open_run(directory)
     if callback is not None:

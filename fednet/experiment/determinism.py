@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,19 +30,6 @@ PORTABLE = {
 # registered square roots.
 _portable: bool | None = None
 _kept: list[torch.library.Library] = []
-# The parts of torch.backends with an attribute fp32_precision; "" is torch.backends itself.
-FP32_PRECISIONS = (
-    "",
-    "mkldnn",
-    "mkldnn.matmul",
-    "mkldnn.conv",
-    "mkldnn.rnn",
-    "cuda.matmul",
-    "cudnn",
-    "cudnn.conv",
-    "cudnn.rnn",
-)
-_in_session = False  # within `own_switches`
 
 
 def set_switches(train: TrainSection | None = None) -> JsonDict:
@@ -55,7 +42,7 @@ def set_switches(train: TrainSection | None = None) -> JsonDict:
     if train is not None:
         choose_kernels(train.portable)
     torch.set_num_threads(threads)
-    if torch.get_num_interop_threads() != 1 and not _in_session:
+    if torch.get_num_interop_threads() != 1:
         # Once work has started, the number is fixed; it is recorded below.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
@@ -188,24 +175,14 @@ def changed_since(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str
     return f"its bits may differ from here on, since it was resumed with {what}." if what else None
 
 
-# -- in a user's session ---------------------------------------------------------------------------
 @contextlib.contextmanager
-def own_switches() -> Iterator[None]:
-    """Inside, torch computes as in a process that fednet started, whatever a user's session has
-    set: autocast, no gradients, another default type or device, another precision. Afterwards the
-    session has its own switches again. The number of threads between operations stays: it can be
-    set only once.
+def plain_mode() -> Iterator[None]:
+    """Inside, torch computes as in a process that fednet started, also where a user's session has
+    autocast, no gradients, or another default type or device.
     """
-    global _in_session
     import torch
 
-    threads = torch.get_num_threads()
-    debug = torch.get_deterministic_debug_mode()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     dtype = torch.get_default_dtype()
-    put_back = _precisions()
-    outer = _in_session
     with contextlib.ExitStack() as own:
         own.enter_context(torch.inference_mode(False))
         own.enter_context(torch.enable_grad())
@@ -215,52 +192,5 @@ def own_switches() -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             own.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
-        _in_session = True
-        try:
-            yield
-        finally:
-            _in_session = outer
-            torch.set_default_dtype(dtype)
-            torch.set_num_threads(threads)
-            torch.set_deterministic_debug_mode(debug)
-            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
-            put_back()
-            while _kept:
-                _kept.pop()._destroy()
-
-
-def _precisions() -> Callable[[], None]:
-    """A function that restores the precision of products of float32. torch has two ways to set it,
-    older releases only the first; reading by the first after both were used raises RuntimeError.
-    """
-    import torch
-
-    backends = torch.backends
-    older: list[Callable[[], object]] = []
-    with contextlib.suppress(RuntimeError):
-        products = torch.get_float32_matmul_precision()  # and with it cuda.matmul.allow_tf32
-        older.append(lambda: torch.set_float32_matmul_precision(products))
-    with contextlib.suppress(RuntimeError):
-        convolutions = backends.cudnn.allow_tf32
-        older.append(lambda: setattr(backends.cudnn, "allow_tf32", convolutions))
-    newer: list[tuple[object, str]] = []
-    for path in FP32_PRECISIONS:
-        newer += _precision_at(backends, path)
-
-    def put_back() -> None:
-        for restore in older:
-            restore()
-        for part, value in newer:
-            if part.fp32_precision != value:  # type: ignore[attr-defined]
-                part.fp32_precision = value  # type: ignore[attr-defined]
-
-    return put_back
-
-
-def _precision_at(backends: object, path: str) -> list[tuple[object, str]]:
-    part = backends
-    for name in filter(None, path.split(".")):
-        part = getattr(part, name, None)
-    value = getattr(part, "fp32_precision", None)
-    return [] if value is None else [(part, value)]
+        own.callback(torch.set_default_dtype, dtype)
+        yield
