@@ -5,13 +5,14 @@ of methods differ significantly.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fednet.papers.rendering import deviation, grouped, mean, targeted
-from fednet.papers.results import plain
+from fednet.papers.results import unrun
 from fednet.plain import JsonMapping
 from fednet.report import metrics
 
@@ -45,6 +46,11 @@ def standing(runs: Sequence[JsonMapping]) -> float | None:
         if never
         else mean(done, "ours")
     )
+
+
+def plain(method: str) -> str:
+    """The method's name without the settings that an earlier search chose: "FedCM [lr 1]"."""
+    return method.partition(" [")[0]
 
 
 def ranked(
@@ -158,7 +164,11 @@ def first(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines below a table: leads by seed, and how far our order agrees with the paper's."""
+    """Lines below a table: searched settings, leads by seed, and how far our order agrees with the
+    paper's.
+    """
+    if found_by_search := searched(rows):
+        yield f"With settings found by a search over the paper's grids: {found_by_search}."
     for column, methods in grouped(rows).items():
         if leads := paired(methods):
             yield f"{_setting(column)}: {leads}."
@@ -169,6 +179,34 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
                 f"{_setting(column)}: {found[0]} of {found[1]} pairs of methods stand in the "
                 f"paper's order{near(methods)}; {first(methods)}."
             )
+
+
+def searched(rows: Sequence[Row]) -> str:
+    """The settings that an earlier search chose, by setting and method: "FedProx alpha=0.2:
+    train.lr 0.1, algorithm.mu 0.01; ..."; "" without a search. Where seeds differ, each is named.
+    """
+    chosen: dict[str, dict[str, list[str]]] = {}
+    for r in rows:
+        if unrun(r):
+            continue
+        cell = " ".join(
+            str(r[k]) for k in ("dataset", "variant", "heterogeneity", "method") if r[k]
+        )
+        values = json.loads(str(r.get("hyperparameters") or "{}"))
+        point = ", ".join(f"{k} {v}" for k, v in values.items())
+        chosen.setdefault(cell, {}).setdefault(point, []).append(str(r["seed"]))
+    lines = []
+    for cell, seeds in chosen.items():
+        if not any(seeds):
+            continue
+        if len(seeds) == 1:
+            text = next(iter(seeds))
+        else:
+            text = "; ".join(
+                f"{point or 'not searched'} (seed {','.join(of)})" for point, of in seeds.items()
+            )
+        lines.append(f"{cell}: {text}")
+    return "; ".join(lines)
 
 
 def _setting(column: Sequence[str]) -> str:
@@ -227,7 +265,7 @@ def verdict(rows: Sequence[Row]) -> OrderVerdict:
     """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
     place of methods.
     """
-    printed_rows = [r for r in rows if r["in_paper"] == "yes"]
+    printed_rows = [r for r in rows if r.get("in_paper") != "no"]
     rows = [r for r in printed_rows if not r["changed"]]
     others = {str(r["method"]) for r in printed_rows} - {str(r["method"]) for r in rows}
     own = next((m for m in others if str(printed_rows[0]["table"]).startswith(f"{m.lower()}/")), "")

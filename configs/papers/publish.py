@@ -17,14 +17,13 @@ and under results/PAPER-TABLE, of mini scale results/PAPER-TABLE-mini:
     .txt                  what `fednet reproduce feddpc/table1` printed, which has no runs
     .svg, -loss.svg       accuracy, training loss, against rounds and MB
     -sweep.svg            accuracy against the number in which the cells differ
-    -chosen.json          what a search tried, by cell: its points, their validation accuracy, the
-                          winner
+    -chosen.json          settings that were searched for once, by cell: those tried, their
+                          validation accuracy, the winner
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,9 +101,6 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
         if source.exists():
             new = [r for r in results.read_csv(source) if results.run_of(r) not in changed]
             results.merge(target, thinned(new) if suffix else new, columns)
-    tried = out / f"{stem}-chosen.json"
-    if tried.exists():
-        results.add(books / tried.name, json.loads(tried.read_text(encoding="utf-8")))
     draw_runs(name, scale, out, books / stem)
 
 
@@ -251,8 +247,8 @@ def _cells_run(rows: Sequence[Row]) -> int:
     found = set()
     for r in rows:
         whole = not str(r["changed"] or "").startswith("rounds=")
-        if r["in_paper"] == "yes" and r["status"] == "done" and whole:
-            method = results.plain(str(r["method"]))
+        if r.get("in_paper") != "no" and r["status"] == "done" and whole:
+            method = order.plain(str(r["method"]))
             found.add(results.identity({**r, "method": method, "seed": 0, "changed": ""}))
     return len(found)
 
@@ -342,7 +338,7 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
 
     def place(r: Row) -> tuple[int, int, str, int]:
         column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
-        plain = results.plain(str(r["method"]))
+        plain = order.plain(str(r["method"]))
         return (
             columns.index(column) if column in columns else len(columns),
             methods.index(plain) if plain in methods else len(methods),

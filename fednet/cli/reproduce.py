@@ -34,18 +34,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--only", type=values.names("FedAvg,FedProx"), metavar="M,...", help="only these methods"
     )
     parser.add_argument(
-        "--add",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="also run this method; may be repeated",
-    )
-    parser.add_argument(
-        "--open",
-        action="store_true",
-        help="also run the method with the choices that the paper leaves open, and its ablations",
-    )
-    parser.add_argument(
         "--seeds",
         type=values.seeds,
         metavar="0,1,2",
@@ -66,19 +54,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs to do at a time [1]"
     )
     device_argument(parser)
-    parser.add_argument(
-        "--search",
-        action="store_true",
-        help="first tune over the paper's grids, with a quarter of the rounds and a "
-        "validation split",
-    )
-    parser.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="with --search: these values of KEY instead of the paper's",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

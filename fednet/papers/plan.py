@@ -20,11 +20,9 @@ from fednet import papers
 from fednet.config.tree import compose
 from fednet.errors import FednetError, complain
 from fednet.papers.job import Reproduction
-from fednet.papers.search import SHARE, points
 from fednet.papers.tables import Cell
 from fednet.plain import JsonDict, part_of
 from fednet.sweep import marks
-from fednet.sweep.grid import Values
 from fednet.tools.costs import cost
 
 STEPS = 3  # timed, after one that is not
@@ -45,10 +43,9 @@ def plan(
     device: str,
     jobs: int,
     sets: Sequence[str] = (),
-    grids: Mapping[str, Values] | None = None,
 ) -> str:
     """The plan as text. sets: of these only those that say where the data come from; the others are
-    named as left out. grids: values for a search instead of the paper's, by key.
+    named as left out.
     """
     runs = job.runs(out)
     paces = measured(job, device, [s for s in sets if s not in marks.changes(sets)])
@@ -83,27 +80,9 @@ def plan(
         else:
             said = f"{1e3 * found.step:.1f} ms for one step"
         text.append(f"  {about['model']['name']}, {about['dataset']}: {said}")
-    text += _searches(job, paces, known, grids or {})
     if job.changed:
         text.append(f"--set {job.changed}: not in this plan, which is of the table's own settings")
     return "\n".join(text)
-
-
-def _searches(
-    job: Reproduction, paces: Mapping[str, Pace | str], known: str, grids: Mapping[str, Values]
-) -> list[str]:
-    """What `--search` would add: at most one line. A grid of one point is taken without a run."""
-    tried = [(c, many) for c in job.cells if (many := len(points(c, grids))) > 1]
-    if not tried:
-        return []
-    seconds = [
-        many * math.ceil(int(c.config["rounds"]) / SHARE) * (seconds_of_a_round(c, paces) or 0)
-        for c, many in tried
-    ]
-    return [
-        f"with --search, before it: {sum(many for _, many in tried)} points at a quarter of the "
-        f"rounds, {sum(seconds) / 3600:.1f} hours of one process{known}"
-    ]
 
 
 def seconds_of_a_round(cell: Cell, paces: Mapping[str, Pace | str]) -> float | None:

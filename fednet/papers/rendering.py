@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -90,7 +89,7 @@ def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
             done = [r for r in runs if r["status"] == "done"]
             paper = runs[0]["paper"]
             ours = mean(done, "ours")
-            name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
+            name = method if runs[0].get("in_paper") != "no" else f"{method} (not in the paper)"
             word, _, reason = ("", "", "") if done else str(runs[0]["status"]).partition(": ")
             measure = str(runs[0]["measure"] or "")
             left = Counter(str(r["status"]).partition(":")[0] for r in runs if unrun(r))
@@ -203,11 +202,6 @@ def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
     out.append(f"`paper` and `ours`: {_measures(rows)}.")
     if legend:
         out += _legend(rows)
-    if chosen := _searched(rows):
-        out.append(
-            f"At the winners of a search over the paper's grids, or what --grid gave instead: "
-            f"{chosen}."
-        )
     if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
         out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
     return out
@@ -237,28 +231,3 @@ def _measures(rows: Sequence[JsonMapping]) -> str:
         f"{m} of {', '.join(dict.fromkeys(methods))}" for m, methods in found.items() if m != most
     ]
     return f"{most} ({'; '.join(others)})" if others else most
-
-
-def _searched(rows: Sequence[JsonMapping]) -> str:
-    """Whose hyper-parameters a search chose: "FedProx alpha=0.2: train.lr 0.1, algorithm.mu 0.01;
-    ...". Seeds that differ in them, searched apart or only one of them searched, are told apart.
-    """
-    chosen: dict[str, dict[str, list[str]]] = {}
-    for r in (r for r in rows if not unrun(r)):
-        who = " ".join(str(r[k]) for k in ("dataset", "variant", "heterogeneity", "method") if r[k])
-        point = ", ".join(
-            f"{k} {v}" for k, v in json.loads(str(r.get("hyperparameters") or "{}")).items()
-        )
-        chosen.setdefault(who, {}).setdefault(point, []).append(str(r["seed"]))
-    return "; ".join(
-        f"{who}: "
-        + (
-            next(iter(by))
-            if len(by) == 1
-            else "; ".join(
-                f"{point or 'not searched'} (seed {','.join(seeds)})" for point, seeds in by.items()
-            )
-        )
-        for who, by in chosen.items()
-        if any(by)
-    )

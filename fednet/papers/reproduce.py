@@ -1,7 +1,6 @@
 """`fednet reproduce`: the runs behind a table of a paper, and the paper's figure beside ours.
 
     OUT/PAPER/NAME-seedS/              a run, shared by the tables that stand on the same runs
-    OUT/PAPER/search/                  the runs of a search for hyper-parameters; what was chosen
     OUT/PAPER-TABLE.{csv,md,txt}       the table
     OUT/PAPER-TABLE-curves.csv         the curves
 
@@ -21,7 +20,6 @@ from fednet.papers import plan as planning
 from fednet.papers import rendering, results
 from fednet.papers.job import Reproduction, Request, plan
 from fednet.papers.mini import SAID
-from fednet.papers.search import grids, searched
 from fednet.papers.tables import Cell
 from fednet.plain import JsonDict
 from fednet.report import costs, metrics
@@ -43,9 +41,8 @@ def main(asked: Request) -> int:
     if asked.table.lower() == "feddpc/table1":
         return _measure(asked)
     job = plan(asked)
-    given = grids(asked, job)  # what is wrong with them is said before anything starts
     if asked.plan:
-        print(planning.plan(job, asked.out, asked.device, asked.jobs, asked.set, given))
+        print(planning.plan(job, asked.out, asked.device, asked.jobs, asked.set))
         return 0
     with removed_if_empty(asked.out):
         writable(asked.out, "--out")  # refused before hours of runs, not after them
@@ -57,8 +54,6 @@ def _run(job: Reproduction, asked: Request) -> int:
     say = speaker(asked.quiet)
     if job.scale == "mini":
         say(SAID[0].upper() + SAID[1:])
-    if asked.search:
-        job = searched(job, asked, say)
     tasks = [t for _, _, t in job.runs(asked.out)]
     states = [marks.state(t, marks.digest(t, asked.load, asked.set)) for t in tasks]
     if asked.gather and not {"done", "failed", "edited"} & set(states):
@@ -126,7 +121,7 @@ def rows(
             (
                 c
                 for c in job.cells
-                if results.plain(c.method) == cell.versus
+                if c.method == cell.versus
                 and (c.dataset, c.variant, c.heterogeneity)
                 == (cell.dataset, cell.variant, cell.heterogeneity)
             ),
@@ -139,11 +134,9 @@ def rows(
                 seed,
                 job.scale,
                 run,
-                in_paper=results.plain(cell.method) not in job.added,
                 versus=other,
                 status=_compared(cell, state, other) or _status(task, state),
                 changed=job.changed,
-                hyperparameters=(job.chosen or {}).get(cell.name),
             )
         )
         if run is not None:
@@ -217,18 +210,7 @@ def _measure(asked: Request) -> int:
     """Measures FedDPC's Table 1, which has no runs."""
     from fednet.papers.servercost import report
 
-    of_runs = (
-        "gather",
-        "dataset",
-        "only",
-        "add",
-        "open",
-        "seeds",
-        "setting",
-        "search",
-        "grid",
-        "set",
-    )
+    of_runs = ("gather", "dataset", "only", "seeds", "setting", "set")
     if said := next((name for name in of_runs if getattr(asked, name)), None):
         raise ConfigError(
             f"--{said}: {asked.table} has no runs behind it; it is measured whole, by the command "

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -34,7 +33,6 @@ FIXED = (
     "table",
     "scale",
     "method",
-    "in_paper",
     "dataset",
     "heterogeneity",
     "variant",
@@ -58,7 +56,6 @@ FIXED = (
     "seconds",
     "seconds_per_round",
     "device",
-    "hyperparameters",
     "changed",
 )
 CURVE = (
@@ -182,10 +179,8 @@ def row(
     scale: str,
     run: Run | None,
     *,
-    in_paper: bool = True,
     versus: Run | None = None,
     status: str = "done",
-    hyperparameters: JsonMapping | None = None,
     changed: str = "",
 ) -> JsonDict:
     """The CSV's row of one run; `run` None: `status` is "failed: why" or "not run". The
@@ -196,7 +191,6 @@ def row(
         "table": f"{cell.paper}/{cell.table}",
         "scale": scale,
         "method": cell.method,
-        "in_paper": "yes" if in_paper else "no",
         "dataset": cell.dataset,
         "heterogeneity": cell.heterogeneity,
         "variant": cell.variant,
@@ -204,7 +198,6 @@ def row(
         "status": status,
         "measure": cell.measure,
         "paper": cell.figure,
-        "hyperparameters": json.dumps(dict(hyperparameters or {})),
         "changed": changed,
     }
     found = {
@@ -311,11 +304,6 @@ def merge(target: Path, new: Sequence[JsonMapping], columns: Sequence[str]) -> N
     write_aside(target, as_csv([*out, *(r for rs in by_run.values() for r in rs)], columns))
 
 
-def plain(method: str) -> str:
-    """The method's name without what a search chose for it."""
-    return method.partition(" [")[0]
-
-
 def unrun(row: JsonMapping) -> bool:
     """Whether it has no figure yet, of a run that may still come or be compared."""
     return str(row.get("status") or "").startswith(("not run", "not compared"))
@@ -328,12 +316,6 @@ def identity(row: JsonMapping) -> tuple[str, ...]:
 def run_of(row: JsonMapping) -> tuple[str, ...]:
     """Which run a row is of, or a curve's, whatever was changed."""
     return tuple(str(row.get(k) or "") for k in KEY if k != "changed")
-
-
-def add(path: Path, entries: JsonMapping) -> None:
-    """Entries into a JSON mapping; others stay."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_aside(path, json.dumps({**known, **entries}, indent=1) + "\n")
 
 
 def _value(text: str | None) -> str | int | float | None:

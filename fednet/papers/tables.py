@@ -3,11 +3,7 @@
     title, settings, anomalies   what the paper states, and what is doubtful in print
     base                         the configuration that all cells start from
     changes                      words -> what they change in it
-    grids                        words -> dotted key -> the values that a search tries
     mini                         words -> what the mini scale leaves as it says here
-    open                         label -> a choice that the paper leaves open, or an ablation of it,
-                                 as a change of the paper's own method
-    own                          that method's name, where it is not the paper's
     tables                       by name
 
 A cell has four words: method, dataset, heterogeneity, variant (any of them may be empty). A line
@@ -17,7 +13,6 @@ count are applied, in their order, those of the paper before those of the table.
     caption                      what the table is about
     no_runs                      why there are no runs behind it; then nothing else is needed
     base, changes, mini          as of the paper, for this table
-    grids                        instead of the paper's
     at                           the words that all cells share
     by                           which words the levels of `cells` are; `variant heterogeneity` is
                                  two words, parted at the space. Where nothing is printed: for each
@@ -25,7 +20,7 @@ count are applied, in their order, those of the paper before those of the table.
     columns                      the last level's words, where its figures are a list
     measures                     what is measured (see `Cell`); the first is what the table is about
     versus, target_round,        see `Cell`; these three and `measures` may be given by words, of
-    by_search                    which the last that counts is taken
+    no_run                       which the last that counts is taken
     cells                        the figures: one, or a list with one for each measure
 """
 
@@ -43,7 +38,6 @@ import yaml
 
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
-from fednet.sweep.grid import Values
 
 DATASETS = {
     "MNIST": "mnist",
@@ -62,10 +56,10 @@ class Cell:
 
     config: its whole configuration, in the configuration's keys, for `fednet.config.from_mapping`.
     figures: by measure, what the paper prints (accuracies in percent), None where it prints none;
-    the first is the one the table is about. grids: dotted key -> the values that the paper
-    searched, or that stand for an unstated one. versus: the cell's method is measured against this
+    the first is the one the table is about. versus: the cell's method is measured against this
     method of the same column; target_round: by the accuracy that has after so many rounds. kept:
-    what the mini scale leaves as it says here.
+    what the mini scale leaves as it says here. no_run: the figure is the best of several settings
+    that the paper does not name, so that there is nothing to run.
 
     Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T),
     accuracy_in_T (in round T itself), solo_accuracy (mean over clients on the global test set),
@@ -83,12 +77,11 @@ class Cell:
     heterogeneity: str
     config: JsonDict
     figures: dict[str, float | None] = field(default_factory=dict)
-    grids: dict[str, Values] = field(default_factory=dict)
     variant: str = ""  # what else tells it from its neighbours: a model, a number of epochs
     versus: str | None = None
     target_round: int | None = None
     kept: JsonDict = field(default_factory=dict)
-    by_search: bool = False  # the cell is the winner of its grid: without a search it is nothing
+    no_run: bool = False
 
     @property
     def name(self) -> str:
@@ -108,16 +101,6 @@ class Cell:
     def figure(self) -> float | None:
         """What the paper prints for `measure`."""
         return self.figures[self.measure] if self.measure else None
-
-    def swapped(self, method: str, algorithm: JsonMapping) -> Cell:
-        """The same cell for a method that is not in the paper: all but the method's own mapping
-        stays.
-        """
-        empty: dict[str, float | None] = dict.fromkeys(self.figures)
-        other = replace(self, method=method, figures=empty, grids={})
-        return replace(
-            other, config={**self.config, "algorithm": dict(algorithm), "name": other.name}
-        )
 
 
 def lay(below: JsonMapping, over: JsonMapping) -> JsonDict:
@@ -194,47 +177,12 @@ def caption(name: str) -> str:
     return str(table(name)["caption"])
 
 
-def own_method(key: str) -> str:
-    """The method of a paper whose open choices `choices` makes; "" where it has none."""
-    described = paper(key)
-    return str(described.get("own", NAMES[key])) if "open" in described else ""
-
-
 def cells(name: str) -> list[Cell]:
     """Every cell of a table such as `feddpc/table2`, in the order of its runs. Raises ConfigError
     for a name that is none of `with_results()`.
     """
     key, _, title = _known(name).partition("/")
-    described = table(name)
-    made = []
-    for words, figures in _printed(described):
-        label = words["method"].removeprefix(f"{own_method(key)} ")
-        if label in paper(key).get("open", {}):
-            whole = _cell(key, title, {**words, "method": own_method(key)}, figures)
-            made.append(_choice(whole, label))
-        else:
-            made.append(_cell(key, title, words, figures))
-    return made
-
-
-def choices(cell: Cell) -> list[Cell]:
-    """What the cell's paper leaves open, contradicts itself on, or ablates, as variants of the
-    cell; none where the cell is not of the paper's own method.
-    """
-    if cell.method != own_method(cell.paper):
-        return []
-    return [_choice(cell, label) for label in paper(cell.paper)["open"]]
-
-
-def _choice(cell: Cell, label: str) -> Cell:
-    other = replace(
-        cell,
-        method=f"{cell.method} {label}",
-        figures=dict.fromkeys(cell.figures),
-        grids={},
-    )
-    config = lay(cell.config, paper(cell.paper)["open"][label])
-    return replace(other, config={**config, "name": other.name})
+    return [_cell(key, title, words, figures) for words, figures in _printed(table(name))]
 
 
 def _cell(key: str, title: str, words: Mapping[str, str], figures: list[Any]) -> Cell:
@@ -247,9 +195,6 @@ def _cell(key: str, title: str, words: Mapping[str, str], figures: list[Any]) ->
             config = lay(config, change)
         for change in _counting(source.get("mini", {}), words):
             kept = lay(kept, change)
-    grids: JsonDict = {}
-    for more in _counting(own.get("grids", described.get("grids", {})), words):
-        grids |= more
     measures = _last(own["measures"], words)
     figures = figures + [None] * (len(measures) - len(figures))
     cell = Cell(
@@ -257,11 +202,10 @@ def _cell(key: str, title: str, words: Mapping[str, str], figures: list[Any]) ->
         table=title,
         config=config,
         figures=dict(zip(measures, figures, strict=True)),
-        grids=grids,
         versus=_last(own.get("versus"), words),
         target_round=_last(own.get("target_round"), words),
         kept=kept,
-        by_search=bool(_last(own.get("by_search"), words)),
+        no_run=bool(_last(own.get("no_run"), words)),
         **words,
     )
     return replace(cell, config={**config, "name": cell.name})

@@ -62,21 +62,6 @@ def test_what_is_said_to_be_taken_where_a_paper_is_silent_is_what_its_cells_have
     assert checked
 
 
-def test_every_value_of_a_grid_is_valid():
-    seen = set()
-    for cell in (c for t in papers.with_results() for c in papers.cells(t)):
-        for key, values in cell.grids.items():
-            for value in values:
-                if (cell.paper, cell.method, key, value) not in seen:
-                    seen.add((cell.paper, cell.method, key, value))
-                    section, name = key.rsplit(".", 1)
-                    over: dict = {name: value}
-                    for step in reversed(section.split(".")):
-                        over = {step: over}
-                    config.from_mapping(papers.lay(cell.config, over), f"{cell.name} {key}={value}")
-    assert len(seen) > 40
-
-
 def test_every_cells_model_fits_its_dataset():
     pairs = {
         (c.config["data"]["dataset"], json.dumps(c.config["model"], sort_keys=True))

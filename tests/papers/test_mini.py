@@ -68,35 +68,6 @@ def test_a_mini_keeps_the_ratio_of_local_work_and_of_who_takes_part():
     assert (half.clients, half.cohort_size) == (10, 5)
 
 
-@pytest.mark.parametrize(
-    "table", ["fedpdc/table2", "fedabc/table1", "feddc/table1", "feddpc/table2", "fedrds/table3"]
-)
-def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_differs_in_one_thing(
-    table,
-):
-    own = [c for c in papers.cells(table) if papers.choices(c)]
-    assert {c.method for c in own} == {papers.NAMES[table.partition("/")[0]]}
-    names = [v.name for c in own for v in papers.choices(c)]
-    assert len(set(names)) == len(names)
-    for found in papers.choices(own[0]):
-        made, plain = (
-            config.to_mapping(config.from_mapping(c.config, c.name)) for c in (found, own[0])
-        )
-        assert len({k for k in made if made[k] != plain[k]} - {"name"}) == 1  # one section
-        assert set(found.figures.values()) == {None}
-
-
-@pytest.mark.parametrize("table", papers.with_results())
-def test_a_choice_is_paired_with_the_method_as_it_is_taken(table):
-    """Nothing but the method differs: without the public set it would train on another pool."""
-    for cell in papers.cells(table):
-        for other in papers.choices(cell):
-            # Momentum is one of the things that are said to be wrong in SCAFFOLDs.
-            own = {"train"} if "momentum=0" in other.method else set()
-            changed = {k for k in cell.config if other.config[k] != cell.config[k]}
-            assert changed <= {"algorithm", "name"} | own, other.name
-
-
 def test_condensation_as_long_as_the_papers_stays_so_at_mini_scale():
     small = [mini(c) for c in papers.cells("feddc/text_K500")]
     assert {c.config["algorithm"].get("iterations") for c in small} == {None, 500}

@@ -52,8 +52,8 @@ def test_every_number_of_a_table_is_the_figure_of_a_cell(table):
     assert found == Counter(numbers(papers.table(table).get("cells")))
 
 
-KEYS = {"title", "settings", "anomalies", "base", "changes", "grids", "mini", "own", "open"}
-TABLE_KEYS = {"caption", "base", "changes", "grids", "mini", "at", "by", "columns", "measures"}
+KEYS = {"title", "settings", "anomalies", "base", "changes", "mini"}
+TABLE_KEYS = {"caption", "base", "changes", "mini", "at", "by", "columns", "measures"}
 
 
 @pytest.mark.parametrize("paper", papers.NAMES)
@@ -66,12 +66,12 @@ def test_every_line_of_a_description_is_read(paper):
         if "no_runs" in table:
             continue
         own = [c for c in every if c.table == name]
-        by_words = {"measures", "versus", "target_round", "by_search"}
+        by_words = {"measures", "versus", "target_round", "no_run"}
         assert set(table) <= TABLE_KEYS | by_words | {"cells"}
-        for key in {"changes", "grids", "mini"} | by_words:
+        for key in {"changes", "mini"} | by_words:
             if isinstance(table.get(key), dict):
                 assert unread(table[key], own) == [], (name, key)
-    for key in ("changes", "grids", "mini"):
+    for key in ("changes", "mini"):
         assert unread(described.get(key, {}), every) == [], key
 
 
@@ -196,45 +196,6 @@ def test_rounds_and_values_that_differ_between_datasets_are_the_papers():
             )
             if cell.method == "FedRDS" and cell.table != "figureA1":
                 assert cell.config["algorithm"]["alpha"] == row["alpha_shared_per_client"]
-
-
-def test_grids_are_the_papers():
-    said = settings("fedpdc")["hyperparameters"]
-    # FedPDC's lambda moves nothing under the literal penalty, and is not searched.
-    assert only("fedpdc/table4", method="FedPDC").grids == {}
-    for name, key in (("FedProx", "mu"), ("MOON", "mu")):
-        assert only("fedpdc/table4", method=name).grids == {f"algorithm.{key}": said[name]["grid"]}
-    said = settings("feddpc")
-    for name, key in (
-        ("FedProx", "mu"),
-        ("FedExP", "epsilon"),
-        ("FedCM", "alpha"),
-        ("FedGA", "beta"),
-    ):
-        cell = only("feddpc/table2", method=name, dataset="CIFAR-10", heterogeneity="alpha=0.2")
-        option = {"epsilon": "eps"}.get(key, key)
-        assert cell.grids == {
-            "train.lr": said["optimizer"]["lr_grid"],
-            f"algorithm.{option}": said["hyperparameters"][f"{name}_{key}"]["grid"],
-        }
-
-
-def test_every_default_of_a_grid_is_one_of_its_values():
-    for cell in CELLS:
-        for key, values in cell.grids.items():
-            value = cell.config
-            for step in key.split("."):
-                value = value[step]
-            assert value in values, (cell.name, key)
-
-
-def test_a_method_of_ones_own_takes_a_cells_place():
-    cell = only("feddpc/table2", method="FedDPC", dataset="CIFAR-10", heterogeneity="alpha=0.2")
-    mine = cell.swapped("Mine", {"name": "mine", "k": 3})
-    assert mine.config == {**cell.config, "algorithm": {"name": "mine", "k": 3}, "name": mine.name}
-    assert mine.name == "feddpc-cifar-10-alpha=0.2-mine"
-    assert (mine.figure, mine.measure, mine.grids) == (None, "best_accuracy", {})
-    assert cell.figure == 55.44
 
 
 def test_laying_another_part_on_a_mapping_drops_the_options_of_the_one_below():

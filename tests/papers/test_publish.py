@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ def rows(column: str = "alpha=1", **methods: tuple[float | None, list[float | No
         {
             **dict.fromkeys(results.FIXED),
             "table": "paper/table",
-            "in_paper": "yes",
             "method": name,
             "dataset": "D",
             "heterogeneity": column,
@@ -169,6 +167,17 @@ def test_the_notes_say_how_many_pairs_agree_and_of_how_many_methods():
     assert "B (not all over the same seeds)" in unlike
 
 
+def test_what_was_searched_is_named_by_seed():
+    made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [50.5, 50.0, 50.0]), own=(None, [9.0]))
+    points = ('{"train.lr": 0.1}', '{"train.lr": 1}', "{}", *['{"train.lr": 0.1}'] * 3)
+    for r, point in zip(made, points):
+        r["hyperparameters"] = point
+    assert order.searched(made) == (
+        "D alpha=1 A: train.lr 0.1 (seed 0); train.lr 1 (seed 1); not searched (seed 2); D "
+        "alpha=1 B: train.lr 0.1"
+    )
+
+
 # -- the pages -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "page"), [("README.md", publish.gallery_page), ("FIELD.md", publish.field_page)]
@@ -250,16 +259,6 @@ def test_rows_at_other_settings_than_the_papers_are_not_kept(tmp_path):
 
 def curve_of(row):
     return {k: row[k] for k in ("method", "dataset", "heterogeneity", "seed")}
-
-
-def test_what_a_search_tried_is_kept_beside_what_earlier_searches_did(tmp_path):
-    results.merge(tmp_path / "feddpc-table2.csv", [ROW], results.FIXED)
-    tried = tmp_path / "feddpc-table2-chosen.json"
-    for cell in ("a", "b"):
-        tried.write_text(json.dumps({cell: {"chosen": {"train.lr": 1}}}))
-        publish.keep("feddpc/table2", "full", tmp_path, tmp_path / "kept")
-    found = json.loads((tmp_path / "kept" / "results" / tried.name).read_text())
-    assert sorted(found) == ["a", "b"]
 
 
 def test_a_table_that_was_not_written_is_named_with_the_command_that_writes_it(tmp_path, capsys):

@@ -11,11 +11,10 @@ from fednet import papers
 from fednet.cli import reproduce as verb
 from fednet.cli.common import Parser
 from fednet.cli.main import main
-from fednet.errors import ConfigError
 from fednet.experiment import build as experiment
 from fednet.papers import job as jobs
 from fednet.papers import plan as planning
-from fednet.papers import results, search
+from fednet.papers import results
 from fednet.sweep import claims, marks, pool
 from tests.processes import Rig
 
@@ -82,22 +81,15 @@ def test_a_setting_is_met_by_whole_words(table, words, found):
         ([], "PAPER/TABLE"),
         (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"),
         (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
-        (["niidbench/cifar10", "--only", "SCAFFOLD as published"], "is run with --open"),
-        (
-            ["niidbench/cifar10", "--open", "--only", "SCAFFOLD as printed"],
-            "'SCAFFOLD as published'",
-        ),
-        (["feddpc/table2", "--open", "--only", "FedDPC lambda 01"], "unknown method"),
+        (["feddpc/figure7", "--only", "FedDPC lambda 01"], "unknown method"),
         (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"),
-        (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
-        (["fedrds/figureA1_text", "--setting", "best beta"], "best beta 2 shards (with --search)"),
+        (["fedrds/figureA1_text", "--setting", "best beta"], "they are beta=0.1 2 shards."),
         (["feddpc/table2", "--seeds", "0,1", "--set", "seed=5"], "--seeds"),
         (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
-        (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "--add"),
-        (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--add"),
+        (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "its own method"),
+        (["feddpc/table2", "--set", "algorithm.name=fedavg"], "its own method"),
         (["feddpc/table2", "--plan", "--set", "train.momentun=0"], "Did you mean train.momentum"),
         (["feddpc/table2", "--gather", "--set", "train.lr=high"], "expected a float > 0"),
-        (["feddpc/table2", "--plan", "--add", "{name: fedvarp, mu: 1}"], "unknown key algorithm"),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys, tmp_path):
@@ -111,51 +103,19 @@ def test_the_method_that_a_cell_is_measured_against_runs_too():
     assert {c.method for c in found} == {"FedABC", "FedABC_wi"}
 
 
-@pytest.mark.parametrize("table", papers.with_results())
-def test_an_added_method_trains_in_every_column_as_the_paper_s_own_does(table):
-    """Not as a SOLO of 300 epochs without federation, nor as an ablation that shares nothing."""
-    own = {}
-    for c in papers.cells(table):
-        own.setdefault((c.dataset, c.variant, c.heterogeneity), c)
-    added = [c for c in job(f"{table} --add fedsam --search").cells if c.method == "fedsam"]
-    assert {(c.dataset, c.variant, c.heterogeneity) for c in added} == {*own}
-    for c in added:
-        theirs = own[c.dataset, c.variant, c.heterogeneity]
-        like = jobs._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
-        assert {k for k in like if c.config[k] != like[k]} <= {"algorithm", "name"}
-        assert (c.measure, c.figure) == (theirs.measure, None)
-        assert not any(key.startswith("algorithm.") for key in c.grids)
-
-
-def test_an_added_method_takes_no_name_of_the_table_s_own_and_one_given_twice_runs_once():
-    for words in ("--add fedprox", "--only FedDPC --add fedprox"):
-        with pytest.raises(ConfigError, match="FedProx of feddpc/table2 has runs of that name"):
-            job(f"feddpc/table2 --dataset cifar10 {words}")
-    twice = ["--add", "{name: fedprox, mu: 1}"] * 2
-    found = job("feddpc/table2 --dataset cifar10 --only FedDPC", *twice)
-    assert sorted(c.method for c in found.cells) == ["FedDPC"] * 2 + ["fedprox-mu1"] * 2
-
-
-def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s():
-    found = job("feddpc/figure6 --open")
-    assert len({c.name for c in found.cells}) == len(found.cells) == 20
-    assert not {"FedDPC no projection", "FedDPC no scaling"} & found.added
-    assert "FedDPC lambda=2" in found.added
-
-
 @pytest.mark.parametrize(
-    "table", ["feddpc/table2", "feddpc/figure6", "niidbench/cifar10", "fedabc/table1"]
+    "table",
+    ["feddpc/table2", "feddpc/figure6", "feddpc/figure7", "niidbench/cifar10", "fedabc/table1"],
 )
 def test_each_name_that_the_table_prints_can_be_asked_for(table):
-    added = ["--open", "--add", "{name: fedsam, rho: 0.1}"]
-    for method in {c.method for c in job(table, *added).cells}:
-        found = {c.method for c in job(table, *added, "--only", method).cells}
-        named = found - {"fedsam-rho0.1"}
-        assert method in found
-        # the paper's own stands for its variants too
-        assert len(named) <= 1 or all(m.startswith(method) for m in named)
-    both = job("feddpc/table2 --open --only", "feddpc lambda=0.1,FedDPC lambda=-0.1").cells
+    for method in {c.method for c in job(table).cells}:
+        assert {c.method for c in job(table, "--only", method).cells} == {method}
+    both = job("feddpc/figure7 --only", "feddpc lambda=0.1,FedDPC lambda=-0.1").cells
     assert {c.method for c in both} == {"FedDPC lambda=0.1", "FedDPC lambda=-0.1"}
+
+
+def test_a_figure_of_unnamed_settings_has_no_run():
+    assert [c.variant for c in job("fedrds/figureA1_text").cells] == ["beta=0.1"]
 
 
 def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
@@ -175,93 +135,6 @@ def test_clients_are_judged_only_where_the_table_is_about_them():
     assert personal == {"finetune": False, "every": 5, "clients": "auto"}
 
 
-# -- searching -------------------------------------------------------------------------------------
-VARP = "feddpc/table2 --dataset cifar10 --setting alpha=0.2 --only FedVARP --search"
-
-
-def searched(tmp_path, monkeypatch, score, *words):
-    """(the job with its winners, what was said), where `score` is the accuracy of a run."""
-    args = asked(VARP, "--out", tmp_path, *words)
-    monkeypatch.setattr(pool, "work", lambda *a, **k: {})
-    monkeypatch.setattr(search, "score", score)
-    said = []
-    return search.searched(jobs.plan(args), args, said.append), said
-
-
-def test_a_search_run_is_a_quarter_of_the_rounds_on_a_validation_split(tmp_path):
-    found = job("feddpc/table2 --dataset cifar10 --setting alpha=0.2 --only FedCM")
-    (cell,) = found.cells
-    points = search.points(cell, {"train.lr": [0.5]})
-    assert points == [{"train.lr": 0.5, "algorithm.alpha": a} for a in (1, 0.1, 0.01, 0.001)]
-    made = search.task(cell, points[1], found, tmp_path).config
-    assert (made["rounds"], made["data"]["validation"]) == (100, 0.1)
-    assert (made["train"]["lr"], made["algorithm"]["alpha"]) == (0.5, 0.1)
-    assert cell.config["data"].get("validation") is None  # the winner has the whole pool
-
-
-def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(
-    tmp_path, monkeypatch
-):
-    scores = {1: None, 0.3: 0.4, 0.2: 0.6}
-    by_rate = lambda t: scores[t.config["train"]["lr"]]  # noqa: E731
-    found, _ = searched(tmp_path, monkeypatch, by_rate, "--grid", "train.lr=1,0.3,0.2")
-    assert found.cells[0].config["train"]["lr"] == 0.2
-    assert found.chosen == {found.cells[0].name: {"train.lr": 0.2}}
-    (books,) = json.loads((tmp_path / "feddpc-table2-chosen.json").read_text()).values()
-    assert [s["validation_accuracy"] for s in books["scores"]] == [None, 0.4, 0.6]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("feddpc/table2 --only FedVARP --grid train.lr=1,2", "give both"),
-        (f"{VARP} --grid train.rl=1,2", "Did you mean 'train.lr'"),
-        (f"{VARP} --grid train.lr=", "expected KEY=A,B"),
-        (f"{VARP} --grid train.lr", "expected KEY=A,B"),
-        (f"{VARP} --set train.lr=0.5", "train.lr is searched"),
-        (f'{VARP} --set train={{"lr":0.5}}', "train.lr is searched"),
-        (
-            "fedabc/table1 --search --grid train.lr=1,2",
-            "none of these cells of fedabc/table1 has a grid",
-        ),
-    ],
-)
-def test_a_grid_that_would_be_of_no_effect_is_refused_before_anything_runs(
-    words, said, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(pool, "work", None)
-    assert reproduce(words, "--out", tmp_path) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_grid_of_one_value_is_that_value(tmp_path, monkeypatch):
-    found, _ = searched(tmp_path, monkeypatch, None, "--grid", "train.lr=0.5")
-    assert found.chosen == {found.cells[0].name: {"train.lr": 0.5}}
-
-
-def test_a_winner_has_a_run_beside_the_table_s_own_and_shares_it_where_it_is_the_same(
-    tmp_path, monkeypatch
-):
-    (own,) = job(VARP.removesuffix(" --search")).cells
-    other, _ = searched(tmp_path, monkeypatch, lambda t: t.config["train"]["lr"])  # 1 is best
-    same, _ = searched(tmp_path, monkeypatch, lambda t: -abs(t.config["train"]["lr"] - 0.1))
-    (winner,) = other.cells
-    assert (winner.config["name"], winner.method) == (f"{own.name}_lr1", "FedVARP [lr 1]")
-    assert same.chosen == {own.name: {"train.lr": 0.1}}
-    assert same.cells[0].config == own.config
-
-
-def test_a_search_in_which_nothing_ended_says_so(tmp_path, monkeypatch):
-    found, said = searched(tmp_path, monkeypatch, lambda t: None)
-    assert not found.chosen
-    assert "none of its 5 points" in said[-1]
-
-
-def test_what_only_a_search_can_find_is_run_with_a_search_alone():
-    for words, variants in (("", ["beta=0.1"]), ("--search", ["beta=0.1", "best beta"])):
-        assert [c.variant for c in job(f"fedrds/figureA1_text {words}").cells] == variants
-
-
 # -- the plan --------------------------------------------------------------------------------------
 def test_a_plan_is_steps_times_one_step_and_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
     pace = planning.Pace(0.1, (500, 200), 0)  # batches of 256: 2 and 1 steps, at one epoch
@@ -276,11 +149,6 @@ def test_a_plan_is_steps_times_one_step_and_counts_runs_hours_and_megabytes(tmp_
     assert "0.67 hours of one process, 0.33 hours with --jobs 2" in said
     # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
     assert "7937 MB" in said
-    assert "10 points" in said  # 5 learning rates, 2 settings
-    for values, points in (([0.1, 0.3], "4 points"), ([0.1], "")):  # one is taken without a run
-        said = planning.plan(found, tmp_path, "cpu", 2, grids={"train.lr": values})
-        assert points in said
-        assert ("points" in said) == bool(points)
 
 
 @pytest.mark.parametrize(
@@ -466,44 +334,60 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     assert task.run.exists()
 
 
-OWN_FILE = """
-from fednet import algorithm
-from fednet.algorithms.fedavg import FedAvg
+OWN_MODEL = """
+import math
+
+from torch import nn
+
+from fednet import model
 
 
-@algorithm("{name}")
-class Mine(FedAvg):
-    def client_update(self, phase, client, down, host):
+@model("mine_net")
+class Net(nn.Module):
+    def __init__(self, *, input_shape, classes):
+        super().__init__()
+        self.head = nn.Linear(math.prod(input_shape), classes)
+
+    def forward(self, x):
         {body}
-        return super().client_update(phase, client, down, host)
+        return self.head(x.flatten(1))
+"""
+OTHER_MODEL = """
+from fednet import model
+
+
+@model("other_net")
+def other(*, input_shape, classes):
+    raise ValueError({body!r})
 """
 
 
-def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(done, tmp_path):
+def test_runs_with_a_part_of_the_user_are_done_again_once_its_file_is_edited(tmp_path):
     """In processes of their own, as a file is loaded once in each."""
-    file, out = tmp_path / "mine.py", tmp_path
+    file, other = tmp_path / "mine.py", tmp_path / "other.py"
+    own = ["--out", tmp_path, "--set", "model={name: mine_net}", "--load", file, "--load", other]
 
-    def said(body):
-        file.write_text(OWN_FILE.format(name="mine_ours", body=body))
-        mine = ["--out", out, "--load", file, "--add", "mine_ours"]
+    def said(body, unused="a"):
+        file.write_text(OWN_MODEL.format(body=body))
+        other.write_text(OTHER_MODEL.format(body=unused))
         with Rig(tmp_path) as rig:
-            return rig.run("main", "reproduce", *ONE.split(), *map(str, mine))[1]
+            return rig.run("main", "reproduce", *ONE.split(), *map(str, own))[1]
 
-    first = said("raise ValueError('not yet')")
-    assert "[1/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: failed" in first, first
+    name = "fedabc-mnist-alpha=1.0-fedavg-mini-seed0"
+    # The check before a run has two samples, training has batches of sixteen.
+    failing = "assert len(x) <= 2 or not self.training, 'not yet'"
+    first = said(failing)
+    assert f"[0/1] {name}: failed" in first, first
     assert "to have one tried again" in first
-    assert "fedavg-mini-seed0:" not in first
-    again = said("raise ValueError('not yet')")
-    assert "/2]" not in again, again  # what failed as it stands fails again
+    again = said(failing)
+    assert "/1]" not in again, again  # what failed as it stands fails again
     mended = said("pass")
     assert "it is done again" in mended, mended
-    assert "[2/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: pfl_accuracy" in mended
-    edited = said("host.report(x=1.0)")
+    assert f"[1/1] {name}: pfl_accuracy" in mended
+    edited = said("x = x + 0")
     assert "it is done again" in edited, edited
-    assert "fedavg-mini-seed0:" not in mended + edited
-    assert len([*(out / "fedabc-mini" / ".cells").glob("*mine*.changed*")]) == 2
-    finished = {r["method"] for r in rows(out) if r["status"] == "done"}
-    assert finished == {"FedAvg", "mine_ours"}
+    assert "/1]" not in said("x = x + 0", unused="b")  # no run uses that file
+    assert len([*(tmp_path / "fedabc-mini" / ".cells").glob("*.changed*")]) == 2
 
 
 def test_what_failed_under_another_configuration_is_tried_again_under_this_one(tmp_path):
