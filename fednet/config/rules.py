@@ -88,9 +88,6 @@ def _clients(c: Config) -> Iterator[Broken]:
         yield "participation", "is null and clients_per_round is not given; give one of them."
     if wanted is not None and wanted > there:
         yield "clients_per_round", f"{wanted} is more than the {there} clients there are."
-    if c.cohort_size + round.select_extra > there:
-        many = f"{c.cohort_size} + {round.select_extra} clients a round"
-        yield "round.select_extra", f"{many} are more than the {there} there are."
     if round.min_results > c.asked:
         many = f"the {c.asked} clients asked in a round"
         yield "round.min_results", f"{round.min_results} is more than {many}."
@@ -99,8 +96,8 @@ def _clients(c: Config) -> Iterator[Broken]:
         yield "round.first", f"expected a whole number from {span}, got {round.first}."
     if round.start != "all" and round.start > there:
         yield "round.start", f"{round.start} is more than the {there} clients there are."
-    if round.ask is not None and (round.select_extra or round.first is not None):
-        yield "round.ask", f"select_extra or first is given too; {KEEP_ONE}"
+    if round.ask is not None and round.first is not None:
+        yield "round.ask", f"first is given too; {KEEP_ONE}"
     # A client that is alive sends at least two heartbeats before it counts as lost.
     for key in ("closed", "silent"):
         patience, beat = getattr(round.lost, key), round.lost.beat
@@ -211,11 +208,13 @@ def _plans(c: Config, kind: str) -> bool:
 
 
 def _asynchronous(c: Config) -> Iterator[Broken]:
-    extra = "no client is selected in place of another"
     for key, broken, reason in (
         ("round.first", c.round.first is not None, "no round waits for its first replies"),
-        ("round.ask", c.round.ask is not None, extra),
-        ("round.select_extra", c.round.select_extra > 0, extra),
+        (
+            "round.ask",
+            c.round.ask is not None,
+            "no client is selected in place of another",
+        ),
         (
             "evaluate.clients",
             c.evaluate.clients == "all",

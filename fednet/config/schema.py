@@ -584,11 +584,9 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """
     min_results: AtLeast1 = 1
     """A round with fewer replies is discarded. [clients]"""
-    select_extra: Count = 0
-    """Clients selected in addition, against dropouts. [clients]"""
     ask: Annotated[float, msgspec.Meta(ge=1)] | None = None
     """Over-selection: select this many times the cohort and use the first replies, as many as the
-    cohort; instead of select_extra and first. [times]
+    cohort; instead of first. [times]
     """
     first: AtLeast1 | None = None
     """Close the round after this many replies; null: after all. [clients]"""
@@ -782,7 +780,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def cohort_size(self) -> int:
-        """m = max(1, floor(C * N + 0.5)): clients selected per round, without `select_extra`."""
+        """m = max(1, floor(C * N + 0.5)): clients selected per round, without `round.ask`."""
         if self.clients_per_round is not None:
             return self.clients_per_round
         assert self.participation is not None
@@ -798,11 +796,9 @@ class Config(Section, frozen=True, kw_only=True):
     @property
     def asked(self) -> int:
         """Clients selected per round, if that many are available."""
-        if self.round.ask is not None:
-            wanted = math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.clients))
-        else:
-            wanted = self.cohort_size + self.round.select_extra
-        return min(self.clients, wanted)
+        if self.round.ask is None:
+            return self.cohort_size
+        return math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.clients))
 
     @property
     def first(self) -> int | None:

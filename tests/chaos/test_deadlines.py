@@ -48,7 +48,7 @@ def test_a_client_slower_by_a_factor_misses_the_deadline_too(tmp_path: Path) -> 
 
 def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:
     """Two wanted, three asked: the late one of the three is not among the first two."""
-    shape: dict[str, Any] = {"participation": 0.5, "round": {"select_extra": 1, "first": 2}}
+    shape: dict[str, Any] = {"participation": 0.5, "round": {"ask": 1.5}}
     config = configuration.from_mapping(settings(**shape))
     asked = [selection.cohort(config, r) for r in (1, 2, 3)]
     assert [len(a) for a in asked] == [3, 3, 3]
@@ -62,7 +62,7 @@ def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:
 
 
 def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"participation": 0.5, "round": {"select_extra": 1, "first": 2}}
+    shape: dict[str, Any] = {"participation": 0.5, "round": {"ask": 1.5}}
     fed = in_process(tmp_path, rounds=1, evaluate={"clients": "all"}, **shape)
     (completed,) = fed.completed()
     assert len(completed) == 2
@@ -73,7 +73,7 @@ def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path: 
 def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path: Path) -> None:
     """The server dies when it has both replies of one client, to training and to evaluation."""
     shape: dict[str, Any] = {"participation": 0.5, "rounds": 1, "algorithm": "scaffold"}
-    shape["round"] = {"select_extra": 1, "first": 2, "start": 1}
+    shape["round"] = {"ask": 1.5, "start": 1}
     one, *others = selection.cohort(configuration.from_mapping(settings(**shape)), 1)
     with Federation(tmp_path, **shape) as fed:
         fed.begin(str(one))

@@ -9,7 +9,7 @@ from tests.rooms import small
 
 
 def clock(**round_) -> VirtualClock:
-    section = {"deadline": 10.0, "select_extra": 0, **round_}
+    section = {"deadline": 10.0, **round_}
     return VirtualClock(
         small(clients=4, link={"clock": "virtual", "step_ms": 1}, round=section, rounds=1)
     )

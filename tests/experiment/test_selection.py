@@ -20,9 +20,7 @@ def config(**changes: object) -> Config:
 def test_the_cohort_is_the_first_m_of_the_rounds_order_ascending() -> None:
     order = seeds.rng(0, "selection", 3).permutation(10)
     assert cohort(config(), 3) == sorted(int(i) for i in order[:5])
-    assert cohort(config(round=RoundSection(select_extra=2)), 3) == sorted(
-        int(i) for i in order[:7]
-    )
+    assert cohort(config(round=RoundSection(ask=1.4)), 3) == sorted(int(i) for i in order[:7])
 
 
 @pytest.mark.parametrize(

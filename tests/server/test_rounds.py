@@ -138,7 +138,7 @@ def test_of_those_over_selected_the_first_k_count(tmp_path: Path) -> None:
         tmp_path,
         link={**VIRTUAL, "per_client": steps},
         participation=0.5,
-        round={"select_extra": 2, "first": 2},
+        round={"ask": 2.0},
     )
     assert [r["selected"] for r in records] == [[0, 1, 2, 3]] * 3
     assert [r["completed"] for r in records] == [[2, 3]] * 3

@@ -96,8 +96,7 @@ def test_a_file_by_client_is_read_as_it_is(tmp_path: Path):
             {"link": {"trace": "lte", "per_client": {"0": {"down_mbps": 3.0}}}},
             "link.per_client.0.down_mbps: link.trace gives the rates",
         ),
-        ({"round": {"ask": 1.3, "select_extra": 1}}, "round.ask: select_extra or first is given"),
-        ({"round": {"ask": 1.3, "first": 1}}, "round.ask: select_extra or first is given"),
+        ({"round": {"ask": 1.3, "first": 1}}, "round.ask: first is given"),
         ({"link": {"clock": "virtual"}}, "link.clock: virtual needs link.step_ms"),
     ],
 )
@@ -110,8 +109,8 @@ def test_more_clients_are_asked_than_count():
     asked = config.from_mapping({"clients": 100, "participation": 0.1, "round": {"ask": 1.3}})
     assert (asked.cohort_size, asked.asked, asked.first) == (10, 13, 10)
     assert config.from_mapping({"round": {"ask": 9.0}}).asked == 10  # no more than there are
-    plain = config.from_mapping({"round": {"select_extra": 2, "first": 3}})
-    assert (plain.asked, plain.first) == (7, 3)
+    plain = config.from_mapping({"round": {"first": 3}})
+    assert (plain.asked, plain.first) == (5, 3)
     # A device of a trace needs no step time of its own.
     config.from_mapping({"link": {"clock": "virtual"}, "devices": {"trace": "phones"}})
 
