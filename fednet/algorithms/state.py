@@ -36,7 +36,10 @@ K = TypeVar("K")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
-    """Base of server state, client state and folds. Subclasses become frozen dataclasses."""
+    """Base of what a method keeps: `Server`, `Client` and `Accumulator`. Subclasses become frozen
+    dataclasses. A field holds Tensors, torch tensors, PerClient, numbers, strings, None, or lists,
+    tuples and dicts of these; in an Accumulator also a Sum.
+    """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -45,6 +45,9 @@ class Tensors:
 
     vector: (P,) float32, the parameters. buffers: (B,) float32. counters: (I,) int64. Treat all
     three as immutable: operations return new ones and may share what they do not change.
+
+    Arithmetic (`+`, `-`, `*`, `/`, `plus`) is on the parameters alone. The result has the buffers
+    and counters of the left operand; `with_buffers` gives it those of another.
     """
 
     layout: Layout

@@ -112,6 +112,12 @@ def algorithm(name: str) -> Iterator[str]:
         if other is None
         else f"other bits than fedavg from round {other}"
     )
+    if method.has_global and _keeps_statistics(first):
+        yield (
+            "NOTE: the global model's BatchNorm statistics never change. +, -, * and / on Tensors "
+            "keep the buffers of the left operand: x + update has those of x. For the mean of the "
+            "clients' buffers use accumulator.FIELD.step(x), or x.with_buffers(mean)"
+        )
     must(
         first[0]["model_sha256"] != first[-1]["model_sha256"] or not method.has_global,
         f"{name}: model_sha256 is the same after both rounds, so {name}.Server."
@@ -237,6 +243,13 @@ def _roles(name: str, method: type[Algorithm]) -> Iterator[str]:
             f"privacy.clip could not make every client count the same.",
         )
     yield f"updates that security.max_norm bounds: {', '.join(measured) or 'none is sent'}"
+
+
+def _keeps_statistics(rounds: list[JsonDict]) -> bool:
+    """Whether the shared model has BatchNorm statistics, and they are the same after all rounds."""
+    before, after = (rounds[n].get("tensor_sha256") or {} for n in (0, -1))
+    statistics = [name for name in before if name.endswith((".running_mean", ".running_var"))]
+    return bool(statistics) and all(before[name] == after.get(name) for name in statistics)
 
 
 def _differ(a: list[JsonDict], b: list[JsonDict]) -> int | None:

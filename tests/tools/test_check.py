@@ -32,6 +32,7 @@ def test_templates_pass(what, tmp_path, capsys):
         "dataset": "800 training and 200 test samples, classes 4",
     }
     assert result[what] in said
+    assert "BatchNorm statistics" not in said
 
 
 METHOD = """
@@ -365,6 +366,16 @@ def test_method_that_is_fedavg_after_all_is_said_to_be(checked):
     assert said[at + 2] == "  ok  killed in update 3 and resumed, it gives the same bits"
 
 
+def test_method_that_never_takes_the_clients_buffers_is_said_to(checked):
+    body = (
+        "def server_update(self, accumulator, server, cohort, host):\n"
+        "        step = accumulator.x.mean() - server.x\n"
+        "        return server.replace(x=server.x + step)  # with the buffers of server.x"
+    )
+    said = checked(METHOD.format(name="chk-buffers", body=body), "chk_buffers.py")
+    assert sum("NOTE: the global model's BatchNorm statistics never change" in s for s in said) == 1
+
+
 @pytest.mark.long
 def test_method_that_errs_on_stale_replies_alone_is_refused_where_it_is_asynchronous(checked):
     body = (
@@ -478,8 +489,8 @@ LOCAL = r"client_update of Fresh \(fresh\.py, line 51\) returned "
             r"server_update of Fresh \(fresh\.py, line 63\) returned NoneType, expected Server\(",
         ),
         (
-            "return self.Server(x=server.x +",
-            "return (server.x +",
+            "return self.Server(x=accumulator",
+            "return (accumulator",
             r"returned Tensors, expected Server",
         ),
         (
