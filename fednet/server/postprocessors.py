@@ -38,7 +38,9 @@ OUTLIER = 1e3
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What reviews see of a reply. norms: of its fields of tensors. run: None where it has none."""
+    """What reviews see of a reply. norms: by field, of its tensors as they were sent: of `Weights`
+    the model's norm, not the update's (which `privacy.updates` gives). run: None where it has none.
+    """
 
     norms: Mapping[str, float]
     run: Run | None
