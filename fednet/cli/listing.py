@@ -12,6 +12,7 @@ from fednet.cli.common import common_arguments, table
 from fednet.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    from fednet.config import Config
     from fednet.config.keys import DocumentedKey
 
 
@@ -46,19 +47,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _algorithms(args: argparse.Namespace) -> int:
     sized = bool(args.config or args.model or args.set)
-    sizes = _sizes(args) if sized else {}
+    config = _configured(args) if sized else None
     rows = []
     for entry in registry.algorithm.entries():
-        method = registry.algorithm.get(entry.name)()
-        rows.append(
-            (
-                entry.name,
-                "personal" if method.personalised else "global",
-                *(sizes[entry.name] if sized else method.sends()),
-                *method.keeps(),
-                method.paper or entry.summary,
-            )
-        )
+        try:
+            method = registry.algorithm.get(entry.name)()
+        except ConfigError as broken:  # of another package
+            rows.append((entry.name, *[""] * (6 if sized else 5), str(broken)))
+            continue
+        sent = method.sends() if config is None else _megabytes(config, entry.name)
+        model = "personal" if method.personalised else "global"
+        about = method.paper or entry.summary
+        rows.append((entry.name, model, *sent, *method.keeps(), about))
     costs = ("down MB", "up MB", "once MB") if sized else ("down", "up")
     table(
         ("name", "model", *costs, "server keeps", "client keeps", "paper"),
@@ -113,22 +113,19 @@ def _print_key(path: str, key: DocumentedKey) -> None:
         print(f"    {key.about}")
 
 
-def _sizes(args: argparse.Namespace) -> dict[str, tuple[str, str, str]]:
-    """MB down, up and once of each algorithm for the configured model, from its declared
-    payloads.
-    """
-    sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
+def _configured(args: argparse.Namespace) -> Config:
     from fednet.config import load
 
-    config = load(args.config, sets, args.load)
+    sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
+    return load(args.config, sets, args.load)
+
+
+def _megabytes(config: Config, name: str) -> tuple[str, ...]:
+    """MB down, up and once of an algorithm for the configured model, from its declared payloads."""
     from fednet.tools.costs import cost
 
-    found = {}
-    for e in registry.algorithm.entries():
-        of = cost(config, e.name)
-        down, up, once = (
-            f"{size / 1e6:.3f}{'+' if more else ''}"
-            for size, more in zip((of.down, of.up, of.once), of.more)
-        )
-        found[e.name] = (down, up, once)
-    return found
+    sent = cost(config, name)
+    return tuple(
+        f"{size / 1e6:.3f}{'+' if more else ''}"
+        for size, more in zip((sent.down, sent.up, sent.once), sent.more)
+    )

@@ -29,6 +29,16 @@ def test_algorithms_show_their_cost_and_what_each_side_keeps(capsys):
     ]
 
 
+@pytest.mark.parametrize("given", [[], ["--model", "lenet5"]])
+def test_a_method_that_cannot_be_imported_is_listed_with_the_error(given, capsys, monkeypatch):
+    broken = registry.Entry("broken", "no_such_module", "")
+    monkeypatch.setitem(registry.algorithm.index(), "broken", broken)
+    assert main(["list", "algorithms", *given]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "cannot be imported from no_such_module (ModuleNotFoundError" in lines["broken"]
+    assert "fedavg" in lines
+
+
 @pytest.mark.long
 def test_cost_in_mb_is_that_of_the_declared_payloads(capsys):
     assert (
