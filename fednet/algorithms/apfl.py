@@ -30,9 +30,7 @@ class APFL(Algorithm):
 
     paper = "Deng et al., 2020 (arXiv:2003.13461)"
     personalised = True
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.5

@@ -161,7 +161,8 @@ class Algorithm:
     needs_public: ClassVar[bool] = False  # an error without a public set
     # What is held out for the server is for this method (see data.baseline_pool).
     uses_public: ClassVar[bool] = False
-    # The accumulator is a sum of updates: clipping and noise may be applied to it.
+    # The accumulator is a sum of updates: clipping and noise may be applied to it. True by default
+    # for a method of one exchange that declares one `weighted` sum, as is `asynchronous`.
     sums_updates: ClassVar[bool] = False
     # Fields of Up of which Accumulator has a Sum, of the same name, and nothing else of the reply:
     # each `weighted` by `weight(run)`, or `plain`. `accumulate` sums them by default, and secure
@@ -213,6 +214,10 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         if "exchanges" not in cls.__dict__:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
+        if "summed" in cls.__dict__:
+            mean = len(cls.exchanges) == 1 and [*cls.summed.values()] == ["weighted"]
+            cls.sums_updates = cls.__dict__.get("sums_updates", mean)
+            cls.asynchronous = cls.__dict__.get("asynchronous", mean)
         if "Server" in cls.__dict__:
             cls.model_field = model_field(cls.Server)
         for name in cls.shared_state:

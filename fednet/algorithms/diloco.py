@@ -24,9 +24,7 @@ class DiLoCo(Algorithm):
     """Many local steps of AdamW, and Nesterov's momentum at the server over their mean update."""
 
     paper = "Douillard et al., 2023 (arXiv:2311.08105)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         outer_lr: Positive = 0.7

@@ -19,9 +19,7 @@ class Ditto(Algorithm):
 
     paper = "Li et al., ICML 2021 (arXiv:2012.04221)"
     personalised = True
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative = 1.0

@@ -14,9 +14,7 @@ class FedAvg(Algorithm):
     """Federated averaging: local SGD, then the mean of the local models."""
 
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         weighting: Weighting = "samples"

@@ -18,9 +18,7 @@ class FedBABU(Algorithm):
 
     paper = "Oh et al., ICLR 2022 (arXiv:2106.06042)"
     part = "base"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         weighting: Weighting = "samples"

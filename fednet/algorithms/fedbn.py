@@ -22,9 +22,7 @@ class FedBN(Algorithm):
     part = "base"
     personalised = True
     has_global = False
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         weighting: Weighting = "samples"

@@ -28,9 +28,7 @@ class FedDecorr(Algorithm):
     """Features are kept from collapsing onto a few dimensions."""
 
     paper = "Shi et al., ICLR 2023 (arXiv:2210.00226)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1

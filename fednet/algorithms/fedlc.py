@@ -28,9 +28,7 @@ class FedLC(Algorithm):
 
     paper = "Zhang et al., ICML 2022 (arXiv:2209.00189)"
     classes_only = True
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         tau: NonNegative = 1.0

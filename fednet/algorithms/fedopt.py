@@ -28,9 +28,7 @@ class FedAvgM(Algorithm):
     """Federated averaging with momentum at the server."""
 
     paper = "Hsu et al., 2019 (arXiv:1909.06335)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         beta: Fraction = 0.9
@@ -64,9 +62,7 @@ class FedAvgM(Algorithm):
 class Adaptive(Algorithm):
     """What the three adaptive methods share; each says how v follows Delta^2."""
 
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 0.01

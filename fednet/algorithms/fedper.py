@@ -20,9 +20,7 @@ class FedPer(Algorithm):
     part = "base"
     personalised = True
     has_global = False
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         personal_layers: Count = 1

@@ -15,9 +15,7 @@ class FedProx(Algorithm):
     """FedAvg whose local loss holds the local model near the global one."""
 
     paper = "Li et al., MLSys 2020 (arXiv:1812.06127)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.01

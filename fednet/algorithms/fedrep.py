@@ -27,9 +27,7 @@ class FedRep(Algorithm):
     part = "base"
     personalised = True
     has_global = False
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         head_epochs: Count | None = None

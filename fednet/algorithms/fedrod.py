@@ -36,9 +36,7 @@ class FedRoD(Algorithm):
     paper = "Chen & Chao, ICLR 2022 (arXiv:2107.00778)"
     personalised = True
     classes_only = True
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         gamma: NonNegative = 1.0

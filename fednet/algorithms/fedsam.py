@@ -23,9 +23,7 @@ class FedSAM(Algorithm):
     """Local steps along the gradient at the worst point nearby, so that flat minima are found."""
 
     paper = "Qu et al., ICML 2022 (arXiv:2206.02618)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         rho: NonNegative = 0.05

@@ -20,9 +20,7 @@ class FedSGD(Algorithm):
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
     sgd_only = True
     momentum_free = True
-    sums_updates = True
     summed = {"g": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         weighting: Weighting = "samples"

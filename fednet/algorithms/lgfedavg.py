@@ -25,9 +25,7 @@ class LGFedAvg(Algorithm):
     part = "upper layers"
     personalised = True
     has_global = False
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         global_layers: Count | Literal["all"] = 2

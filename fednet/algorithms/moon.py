@@ -31,9 +31,7 @@ class Moon(Algorithm):
     """
 
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
-    sums_updates = True
     summed = {"x": "weighted"}
-    asynchronous = True
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 1.0
