@@ -129,7 +129,7 @@ def measured(
         "best_accuracy": lambda: percent(top[0]),
         "mean_accuracy": lambda: percent(math.fsum(v for _, v in a) / len(a)),
         "best_round": lambda: top[1],
-        "class_spread": lambda: percent((metrics.class_stability(run) or {}).get("class_spread")),
+        "class_spread": lambda: percent(metrics.class_spread(run)),
         "flat_after_round": lambda: next(
             t for t, v in a if 100 * (top[0] - max(w for s, w in a if s <= t)) <= FLAT_POINTS
         ),

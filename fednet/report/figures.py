@@ -391,7 +391,7 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
         return
     rounds, table = found
     classes = metrics.class_names(run, len(table))
-    stability = metrics.class_stability(run) or {}
+    by_class = 100 * (metrics.class_spread(run) or 0.0)
 
     def draw(fig: MplFigure) -> None:
         ax = _shades(fig, table, rounds, "class", "global test accuracy")
@@ -401,8 +401,7 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
         "classes",
         "Global test accuracy, by class",
         "Accuracy of the global model on each class of the test set. Standard deviation between "
-        f"classes, mean over rounds: {100 * stability.get('class_spread', 0.0):.1f} percentage "
-        "points.",
+        f"classes, mean over rounds: {by_class:.1f} percentage points.",
         ("round", "class", "accuracy"),
         lambda: (
             (t, classes[c], table[c, j]) for j, t in enumerate(rounds) for c in range(len(table))

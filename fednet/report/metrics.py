@@ -123,17 +123,12 @@ def spread(accuracy: np.ndarray) -> float:
     return float(np.nanstd(accuracy))
 
 
-def class_stability(run: Run) -> dict[str, float] | None:
-    """class_spread: FedDC's "class variance", the mean over rounds of the spread; class_variance:
-    the mean of the variance itself.
+def class_spread(run: Run) -> float | None:
+    """FedDC's "class variance": the mean over rounds of the spread; None without accuracies by
+    class.
     """
     rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
-    if not rounds:
-        return None
-    return {
-        "class_spread": _mean([spread(a) for a in rounds]) or 0.0,
-        "class_variance": _mean([float(np.nanvar(a)) for a in rounds]) or 0.0,
-    }
+    return _mean([spread(a) for a in rounds])
 
 
 # -- personalised ----------------------------------------------------------------------------------
@@ -208,7 +203,6 @@ def personal(run: Run) -> JsonDict | None:
         "std": float(values.std()),
         "min": float(values[0]),
         "max": float(values[-1]),
-        "deciles": [float(q) for q in np.quantile(values, np.arange(1, 10) / 10)],
         "worst_tenth": float(values[: max(1, len(values) // 10)].mean()),
     }
 
@@ -352,7 +346,9 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         },
     }
     if a:
-        out["stability"] = {**differences(a), **(class_stability(run) or {})}
+        out["stability"] = differences(a)
+        if (by_class := class_spread(run)) is not None:
+            out["stability"]["class_spread"] = by_class
     if own_tests := {
         name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None
     }:
