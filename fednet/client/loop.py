@@ -85,6 +85,7 @@ class ClientLoop:
             lambda n: framing(n, curve=curve),
             Ledger(self.book.write, by_round=False),
             connection_bytes(curve, "client"),
+            protocol.part,
         )
         self._prepare = prepare
         self._inline = inline

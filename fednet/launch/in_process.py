@@ -16,6 +16,7 @@ from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
+from fednet.wire.messages import PART, WHOLE
 
 # Neither side hears the other while it works, and neither can be lost.
 SLOW_BEAT_S = 3600.0
@@ -50,6 +51,7 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         device=chosen,
         versions=determinism.versions(),
         files=loading.loaded(),
+        part=part(config),
     )
     everyone = ids.parse(f"0-{config.clients - 1}")
     loop = ClientLoop(
@@ -75,4 +77,15 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         loop.close()
 
     # Loading the data may take longer than any silence.
-    return Endpoint(transport, None, SLOW_BEAT_S, Rules(silent=None), pump, leave=leave)
+    return Endpoint(
+        transport, None, SLOW_BEAT_S, Rules(silent=None), pump, leave=leave, part=part(config)
+    )
+
+
+def part(config: Config) -> int:
+    """Bytes of a payload's parts. A payload crosses whole, but where it may be cut short, by a
+    planned loss or an emulated link, or where the order of arrival counts.
+    """
+    sections = (config.link, config.availability, config.faults, config.schedule)
+    by_default = all(section == type(section)() for section in sections)
+    return WHOLE if by_default else PART

@@ -505,7 +505,11 @@ class ClientTasks:
             self._no_room(task, "what this client takes beside its other tasks")
             return
         if body is not None or task.size == 0:
-            self._tasks[task.key] = HeldTask(task, memoryview(bytearray(body or b"")))
+            # What can be written to is copied: it may be another's memory.
+            own = memoryview(b"") if body is None else body
+            if not own.readonly:
+                own = memoryview(bytearray(own))
+            self._tasks[task.key] = HeldTask(task, own)
             self._whole(task.key)
             return
         room = self._room()

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fednet.errors import RemoteProtocolError
 from fednet.wire.codec import Body
-
-WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
+from fednet.wire.messages import WINDOW
 
 
 def before_cut(size: int, share: float) -> int:

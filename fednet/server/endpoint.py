@@ -20,7 +20,7 @@ from fednet.files import write_record
 from fednet.protocol.tasks import Rules
 from fednet.transport.base import reached_at
 from fednet.transport.zeromq.sockets import check_address
-from fednet.wire.messages import MAX_HEADER, MIN_BEAT_S
+from fednet.wire.messages import MAX_HEADER, MIN_BEAT_S, PART
 
 if TYPE_CHECKING:
     from fednet.server.io import Events
@@ -134,7 +134,8 @@ class Endpoint:
     does the work of clients in this process; None: they have processes of their own. announce:
     called with the server's events and its incarnation once these can be recorded. listen: called
     once all is built; before, strangers could take the descriptors of files. leave: called at the
-    end, after the last message. alone: the clients are started by others.
+    end, after the last message. alone: the clients are started by others. part: bytes of a
+    payload's parts, but the last.
     """
 
     transport: ServerTransport
@@ -146,6 +147,7 @@ class Endpoint:
     listen: Callable[[], None] = lambda: None
     leave: Callable[[], None] = lambda: None
     alone: bool = False
+    part: int = PART
 
 
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:

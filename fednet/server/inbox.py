@@ -8,6 +8,9 @@ one, unless something still reads it: that costs a tenth of writing a new one, w
 system would have to find and clear first (3 ms against 12 to 40 ms for 45 MB where this was
 measured). Other decoded replies wait for the sum, `HELD_BYTES` of all together.
 
+In one process (`in_memory`) a crash ends the clients too, and their round is done again: of a large
+reply nothing is written as long as there is room for it in memory, `IN_MEMORY_BYTES`.
+
 A record of the log is a line of JSON that ends with the digest of its text (see `files`), and
 behind it as many bytes of payload as it says are `inline`. The last record may be torn, by a crash
 or a full disk: it counts for nothing, and the next server cuts it off. Any other that is not as it
@@ -143,19 +146,21 @@ _decode = msgspec.json.Decoder(ReplyRecord).decode
 
 
 HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
+IN_MEMORY_BYTES = 1 << 30  # the same in one process, with those that are on no disk
 
 
 class HeldMemory:
-    """How much is held of each round's payloads. For several threads."""
+    """How much is held of each round's payloads, up to `most` bytes. For several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = HELD_BYTES) -> None:
+        self._most = most
         self._held: dict[int, int] = {}  # bytes, by round
         self._lock = threading.Lock()
 
     def take(self, round: int, size: int) -> bool:
         """Whether there is room for so much more; it counts as held then."""
         with self._lock:
-            if sum(self._held.values()) + size > HELD_BYTES:
+            if sum(self._held.values()) + size > self._most:
                 return False
             self._held[round] = self._held.get(round, 0) + size
             return True
@@ -165,10 +170,11 @@ class HeldMemory:
             if round in self._held:
                 self._held[round] -= size
 
-    def clear(self, round: int) -> None:
-        """Nobody will ask for what is held of that round."""
+    def clear(self, up_to: int, but: Collection[int]) -> None:
+        """Nobody will ask for what is held of rounds up to this one, but for those."""
         with self._lock:
-            self._held.pop(round, None)
+            for round in [r for r in self._held if r <= up_to and r not in but]:
+                del self._held[round]
 
 
 @dataclass(slots=True)
@@ -200,6 +206,7 @@ class Reply:
     held: memoryview | None = None  # the payload's bytes, of a small one that is not decoded
     memory: HeldMemory | None = None  # where it counts as held, and may stay
     counted: int = 0  # bytes, there
+    written: bool = True  # its payload is on the disk, or will be; else `held` stays
     bill: Bill = field(default_factory=Bill)
 
     @property
@@ -214,6 +221,10 @@ class Reply:
         """Its payload, the caller's own: to write to it changes no file, nor what who asks again
         gets.
         """
+        if not self.written:
+            data = lend(self.size).data
+            data[:] = self.view()
+            return data
         if (held := self.let_go()) is not None:
             return held
         if not self.at:  # a file of its own
@@ -233,8 +244,11 @@ class Reply:
         it was not kept: then it is decoded from `body`.
         """
         payload = self.payload
-        if payload is not None:
+        if payload is not None and self.written:
             self.let_go()
+        elif payload is not None:
+            self.payload = None
+            self._give(self.counted - self.size)
         return payload
 
     def keep(self, payload: Payload) -> None:
@@ -245,19 +259,27 @@ class Reply:
         if self.held is None and not self.at and self.decoded_size == self.size:
             self.let_go()
             return
-        more = self.decoded_size - self.counted
+        more = self.decoded_size
+        if self.written:
+            more -= self.counted
         if self.memory is None or (more and not self.memory.take(self.key.round, more)):
             return
         self.counted += more
-        self.payload, self.held = payload, None
+        self.payload = payload
+        if self.written:
+            self.held = None
 
     def let_go(self) -> memoryview | None:
         """Nothing of it is held in memory any more."""
         held, self.held, self.payload = self.held, None, None
-        if self.memory is not None:
-            self.memory.give(self.key.round, self.counted)
-            self.memory, self.counted = None, 0
+        self._give(self.counted)
+        self.memory = None
         return held
+
+    def _give(self, size: int) -> None:
+        if self.memory is not None:
+            self.memory.give(self.key.round, size)
+            self.counted -= size
 
     def intact(self) -> bool:
         """Whether its payload is as it was received: a power cut may have lost it, or left an
@@ -316,7 +338,12 @@ class Inbox:
     returned.
     """
 
-    def __init__(self, folder: Path, decode: Callable[[Reply, memoryview], Payload | None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        decode: Callable[[Reply, memoryview], Payload | None],
+        in_memory: bool = False,
+    ) -> None:
         """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
         methods could not use; else returns it, or None where what it comes to is not known yet.
         """
@@ -324,7 +351,8 @@ class Inbox:
         self._uploads: dict[Key, _Upload] = {}
         self._recorded: dict[int, set[str]] = {}  # by round: names of replies that have a record
         self._logs: dict[int, Log] = {}  # by round
-        self._memory = HeldMemory()
+        self._in_memory = in_memory
+        self._memory = HeldMemory(IN_MEMORY_BYTES if in_memory else HELD_BYTES)
         self.bills: dict[Key, Bill] = {}  # of earlier servers
         self._over: list[Reply] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
@@ -357,9 +385,10 @@ class Inbox:
         if _name(key) in self._recorded.get(key.round, ()):
             self._withdraw(key)
         upload = _Upload(size, self._memory if self._memory.take(key.round, size) else None)
+        in_memory = self._in_memory and upload.memory is not None and len(first) == size
         if len(first) < size <= SMALL_BYTES:
             upload.held = lend(size).data
-        if size > SMALL_BYTES:
+        if size > SMALL_BYTES and not in_memory:
             path = self._path(key)
             self._log(key.round)  # and the folder
             if os.path.exists(path) and is_read(path):
@@ -397,10 +426,11 @@ class Inbox:
             payload = self._decode(reply, body)
         except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
             reply.let_go()
-            if reply.size > SMALL_BYTES:
+            if reply.size > SMALL_BYTES and reply.written:
                 os.unlink(reply.path)
             raise
-        self._append(reply)
+        if reply.written:
+            self._append(reply)
         if payload is not None:
             reply.keep(payload)
         if reply.memory is None:
@@ -431,6 +461,7 @@ class Inbox:
             held=upload.held,
             memory=upload.memory,
             counted=0 if upload.memory is None else upload.size,
+            written=upload.file is not None or upload.size <= SMALL_BYTES,
             bill=self.bills.pop(key, Bill()),
         )
 
@@ -525,6 +556,7 @@ class Inbox:
         be answered.
         """
         rounds = {round for round, _ in under_way}
+        self._memory.clear(up_to, rounds)
         for folder in self.folder.glob("round-*"):
             round = int(folder.name.split("-")[1])
             if round <= up_to:
@@ -532,7 +564,6 @@ class Inbox:
             if round <= up_to and round not in rounds:
                 log = self._logs.pop(round, None)
                 self._recorded.pop(round, None)
-                self._memory.clear(round)
                 shutil.rmtree(folder)
                 if log is not None:
                     log.close()

@@ -39,6 +39,7 @@ from fednet.server.watch import (
     stop_raises,
     third_press_kills,
 )
+from fednet.wire.messages import WHOLE
 
 if TYPE_CHECKING:
     from fednet.algorithms.state import State
@@ -114,7 +115,7 @@ class Session:
         self._resume()
         self.sent = Sent()
         decode = decoder(self.experiment, self.sent, self.samples, self.tested)
-        self.inbox = Inbox(directory / "checkpoint", decode)
+        self.inbox = Inbox(directory / "checkpoint", decode, in_memory=endpoint.part == WHOLE)
         self.protocol = self._protocol()
         self.protocol.sites.recall(reading.events(directory, "declared"))
         self.link = self._link()
@@ -196,6 +197,7 @@ class Session:
             time.monotonic(),
             files=loading.loaded(),
             layout=self.experiment.digest,
+            part=endpoint.part,
             key_refusal=refusal,
             declared=declared(self.experiment),
             versions=determinism.versions(),
@@ -224,6 +226,7 @@ class Session:
             lambda n: framing(n, curve=curve),
             ledger,
             connection_bytes(curve, "server"),
+            self.endpoint.part,
         )
 
     def rounds(self) -> Rounds:

@@ -47,12 +47,15 @@ class _Decoder:
         often: Any = functools.reduce(operator.or_, (t for t in types if t in OFTEN))
         self._often = msgspec.msgpack.Decoder(often).decode
 
-    def __call__(self, frames: Sequence[Buffer]) -> tuple[m.Message, memoryview | None]:
+    def __call__(
+        self, frames: Sequence[Buffer], most: int = m.PART
+    ) -> tuple[m.Message, memoryview | None]:
+        """most: bytes of a body."""
         if not 1 <= len(frames) <= 2:
             raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
         message = self._at_once(frames[0]) or self._closely(frames[0])
         body = memoryview(frames[1]) if len(frames) == 2 else None
-        if body is not None and (len(body) > m.PART or not isinstance(message, m.WITH_BODY)):
+        if body is not None and (len(body) > most or not isinstance(message, m.WITH_BODY)):
             tag = message.__struct_config__.tag
             raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
         return message, body

@@ -44,7 +44,8 @@ class Outgoing:
 class Link:
     """One side of all connections of a process. side: "server" or "client". framing: bytes on the
     wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
-    message. part: bytes of a payload's parts, but the last.
+    message. part: bytes of a payload's parts, but the last; with `WHOLE` a payload is one frame
+    within a process, and is billed in parts of `PART` as it would cross a network.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Link:
         billed as refused, and raises RemoteProtocolError.
         """
         try:
-            return self._decode(frames)
+            return self._decode(frames, max(self._part, m.PART))
         except RemoteProtocolError:
             self.refused(conn, frames)
             raise
@@ -186,10 +187,35 @@ class Link:
             what = "pull" if tag == "pull" else CARRIERS[direction]
             type = "evaluate" if key.purpose == "evaluate" and what != "pull" else what
             name = (conn, direction, ONCE, object()) if stray else (conn, direction, what, key)
+            if length > m.PART and self._part > m.PART:
+                parts = self._parts(conn, direction, name, message, length)
+                nbytes += parts - self._framing(length)
         envelope = nbytes - sum(kinds.values())
         account = self.ledger.account(name, direction, type, key)
         account.add(kinds, envelope, raw)
         return name, kinds, envelope, raw
+
+    def _parts(
+        self, conn: bytes, direction: Direction, name: Name, message: m.Message, length: int
+    ) -> int:
+        """The bytes that so much of a payload takes in parts. Bills the pulls for them too."""
+        assert isinstance(message, (m.Task, m.Reply))
+        key, run, inc = message.key, message.run, message.inc
+        starts = range(0, length, m.PART)
+        header = len(encode(m.Part(run=run, inc=inc, key=key, index=0)))
+        total = 0
+        for index, start in enumerate(starts):
+            total += self._framing(header + _more_bytes(index))
+            total += self._framing(min(m.PART, length - start))
+        if name[2] != ONCE:
+            back = OTHER[direction]
+            pulls = self.ledger.account((conn, back, "pull", key), back, "pull", key)
+            header = len(encode(m.Pull(run=run, inc=inc, key=key, first=0, count=1)))
+            first = 0
+            while first < len(starts):
+                pulls.add({}, self._framing(header + _more_bytes(first)), 0)
+                first += m.WINDOW // 2 if first else m.WINDOW
+        return total
 
     def _kinds(
         self,
@@ -289,6 +315,14 @@ class Link:
             elif not awaited:
                 self.ledger.settle(name, False, reason="cut short")
                 self.forms.pop((conn, payload, key), None)
+
+
+def _more_bytes(number: int) -> int:
+    """The bytes of a number in a header, beyond one."""
+    for more, most in ((0, 1 << 7), (1, 1 << 8), (2, 1 << 16)):
+        if number < most:
+            return more
+    return 4
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

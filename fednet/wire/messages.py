@@ -16,6 +16,8 @@ from fednet.files import CHECK_BYTES
 
 PROTOCOL = 1  # its version, which both sides say at the join
 PART = 1 << 20  # bytes of one body frame at most
+WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
+WHOLE = 1 << 62  # in place of it: every payload crosses in one piece, within a process
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
 MAX_IDS = 1 << 20  # clients of one process at most
 MIN_BEAT_S = 0.1  # a server that asked for more beats than that would take a client's processor

@@ -300,3 +300,20 @@ def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_pa
         (4, "evaluate"): b"evaluate of 4",
         (4, "train"): b"train of 4",
     }
+
+
+# -- in one process --------------------------------------------------------------------------------
+def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(inbox, "IN_MEMORY_BYTES", int(2.5 * len(LARGE)))
+    spool = inbox.Inbox(tmp_path, lambda reply, body: None, in_memory=True)
+    keys = [Key(1, 0, 0, client) for client in range(3)]
+    replies = [logged(spool, key, LARGE) for key in keys]
+    assert list(spool.found(1, 0)) == [(2, "train")]
+    for reply in replies:
+        for _ in range(2):
+            body = reply.body()
+            assert bytes(body) == LARGE
+            body[:] = bytes(len(LARGE))
+    spool.clear(1)
+    logged(spool, Key(2, 0, 0, 0), LARGE)
+    assert not spool.found(2, 0)

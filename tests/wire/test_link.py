@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednet.errors import RemoteProtocolError
+from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link, split
@@ -196,3 +197,32 @@ def test_parts_of_a_payload_add_up_to_its_kinds_and_raw_bytes(fields, part):
             kinds[kind] = kinds.get(kind, 0) + n
     assert kinds == split(form, 0, whole)[0]
     assert raw == sum(f.raw for f in form)
+
+
+def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_network():
+    """Of the longest the ninth part's number takes no more bytes in a header; of 130 parts it
+    does.
+    """
+    for size in (m.PART + 1, 9 * m.PART, 130 * m.PART):
+        form = [m.Field("x", "state", size, size)]
+        message = m.Reply(run="r", inc=1, key=KEY, form=form, size=size)
+        whole, cut = Ends(m.WHOLE), Ends()
+        body = memoryview(bytes(size))
+        whole.up(message, body)
+        cut.up(message)
+        window = Receiving(size, m.PART)
+        for index in range(window.parts):
+            granted = window.grant()
+            if granted is not None:
+                pull = m.Pull(run="r", inc=1, key=KEY, first=granted[0], count=granted[1])
+                cut.server.send(b"c", pull)
+                cut.client.book(b"c", pull, None, cut.wire.pop())
+            part = body[index * m.PART : (index + 1) * m.PART]
+            cut.up(m.Part(run="r", inc=1, key=KEY, index=index), part)
+            window.take(index, part)
+        for ends in (whole, cut):
+            for link in (ends.client, ends.server):
+                link.settle(b"c", "up", KEY, True)
+        assert whole.up_rows == cut.up_rows
+        assert whole.down_rows == cut.down_rows
+        assert sum(row["kinds"].get("state", 0) for row in whole.down_rows) == size
