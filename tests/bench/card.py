@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fednet.plain import JsonDict, JsonMapping
 from tests.bench.family import family
@@ -60,7 +61,8 @@ def all_checks(device: str, folder: Path) -> Iterator[JsonDict]:
 def _pytest(chosen: str, folder: Path) -> JsonDict:
     """Tests of tests/gpu, several at a time."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["-v", "-n", "6", "-p", "no:cacheprovider", "tests/gpu", "-m", "gpu", "-k", chosen]
+    words = ["-v", "-n", "6", "-p", "no:cacheprovider", "-p", "tests.bench.card"]
+    words += ["tests/gpu", "-m", "gpu", "-k", chosen]
     with (folder / LOG).open("w") as file:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *words],
@@ -70,6 +72,12 @@ def _pytest(chosen: str, folder: Path) -> JsonDict:
             check=False,
         )
     return {"status": done.returncode, **_outcomes(folder)}
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """pytest calls this: why a test failed is in the log at once."""
+    if report.failed:
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)
 
 
 def _outcomes(folder: Path) -> JsonDict:
@@ -85,11 +93,11 @@ def _outcomes(folder: Path) -> JsonDict:
 def engine(device: str, folder: Path) -> Iterator[JsonDict]:
     """W6 in one process: packed, with and without graphs, and one client after another."""
     for name, train, rounds in (
-        ("packed 50, tf32, graphs", {**FAST, "pack": 50}, 100),
+        ("packed 50, tf32, graphs", {**FAST, "pack": 50}, 60),
         ("packed 50, fp32", {"pack": 50}, 20),
         ("one after another, tf32", {"precision": "tf32"}, 5),
     ):
-        plan = _plan(device, rounds, train, untimed=40 if rounds > 50 else 5)
+        plan = _plan(device, rounds, train, untimed=10 if rounds > 50 else 5)
         yield _one(plan, "fednet in process", folder / name.replace(" ", "-"), name)
 
 
@@ -122,12 +130,39 @@ def kernels(device: str, folder: Path) -> Iterator[JsonDict]:
 
 
 def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
-    """FedDC's Table 1: ten clients of 5,000 samples, one epoch, in every form."""
-    for graphs in (True, False):
-        for name, train in FEDDC.items():
-            yield _trained(
-                "feddc", 10, device, {**train, "graphs": graphs}, ["apart", "beside"], name
-            )
+    """FedDC's Table 1: ten clients of 5,000 samples, one epoch, in every form; and the kernels that
+    take longest.
+    """
+    for name, train in FEDDC.items():
+        yield _trained("feddc", 10, device, {**train, "graphs": True}, ["apart", "beside"], name)
+    for name in ("tf32", "bf16, channels last"):
+        yield _kernels_of("feddc", device, FEDDC[name], name)
+    for name, train in FEDDC.items():
+        yield _trained("feddc", 10, device, train, ["apart", "beside"], name)
+
+
+def _kernels_of(size: str, device: str, train: JsonMapping, name: str) -> JsonDict:
+    """The kernels of one client's training, those that take longest in all first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from tests.bench import pack
+
+    record: JsonDict = {"size": size, "train": dict(train), "name": name}
+    if device == "cpu":
+        return record
+    try:
+        clients = pack.Clients(size, 1, device, train)
+        clients.apart()
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            record["profiled_ms"] = 1e3 * clients.apart()
+        kernels = sorted(found.key_averages(), key=lambda k: -k.self_device_time_total)
+        record["kernels_ms"] = sum(k.self_device_time_total for k in kernels) / 1e3
+        record["longest"] = [
+            [k.key[:90], k.count, round(k.self_device_time_total / 1e3, 2)] for k in kernels[:14]
+        ]
+    except Exception as broken:
+        record["failed"] = f"{type(broken).__name__}: {broken}"[-2000:]
+    return record
 
 
 def sizes(device: str, folder: Path) -> Iterator[JsonDict]:
@@ -297,7 +332,8 @@ def lines(record: JsonMapping) -> Iterator[str]:
     told = {
         k: round(v, 4) if isinstance(v, float) else v
         for k, v in record.items()
-        if not isinstance(v, (dict, list)) or k in ("train", "last", "failed", "failures")
+        if not isinstance(v, (dict, list))
+        or k in ("train", "last", "failed", "failures", "longest")
     }
     yield json.dumps(told)
 

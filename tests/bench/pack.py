@@ -8,6 +8,7 @@ at a card's slots, as without `train.pack`. In turn, several times, in one proce
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -134,8 +135,14 @@ class Clients:
         return self._timed(lambda: list(self.pool.map(self._in_stream, range(self.m))))
 
     def _each(self) -> None:
-        for k in range(self.m):
-            self._client(k, 0, None)
+        # In a stream of its own, as at a worker: a step cannot be captured in the default one.
+        with (
+            contextlib.nullcontext()
+            if self.streams[0] is None
+            else torch.cuda.stream(self.streams[0])
+        ):
+            for k in range(self.m):
+                self._client(k, 0, None)
 
     def _in_pack(self, k: int) -> None:
         with self.packing.at_work(0):
