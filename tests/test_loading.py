@@ -37,7 +37,7 @@ def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path):
 def test_a_file_that_imports_its_neighbour_says_why_that_is_not_found(tmp_path, alone):
     (tmp_path / "nets_of_mine.py").write_text("import torch\n")
     (tmp_path / "mine.py").write_text("from nets_of_mine import Net\n")
-    with pytest.raises(UserFileError, match=r"nets_of_mine lies beside it.* into one file, or"):
+    with pytest.raises(UserFileError, match=r"nets_of_mine is in .* into one file, or"):
         load_parts([tmp_path / "mine.py"])
     (tmp_path / "mine.py").write_text("import there_is_no_such_module\n")
     with pytest.raises(UserFileError, match=r"No module named 'there_is_no_such_module'$"):

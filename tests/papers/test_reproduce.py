@@ -301,7 +301,7 @@ def test_a_run_that_cannot_be_resumed_is_done_again_and_has_no_round_twice(
     assert reproduce(ONE, "--out", tmp_path) == 0
     said = capsys.readouterr().out
     assert "cannot be resumed, it is done again" in said
-    assert ("no checkpoint to go on from" in said) == (lost == "its checkpoint")
+    assert ("no checkpoint to resume from" in said) == (lost == "its checkpoint")
     (after,) = rows(tmp_path)
     assert (after["ours"], after["mb"]) == (before["ours"], before["mb"])
     assert [json.loads(line)["round"] for line in records.open()] == [1, 2]
