@@ -362,7 +362,7 @@ def explain(
     print(f"read here: the data of {config.data.dataset}{where}")
     print(
         f"stored here: {state_directory(state, welcome.run)} (the clients' states, and "
-        f"wire.jsonl, this site's own book of all messages)",
+        f"wire.jsonl, this site's own record of all messages)",
         flush=True,
     )
     raise Explained("")

@@ -36,7 +36,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     """
     if directory is None:
         raise ConfigError(
-            "data.dataset: site wants each client to name its own data, with --data DIR."
+            "data.dataset: site needs each client to name its own data, with --data DIR."
         )
     root = places.expanded(directory, "--data")
     if not root.exists():

@@ -77,7 +77,7 @@ class Lock:
         if now is None or now.token != self.holder.token:
             who = f"{now} has taken it over" if now is not None else f"{self.path.name} is gone"
             raise CannotGoOn(
-                f"{self.path.parent} is not this process's any more: {who}; nothing more is "
+                f"{self.path.parent} no longer belongs to this process: {who}; nothing more is "
                 f"written there."
             )
 
@@ -137,7 +137,7 @@ def read(path: Path) -> Holder | None:
     """
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size:
-            return read_value(path, Holder, "delete it where no process works there any more")
+            return read_value(path, Holder, "delete it if no process works there any more")
     return None
 
 

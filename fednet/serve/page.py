@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.BAD_REQUEST, f"{wrong}.")
             return False
         if str(self.server.server_address[0]) in LOOPBACK and name not in LOOPBACK:
-            self._send(HTTPStatus.FORBIDDEN, "This page is asked for by another name.")
+            self._send(HTTPStatus.FORBIDDEN, "This page was requested under another host name.")
             return False
         return True
 
@@ -221,7 +221,7 @@ def token_of(file: Path) -> str:
     except OSError as absent:
         raise ConfigError(f"--token {file}: cannot be read ({absent.strerror}).") from absent
     except UnicodeDecodeError:
-        raise ConfigError(f"--token {file}: it is no text, such as of uuidgen.") from None
+        raise ConfigError(f"--token {file}: it is not text; use the output of uuidgen.") from None
     if len(found) < 16:
         raise ConfigError(f"--token {file}: expected at least 16 characters, such as of uuidgen.")
     return found

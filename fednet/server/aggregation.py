@@ -178,10 +178,10 @@ class Aggregation:
         try:
             after = self._finish(accumulator, clients)
         except Exception as broken:
-            return None, f"no model comes of its reply: {_theirs(broken)}", None
+            return None, f"its reply gives no model: {_theirs(broken)}", None
         wrong = self._unsound(after)
         if wrong:
-            return None, f"no model comes of its reply: {wrong}", None
+            return None, f"its reply gives no model: {wrong}", None
         return after, "", None
 
     def _finish(self, accumulator: State, clients: tuple[int, ...]) -> State:

@@ -754,7 +754,7 @@ def _check_run(run: Run, samples: int, train: TrainSection) -> None:
     from fednet.errors import RemoteProtocolError
 
     if run.n > samples:
-        raise RemoteProtocolError(f"it says it has {run.n} samples; there are {samples} for it")
+        raise RemoteProtocolError(f"it reports {run.n} samples, but has {samples}")
     most = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, samples))
     if run.steps > most:
         raise RemoteProtocolError(

@@ -144,7 +144,7 @@ class Round:
         everybody = self.record.void and len(whose) == selected > 0
         # One client that fails whenever it is asked alone must not end a federation of many.
         if everybody and (selected > 1 or config.clients == 1):
-            return f"nobody could do the task of round {self.number}: {whose[0]}"
+            return f"no client could do its task in round {self.number}: {whose[0]}"
         if void < config.round.void_rounds:
             return ""
         few = f"{void} rounds in a row had fewer than {config.round.min_results} results"

@@ -127,7 +127,7 @@ class Rounds:
         if hopeless := round.hopeless(self.config, self.progress.void):
             self.io.cancel("the run ends")
             self.save()
-            raise CannotGoOn(f"{hopeless.rstrip('.')}; the last good state is saved.")
+            raise CannotGoOn(f"{hopeless.rstrip('.')}; the last checkpoint is intact.")
 
     def end(self) -> None:
         """The last evaluation."""

@@ -134,7 +134,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 def _read(path: Path) -> Holding:
     """Raises StateError if the file is damaged."""
-    return read_value(path, Holding, "delete it where no process works there any more")
+    return read_value(path, Holding, "delete it if no process works there any more")
 
 
 def _identity(pid: int) -> Process:

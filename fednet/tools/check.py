@@ -110,7 +110,7 @@ def algorithm(name: str) -> Iterator[str]:
     yield (
         "NOTE: the same bits as fedavg in every round: with these options it is fedavg"
         if other is None
-        else f"other bits than fedavg from round {other}"
+        else f"results differ from fedavg from round {other}"
     )
     if method.has_global and _keeps_statistics(first):
         yield (

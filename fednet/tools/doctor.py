@@ -239,7 +239,7 @@ def reachable(address: str) -> str:
             link.settimeout(ANSWER_S)
             greeting = link.recv(1)  # ZMTP begins with 0xFF, sent without being asked
     except TimeoutError:
-        busy = "; it took the connection and said nothing: its server is starting, or busy"
+        busy = "; it accepted the connection but did not answer: its server is starting or busy"
         raise ConfigError(
             f"{address} did not answer within {ANSWER_S:g} s{busy if connected else ''}."
         ) from None
@@ -272,8 +272,8 @@ def admitted(address: str, path: Path | None) -> str:
         hint = "" if pair is not None else "; if it has CURVE keys, give --keys FILE"
         raise ConfigError(f"{address} does not let a client in from here: {why}{hint}.")
     if pair is not None:
-        return f"{address} lets this key in"
-    return f"{address} lets anybody in: it has no CURVE keys"
+        return f"{address} accepts this key"
+    return f"{address} accepts any client: it has no CURVE keys"
 
 
 def keys(path: Path) -> str:

@@ -130,7 +130,7 @@ def dataset(name: str, data: Path | None = None) -> Iterator[str]:
         f"{name}: two readings gave other samples; draw from torch's, NumPy's or Python's own "
         f"generator, which have a fixed seed while a dataset is made, or from one with a seed.",
     )
-    yield "two readings are the same"
+    yield "loading the data twice gives the same data"
     yield from (f"NOTE: {note}" for note in first.notes)
     x = first.train[0]
     some = {k: v[:2] for k, v in x.items()} if isinstance(x, dict) else x[:2]

@@ -246,7 +246,7 @@ def test_a_token_is_a_secret_of_some_length(tmp_path):
     with pytest.raises(ConfigError, match="at least 16 characters"):
         page.token_of(file)
     file.write_bytes(b"\xa9" * 40)
-    with pytest.raises(ConfigError, match="it is no text"):
+    with pytest.raises(ConfigError, match="it is not text"):
         page.token_of(file)
 
 

@@ -95,7 +95,7 @@ def test_images_that_ruin_the_servers_training_cost_their_sender_the_round(tmp_p
     )
     lied_to = run(tmp_path / "lied_to", **CONDENSING)
     assert hashes(lied_to) == hashes(alone)
-    assert all("no model comes of its reply" in r for r in reasons(lied_to))
+    assert all("its reply gives no model" in r for r in reasons(lied_to))
     kept = sorted(path.stem for path in (lied_to / "condensed").glob("client-*"))
     assert kept == ["client-0", "client-2"]
 
@@ -111,7 +111,7 @@ def said(**changes):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (said(n=1 << 62), "samples; there are 20 for it"),
+        (said(n=1 << 62), "samples, but has 20"),
         (said(steps=1 << 62), "steps; "),
         (said(loss=1.7e308), "loss=1.7e+308"),
         (lambda up: type(up)(x=up.x * 1e17, run=up.run), "security.max_norm: auto allows"),
@@ -193,7 +193,7 @@ def test_memory_that_the_server_lacks_is_not_laid_to_the_reply_that_it_folds(tmp
 def test_the_only_reply_of_no_samples_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.LIAR", 0)
     lies(monkeypatch, FedAvg, said(n=0))
-    with pytest.raises(CannotGoOn, match=r"nobody could do the task of round 1: .*no model comes"):
+    with pytest.raises(CannotGoOn, match=r"in round 1: .*its reply gives no model"):
         run(tmp_path, clients=1)
 
 
@@ -217,8 +217,8 @@ def test_where_all_fail_the_run_ends_at_once_with_the_reason(tmp_path, monkeypat
 
     monkeypatch.setattr(FedAvg, "client_update", client_update)
     said = (
-        r"^nobody could do the task of round 1: client 0: failed: RuntimeError: a mistake in the "
-        r"method; the last good state is saved\.$"
+        r"^no client could do its task in round 1: client 0: failed: RuntimeError: a mistake in "
+        r"the method; the last checkpoint is intact\.$"
     )
     with pytest.raises(CannotGoOn, match=said):
         run(tmp_path)

@@ -147,7 +147,7 @@ def test_a_dataset_is_refused_whose_readings_have_the_same_labels_and_other_samp
             DRAWN.format("chk-own-rng", "numpy.random.default_rng().random((4, 3))"), "own_rng.py"
         )
     said = checked(DRAWN.format("chk-drawn", "numpy.random.random((4, 3))"), "drawn.py")
-    assert "  ok  two readings are the same" in said
+    assert "  ok  loading the data twice gives the same data" in said
     flat = checked(DRAWN.format("chk-flat", "numpy.zeros((4, 3), numpy.uint8)"), "flat.py")
     assert any("NOTE: x: uint8 values are divided by 255" in line for line in flat)
 

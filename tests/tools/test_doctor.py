@@ -66,7 +66,7 @@ def test_whether_a_server_would_let_this_client_in(tmp_path):
     with ExitStack() as stack:
         for keyring, path, verdict, said in (
             (None, None, "ok", "anybody"),
-            (Keyring(tmp_path / "server"), file, "ok", "lets this key in"),
+            (Keyring(tmp_path / "server"), file, "ok", "accepts this key"),
             (
                 Keyring(tmp_path / "server"),
                 tmp_path / "stranger.key",

@@ -130,7 +130,7 @@ def test_messages_go_both_ways_through_a_proxy(curve, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("who", "says"),
     [
-        ("", "wants a user and password, or another way to prove who asks"),
+        ("", "requires a user and password, or another kind of authentication"),
         ("site:wrong@", "refuses that user and password"),
         (None, "cannot be reached (Connect call failed"),
     ],

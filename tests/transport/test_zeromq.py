@@ -195,7 +195,11 @@ def test_a_client_says_of_an_address_where_nothing_listens_that_it_is_turned_dow
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         client.reconnect(f"tcp://127.0.0.1:{free.getsockname()[1]}")
-        pump(pair.server, client, until=lambda seen: client.trouble.startswith("nothing listens"))
+        pump(
+            pair.server,
+            client,
+            until=lambda seen: client.trouble.startswith("nothing is listening"),
+        )
     client.reconnect(pair.server.address)
     pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
     assert client.trouble == ""
@@ -204,7 +208,7 @@ def test_a_client_says_of_an_address_where_nothing_listens_that_it_is_turned_dow
 def test_a_client_says_of_a_name_that_leads_nowhere_that_no_such_host_is_known(pair):
     client = pair.client()
     client.reconnect("tcp://host.invalid:5555")  # RFC 2606: never a host's
-    pump(pair.server, client, until=lambda seen: client.trouble == "no such host is known here")
+    pump(pair.server, client, until=lambda seen: client.trouble == "the host name is unknown")
 
 
 ONLY_SIX = """

@@ -88,7 +88,7 @@ def natural(groups: np.ndarray | None, clients: int, rng: np.random.Generator) -
     """
     if groups is None:
         raise ConfigError(
-            "data.partition: scheme natural wants a dataset with groups, and this one has none."
+            "data.partition: scheme natural needs a dataset with groups, but this one has none."
         )
     owners = np.unique(groups)
     if len(owners) < clients:

@@ -85,9 +85,9 @@ class Attempts:
             self._closed = True
         elif event == zmq.EVENT_CONNECT_RETRIED:
             if self._closed:
-                self._reason = "nothing listens there, or the way there is closed"
+                self._reason = "nothing is listening there, or a firewall blocks it"
             elif not self._begun:
-                self._reason = "no such host is known here"
+                self._reason = "the host name is unknown"
             if self._reason and self._named and self.switch_at is None:
                 self.pause_ms = min(2 * value, RETRY_MAX_MS)
                 self.switch_at = time.monotonic() + value / 1000

@@ -156,9 +156,7 @@ class Relay:
             await asyncio.wait_for(_socks5(there, out, proxy, self.target), ANSWER_S)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             out.close()
-            said = (
-                str(error) if isinstance(error, ProxyRefused) else "gives no answer that it should"
-            )
+            said = str(error) if isinstance(error, ProxyRefused) else "gives an invalid answer"
             self.trouble = f"{proxy} {said}"
             raise ConnectionRefusedError(self.trouble) from error
         self.trouble = ""
@@ -185,7 +183,7 @@ async def _socks5(
         if (await there.readexactly(2))[1]:
             raise ProxyRefused("refuses that user and password")
     elif method:
-        raise ProxyRefused("wants a user and password, or another way to prove who asks")
+        raise ProxyRefused("requires a user and password, or another kind of authentication")
     host, _, port = target.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))
