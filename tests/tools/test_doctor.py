@@ -65,7 +65,7 @@ def test_whether_a_server_would_let_this_client_in(tmp_path):
     make_client_keys(tmp_path / "stranger.key", load(file).server)
     with ExitStack() as stack:
         for keyring, path, verdict, said in (
-            (None, None, "ok", "anybody"),
+            (None, None, "ok", "any client"),
             (Keyring(tmp_path / "server"), file, "ok", "accepts this key"),
             (
                 Keyring(tmp_path / "server"),
