@@ -119,7 +119,7 @@ def test_server_is_known_by_its_greeting(monkeypatch):
             assert found.verdict == verdict
             thread.join()
         monkeypatch.setattr(doctor, "ANSWER_S", 0.2)
-        with pytest.raises(ConfigError, match="said nothing: its server is starting, or busy"):
+        with pytest.raises(ConfigError, match="did not answer: its server is starting or busy"):
             doctor.reachable(f"tcp://127.0.0.1:{number}")
     with pytest.raises(ConfigError, match=r"^nothing listens at tcp://127\.0\.0\.1:"):
         doctor.reachable(f"tcp://127.0.0.1:{number}")
