@@ -169,6 +169,8 @@ def last_work(ends: bool) -> Iterator[None]:
     StopRequested until that work handles such requests itself; afterwards Ctrl-C ends the process
     at once, and other requests are ignored, so that it ends with its own status.
     """
+    if ends:  # where a parent ignored it, the system keeps no status of processes that end
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in stop_signals() if ends else []:
         signal.signal(number, raise_stop)
     try:

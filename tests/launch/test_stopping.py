@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -184,6 +185,17 @@ def stopped_at_once() -> int:
         return 0
 
     return guarded("fednet run", work, ends=True)
+
+
+def test_a_command_whose_parent_ignored_the_end_of_children_knows_how_its_own_ended(tmp_path):
+    """A program inherits which signals are ignored, and the system then keeps no status."""
+    with Processes(tmp_path) as started:
+        assert started.ended(started.fork(false_where_no_status_is_kept))[0] == 1
+
+
+def false_where_no_status_is_kept() -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    return guarded("fednet run", lambda: subprocess.run(["false"]).returncode, ends=True)
 
 
 @pytest.mark.timeout(120)
