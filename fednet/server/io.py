@@ -489,6 +489,7 @@ class ServerIO:
         if self._caretaker is not None:
             self.transport.wake()
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
+        self.inbox.close()
         self._leave(all=True)
         self._log.write_counts(last=True)
         # Bills are not settled here: a resume goes on with their replies.

@@ -69,7 +69,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         rounds = session.rounds()
         rounds.attendance.alone = endpoint.alone
         handle_stop_signals(third_press_kills(functools.partial(remember_stop, session.watch)))
-        over, why = False, ""
+        over, why, crashed = False, "", False
         try:
             session.begin(rounds)
             if endpoint.pump is None:
@@ -84,8 +84,11 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         except FednetError as broken:
             over, why = isinstance(broken, CannotGoOn), str(broken)
             raise
+        except KeyboardInterrupt:  # the third Ctrl-C
+            crashed = endpoint.pump is None
+            raise
         finally:
-            session.close(over, why)
+            session.close(over, why, crashed)
     try:
         whole = write(directory, summary)
     except OSError as broken:
@@ -346,23 +349,29 @@ class Session:
             write_json(self.directory / "partition.json", self.experiment.federation.to_json())
         rounds.begin(resumed)
 
-    def close(self, over: bool, why: str) -> None:
+    def close(self, over: bool, why: str, crashed: bool) -> None:
         """Tells the clients how the run ended, and closes everything. over: nothing is left to do;
-        why: what ended it early.
+        why: what ended it early. crashed: a thread may still be using the files and connections,
+        and may never return from a user's own part; they are left to the end of the process.
         """
         self.events.say = None  # that clients leave now is not worth a line
         endings: list[Callable[[], object]] = [
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),
-            lambda: self.io.finish(over, why),
-            self.endpoint.leave,
-            lambda: self.io.close(over),
-            self.files.flush,
-            lambda: self.files.close(over),
-            self.flight.close,
-            lambda: logging.getLogger("fednet").removeHandler(self.logs),
-            self.logs.close,
         ]
+        if crashed:
+            endings += [self.endpoint.leave, self.files.flush]
+        else:
+            endings += [
+                lambda: self.io.finish(over, why),
+                self.endpoint.leave,
+                lambda: self.io.close(over),
+                self.files.flush,
+                lambda: self.files.close(over),
+                self.flight.close,
+                lambda: logging.getLogger("fednet").removeHandler(self.logs),
+                self.logs.close,
+            ]
         for last in endings:
             with contextlib.suppress(OSError):  # a full disk must not hide what happened
                 last()

@@ -114,9 +114,6 @@ class Rounds:
             if not self._concluding:  # else the last checkpoint holds all that is finished
                 self.save()
             raise
-        finally:
-            with self.io.own():
-                self.inbox.close()
 
     def more(self, done: int) -> bool:
         """Whether there is another round to do after so many."""

@@ -227,3 +227,43 @@ def test_a_second_request_to_stop_while_python_ends_changes_nothing(tmp_path):
             run.terminate()
         assert run.wait() == 4
         assert "Traceback" not in run.said()
+
+
+# A compressor of one's own that never returns, in the thread that does the server's input and
+# output while rounds are evaluated; then Ctrl-C, three times.
+STUCK = """
+import os, signal, threading
+from fednet.registry import compressor
+from fednet.server import watch
+from fednet.server.judging import Judge
+from fednet.wire.compressors.bf16 import Bf16
+
+stuck, judge = threading.Event(), Judge.judge
+watch.TOGETHER_S = 0.0  # each is a press of its own
+
+@compressor("stuck")
+class Stuck(Bf16):
+    def decode(self, data, n):
+        if threading.current_thread().name == "fednet-io":
+            stuck.set()
+            threading.Event().wait()
+        return super().decode(data, n)
+
+def pressed(self, *more):
+    stuck.wait()
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+    return judge(self, *more)
+
+Judge.judge = pressed
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_the_third_ctrl_c_does_not_wait_for_a_part_that_never_returns(tmp_path):
+    (own := tmp_path / "own.py").write_text(STUCK)
+    with Processes(tmp_path) as started:
+        words = *small("wire={up: {state: [stuck]}}"), "--load", own, "--out", tmp_path
+        run = started.start("main", "run", *words, "--workers", 1, prefix=("env",))
+        assert started.ended(run)[0] == 130
