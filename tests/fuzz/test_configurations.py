@@ -114,6 +114,8 @@ def configurations(draw: Callable[[st.SearchStrategy[Any]], Any]) -> dict[str, A
         changed["link"] = {"clock": "virtual"}
     for key in draw(st.lists(st.sampled_from(CHOSEN), max_size=4, unique_by=lambda k: k.path)):
         changed[key.path] = draw(values(key))
+    if "availability.trace" in changed:  # in real time a run waits until its phones are free
+        changed["link"] = {"clock": "virtual"}
     return changed
 
 
