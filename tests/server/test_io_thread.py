@@ -379,7 +379,8 @@ def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path
 def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
     """The caretaker has it whenever the rounds are away for a moment."""
     server = ZmqServer("tcp://127.0.0.1:*")
-    io = Both(tmp_path, server, ZmqClient(server.address), inline=False).io
+    client = ZmqClient(server.address)
+    io = Both(tmp_path, server, client, inline=False).io
     try:
         for n in range(3000):
             with io.own():
@@ -394,6 +395,7 @@ def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
                 del io._step
     finally:
         io.close(linger_s=0)
+        client.close(0)
     assert not io._caretaker.is_alive()
 
 
