@@ -174,8 +174,8 @@ class Server:
             elif isinstance(i, s.Arrived):
                 self.do(self.machine.reject(i.key, "size", self.now))
             elif isinstance(i, s.Resolved):
-                assert i.client not in self.done
-                self.done.add(i.client)
+                assert i.key.client not in self.done
+                self.done.add(i.key.client)
             elif isinstance(i, s.Forget) and i.hang_up:
                 self.gone.add(i.conn)
             elif isinstance(i, s.Send):
