@@ -56,7 +56,9 @@ def test_a_field_of_another_type_is_named_with_its_line(tmp_path):
 @pytest.fixture
 def epsilon(monkeypatch):
     """One more number of each round, by one line of the table."""
-    new = Metric("epsilon", "privacy spent", "algorithm.epsilon", "line page compare", "epsilon")
+    new = Metric(
+        "epsilon", "privacy spent", "algorithm.epsilon", "line page compare track", "epsilon"
+    )
     monkeypatch.setattr(table, "METRICS", (*METRICS, new))
 
 

@@ -28,6 +28,7 @@ from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import ANEW, read_manifest
 from fednet.wire.book import Book
 
+TRACKED = ("tensorboard", "mlruns", "wandb")
 CUT = ("rounds.jsonl", "clients.jsonl")
 NEVER_CUT = ("wire.jsonl", "events.jsonl")
 
@@ -142,9 +143,10 @@ def _clear(path: Path) -> None:
         "server.json",
         "status.json",
         "partition.json",
+        "mlflow-run",
     ):
         (path / name).unlink(missing_ok=True)
-    for folder in ("checkpoint", "log", "code", "figures", "state", "keys"):
+    for folder in ("checkpoint", "log", "code", "figures", "state", "keys", *TRACKED):
         shutil.rmtree(path / folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # something of the user's own lies in it
         path.rmdir()

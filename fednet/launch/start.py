@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fednet.server.watch import Watcher
 
 # On resume.
-MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "report")
+MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "report")
 
 
 @contextlib.contextmanager

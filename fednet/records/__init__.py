@@ -6,7 +6,7 @@ checkpoint/manifest.json `manifest`
 
 The server writes these rows and `fednet.report` reads them. A reader ignores a field that it does
 not know, and a field that a line leaves out has its default. Each number that is shown is a line of
-`METRICS`: the console, the page, `compare` and `figure --y` use that table.
+`METRICS`: the console, the page, `compare`, `figure --y` and the trackers use that table.
 """
 
 from fednet.records.rows import FILES, JUDGED, Client, Event, Round, Row, Summary, Wire

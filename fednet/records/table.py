@@ -26,9 +26,9 @@ class Metric:
 
     name: as `--y` has it; label: on an axis and in a table, see `titled`; field: where it stands in
     a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
-    `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page
-    and compare (its last value). word and form: how the line says it. share: it is 0..1. unless: in
-    the line only where none of these other metrics has a value.
+    `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page,
+    compare (its last value) and track (TensorBoard). word and form: how the line says it. share: it
+    is 0..1. unless: in the line only where none of these other metrics has a value.
 
     An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and `said`
     replace by what the clients' own models are: `personal` or `local` (`Round.own_model`).
@@ -66,7 +66,7 @@ METRICS: tuple[Metric, ...] = (
         name="accuracy",
         label="global test accuracy",
         field="test_accuracy",
-        places="line page",
+        places="line page track",
         word="global accuracy",
         form=percent,
         share=True,
@@ -105,25 +105,27 @@ METRICS: tuple[Metric, ...] = (
         name="validation_accuracy",
         label="global validation accuracy",
         field="validation_accuracy",
-        places="page compare",
+        places="page compare track",
         share=True,
     ),
-    Metric(name="test_loss", label="test loss", field="test_loss", places="page"),
-    Metric(name="staleness", label="mean staleness", field="staleness", places="page"),
+    Metric(name="test_loss", label="test loss", field="test_loss", places="page track"),
+    Metric(name="staleness", label="mean staleness", field="staleness", places="page track"),
     Metric(
         name="train_loss",
         label="training loss",
         field="train_loss",
-        places="line page",
+        places="line page track",
         word="train loss",
     ),
 )
 # What a round costs: in its line after the numbers above and after who took part.
 COSTS: tuple[Metric, ...] = (
-    Metric("bytes_down", "bytes down", "bytes_down", "line", "down", mb),
-    Metric("bytes_up", "bytes up", "bytes_up", "line", "up", mb),
-    Metric("seconds", "seconds", "seconds", "line", "", "{:.1f} s".format),
-    Metric("virtual", "virtual seconds", "seconds_virtual", "line", "", "{:.1f} s virtual".format),
+    Metric("bytes_down", "bytes down", "bytes_down", "line track", "down", mb),
+    Metric("bytes_up", "bytes up", "bytes_up", "line track", "up", mb),
+    Metric("seconds", "seconds", "seconds", "line track", "", "{:.1f} s".format),
+    Metric(
+        "virtual", "virtual seconds", "seconds_virtual", "line track", "", "{:.1f} s virtual".format
+    ),
 )
 
 

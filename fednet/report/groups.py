@@ -21,6 +21,7 @@ ASIDE = (
     "name",
     "seed",
     "load",
+    "track",
     "report",
     "checkpoint",
     *WHERE,

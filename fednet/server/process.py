@@ -236,6 +236,7 @@ class Session:
         """Makes the rounds, which `begin` starts and `close` ends."""
         from fednet.experiment.faults import Faults, struck
         from fednet.server.io import ServerIO
+        from fednet.server.tracking import Trackers
         from fednet.server.watch import Watch
 
         exp, config = self.experiment, self.config
@@ -258,8 +259,10 @@ class Session:
             self._write_down,
         )
         self.watch = Watch(self.files, self.io, self.how.display, config.rounds, self.how.until)
+        self.tracker = Trackers(config, self.directory, self.how.display.note)
         also = self.how.callback
-        return self._rounds(faults, [also] if also is not None else [])
+        after = [self.tracker.round, *([also] if also is not None else [])]
+        return self._rounds(faults, after)
 
     def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
         from fednet.experiment.clock import VirtualClock
@@ -369,6 +372,7 @@ class Session:
                 self.files.flush,
                 lambda: self.files.close(over),
                 self.flight.close,
+                self.tracker.close,
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),
                 self.logs.close,
             ]

@@ -415,7 +415,7 @@ def configuration_seeds() -> list[bytes]:
         "link: {up_mbps: 'lognormal(1, 2)', per_client: {'0-3': {profile: 3g}}}\n",
         "faults: {schedule: [{round: 1, kind: crash, client: 0}]}\n",
         "availability: {model: bernoulli, p: 0.5}\nsecurity: {curve: true, keys: k, max_norm: 3}\n",
-        "privacy: {clip: 1}\n",
+        "privacy: {clip: 1}\ntrack: [tensorboard]\n",
         config.to_yaml(config.from_mapping({})),
     ]
     return [t.encode() for t in texts]

@@ -60,7 +60,7 @@ PARTS: dict[str, list[Any]] = {  # what a type alone does not say
 }
 # Of the whole run, of files that are not there, or of the time that it happens to take.
 LEFT = (
-    *("name", "load", "rounds", "clients", "task", "algorithm", "security", "checkpoint"),
+    *("name", "load", "rounds", "clients", "task", "track", "algorithm", "security", "checkpoint"),
     *("model.name", "model.weights", "model.base", "model.sha256", "model.clients"),
     *("model.others", "model.adapters.weights"),
     *("data.root", "data.download", "data.dataset", "data.partition.scheme"),
