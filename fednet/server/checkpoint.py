@@ -142,12 +142,10 @@ def _per_client(value: object) -> Iterator[PerClient]:
 
 class Residuals(State):
     """What compressed broadcasts have left out so far, by field; and what compressors remember at
-    both ends: (field, rows by client), a pair for each length. also: (name, another under which the
-    same stands in `down`), where an earlier release wrote it.
+    both ends: (field, rows by client), a pair for each length.
     """
 
     down: dict[str, torch.Tensor]
-    also: tuple[tuple[str, str], ...] = ()
     rows: tuple[tuple[str, PerClient], ...] = ()
 
 
@@ -178,12 +176,12 @@ class Memories:
             rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
         self._known = known
         kept = ((f, PerClient(_layout(n), of, self._store)) for (f, n), of in rows.items())
-        return Residuals(down, (), tuple(kept))  # type: ignore[call-arg]
+        return Residuals(down, tuple(kept))  # type: ignore[call-arg]
 
     def read(self, found: Residuals) -> dict[str, torch.Tensor]:
         """Raises StateError where a row is gone, or another."""
         by_row: dict[str, torch.Tensor] = {}
-        all = found.down | {name: found.down[same] for name, same in found.also}
+        all = dict(found.down)
         for name, kept in found.rows:
             for client, row in kept.names.items():
                 if row not in by_row:

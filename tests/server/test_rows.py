@@ -154,12 +154,3 @@ def test_what_compressors_remember_is_written_where_it_changed(tmp_path: Path) -
     del found["client 3/up/0/w/h"]  # forgotten
     assert not save(later, memories, found)
     assert len(names()) == 5
-
-
-def test_what_an_earlier_server_wrote_of_compressors_is_read(tmp_path: Path) -> None:
-    one = torch.ones(4)
-    made = Checkpoints(tmp_path)
-    old = Residuals({"client 0/down/0/x/h": one}, (("client 1/down/0/x/h", "client 0/down/0/x/h"),))
-    made.save(FedAvg.Server(row(1.0)), RunProgress(run="r"), {"extra": old})
-    found = Memories(made.rows).read(made.load(FedAvg.Server, Residuals)[2])
-    assert sorted(found) == ["client 0/down/0/x/h", "client 1/down/0/x/h"]
