@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import fednet
+from fednet.server.inbox import Inbox
 
 
 @pytest.mark.long
@@ -44,6 +45,47 @@ def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
     fednet.run(section, in_process=True, out=tmp_path)
     said = json.loads((tmp_path / "over" / "status.json").read_text())
     assert (said["state"], said["waiting"], said["arrived"]) == ("done", [], [])
+
+
+def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_payloads(
+    tmp_path, monkeypatch
+):
+    """Payloads of 1.5 MB, more than a part: in one process none of them is on disk."""
+    section = {
+        "name": "large",
+        "rounds": 2,
+        "clients": 3,
+        "participation": 1.0,
+        "model": {"name": "mlp", "hidden": [600, 600]},
+        "data": {"dataset": "synthetic", "samples": 60, "shape": [4], "classes": 2},
+        "report": False,
+    }
+    calm = fednet.run(section, in_process=True, out=tmp_path / "calm")
+    take, taken = Inbox.take, []
+
+    def taken_in(inbox, arrived, *more):
+        if arrived.key.purpose == "train":
+            taken.append(arrived.key.round)
+            if len(taken) == 5:
+                raise KeyError("a crash in the second round")
+        return take(inbox, arrived, *more)
+
+    monkeypatch.setattr(Inbox, "take", taken_in)
+    with pytest.raises(KeyError):
+        fednet.run(section, in_process=True, out=tmp_path / "cut")
+    assert not list((tmp_path / "cut").rglob("*.bin"))
+    again = fednet.run(section, in_process=True, out=tmp_path / "cut", resume=True)
+    assert [r.model_sha256 for r in again.rounds] == [r.model_sha256 for r in calm.rounds]
+    useful = [
+        sorted(
+            (r["round"], r["client"], r["direction"], r["kinds"]["state"])
+            for r in run.lines("wire")
+            if r["useful"] and "state" in r["kinds"]
+        )
+        for run in (again, calm)
+    ]
+    assert useful[0] == useful[1]
+    assert taken == [1, 1, 1] + [2] * (2 + 3)
 
 
 # What other systems than Linux lack, taken away before fednet is imported.
