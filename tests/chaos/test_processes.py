@@ -98,7 +98,7 @@ def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(
         assert fed.status() == status
         assert time.monotonic() - began < 10  # what is promised, not what it takes
         assert not any(alive(pid) for pid in pids)
-        assert "go on with --resume" in fed.output()
+        assert "continue with --resume" in fed.output()
         assert len(fed.rounds()) < 3
         fed.supervisor(1, resume=True)
         ended_well(fed)

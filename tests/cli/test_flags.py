@@ -165,8 +165,11 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet run --workers 0", "--workers"),
         ("fednet run --workers 2 --in-process", "not allowed with argument --workers"),
         ("fednet run --until soon", "expected a length of time"),
-        ("fednet run --transport tcp", "fednet run: --transport is gone: between processes all "),
-        ("fednet run --transport=memory", "--transport is gone: between processes all "),
+        (
+            "fednet run --transport tcp",
+            "fednet run: --transport is gone: several processes always send",
+        ),
+        ("fednet run --transport=memory", "--transport is gone: several processes always send"),
         ("fednet run c.yaml", "fednet run: c.yaml:2: unknown key comm_round; "),
         ("fednet run c.yaml", "Did you mean rounds?"),
         ("fednet run --set comm_round=3", "fednet run: --set comm_round=3: unknown key comm_round"),

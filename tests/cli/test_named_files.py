@@ -17,7 +17,6 @@ import fednet
 from fednet.cli import main
 from fednet.descriptors import named
 from fednet.errors import ConfigError
-from fednet.experiment import selection
 from fednet.models import adapters
 from fednet.world import reading
 from tests.cli.test_flags import call
@@ -68,8 +67,6 @@ def test_a_command_says_that_the_file_it_was_given_is_a_pipe(line, pipe, capsys)
 def test_a_configuration_may_name_no_pipe(pipe):
     with pytest.raises(ConfigError, match=REFUSED):
         reading.text(f"./{pipe}", "availability.trace", ["phones"])
-    with pytest.raises(ConfigError, match=REFUSED):
-        selection._trace(pipe, 4, 1)
     for at, name in enumerate(adapters.FILES):  # either of the two
         folder = Path(f"peft{at}")
         folder.mkdir()

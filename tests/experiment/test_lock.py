@@ -199,7 +199,7 @@ def test_a_damaged_lock_that_nobody_holds_is_taken_and_one_that_is_held_is_named
     path = tmp_path / "run" / "lock"
     path.write_bytes(content)
     for look in (lambda: lock.read(path), lambda: lock.refuse_held(tmp_path / "run")):
-        with pytest.raises(StateError, match=rf"{re.escape(str(path))}: not .*delete it where"):
+        with pytest.raises(StateError, match=rf"{re.escape(str(path))}: not .*delete it if"):
             look()
     with lock.holding(tmp_path / "run"):
         lock.check(tmp_path / "run")

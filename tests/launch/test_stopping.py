@@ -56,7 +56,11 @@ def test_an_interrupt_of_a_notebook_waits_until_the_runs_processes_have_saved(
 
 def launcher(monkeypatch, folder: Path, server) -> Supervisor:
     """A launcher whose server only does that, and whose worker waits."""
-    waits = lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL) or signal.pause()  # noqa: E731
+
+    def waits(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pause()
+
     monkeypatch.setattr(Supervisor, "_warm_up", lambda _: None)
     monkeypatch.setattr(Supervisor, "_server", server)
     monkeypatch.setattr(Supervisor, "_worker", waits)

@@ -259,7 +259,7 @@ def test_condensation_is_refused_with_its_reason(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "target", "says"),
     [
-        ("fedper", ["head"], "model.adapters: it leaves fedper nothing to share"),
+        ("fedper", ["head"], "model.adapters: with it fedper has nothing to send"),
         ("fedrod", ["body.*"], "let it name head.weight and head.bias too"),
         ("fedrod", ["head"], r"model\.adapters\.target: fedrod trains a personal head P"),
     ],

@@ -132,9 +132,9 @@ def test_the_bytes_are_those_of_what_is_trained(tmp_path):
     [
         ("feddc", ONLY, "train.only: a condensed image's gradients"),
         ("feddcplus", ONLY, "train.only: a condensed image's gradients"),
-        ("fedper", ["head.*"], "leaves fedper nothing"),
-        ("fedbabu", ["head.*"], "leaves fedbabu nothing to share"),
-        ("lgfedavg", ["body.fc1.*"], "leaves lgfedavg nothing to share"),
+        ("fedper", ["head.*"], "with it fedper has nothing to send"),
+        ("fedbabu", ["head.*"], "with it fedbabu has nothing to send"),
+        ("lgfedavg", ["body.fc1.*"], "with it lgfedavg has nothing to send"),
         ("fedrod", ["body.*"], "let it name head.weight and head.bias too"),
         ("fedavg", ["hed.*"], "matches no tensor"),
     ],

@@ -11,7 +11,7 @@ from torch import nn
 
 import fednet
 from fednet.experiment import build
-from fednet.experiment.judging import asked
+from fednet.experiment.judging import evaluated_clients
 from fednet.tensors import Tensors
 from fednet.training.hosts import SiteHost
 from tests.rooms import lines, merged, run, small, summary
@@ -245,7 +245,7 @@ def test_what_came_down_in_a_round_is_not_called_the_global_model_after_it(tmp_p
 def test_of_many_clients_a_seeded_sample_is_judged_and_nothing_kept(tmp_path):
     changes = merged(JUDGED, {"evaluate": {"most": 3}})
     directory = run(tmp_path, **changes)
-    chosen = asked(small(**changes))
+    chosen = evaluated_clients(small(**changes))
     assert len(chosen) == 3
     assert [row["client"] for row in finals(directory)] == chosen
     assert summary(directory)["judged"]["clients"] == 3

@@ -39,7 +39,7 @@ def test_a_released_claim_is_free(tmp_path):
 def test_of_a_claim_whose_folder_is_deleted_its_holder_is_told_and_makes_it_not_anew(tmp_path):
     held = claims.claim(tmp_path / "books", "work")
     shutil.rmtree(tmp_path / "books")
-    with pytest.raises(CannotGoOn, match=r"work.claim.0 was deleted or moved while work went on"):
+    with pytest.raises(CannotGoOn, match=r"work.claim.0 was deleted or moved during the sweep"):
         held.beat()
     held.release()
     assert not (tmp_path / "books").exists()

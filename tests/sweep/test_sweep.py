@@ -56,7 +56,7 @@ def test_a_sweep_whose_folder_is_deleted_while_it_goes_on_says_so_and_makes_it_n
 ):
     s = sweep.load(path)
     home = running.home(s, tmp_path)
-    with pytest.raises(CannotGoOn, match="was deleted or moved while work went on there"):
+    with pytest.raises(CannotGoOn, match="was deleted or moved during the sweep"):
         running.run(s, tmp_path, line=stand_in("import shutil; shutil.rmtree(run.parent)"))
     assert not home.exists()
 
@@ -259,7 +259,7 @@ rows = {'round': 1, 'validation_accuracy': a}, {'round': 2}
         ("base: base.yaml\nvari: {}\n", "vary"),
         ("base: none.yaml\n", "there is no file"),
         ("base: base.yaml\nvary: {train.lr: []}\n", "at least one value"),
-        ("base: base.yaml\nvary: {seed: [1]}\n", "under `seeds`"),
+        ("base: base.yaml\nvary: {seed: [1]}\n", "give seeds by `seeds:`"),
         ("base: base.yaml\nseeds: [1, 1]\n", "different whole numbers"),
         (
             "base: base.yaml\nselect: {by: validation_loss, grid: {train.lr: [1]}}\n",
