@@ -292,10 +292,13 @@ class Keyring:
             return "key expired"
         return "key revoked" if user in self._former else "key not allowed"
 
-    def described(self, user: str) -> str:
-        """That key, and which clients it was for until it expired."""
+    def why_named(self, user: str) -> str:
+        """Why that public key may not connect, which it is, and which clients it was for until it
+        expired.
+        """
         clients = self._expired.get(user)
-        return f"{user} (of client {as_text(clients)})" if clients else user
+        whose = f" (of client {as_text(clients)})" if clients else ""
+        return f"{self.why_not(user)}: {user}{whose}"
 
     def refusal(self, user: str | None, client_id: int) -> str:
         """Why that public key may not speak for the client; "" if it may."""

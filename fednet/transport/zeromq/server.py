@@ -137,8 +137,8 @@ class Access:
             if user and self.keyring.allows(user.decode()):
                 self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
                 continue
-            reason = self.keyring.why_not(user.decode()) if user else "no key"
-            self._refuse(f"{reason}: {user.decode()}", address.decode())
+            reason = self.keyring.why_named(user.decode()) if user else "no key"
+            self._refuse(reason, address.decode())
             self.socket.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
 
     def changed(self) -> bool:
@@ -736,7 +736,7 @@ class ZmqServer:
         for conn, link in self._connections.conns.items():
             if link.user is not None and not keyring.allows(link.user):
                 link.why = keyring.why_not(link.user)
-                self._refuse("key", f"{link.why}: {link.user}", link.peer())
+                self._refuse("key", keyring.why_named(link.user), link.peer())
                 self.drop(conn, hang_up=True)
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
