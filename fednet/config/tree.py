@@ -198,24 +198,25 @@ def wrap(value: object, at: str, key: str = "") -> Node:
     return Node(_whole(value, at) if isinstance(value, str) else value, at, at)
 
 
-def at(tree: Node, dotted: str) -> Node:
-    """The node at a dotted path, or the nearest one above it that was written."""
+def _follow(tree: Node, dotted: str) -> tuple[Node, bool]:
+    """The last node on a dotted path that was written, and whether the path ends there."""
     node = tree
     for step in dotted.split("."):
         if not isinstance(node.value, dict) or step not in node.value:
-            return node
+            return node, False
         node = node.value[step]
-    return node
+    return node, True
+
+
+def at(tree: Node, dotted: str) -> Node:
+    """The node at a dotted path, or the nearest one above it that was written."""
+    return _follow(tree, dotted)[0]
 
 
 def below(tree: Node, dotted: str) -> Node | None:
     """The node at a dotted path; None if it was not written."""
-    node = tree
-    for step in dotted.split("."):
-        if not isinstance(node.value, dict) or step not in node.value:
-            return None
-        node = node.value[step]
-    return node
+    node, written = _follow(tree, dotted)
+    return node if written else None
 
 
 Refuse = Callable[[str, str], ConfigError]

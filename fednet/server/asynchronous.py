@@ -681,7 +681,7 @@ class Unasked:
     """Counts for how many updates in a row each client was free and asked nothing. limit: so many
     are a mistake.
 
-    Where all clients train at once, whoever is free is asked in the next round. Else a free client
+    Where all clients train at once, a free client is asked in the next round. Else a free client
     is drawn with a chance of at least b / N, of N clients where an update frees the places of b:
     to be passed over in 20 N / b rounds in a row has a chance of exp(-20).
     """

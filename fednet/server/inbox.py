@@ -303,7 +303,7 @@ class Reply:
         return whole[self.at : self.at + self.size]
 
 
-SMALL_BYTES = 64 << 10  # of a payload that lies in the log: at most
+SMALL_BYTES = 64 << 10  # the largest payload that is written into the log itself
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
@@ -365,7 +365,7 @@ class Inbox:
 
     # -- writing -----------------------------------------------------------------------------------
     def store(self, key: Key, offset: int, data: memoryview, size: int) -> None:
-        """Bytes of a payload of that size, in order; offset 0 starts it anew."""
+        """Bytes of a payload of that size, in order; offset 0 starts it again."""
         if offset == 0:
             self.abandon(key)
             self._uploads[key] = self._begin(key, size, data)

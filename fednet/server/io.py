@@ -6,9 +6,9 @@ them, and in the order in which a server that comes after this one relies on it.
     rows of the books  ->  log of the replies  ->  messages leave  ->  outcomes for the rounds
 
 Messages that bring the run nothing are capped: so many a second of each key, address and
-connection; whoever sends more is hung up on. A message before a join, or a join, counts against the
-key or address that it comes from; after the join heartbeats, and what belongs to nothing, count
-against the connection too. Connections are capped by the transport
+connection; the connection of a peer that sends more is closed. A message before a join, or a join,
+counts against the key or address that it comes from; after the join heartbeats, and what belongs to
+nothing, count against the connection too. Connections are capped by the transport
 (`transport/zeromq/server.py`).
 """
 

@@ -112,7 +112,7 @@ class Round:
 
     # -- what is said of it ------------------------------------------------------------------------
     def failures(self) -> list[str]:
-        """A sentence for each client that could not do its task, or whose reply was of no use."""
+        """A sentence for each client that could not do its task, or whose reply was unusable."""
         return [
             clean(f"client {client}: {reason.replace(f'client {client}: ', '', 1)}")
             for client, reason in sorted(self.dropped.items())

@@ -65,7 +65,7 @@ def finish(
         refused=rounds.io.protocol.refused,
         privacy=_privacy(config, last.algorithm) if config.privacy.clip is not None else None,
         provenance={
-            **provenance(config, command, switches, str(rounds.host.device)),
+            **provenance(command, switches, str(rounds.host.device)),
             "data_sha256": _data_digest(experiment),
         },
     )
@@ -127,9 +127,7 @@ def _data_digest(experiment: Experiment) -> str | None:
     return whole.hexdigest()
 
 
-def provenance(
-    config: Config, command: Sequence[str], switches: JsonMapping, device: str
-) -> JsonDict:
+def provenance(command: Sequence[str], switches: JsonMapping, device: str) -> JsonDict:
     """What it takes to repeat a run: versions, host, device, switches, the user's own files."""
     import torch
 

@@ -206,7 +206,7 @@ def _run(
     change = Correction.of(scratch, descent.trained, descent.hooks)
     take_step = _stepping(parameters, others, recipe, change)
     cast, scale = autocast(recipe.precision, device)
-    replay = None if change is not None else _replay(descent, loss, beside)
+    replay = None if change is not None else _replay(descent, beside)
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
 
@@ -249,8 +249,10 @@ def _run(
     return Course(step, float(total) / seen)
 
 
-def _replay(descent: Descent, loss: Loss, beside: object) -> Replay | None:
-    """None where a training's steps cannot be captured: they draw, or depend on steps before."""
+def _replay(descent: Descent, beside: object) -> Replay | None:
+    """None where a training's steps cannot be captured: they draw, or depend on steps before. A
+    host asks for graphs only with the task's own loss; a method's may differ in each training.
+    """
     scratch, recipe = descent.scratch, descent.recipe
     if not descent.graphs or not usable(scratch.device) or scratch.may_draw or beside:
         return None
