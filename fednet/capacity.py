@@ -1,5 +1,5 @@
-"""How much memory and disk this machine has left, to be checked before a size that somebody gave is
-used. Linux grants more memory than there is, and kills the process that then uses it.
+"""How much memory this machine has left, to be checked before a size that somebody gave is used.
+Linux grants more memory than there is, and kills the process that then uses it.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -55,13 +54,6 @@ def check_memory(nbytes: int, what: str) -> None:
     """Raises ConfigError where there is not enough memory. what: takes so many bytes."""
     if nbytes > (free := free_memory()):
         raise ConfigError(f"{what} takes {_shown(nbytes)} of memory; {_shown(free)} are free here.")
-
-
-def check_disk(nbytes: int, folder: Path, what: str) -> None:
-    """The same for the disk of a folder, which need not exist yet."""
-    there = next((p for p in (folder, *folder.parents) if p.exists()), None)
-    if there is not None and nbytes > (free := shutil.disk_usage(there).free):
-        raise ConfigError(f"{what} takes {_shown(nbytes)} in {there}; {_shown(free)} are free.")
 
 
 def _shown(nbytes: int) -> str:

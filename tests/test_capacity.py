@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from fednet import capacity, data, models
@@ -62,13 +60,6 @@ def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, mo
         capacity.check_memory(2_000_001, "more")
     limit.write_text("max\n")
     assert capacity.free_memory() > 2_000_000
-
-
-def test_disk_is_asked_where_a_folder_is_to_lie(tmp_path, monkeypatch):
-    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
-    capacity.check_disk(10**9, tmp_path / "not" / "yet", "as much")
-    with pytest.raises(ConfigError, match=r"more takes 2\.0 GB in .*; 1\.0 GB are free"):
-        capacity.check_disk(2 * 10**9, tmp_path / "not" / "yet", "more")
 
 
 @pytest.mark.parametrize("who", ["run", "server", "client"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednet.data import cache, pairs
+from fednet.data import pairs
 from fednet.errors import DataError, unknown
 from fednet.tensors import Inputs, mapped, to_device
 
@@ -479,7 +479,4 @@ def _take(pair: Split, indices: np.ndarray | slice) -> Split:
     if isinstance(indices, slice):
         return mapped(x, lambda part: part[indices]), y[indices]
     at = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-    taken = mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)
-    for part in named(x).values():
-        cache.let_go(part)
-    return taken
+    return mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)

@@ -1,9 +1,7 @@
-"""What several processes of one machine should do once: fetching files, decoding a hundred thousand
-images.
+"""Files that several processes of one machine share: downloads, and decoded images.
 
-Decoded images are kept as one .npy file in the user's cache. It is mapped into memory when read, so
-all processes share one copy of the pixels; and what is not being read need not be in memory at all,
-see `let_go`.
+Decoded images are kept as one .npy file in the user's cache. A process maps it into memory, so that
+all processes share one copy of the pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import hashlib
 import logging
 import math
 import mmap
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -27,9 +24,6 @@ from fednet.files import appear, clear_asides, unfinished
 from fednet.pages import copy_on_write
 
 log = logging.getLogger(__name__)
-SMALL_BYTES = 256 << 20  # of a set whose pages stay where they were read
-# By where their values begin.
-_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
 def once(
@@ -38,22 +32,20 @@ def once(
     dtype: str,
     blocks: Callable[[], Iterable[np.ndarray]],
 ) -> torch.Tensor:
-    """What the blocks make up, one after the other along dimension 0; or what an earlier process
-    kept that had the same `facts` (names, sizes and times of the files read). They are written as
-    they come: a set that memory cannot hold can be made.
+    """Joins the blocks along dimension 0 and keeps the result in the cache. If an earlier process
+    has kept one with the same `facts` (names, sizes and times of the files read), that is returned.
 
-    Where the cache cannot be written, the tensor is simply made again each time.
+    The blocks are written one by one, so the result may be larger than memory. If the cache cannot
+    be written, the blocks are joined in memory.
     """
-    name = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode()).hexdigest()[
-        :32
-    ]
-    file = places.cache() / "images" / f"{name}.npy"
+    digest = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode())
+    file = places.cache() / "images" / f"{digest.hexdigest()[:32]}.npy"
     try:
-        # Without the lock, for which a cache that others fill would have to be writable.
+        # First without the lock: the cache may be read-only, filled by somebody else.
         if (kept := _kept(file)) is not None:
             return kept
         with one_at_a_time(file.parent):
-            if (kept := _kept(file)) is None:  # by the process that held the lock until now
+            if (kept := _kept(file)) is None:  # another process may have written it meanwhile
                 clear_asides(file.parent)
                 _write(file, shape, dtype, blocks())
                 kept = mapped(file)
@@ -64,18 +56,18 @@ def once(
 
 
 def _kept(file: Path) -> torch.Tensor | None:
-    """Returns what an earlier process kept, if it is whole: after a power cut it may not be."""
+    """Returns the kept tensor; None if there is none, or a damaged one (after a power cut)."""
     try:
         return mapped(file)
     except FileNotFoundError:
         return None
     except ValueError as broken:
-        log.warning("%s is not what was kept there, and is made again: %s", file, broken)
+        log.warning("%s is damaged, and is made again: %s", file, broken)
         return None
 
 
 def _write(file: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> None:
-    """The file appears when it is whole."""
+    """Writes the blocks to a .npy file, which appears under its name once it is complete."""
     with unfinished(file) as aside:
         with aside.open("wb") as out:
             np.lib.format.write_array_header_1_0(
@@ -96,9 +88,8 @@ def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -
 
 
 def mapped(file: Path) -> torch.Tensor:
-    """The array of a .npy file, as pages of that file: memory that the system can take back. Not to
-    be written to: what was written is lost with `let_go`. Raises ValueError for a file that is not
-    whole.
+    """Maps the array of a .npy file into memory. Writing to it does not change the file. Raises
+    ValueError if the file is not complete.
     """
     with file.open("rb") as data:
         np.lib.format.read_magic(data)
@@ -107,8 +98,8 @@ def mapped(file: Path) -> torch.Tensor:
 
 
 def mapped_again(x: np.ndarray) -> torch.Tensor | None:
-    """What lies in a file that was mapped to be read alone, as `mapped` has it; None for an array
-    that does not. torch takes none that it may not write to.
+    """Maps the file of a read-only `numpy.memmap` again as `mapped` does, since torch needs memory
+    that may be written to. Returns None for any other array.
     """
     root: object = x
     while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
@@ -121,27 +112,13 @@ def mapped_again(x: np.ndarray) -> torch.Tensor | None:
 
 
 def _pages(file: int, dtype: npt.DTypeLike, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    pages, count = copy_on_write(file), math.prod(shape)
-    x = torch.from_numpy(np.frombuffer(pages, dtype, count, start).reshape(shape))
-    _mapped[x.data_ptr()] = pages
-    return x
-
-
-def let_go(x: torch.Tensor) -> None:
-    """Hands the pages of a tensor that `mapped` gave back to the system: whoever reads them next
-    finds them in its cache, or on the disk. Any other tensor stays as it is. Without this,
-    processes that host a thousand clients would come to hold all their data, of which each needs
-    one client's at a time. A small set stays too: to find its pages anew takes twenty times as long
-    as to gather a client's part of them, and those who read it share them.
-    """
-    pages = _mapped.get(x.data_ptr())
-    if pages is not None and len(pages) > SMALL_BYTES:
-        pages.madvise(mmap.MADV_DONTNEED)
+    values = np.frombuffer(copy_on_write(file), dtype, math.prod(shape), start)
+    return torch.from_numpy(values.reshape(shape))
 
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Inside, no other process of this machine is inside for the same folder."""
+    """Waits until no other process of this machine is in this context for the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".fednet.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

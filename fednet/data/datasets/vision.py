@@ -16,24 +16,6 @@ from fednet.data.cache import one_at_a_time
 from fednet.errors import DataError
 from fednet.registry import dataset
 
-GREY = tuple(
-    f"{which}-{what}-ubyte"
-    for which in ("train", "t10k")
-    for what in ("images-idx3", "labels-idx1")
-)
-# name -> (folder under the root, files in it, archive beside it)
-PUBLISHED: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "MNIST": ("MNIST/raw", GREY, ""),
-    "FashionMNIST": ("FashionMNIST/raw", GREY, ""),
-    "SVHN": ("", ("train_32x32.mat", "test_32x32.mat"), ""),
-    "CIFAR10": (
-        "cifar-10-batches-py",
-        (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta"),
-        "cifar-10-python.tar.gz",
-    ),
-    "CIFAR100": ("cifar-100-python", ("train", "test", "meta"), "cifar-100-python.tar.gz"),
-}
-
 
 @dataset("mnist")
 def mnist(root: Path, download: bool) -> Data:
@@ -96,42 +78,22 @@ def _cifar(
     return Data(train=pairs[0], test=pairs[1], classes=len(names), mean=mean, std=std, names=names)
 
 
-# One of torchvision's datasets, each with attributes of its own.
 def _read(name: str, root: Path, download: bool, **which: object) -> Any:
+    """Returns one of torchvision's datasets, each of which has attributes of its own."""
     from torchvision import datasets
 
     try:
         with one_at_a_time(root) if download else contextlib.nullcontext():
             return getattr(datasets, name)(str(root), download=download, **which)
     except (RuntimeError, OSError, ValueError) as wrong:  # absent or damaged files; no network
-        reason = (str(wrong).splitlines() or [type(wrong).__name__])[0].partition(". You can use")[
-            0
-        ]
-        hint = (
-            ""
-            if download
-            else (
-                " Set data.root or FEDNET_DATA to the folder that holds it, or data.download: "
-                "true to fetch (or unpack) it."
+        first = (str(wrong).splitlines() or [type(wrong).__name__])[0]
+        reason = first.partition(" You can use")[0].rstrip(".")
+        hint = ""
+        if not download:
+            hint = (
+                " Set data.root or FEDNET_DATA to the folder that holds it, or data.download: true "
+                "to fetch (or unpack) it."
             )
-        )
         raise DataError(
-            f"data.dataset: {name} could not be read under {root}: "
-            f"{_there(name, root, reason)}.{hint}"
+            f"data.dataset: {name} could not be read under {root}: {reason}.{hint}"
         ) from wrong
-
-
-def _there(name: str, root: Path, reason: str) -> str:
-    """Says which files of a dataset were found, as half a sentence; reason: why reading failed."""
-    folder, files, archive = PUBLISHED[name]
-    paths = [f"{folder}/{f}".lstrip("/") for f in files]
-    missing = [p for p in paths if not (root / p).is_file()]
-    packed = next(
-        (p for p in (archive, *(f"{m}.gz" for m in missing)) if p and (root / p).is_file()), None
-    )
-    if missing and packed:
-        return f"{packed} is not unpacked"
-    if missing:
-        found = "the others of its files only" if len(missing) < len(paths) else "none of them"
-        return f"expected {', '.join(missing)}, found {found}"
-    return f"its {len(files)} files are there, but not as published ({reason})"
