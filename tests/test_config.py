@@ -154,7 +154,6 @@ def test_mapping_holds_every_key_under_the_manuals_names():
         "most": 1000,
         "finetune": False,
         "shared": "latest",
-        "keep_local": "auto",
         "batch_size": 512,
     }
     assert made["stop"] == {"accuracy": None, "megabytes": None, "seconds": None}

@@ -58,7 +58,6 @@ def test_that_a_method_waits_for_nobody_is_said(tmp_path):
         ({"schedule": {"mode": "async", "every": 3}}, "schedule.every: only applies to semi-sync"),
         ({"schedule": "semi-sync"}, "semi-sync needs every"),
         ({"schedule": {"mode": "async", "buffer": 11}}, "more than the 10 clients"),
-        ({"round": {"first": 2}}, "round.first: cannot be combined with schedule: async"),
         ({"round": {"ask": 1.5}}, "round.ask"),
         ({"evaluate": {"clients": "all"}}, "evaluate.clients"),
         ({"privacy": {"clip": 1.0, "noise": 1.0}}, "privacy.noise"),

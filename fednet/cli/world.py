@@ -69,7 +69,7 @@ def _availability(config: Config, out: Path | None, quiet: bool) -> None:
     made = world.of(config)
     assert made.presence is not None
     if out is not None:
-        traces.draw_presence(made.presence, out, made.start)
+        traces.draw_presence(made.presence, out)
     if quiet:
         return
     import numpy as np
@@ -77,7 +77,7 @@ def _availability(config: Config, out: Path | None, quiet: bool) -> None:
     lengths = [b - a for p in made.presence for a, b in p.spells]
     if not lengths:
         raise ConfigError("no client of the trace is ever available.")
-    found = traces.expected(made.presence, config.asked, made.start)
+    found = traces.expected(made.presence, config.asked)
     p25, median, p75, p95 = np.quantile(lengths, [0.25, 0.5, 0.75, 0.95])
     shares = [p.share() for p in made.presence]
     rows = [

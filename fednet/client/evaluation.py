@@ -145,7 +145,7 @@ def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) ->
             f"{changed[0]}, "
             f"not the whole model, and did not train by host.train: nobody knows the client's "
             f"model, which has to be evaluated. Set host.trained = fednet.Tensors.of(module), or "
-            f"evaluate.keep_local: never"
+            f"evaluate.clients: none"
         )
 
 

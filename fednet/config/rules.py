@@ -88,16 +88,12 @@ def _clients(c: Config) -> Iterator[Broken]:
         yield "participation", "is null and clients_per_round is not given; give one of them."
     if wanted is not None and wanted > there:
         yield "clients_per_round", f"{wanted} is more than the {there} clients there are."
-    if round.min_results > c.asked:
-        many = f"the {c.asked} clients asked in a round"
-        yield "round.min_results", f"{round.min_results} is more than {many}."
-    if round.first is not None and not round.min_results <= round.first <= c.asked:
-        span = f"min_results, {round.min_results}, to the {c.asked} clients asked in a round"
-        yield "round.first", f"expected a whole number from {span}, got {round.first}."
+    most = c.first or c.asked
+    if round.min_results > most:
+        waits = f"is more than the {most} replies that a round waits for."
+        yield "round.min_results", f"{round.min_results} {waits}"
     if round.start != "all" and round.start > there:
         yield "round.start", f"{round.start} is more than the {there} clients there are."
-    if round.ask is not None and round.first is not None:
-        yield "round.ask", f"first is given too; {KEEP_ONE}"
     # A client that is alive sends at least two heartbeats before it counts as lost.
     for key in ("closed", "silent"):
         patience, beat = getattr(round.lost, key), round.lost.beat
@@ -191,8 +187,6 @@ def _model(c: Config) -> Iterator[Broken]:
 
 def _traces(c: Config) -> Iterator[Broken]:
     given = c.availability.trace is not None
-    if not given and c.availability.start:
-        yield "availability.start", "only applies to availability.trace, which is not given."
     if given and c.availability.model != "always":
         yield "availability.trace", f"the model {c.availability.model} is given too; {KEEP_ONE}"
     if given and _plans(c, "crash"):
@@ -209,7 +203,6 @@ def _plans(c: Config, kind: str) -> bool:
 
 def _asynchronous(c: Config) -> Iterator[Broken]:
     for key, broken, reason in (
-        ("round.first", c.round.first is not None, "no round waits for its first replies"),
         (
             "round.ask",
             c.round.ask is not None,
@@ -366,12 +359,6 @@ def _method(c: Config, m: Method) -> Iterator[Broken]:
         yield "data.dataset", f"{held}; with site the sites have them all."
     if m.needs_public and not (c.data.public.samples or c.data.public.fraction):
         yield "data.public", f"{held}; set data.public.samples or data.public.fraction."
-    if m.personalised and c.evaluate.keep_local == "never":
-        yield (
-            "evaluate.keep_local",
-            f"{name} is evaluated by its clients' own models; expected auto or always, got "
-            f"'never'.",
-        )
     not_summed = f"{name} does not aggregate its replies as a sum of updates"
     if c.privacy.clip is not None and not m.sums_updates:
         yield "privacy.clip", f"{not_summed}, so clipping and noise cannot be applied to it."
@@ -444,7 +431,7 @@ def _secagg(c: Config, m: Method) -> Iterator[Broken]:
             "fewer clients than are drawn would add too little noise",
         ),
         ("checkpoint.every", c.checkpoint.every != 1, "no round can be summed twice; set 1"),
-        ("round.first", c.first is not None, "each step would have other clients"),
+        ("round.ask", c.first is not None, "each step would have other clients"),
         (
             "train.pack",
             c.train.pack > 1,

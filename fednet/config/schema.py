@@ -131,8 +131,6 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """
     step_ms: NonNegative | Drawn | None = None
     """Time of one training step, in simulated time. [ms]"""
-    seed: int | None = None
-    """Seed of these draws and of the jitter; null: the run's `seed`."""
 
     def of(self, client: int, clients: int) -> ClientLinkSection:
         """The link of a client: its own values, else those of its own profile, else those of
@@ -178,9 +176,9 @@ class AvailabilitySection(Section, frozen=True, kw_only=True):
     down: Share | None = None
     """markov: probability per round that an available client leaves. [probability]"""
     trace: str | None = None
-    """Instead of `model`: the seconds in which each client is available: `phones` or a file."""
-    start: NonNegative = 0.0
-    """Second of the trace at which the run starts; second 0 of `phones` is midnight. [s]"""
+    """Instead of `model`: the seconds in which each client is available: `phones`, which begins at
+    midnight, or a file.
+    """
 
 
 class DevicesSection(Section, frozen=True, kw_only=True):
@@ -254,7 +252,7 @@ class MaliciousSection(Section, frozen=True, kw_only=True):
     """Malicious clients: they attack in every round they are selected in."""
 
     clients: Share = 0.0
-    """Share of the clients that are malicious, rounded down; drawn with faults.seed. [share]"""
+    """Share of the clients that are malicious, rounded down; drawn from the run's seed. [share]"""
     attack: Literal["sign_flip", "label_flip", "gaussian", "alie", "ipm"] = "sign_flip"
     """sign_flip: the update with its sign turned; label_flip: an update trained on flipped labels;
     gaussian: noise; alie: slightly off the honest mean; ipm: against the honest mean. alie and ipm
@@ -286,8 +284,6 @@ class AggregationSection(Section, frozen=True, kw_only=True):
 class FaultsSection(Section, frozen=True, kw_only=True):
     """Faults, planned or random."""
 
-    seed: int = 0
-    """Seed of random faults."""
     random: dict[str, Share] = {}
     """Probability per client and round of each kind of fault: a crash of one round, a delay of 1 s,
     half the speed, half an upload. [probability]
@@ -443,11 +439,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     steps: AtLeast1 | None = None
     """Local steps K per round, instead of `epochs`. [steps]"""
     batch_size: AtLeast1 = 64
-    """Samples per step (B). [samples]"""
-    last_batch: Literal["auto", "keep", "drop", "merge"] = "auto"
-    """An epoch's last batch, if it is smaller than the others: keep it; drop it, as PFLlib does;
-    merge it with the one before; auto: keep it, but drop one of one or two samples if the model has
-    BatchNorm, whose statistics it would spoil. A client's only batch is always used.
+    """Samples per step (B). An epoch's last batch may be smaller; one of one or two samples is left
+    out if the model has BatchNorm, unless it is the only one. [samples]
     """
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Local optimizer; its state starts empty in every round. Some methods accept only sgd."""
@@ -520,7 +513,8 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """
     most: AtLeast1 | None = 1000
     """With more clients than this, an evaluation of all clients uses a fixed random sample of this
-    size; null: always all. [clients]
+    size, and only methods with personal models evaluate the clients' last local models; null:
+    always all. [clients]
     """
     finetune: bool = False
     """At the end also evaluate personal models after `train.epochs` more local epochs."""
@@ -528,10 +522,6 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """Shared part (FedRep) or prototypes (FedProto) that a client's own part is evaluated with:
     latest: the server's newest, as in the authors' code; last_seen: those of its last
     participation. Participants that evaluate during a round have only the latter.
-    """
-    keep_local: Literal["auto", "always", "never"] = "auto"
-    """Whether clients keep their last local model for evaluation; auto: for methods with personal
-    models, and for all methods if there are no more than `most` clients.
     """
     batch_size: AtLeast1 = 512
     """Samples per batch in evaluation. [samples]"""
@@ -586,10 +576,8 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """A round with fewer replies is discarded. [clients]"""
     ask: Annotated[float, msgspec.Meta(ge=1)] | None = None
     """Over-selection: select this many times the cohort and use the first replies, as many as the
-    cohort; instead of first. [times]
+    cohort. [times]
     """
-    first: AtLeast1 | None = None
-    """Close the round after this many replies; null: after all. [clients]"""
     lost: LostSection = LostSection()
     start: Literal["all"] | AtLeast1 = "all"
     """Clients that must have joined before round 1. [clients]"""
@@ -712,8 +700,6 @@ class SecaggSection(Section, frozen=True, kw_only=True):
     """open: the server sees each client's sample count and loss; masked: only the sum of the
     counts.
     """
-    blame: bool = True
-    """Exclude a client that provably broke the protocol from later rounds."""
     max_samples: AtLeast1 | None = None
     """Upper bound of a client's sample count as its weight; null: that of the largest client, if
     known. [samples]
@@ -805,7 +791,7 @@ class Config(Section, frozen=True, kw_only=True):
     @property
     def first(self) -> int | None:
         """Replies that close a round; None: those of all selected clients."""
-        return self.cohort_size if self.round.ask is not None else self.round.first
+        return self.cohort_size if self.round.ask is not None else None
 
     def replace(self, **changes: object) -> Config:
         """This configuration with some sections changed, unchecked."""

@@ -58,7 +58,7 @@ class VirtualClock:
         as the ledger has them; slow, delay: planned faults.
         """
         link, _ = self._link(client)
-        draw = seeds.rng(links.seed(self.config), "jitter", round, client)
+        draw = seeds.rng(self.config.seed, "jitter", round, client)
         training = self._training(client, steps, slow, delay)
         came = link.time(down, "down", draw, at)
         return {

@@ -99,7 +99,7 @@ class FaultPlan:
         crashes = [f for f in section.schedule if (f.kind, f.round) == ("server_crash", round)]
         points = [str(crash.at) for crash in crashes]
         if self._drawn("server_crash", round, -1):
-            rng = seeds.rng(section.seed, "fault/point", round)
+            rng = seeds.rng(self.config.seed, "fault/point", round)
             points.append(POINTS[int(rng.integers(len(POINTS)))])
         return points
 
@@ -107,7 +107,7 @@ class FaultPlan:
         rate = self.config.faults.random.get(kind, 0.0)
         if rate <= 0:
             return False
-        rng = seeds.rng(self.config.faults.seed, f"fault/{kind}", round, client)
+        rng = seeds.rng(self.config.seed, f"fault/{kind}", round, client)
         return bool(rng.random() < rate)
 
     @functools.cached_property

@@ -111,12 +111,12 @@ def evaluated_clients(config: Config) -> list[int]:
 
 
 def keeps_local(config: Config, personalised: bool) -> bool:
-    """Whether clients keep their last local model to evaluate it (`evaluate.keep_local`)."""
+    """Whether clients keep their last local model, to evaluate it."""
     section = config.evaluate
-    if not section.every or section.clients == "none" or section.keep_local == "never":
+    if not section.every or section.clients == "none":
         return False
     few = section.most is None or config.clients <= section.most
-    return section.keep_local == "always" or personalised or few
+    return personalised or few
 
 
 def judgements(payload: Judgement) -> dict[str, Counts]:

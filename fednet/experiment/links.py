@@ -24,25 +24,20 @@ from fednet.wire.frames import client_of
 Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 
-def seed(config: Config) -> int:
-    """The seed of everything that is drawn about links."""
-    return config.seed if config.link.seed is None else config.link.seed
-
-
 def of(config: Config, client: int) -> ClientLinkSection:
     """The link of one client, in figures."""
     section = config.link
     profile = section.profile
     if profile is not None and profile.startswith("choice("):
         names = [name.strip() for name in profile.removeprefix("choice(")[:-1].split(",")]
-        rng = seeds.rng(seed(config), "link/profile", 0, client)
+        rng = seeds.rng(config.seed, "link/profile", 0, client)
         section = msgspec.structs.replace(section, profile=names[int(rng.integers(len(names)))])
     found = section.of(client, config.clients)
     figures = {}
     for key in found.__struct_fields__:
         value = getattr(found, key)
         if key != "profile" and isinstance(value, str):
-            figures[key] = _draw(value, seeds.rng(seed(config), f"link/{key}", 0, client))
+            figures[key] = _draw(value, seeds.rng(config.seed, f"link/{key}", 0, client))
     return msgspec.structs.replace(found, profile=None, **figures)
 
 
@@ -73,7 +68,7 @@ def shaper(config: Config) -> Shaper | None:
     """Emulates the links of `config.link`; None where there is nothing to emulate."""
     if not emulated(config):
         return None
-    rng = seeds.rng(seed(config), "jitter/emulated")
+    rng = seeds.rng(config.seed, "jitter/emulated")
     return lambda transport, is_open: ShapedClient(
         transport,
         LinkShape(),

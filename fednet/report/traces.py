@@ -22,15 +22,15 @@ STAYS = (60.0, 600.0, 3600.0)  # seconds that a task may take
 SHOWN = 6  # links drawn one by one
 
 
-def present(presence: Sequence[Presence], start: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds from `start`, available clients), every ten minutes of a week, or until the last
+def present(presence: Sequence[Presence]) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, available clients), every ten minutes of a week, or until the last
     client has left for good.
     """
     ends = [p.spells[-1][1] for p in presence if p.spells]
     repeats = any(p.period is not None for p in presence)
-    last = 7 * DAY if repeats else max(1.0, min(7 * DAY, max(ends, default=0.0) - start))
+    last = 7 * DAY if repeats else max(1.0, min(7 * DAY, max(ends, default=0.0)))
     at = np.arange(0.0, last, min(STEP_S, last / 200))
-    return at, np.array([sum(p.until(start + t) is not None for p in presence) for t in at])
+    return at, np.array([sum(p.until(t) is not None for p in presence) for t in at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class Expected:
     stay: list[tuple[float, float]]
 
 
-def expected(presence: Sequence[Presence], asked: int, start: float = 0.0) -> Expected:
+def expected(presence: Sequence[Presence], asked: int) -> Expected:
     """asked: clients that a round selects if so many are available."""
-    at, here = present(presence, start)
+    at, here = present(presence)
     stays = []
     some = at[:: max(1, len(at) // 300)]
     for seconds in STAYS:
         found = []
         for t in some:
-            ends = [e for p in presence if (e := p.until(start + t)) is not None]
+            ends = [e for p in presence if (e := p.until(t)) is not None]
             if ends:
-                share = sum(e - start - t >= seconds for e in ends) / len(ends)
+                share = sum(e - t >= seconds for e in ends) / len(ends)
                 found.append(share * min(asked, len(ends)))
             else:
                 found.append(0.0)
@@ -66,8 +66,8 @@ def expected(presence: Sequence[Presence], asked: int, start: float = 0.0) -> Ex
 
 
 # -- pictures --------------------------------------------------------------------------------------
-def draw_presence(presence: Sequence[Presence], out: Path, start: float) -> Path:
-    at, here = present(presence, start)
+def draw_presence(presence: Sequence[Presence], out: Path) -> Path:
+    at, here = present(presence)
     lengths = np.sort([b - a for p in presence for a, b in p.spells])
     shares = np.sort([p.share() for p in presence])
     with canvas((9.0, 6.0), **style.FITTED) as fig:

@@ -35,9 +35,9 @@ def _drawn(seed: int, clients: int, share: float) -> frozenset[int]:
 
 
 def malicious(config: Config) -> frozenset[int]:
-    """Returns the malicious clients of a run: floor(share * N), drawn by the faults' seed."""
+    """Returns the malicious clients of a run: floor(share * N), drawn from the run's seed."""
     section = config.faults.malicious
-    return _drawn(config.faults.seed, config.clients, section.clients)
+    return _drawn(config.seed, config.clients, section.clients)
 
 
 def strength(config: Config) -> float:
@@ -63,7 +63,7 @@ def sent(y: Tensors, x: Tensors | None, config: Config, round: int, client: int)
             return y.with_vector(-factor * y.vector)
         return y.with_vector(blockwise(lambda y, x: x - factor * (y - x), y, x))
     if attack == "gaussian":
-        draws = seeds.torch_rng(config.faults.seed, "malicious/gaussian", round, client)
+        draws = seeds.torch_rng(config.seed, "malicious/gaussian", round, client)
         noise = factor * torch.randn(len(y.vector), generator=draws).to(y.vector.device)
         return y.with_vector(noise if x is None else x.vector.to(noise.device) + noise)
     return y

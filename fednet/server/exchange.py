@@ -259,7 +259,7 @@ class Exchanges:
     def _not_asked(self, exchange: Exchange, client: int) -> str:
         """Why a client is not asked: a planned fault, or what it did in an earlier round; or ""."""
         at, why = self.blamed.get(client, (exchange.round, ""))
-        if self.config.privacy.secagg.blame and at < exchange.round:
+        if at < exchange.round:
             return f"blamed in round {at}: {why}"
         return self.faults.out(exchange.round, exchange.index, [client]).get(client, "")
 
@@ -398,7 +398,7 @@ class Exchanges:
             return train.steps
         federation = self.experiment.federation
         n = len(federation.parts[client]) if federation is not None else self.samples(client)
-        return train.epochs * batch_count(n or 0, train.batch_size, train.last_batch)
+        return train.epochs * batch_count(n or 0, train.batch_size)
 
     # -- collecting --------------------------------------------------------------------------------
     def replies(self, exchange: Exchange) -> Iterator[tuple[int, Reply]]:

@@ -11,8 +11,6 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.judging import evaluated_clients
 from fednet.training.samples import FEW
 
-LAST_BATCH = {"auto": "left out", "drop": "left out", "merge": "merged with the one before"}
-
 
 def remarks(experiment: Experiment) -> Iterator[str]:
     """The remarks of the data and the trial, then those of the configuration."""
@@ -20,11 +18,9 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     yield from experiment.remarks
     few = clients_with_small_last_batch(experiment)
     if few:
-        kept = "trained on, and may spoil the running statistics"
-        done = LAST_BATCH.get(config.train.last_batch, kept)
         yield (
             f"under BatchNorm the last batch of {few} of {config.clients} clients has only "
-            f"{FEW} samples or 1; it is {done} (train.last_batch: {config.train.last_batch})."
+            f"{FEW} samples or 1; it is left out."
         )
     if config.schedule.mode == "async" and experiment.algorithm.own_schedule:
         yield (

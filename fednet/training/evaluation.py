@@ -19,7 +19,7 @@ from fednet import seeds
 from fednet.errors import ConfigError
 from fednet.loading import place
 from fednet.tensors import Inputs, Tensors
-from fednet.training.samples import batches, length, piece
+from fednet.training.samples import length, piece
 from fednet.training.scratch import KNOWN, Scratch
 
 if TYPE_CHECKING:
@@ -98,8 +98,10 @@ def recalibrated(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) 
         part.momentum = None  # a mean over all batches
         part.train()
     with torch.no_grad(), drawing(module, scratch.device):
-        for start, end in batches(length(inputs), batch_size, "merge"):
-            module(piece(inputs, start, end))
+        n = length(inputs)
+        count = max(1, n // batch_size)  # a small rest joins the last batch
+        for i in range(count):
+            module(piece(inputs, i * batch_size, n if i == count - 1 else (i + 1) * batch_size))
     for part, momentum in norms:
         part.momentum = momentum
         part.eval()

@@ -47,15 +47,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to descend. steps: so many optimizer steps instead of epochs. last_batch: see `batches`.
-    clip_norm: of the raw gradient, L2.
+    """How to descend. steps: so many optimizer steps instead of epochs. clip_norm: of the raw
+    gradient, L2.
     """
 
     lr: float
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 64
-    last_batch: str = "auto"
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -73,7 +72,6 @@ class Recipe:
             epochs=train.epochs if epochs is None else epochs,
             steps=train.steps if epochs is None and steps is None else steps,
             batch_size=train.batch_size,
-            last_batch=train.last_batch,
             optimizer=train.optimizer,
             momentum=train.momentum,
             weight_decay=train.weight_decay,
@@ -118,7 +116,7 @@ class Descent:
     def cuts(self) -> list[tuple[int, int]]:
         """(start, end) of the batches of one epoch."""
         batch_norm = self.scratch.batch_norm and self.train_mode
-        return batches(self.n, self.recipe.batch_size, self.recipe.last_batch, batch_norm)
+        return batches(self.n, self.recipe.batch_size, batch_norm)
 
     @property
     def steps(self) -> int:

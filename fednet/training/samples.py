@@ -42,29 +42,18 @@ def joined(
     return both, torch.cat([y, more[1].to(y.dtype)])
 
 
-def batch_count(n: int, size: int, last: str = "auto", batch_norm: bool = False) -> int:
+def batch_count(n: int, size: int, batch_norm: bool = False) -> int:
     """The number of batches of one epoch, see `batches`."""
     count = -(-n // size)
     left = n % size
-    if not left or count == 1:
-        return count
-    few = {"auto": FEW, "keep": 1, "drop": size, "merge": size}[last]
-    removed = left <= few and (batch_norm or last in ("drop", "merge"))
-    return count - 1 if removed else count
+    left_out = batch_norm and 0 < left <= FEW and count > 1
+    return count - 1 if left_out else count
 
 
-def batches(
-    n: int, size: int, last: str = "auto", batch_norm: bool = False
-) -> list[tuple[int, int]]:
-    """(start, end) of the batches of one epoch.
-
-    last: what becomes of a last batch of fewer than `size` samples: keep; drop; merge it with the
-    one before; auto: keep it, but under BatchNorm drop one of FEW samples or less. A batch that is
-    the only one stays. Under BatchNorm a last batch of one sample has no variance, and is dropped
-    by `keep` too.
+def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]]:
+    """(start, end) of the batches of one epoch. The last may be smaller. With BatchNorm a last
+    batch of at most FEW samples, whose statistics mean little, is left out unless it is the only
+    one.
     """
-    count = batch_count(n, size, last, batch_norm)
-    cuts = [(start, min(start + size, n)) for start in range(0, count * size, size)]
-    if last == "merge" and cuts:
-        cuts[-1] = (cuts[-1][0], n)
-    return cuts
+    count = batch_count(n, size, batch_norm)
+    return [(start, min(start + size, n)) for start in range(0, count * size, size)]

@@ -18,18 +18,17 @@ DEVICES = ("phones",)
 @dataclass(frozen=True, slots=True)
 class World:
     """A run's traces, by client. presence: None if all clients are always available. pace: None if
-    no trace says how long a step takes. start: the second of the trace at which the run begins.
+    no trace says how long a step takes.
     """
 
     presence: tuple[Presence, ...] | None = None
     pace: tuple[Pace, ...] | None = None
-    start: float = 0.0
 
     def here(self, t: float) -> list[bool] | None:
         """Returns which clients are available at second t of the run; None: all."""
         if self.presence is None:
             return None
-        return [p.until(t + self.start) is not None for p in self.presence]
+        return [p.until(t) is not None for p in self.presence]
 
     def until(self, client: int, t: float) -> float | None:
         """Returns the second of the run at which a client that is available at t leaves (infinite:
@@ -37,8 +36,7 @@ class World:
         """
         if self.presence is None:
             return math.inf
-        end = self.presence[client].until(t + self.start)
-        return None if end is None else end - self.start
+        return self.presence[client].until(t)
 
     def comes(self, client: int, t: float) -> float:
         """Returns the first second of the run from t on at which it is available; infinite: never
@@ -46,9 +44,9 @@ class World:
         """
         if self.presence is None or self.until(client, t) is not None:
             return t
-        at = self.presence[client].next(t + self.start) - self.start
+        at = self.presence[client].next(t)
         while math.isfinite(at) and self.until(client, at) is None:
-            at = math.nextafter(at, math.inf)  # the subtraction may have rounded down
+            at = math.nextafter(at, math.inf)  # the sum of whole periods may have rounded down
         return at
 
     def when(self, wanted: int, t: float) -> float:
@@ -69,10 +67,10 @@ class World:
         """Returns the first arrival after t of a client that is not available at t, or leaves."""
         found = math.inf
         for p in self.presence or ():
-            end = p.until(t + self.start)
-            gone = t + self.start if end is None else end
+            end = p.until(t)
+            gone = t if end is None else end
             if math.isfinite(gone):
-                found = min(found, p.next(gone) - self.start)
+                found = min(found, p.next(gone))
         return found
 
     def _longest(self) -> float:
@@ -89,7 +87,6 @@ def of(config: Config) -> World:
     return World(
         presence=None if section.trace is None else tuple(_presence(config)),
         pace=None if config.devices.trace is None else tuple(_paces(config)),
-        start=section.start,
     )
 
 
@@ -118,11 +115,10 @@ def links(config: Config, client: int) -> tuple[Rates, Rates] | None:
     given = config.link.trace
     if given is None:
         return None
-    seed = config.seed if config.link.seed is None else config.link.seed
     if isinstance(given, str) and given in shipped.LINKS:
-        return shipped.link(given, seed, client)
+        return shipped.link(given, config.seed, client)
     paths = (given, given) if isinstance(given, str) else given
-    return reading.link(paths, seed, client, config.clients)
+    return reading.link(paths, config.seed, client, config.clients)
 
 
 def kind(trace: str) -> str:

@@ -236,7 +236,7 @@ def test_methods_whose_server_looks_at_single_replies_are_refused_with_the_reaso
         ({"aggregation": {"rule": "median"}}, "looks at single replies"),
         ({"privacy": {"clip": 1.0, "noise": 1.0}}, "set client"),
         ({"checkpoint": {"every": 2}}, "summed twice"),
-        ({"round": {"first": 4}}, "other clients"),
+        ({"round": {"ask": 1.5}}, "other clients"),
         ({"train": {"pack": 2}}, "wait"),
         ({"faults": {"malicious": {"clients": 0.2, "attack": "alie"}}}, "single replies"),
         ({"privacy": {"secagg": {"threshold": 0.5}}}, "threshold"),

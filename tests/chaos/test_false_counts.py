@@ -86,12 +86,11 @@ def test_more_samples_than_a_site_may_have_are_refused_and_no_batch_of_them_is_l
     assert batch_count(1 << 40, 16) == 1 << 36
 
 
-@pytest.mark.parametrize("last", ["auto", "keep", "drop", "merge"])
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_batches_are_counted_as_they_are_cut(last: str, batch_norm: bool) -> None:
+def test_batches_are_counted_as_they_are_cut(batch_norm: bool) -> None:
     for n in range(14):
-        cuts = batches(n, 4, last, batch_norm)
-        assert batch_count(n, 4, last, batch_norm) == len(cuts)
+        cuts = batches(n, 4, batch_norm)
+        assert batch_count(n, 4, batch_norm) == len(cuts)
         assert [start for start, _ in cuts[1:]] == [end for _, end in cuts[:-1]]
-        whole = n if last == "merge" or n % 4 == 0 else n - n % 4
+        whole = n - n % 4
         assert not cuts or cuts[-1][1] in (n, whole)

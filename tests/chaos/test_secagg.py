@@ -167,7 +167,7 @@ def test_a_server_holds_no_single_vector_in_memory_log_or_checkpoint(tmp_path, p
     delay = late(STEPS.get(protocol, 1) - 1, seconds=4)
     if protocol == "none":
         del delay["faults"]["schedule"][0]["exchange"]
-    keep = {"evaluate": {"keep_local": "always"}, "checkpoint": {"every": 1}}
+    keep = {"evaluate": {"clients": "auto"}, "checkpoint": {"every": 1}}
     with Federation(tmp_path, **masked(protocol, **keep, **delay)) as fed:
         fed.client("0")
         server = fed.begin("1-3")

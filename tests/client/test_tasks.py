@@ -100,8 +100,7 @@ def test_a_task_that_never_has_memory_enough_is_given_up_and_the_others_count(tm
 @pytest.mark.parametrize(
     ("evaluate", "kept"),
     [
-        ({"clients": "auto", "keep_local": "auto"}, True),
-        ({"clients": "auto", "keep_local": "never"}, False),
+        ({"clients": "auto"}, True),
         ({"clients": "none"}, False),
     ],
 )

@@ -197,7 +197,7 @@ def test_a_client_that_lost_what_it_kept_trains_unless_training_starts_from_it(
             shutil.rmtree(folder)
 
     # Every client keeps its local model, which the last evaluation alone would need.
-    evaluate = {"clients": "auto", "keep_local": "always", "every": 100}
+    evaluate = {"clients": "auto", "every": 100}
 
     def both_rounds():
         return run(tmp_path, callback=lose, rounds=2, evaluate=evaluate, **changes)

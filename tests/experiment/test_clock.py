@@ -10,16 +10,16 @@ from tests.rooms import small
 
 def clock(**round_) -> VirtualClock:
     section = {"deadline": 10.0, **round_}
-    return VirtualClock(
-        small(clients=4, link={"clock": "virtual", "step_ms": 1}, round=section, rounds=1)
-    )
+    share = 0.5 if "ask" in round_ else 1.0  # with ask the first two of four count
+    link = {"clock": "virtual", "step_ms": 1}
+    return VirtualClock(small(clients=4, link=link, round=section, rounds=1, participation=share))
 
 
 TIED = {3: 2.0, 1: 2.0, 2: 2.0, 0: 1.0}
 
 
 def test_of_replies_that_come_at_once_the_smaller_ids_are_the_first() -> None:
-    late = clock(first=2).late(TIED)
+    late = clock(ask=2.0).late(TIED)
     assert late == {2: "not among the first 2", 3: "not among the first 2"}
 
 
@@ -34,7 +34,7 @@ def test_of_replies_that_come_at_once_the_smaller_ids_are_the_first() -> None:
     ],
 )
 def test_a_phase_that_closes_on_the_first_takes_as_long_as_these(times, lost, seconds) -> None:
-    assert clock(first=2).span(times, lost) == seconds
+    assert clock(ask=2.0).span(times, lost) == seconds
 
 
 def test_the_time_of_a_phase_is_that_of_the_last_client_and_of_several_the_smallest_id() -> None:

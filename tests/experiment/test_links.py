@@ -35,7 +35,7 @@ def test_a_figure_is_drawn_once_a_client_from_the_seed():
     assert [links.of(again, c).up_mbps for c in range(3)] == [
         links.of(config, c).up_mbps for c in range(3)
     ]
-    other = small(clients=3, link={"up_mbps": "lognormal(10, 1)", "seed": 1})
+    other = small(clients=3, seed=1, link={"up_mbps": "lognormal(10, 1)"})
     assert links.of(other, 0).up_mbps != links.of(config, 0).up_mbps
 
 

@@ -216,14 +216,3 @@ def test_a_masked_vector_that_comes_again_names_its_sender(
     assert [r.void for r in run.rounds] == [False] * 3
     assert "masked vector of round 1 once more" in run.rounds[1].dropped[str(ONE)]
     assert run.rounds[2].dropped[str(ONE)].startswith("blamed in round 2: ")
-
-
-def test_without_blame_a_liar_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lie(machine: Any, step: str, answer: bytes, question: bytes) -> bytes:
-        return bytes(len(answer)) if step == "keys" else answer
-
-    run = run_with(tmp_path, monkeypatch, lie, blame=False)
-    assert all("key" in r.dropped[str(ONE)] for r in run.rounds)
-    assert not any(r.dropped[str(ONE)].startswith("blamed") for r in run.rounds)

@@ -29,6 +29,7 @@ def clock(**round: object) -> VirtualClock:
         step_ms=10,
         per_client={"2-3": ClientLinkSection(up_mbps=2.0)},
     )
+    # Two of the four are selected per round, or with ask: 2 all four, of which the first two count.
     return VirtualClock(Config(clients=4, link=link, round=RoundSection(**round)))  # type: ignore[arg-type]
 
 
@@ -63,8 +64,8 @@ def test_who_is_beyond_the_deadline_is_late_and_the_round_lasts_until_then() -> 
 
 def test_the_first_k_count_and_ties_go_to_the_smaller_id() -> None:
     times = {3: 2.0, 0: 4.0, 1: 2.0, 2: 1.0}
-    assert clock(first=2).late(times) == {3: "not among the first 2", 0: "not among the first 2"}
-    assert clock(first=2).span(times) == 2.0
+    assert clock(ask=2.0).late(times) == {3: "not among the first 2", 0: "not among the first 2"}
+    assert clock(ask=2.0).span(times) == 2.0
 
 
 def test_a_lost_client_is_awaited_for_as_long_as_it_may_take_to_come_back() -> None:
@@ -125,9 +126,9 @@ def test_one_who_leaves_before_it_is_done_is_late_and_the_round_lasts_until_then
 
 def test_one_who_leaves_after_the_round_has_closed_was_not_among_the_first() -> None:
     times = {0: 1.0, 1: math.inf, 2: 2.0, 3: math.inf}
-    late = clock(first=2).late(times, {1: 5.0, 3: 1.5})
+    late = clock(ask=2.0).late(times, {1: 5.0, 3: 1.5})
     assert late == {1: "not among the first 2", 3: "left"}
-    assert clock(first=2).span(times, leaves={1: 5.0, 3: 1.5}) == 2.0
+    assert clock(ask=2.0).span(times, leaves={1: 5.0, 3: 1.5}) == 2.0
 
 
 def test_a_rate_of_each_second_makes_sending_take_as_long_as_when_it_begins(

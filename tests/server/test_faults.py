@@ -12,9 +12,9 @@ from fednet.experiment.faults import FaultPlan, Faults
 from fednet.wire.messages import Fault
 
 
-def config(**faults: Any) -> configuration.Config:
+def config(seed: int = 0, **faults: Any) -> configuration.Config:
     return configuration.from_mapping(
-        {"clients": 10, "participation": 1.0, "faults": faults}, where="the test"
+        {"seed": seed, "clients": 10, "participation": 1.0, "faults": faults}, where="the test"
     )
 
 

@@ -59,7 +59,7 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
         said = rf"client_update of Loop \(test_own_loop\.py, line {line}\) sends dx, not the whole"
         with pytest.raises(CannotGoOn, match=said):
             run(tmp_path, **here)
-        here["evaluate"]["keep_local"] = "never"
+        here["evaluate"]["clients"] = "none"
         path = run(tmp_path, **here, name="never")
         assert not any(row.get("accuracy_personal") for row in lines(path / "clients.jsonl"))
         return

@@ -265,34 +265,20 @@ def test_with_batch_norm_a_last_batch_of_one_is_dropped():
 
 
 @pytest.mark.parametrize(
-    ("last", "n", "cut", "norm"),
+    ("n", "cut", "norm"),
     [  # batches of 4: how many samples each has, without BatchNorm and with it
-        ("auto", 11, [4, 4, 3], [4, 4, 3]),
-        ("auto", 10, [4, 4, 2], [4, 4]),
-        ("auto", 9, [4, 4, 1], [4, 4]),
-        ("auto", 2, [2], [2]),
-        ("keep", 10, [4, 4, 2], [4, 4, 2]),
-        ("keep", 9, [4, 4, 1], [4, 4]),
-        ("drop", 11, [4, 4], [4, 4]),
-        ("drop", 3, [3], [3]),
-        ("drop", 8, [4, 4], [4, 4]),
-        ("merge", 10, [4, 6], [4, 6]),
-        ("merge", 5, [5], [5]),
-        ("merge", 3, [3], [3]),
-        ("merge", 8, [4, 4], [4, 4]),
+        (11, [4, 4, 3], [4, 4, 3]),
+        (10, [4, 4, 2], [4, 4]),
+        (9, [4, 4, 1], [4, 4]),
+        (8, [4, 4], [4, 4]),
+        (2, [2], [2]),
     ],
 )
-def test_the_last_batch_is_kept_dropped_or_merged(last, n, cut, norm):
+def test_a_small_last_batch_is_left_out_with_batch_norm(n, cut, norm):
     for batch_norm, expected in ((False, cut), (True, norm)):
-        found = batches(n, 4, last, batch_norm)
+        found = batches(n, 4, batch_norm)
         assert [end - start for start, end in found] == expected
         assert [start for start, _ in found] == [4 * i for i in range(len(found))]
-
-
-@pytest.mark.parametrize(("last", "steps"), [("auto", 2), ("keep", 3), ("drop", 2), ("merge", 2)])
-def test_training_goes_by_the_configured_last_batch(last, steps):
-    h = net_host(n=10, batch_size=4, last_batch=last)
-    assert h.train(h.initial).run.steps == steps
 
 
 def test_the_only_sample_is_trained_on_with_batch_norm_in_eval_mode():

@@ -58,8 +58,6 @@ def test_a_round_begins_once_as_many_are_there_as_it_needs():
     assert [there.when(2, t) for t in (0, 17, 25)] == [15, 17, 55]
     assert there.when(3, 0) == math.inf
     assert (World().until(7, 1e6), World().here(3), World().when(9, 3)) == (math.inf, None, 3)
-    late = World(presence=(SOME,), start=15.0)
-    assert (late.here(0), late.until(0, 0), late.when(1, 6)) == ([True], 5, 25)
     never = World(presence=(Presence(((0.0, 1.0),), 10), Presence(((5.0, 6.0),), 10)))
     assert (never.when(2, 0), never.when(1, 2.5)) == (math.inf, 5)
 
@@ -79,10 +77,6 @@ def test_a_file_by_client_is_read_as_it_is(tmp_path: Path):
     ("section", "said"),
     [
         (
-            {"availability": {"start": 3.0}},
-            "availability.start: only applies to availability.trace",
-        ),
-        (
             {"availability": {"trace": "phones", "model": "bernoulli", "p": 0.5}},
             "availability.trace: the model bernoulli is given too",
         ),
@@ -96,7 +90,6 @@ def test_a_file_by_client_is_read_as_it_is(tmp_path: Path):
             {"link": {"trace": "lte", "per_client": {"0": {"down_mbps": 3.0}}}},
             "link.per_client.0.down_mbps: link.trace gives the rates",
         ),
-        ({"round": {"ask": 1.3, "first": 1}}, "round.ask: first is given"),
         ({"link": {"clock": "virtual"}}, "link.clock: virtual needs link.step_ms"),
     ],
 )
@@ -109,8 +102,8 @@ def test_more_clients_are_asked_than_count():
     asked = config.from_mapping({"clients": 100, "participation": 0.1, "round": {"ask": 1.3}})
     assert (asked.cohort_size, asked.asked, asked.first) == (10, 13, 10)
     assert config.from_mapping({"round": {"ask": 9.0}}).asked == 10  # no more than there are
-    plain = config.from_mapping({"round": {"first": 3}})
-    assert (plain.asked, plain.first) == (5, 3)
+    plain = config.from_mapping({})
+    assert (plain.asked, plain.first) == (5, None)
     # A device of a trace needs no step time of its own.
     config.from_mapping({"link": {"clock": "virtual"}, "devices": {"trace": "phones"}})
 
