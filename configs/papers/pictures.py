@@ -204,7 +204,7 @@ def details(
         written += write(replace(figure, title=title), [folder / f"{stem}.png"])
     for run in runs.values():
         title = f"condensed images; {note}" if note else "condensed images"
-        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png", titles=(title, ""))
+        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png", title)
         if picture is not None:
             return [*written, picture]
     return written

@@ -27,8 +27,6 @@ from fednet.report.read import Run, open_run
 from fednet.sweep import claims, marks, pool
 from fednet.sweep.marks import RunSpec
 
-MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
-
 
 def main(asked: Request) -> int:
     """Returns the exit status."""
@@ -38,8 +36,6 @@ def main(asked: Request) -> int:
         return 0
     if not asked.table:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
-    if asked.table.lower() == "feddpc/table1":
-        return _measure(asked)
     job = plan(asked)
     if asked.plan:
         print(planning.plan(job, asked.out, asked.device, asked.jobs, asked.set))
@@ -205,27 +201,6 @@ def line(job: Reproduction, task: RunSpec) -> str:
     )
 
 
-# -- a table without runs --------------------------------------------------------------------------
-def _measure(asked: Request) -> int:
-    """Measures FedDPC's Table 1, which has no runs."""
-    from fednet.papers.servercost import report
-
-    of_runs = ("gather", "dataset", "only", "seeds", "setting", "set")
-    if said := next((name for name in of_runs if getattr(asked, name)), None):
-        raise ConfigError(
-            f"--{said}: {asked.table} has no runs behind it; it is measured whole, by the command "
-            f"without --{said}."
-        )
-    if asked.plan:
-        print(
-            "no runs: the server's half of each method is measured when it is asked for, in a "
-            "minute or two."
-        )
-        return 0
-    print(report())
-    return 0
-
-
 # -- what there is ---------------------------------------------------------------------------------
 def listing() -> str:
     """Every table and text figure, with what its runs are."""
@@ -235,10 +210,7 @@ def listing() -> str:
         caption = papers.caption(name).partition("; class")[0]
         datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in cells)
         lines.append((name, f"{len(cells):3d} cells", ", ".join(datasets), caption))
-    lines += [
-        (name, MEASURED.get(name, "  no runs"), "", f"prints {what}")
-        for name, what in papers.no_runs().items()
-    ]
+    lines += [(name, "  no runs", "", f"prints {what}") for name, what in papers.no_runs().items()]
     wide = [max(len(line[i]) for line in lines) for i in range(3)]
     return "\n".join(
         "  ".join([*(part.ljust(w) for part, w in zip(line, wide)), line[3]]) for line in lines

@@ -116,10 +116,10 @@ def measured(
     if match := re.fullmatch(r"(rounds|mb)_to_(\d+)", name):
         return metrics.to_target(run, int(match[2]) / 100, match[1])
     if name in ("rounds_to_target", "speedup"):
-        if versus is None:
+        reached = None if versus is None else metrics.speedup(run, versus, target_round)
+        if reached is None:
             return None
-        reached: JsonDict = metrics.speedup(run, versus, target_round)
-        return reached["round" if name == "rounds_to_target" else "speedup"]
+        return reached[0] if name == "rounds_to_target" else reached[1]
     if name in ("max_drop", "avg_drop", "avg_increase"):
         return percent(metrics.differences(a)[name])
     top = metrics.best(a)

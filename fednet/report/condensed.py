@@ -1,8 +1,9 @@
-"""A picture of FedDC's condensed images, which the clients send, and of the mean real images."""
+"""Draws FedDC's condensed images, which the clients send, beside the mean real images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,41 +36,40 @@ def class_means(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     )
 
 
-def grid(
-    images_by_client: ByClient,
-    class_means: torch.Tensor,
-    names: Sequence[str],
-    path: str | Path,
-    *,
-    beside: ByClient | None = None,
-    titles: tuple[str, str] = ("FedDC", "FedDC+"),
-) -> Path:
-    """Draws a row for each class: its real mean, then each client's condensed image of it; writes
-    PNG, PDF or SVG.
-
-    class_means: (C, c, h, w). names: of the C classes. beside: a second method's images, drawn in a
-    panel of its own.
+def draw(run_dir: Path, path: Path, title: str = "condensed images", most: int = 12) -> Path | None:
+    """Draws a row for each class: its real mean, then the condensed image of it of each client (of
+    the first `most`). Writes PNG, PDF or SVG; returns None for a run without such images.
     """
-    panels = [images_by_client] if beside is None else [images_by_client, beside]
-    rows, widths = len(class_means), [1 + len(p) for p in panels]
-    size, h, w = (1.2 + 0.62 * sum(widths), 0.8 + 0.62 * rows), *class_means.shape[-2:]
+    folder = run_dir / "condensed"
+    if not (folder / "means.safetensors").exists():
+        return None
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    with safe_open(named(folder / "means.safetensors"), "pt") as file:
+        names = json.loads((file.metadata() or {})["names"])
+        means = file.get_tensor("means")
+    files = {int(f.stem.split("-")[1]): f for f in folder.glob("client-*.safetensors")}
+    images = {}
+    for client in sorted(files)[:most]:
+        found = load_file(named(files[client]))
+        images[client] = found["x"], found["y"]
+
+    rows, columns = len(means), 1 + len(images)
+    h, w = means.shape[-2:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = (1.2 + 0.62 * columns, 0.8 + 0.62 * rows)
     with canvas(size, **style.FITTED, **{"axes.grid": False}) as figure:
-        axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
-        for axis, panel, title in zip(axes, panels, titles):
-            axis.imshow(mosaic(panel, class_means), interpolation="nearest")
-            axis.set_title(title)
-            axis.set_xticks(
-                [k * (w + GAP) + w / 2 for k in range(1 + len(panel))],
-                ["mean", *map(str, sorted(panel))],
-            )
-            axis.set_yticks(
-                [c * (h + GAP) + h / 2 for c in range(rows)],
-                names if axis is axes[0] else [""] * rows,
-            )
-            axis.set_xlabel("client")
-            axis.tick_params(length=0)
-            axis.spines[:].set_visible(False)
-        return saved(figure, Path(path), dpi=150)
+        axis = figure.add_subplot()
+        axis.imshow(mosaic(images, means), interpolation="nearest")
+        axis.set_title(title)
+        labels = ["mean", *map(str, images)]
+        axis.set_xticks([k * (w + GAP) + w / 2 for k in range(columns)], labels)
+        axis.set_yticks([c * (h + GAP) + h / 2 for c in range(rows)], names)
+        axis.set_xlabel("client")
+        axis.tick_params(length=0)
+        axis.spines[:].set_visible(False)
+        return saved(figure, path, dpi=150)
 
 
 def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:
@@ -89,55 +89,14 @@ def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:
 
 
 def shown(image: torch.Tensor) -> np.ndarray:
-    """(h, w, 3) in 0..1: each image stretched from its 1st to its 99th percentile, for condensed
-    pixels know no bounds. One channel is drawn grey; of more than three, the first three.
+    """(h, w, 3) in 0..1: the image stretched from its 1st to its 99th percentile, since condensed
+    pixels have no bounds. One channel is drawn grey; of more than three, the first three.
     """
     pixels = image.detach().cpu().double().numpy()
     low, high = np.percentile(pixels, [1, 99])
-    scaled = (
-        np.clip((pixels - low) / (high - low), 0, 1) if high > low else np.full_like(pixels, 0.5)
-    )
-    return np.moveaxis(scaled[:3] if len(scaled) >= 3 else np.repeat(scaled[:1], 3, axis=0), 0, -1)
-
-
-def draw(
-    run_dir: Path,
-    path: Path,
-    beside: Path | None = None,
-    most: int = 12,
-    titles: tuple[str, str] = ("condensed images", ""),
-) -> Path | None:
-    """The picture of a run's condensed images (of `most` clients), beside those of another run;
-    None where there are none.
-    """
-    means = run_dir / "condensed" / "means.safetensors"
-    if not means.exists():
-        return None
-    import json
-
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    def images(folder: Path) -> ByClient:
-        files = sorted(
-            (folder / "condensed").glob("client-*.safetensors"),
-            key=lambda p: int(p.stem.split("-")[1]),
-        )[:most]
-        return {
-            int(f.stem.split("-")[1]): (both["x"], both["y"])
-            for f in files
-            for both in [load_file(named(f))]
-        }
-
-    with safe_open(named(means), "pt") as file:
-        names = json.loads((file.metadata() or {})["names"])
-        values = file.get_tensor("means")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return grid(
-        images(run_dir),
-        values,
-        names,
-        path,
-        beside=images(beside) if beside is not None else None,
-        titles=titles,
-    )
+    if high > low:
+        pixels = np.clip((pixels - low) / (high - low), 0, 1)
+    else:
+        pixels = np.full_like(pixels, 0.5)
+    colours = pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, axis=0)
+    return np.moveaxis(colours, 0, -1)

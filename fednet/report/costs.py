@@ -6,17 +6,15 @@ protocol overhead included.
 
 from __future__ import annotations
 
-import operator
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.records import Row, Wire
+from fednet.records import Wire
 from fednet.report.read import Run, once
 from fednet.wire.book import counts, newest
 
@@ -29,15 +27,18 @@ SENT = {
     "down": "sent to all clients",
     "useful": "of messages that were used, each counted once, by and to all clients",
 }
+REPEATED = "round repeated"  # a reason of waste
 AFTER = 1 << 62  # the round number of the evaluation after the last round
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spent:
-    """The bytes of a run. rows: by (round, direction, kind); the kind `envelope` is all that is not
-    payload, and the evaluation after the last round has the round AFTER. raw: payload before
-    compression, by direction; messages: their number, by direction; servers: how many server
-    processes the run had.
+    """The bytes of a run.
+
+    rows: by (round, direction, kind); the kind `envelope` is all that is not payload, and the
+    evaluation after the last round has the round AFTER. raw: payload before compression, by
+    direction; messages: their number, by direction; servers: the numbers of the run's server
+    processes.
 
     All bytes are used, wasted, or `connection`: messages without a payload (greetings, joins,
     heartbeats, cancellations). useful: used bytes by direction, used: by round; method: used
@@ -45,15 +46,44 @@ class Spent:
     requests for the payloads.
     """
 
-    rows: dict[tuple[int, str, str], int]
-    useful: dict[str, int]
-    raw: dict[str, int]
-    messages: dict[str, int]
-    used: dict[int, int]
-    method: dict[str, dict[str, int]]
-    servers: int
-    wasted: dict[str, int]
-    connection: int
+    rows: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
+    raw: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    messages: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    servers: set[int] = field(default_factory=set)
+    useful: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    used: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    method: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {"up": defaultdict(int), "down": defaultdict(int)}
+    )
+    wasted: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    connection: int = 0
+
+    def add(self, w: Wire) -> None:
+        """Adds a message, or a row that is the sum of several."""
+        t, payload = round_of(w), sum(w.kinds.values())
+        for kind, n in w.kinds.items():
+            self.rows[t, w.direction, kind] += n
+        self.rows[t, w.direction, "envelope"] += w.bytes - payload
+        self.raw[w.direction] += w.raw_bytes
+        self.messages[w.direction] += w.messages or 1
+        self.servers.add(w.incarnation)
+        if w.useful and not w.twice:
+            self.use(w)
+        elif w.useful:
+            self.wasted[REPEATED] += w.bytes
+        elif w.kinds or w.reason or w.type == "refused":
+            why = w.reason or ("not used" if w.kinds else w.type)
+            self.wasted[why.partition(":")[0]] += w.bytes
+        else:
+            self.connection += w.bytes
+
+    def use(self, w: Wire, sign: int = 1) -> None:
+        """Counts a message as used; with sign -1, no longer."""
+        self.useful[w.direction] += sign * w.bytes
+        self.used[round_of(w)] += sign * w.bytes
+        if w.purpose == "train":
+            for kind, n in w.kinds.items():
+                self.method[w.direction][kind] += sign * n
 
     def sum(self, **by: str | int) -> int:
         """Bytes with this `round`, `direction` and `kind`, whichever are given."""
@@ -89,62 +119,21 @@ def ledger(run: Run) -> Spent:
     """Sums `wire.jsonl`, one row at a time. For a run without that file: the totals of
     `rounds.jsonl`, all as kind `state`.
     """
-    rows, wasted = defaultdict[tuple[int, str, str], int](int), defaultdict[str, int](int)
-    raw, messages, useful = ({"up": 0, "down": 0} for _ in range(3))
-    used, connection = defaultdict[int, int](int), 0
-    method: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-
-    def use(w: Wire, times: int) -> None:
-        useful[w.direction] += times * w.bytes
-        used[round_of(w)] += times * w.bytes
-        if w.purpose == "train":
-            for kind, n in w.kinds.items():
-                method[w.direction][kind] += times * n
-
+    spent = Spent()
     servers: dict[int, set[int]] = defaultdict(set)
-    alike = list(_alike(run))
-    for w, _ in alike:
+    for w in run.messages():
+        spent.add(w)
         servers[round_of(w)].add(w.incarnation)
     # Only a round in which two servers took part can have a payload twice.
-    repeated = {t for t, processes in servers.items() if len(processes) > 1}
-    for w, times in alike:
-        t = round_of(w)
-        for kind, n in w.kinds.items():
-            rows[t, w.direction, kind] += times * n
-        rows[t, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
-        raw[w.direction] += times * w.raw_bytes
-        messages[w.direction] += times * (w.messages or 1)
-        if w.useful and w.twice:
-            wasted["round repeated"] += times * w.bytes
-        elif w.useful and t not in repeated:
-            use(w, times)
-        elif not w.useful and (w.kinds or w.reason or w.type == "refused"):
-            why = w.reason or ("not used" if w.kinds else w.type)
-            wasted[why.partition(":")[0]] += times * w.bytes
-        elif not w.useful:
-            connection += times * w.bytes
-    if repeated:
-        for w, counts_once in _once_each(run, repeated):
-            if counts_once:
-                use(w, 1)
-            elif not w.twice:  # counted above
-                wasted["round repeated"] += w.bytes
-    if not rows:
+    for w in _repeated(run, {t for t, processes in servers.items() if len(processes) > 1}):
+        spent.use(w, -1)
+        spent.wasted[REPEATED] += w.bytes
+    if not spent.rows:
         for r in run.rounds:
-            rows[r.round, "up", "state"] += r.bytes_up
-            rows[r.round, "down", "state"] += r.bytes_down
-            used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
-    return Spent(
-        dict(rows),
-        useful,
-        raw,
-        messages,
-        dict(used),
-        {way: dict(kinds) for way, kinds in method.items()},
-        len(set().union(*servers.values())),
-        dict(wasted),
-        connection,
-    )
+            spent.rows[r.round, "up", "state"] += r.bytes_up
+            spent.rows[r.round, "down", "state"] += r.bytes_down
+            spent.used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
+    return spent
 
 
 def round_of(w: Wire) -> int:
@@ -152,49 +141,19 @@ def round_of(w: Wire) -> int:
     return AFTER if w.final else w.round
 
 
-class _Spent(Row, kw_only=True, gc=False):
-    """The fields of a message that its costs depend on; its mappings as they are in the file."""
-
-    round: int = 0
-    direction: str = ""
-    type: str = ""
-    kinds: msgspec.Raw = msgspec.Raw(b"{}")
-    bytes: int = 0
-    raw_bytes: int = 0
-    useful: bool = True
-    purpose: str = "train"
-    incarnation: int = 0
-    reason: str | None = None
-    final: bool | None = None
-    messages: int | None = None
-    twice: bool | None = None
-
-
-_SINGLE = tuple(name for name in _Spent.__struct_fields__ if name != "kinds")
-
-
-def _alike(run: Run) -> Iterator[tuple[Wire, int]]:
-    """The messages without their clients and numbers, each with how many are alike in all other
-    fields. A round has few that differ, however many clients there are.
+def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
+    """The used messages of these rounds whose payload crossed again to a later server: one that is
+    started after a crash repeats the rounds since its checkpoint. Rows that are sums have this in
+    `twice`.
     """
-    single = operator.attrgetter(*_SINGLE)
-    found = Counter((bytes(w.kinds), single(w)) for w in run.lines("wire", _Spent))
-    decode = msgspec.json.Decoder(dict[str, int]).decode
-    for (kinds, values), times in found.items():
-        yield Wire(**dict(zip(_SINGLE, values)), kinds=decode(kinds)), times
-
-
-def _once_each(run: Run, rounds: set[int]) -> Iterator[tuple[Wire, bool]]:
-    """The used messages of these rounds, and whether each counts: a server that is started after a
-    crash repeats the rounds since its checkpoint, and each payload counts once.
-    """
+    if not rounds:
+        return
 
     def used() -> Iterator[Wire]:
         return (w for w in run.messages() if w.useful and round_of(w) in rounds)
 
     last = newest(used())
-    # Rows that are sums say themselves whether their round was repeated.
-    return ((w, not w.twice if w.messages else counts(w, last)) for w in used())
+    yield from (w for w in used() if not w.messages and not counts(w, last))
 
 
 def seconds_key(run: Run) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.records import JUDGED, Client, Round, Row, Summary, metric, names
+from fednet.records import JUDGED, Client, Round, Summary, metric, names
 from fednet.report import costs
 from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
@@ -72,22 +72,16 @@ def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total")
     return None if t is None else cost(run, by, bytes)[t]
 
 
-def speedup(run: Run, over: Run, at: int | None = None) -> JsonDict:
-    """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not
-    after `at`) and t the first round at which `run` is there. Never: t and speedup are None and
-    `text` is "<1".
+def speedup(run: Run, over: Run, at: int | None = None) -> tuple[int, float] | None:
+    """Returns (t, R / t). R: the last evaluated round of `over`, not after round `at`; t: the first
+    round in which `run` has the accuracy that `over` has in R. None if it never has.
     """
-    before = [(t, a) for t, a in curve(over) if at is None or t <= at]
+    before = [(R, a) for R, a in curve(over) if at is None or at >= R]
     if not before:
-        return {"target": None, "round": None, "speedup": None, "text": "-"}
+        return None
     R, target = before[-1]
     t = reached(curve(run), target)
-    return {
-        "target": target,
-        "round": t,
-        "speedup": None if t is None else R / t,
-        "text": "<1" if t is None else f"{R / t:.2f}x",
-    }
+    return None if t is None else (t, R / t)
 
 
 # -- stability (FedDC) -----------------------------------------------------------------------------
@@ -239,16 +233,6 @@ def participation(run: Run) -> Participation:
     return Participation([r.round for r in run.rounds], grid, reasons)
 
 
-class _Accuracy(Row, kw_only=True, gc=False):
-    """The fields of a client's record that are drawn."""
-
-    round: int = 0
-    client: int = -1
-    accuracy_global: float | None = None
-    accuracy_received: float | None = None
-    accuracy_personal: float | None = None
-
-
 @once
 def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
     """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
@@ -267,7 +251,7 @@ def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray]
     found = np.fromiter(
         (
             (rows[r.client], r.round, value)
-            for r in run.lines("clients", _Accuracy)
+            for r in run.lines("clients")
             if (value := getattr(r, field)) is not None and r.client in rows
         ),
         np.dtype((np.float64, 3)),
@@ -307,12 +291,6 @@ def to_accuracy(run: Run) -> list[dict[str, float]]:
     return [
         {"accuracy": a, "rounds": float(t), "mb": mb[t], "seconds": seconds[t]} for a, t in found
     ]
-
-
-def _world(run: Run) -> JsonDict:
-    """What `summary.json` has of the cost to an accuracy, and waste."""
-    found = {"to_accuracy": to_accuracy(run), "wasted": costs.wasted(run)}
-    return {name: value for name, value in found.items() if value}
 
 
 # -- all of it -------------------------------------------------------------------------------------
@@ -383,7 +361,11 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
     if losses := curve(run, "train_loss"):
         out["train_loss"] = losses[-1][1]
-    return out | _world(run)
+    if reached := to_accuracy(run):
+        out["to_accuracy"] = reached
+    if wasted := costs.wasted(run):
+        out["wasted"] = wasted
+    return out
 
 
 # -- over seeds ------------------------------------------------------------------------------------

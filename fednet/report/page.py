@@ -8,7 +8,6 @@ import base64
 import html
 import itertools
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from fednet.errors import ConfigError
 from fednet.files import write_aside
 from fednet.plain import JsonDict
 from fednet.records import Summary, shown
-from fednet.report import canvas, condensed, costs, figures, groups, metrics, style, tables
+from fednet.report import canvas, costs, figures, groups, metrics, style, tables
 from fednet.report.canvas import Drawn, Figure
 from fednet.report.figures import size
 from fednet.report.groups import Group
@@ -35,17 +34,12 @@ RUNS = 12  # with details at most
 Chart = Callable[[Figure], JsonDict]
 
 
-def write(
-    runs: Sequence[Run],
-    out: str | Path,
-    drawn: Mapping[str, Drawn] | None = None,
-    said: str = "",
-) -> Path:
+def write(runs: Sequence[Run], out: str | Path, drawn: Mapping[str, Drawn] | None = None) -> Path:
     """Writes the page aside and moves it into place. drawn: figures of a single run that have been
-    drawn already, by name; said: a line at the top. Raises ConfigError for no runs.
+    drawn already, by name. Raises ConfigError for no runs.
     """
     path = Path(out)
-    text = render(runs, drawn, said)
+    text = render(runs, drawn)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_aside(path, text)
     return path
@@ -64,12 +58,7 @@ def templates() -> Environment:
     )
 
 
-def render(
-    runs: Sequence[Run],
-    drawn: Mapping[str, Drawn] | None = None,
-    said: str = "",
-    again: int = 0,
-) -> str:
+def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again: int = 0) -> str:
     """The page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.
     """
@@ -94,7 +83,6 @@ def render(
             setting=groups.setting(runs),
             link=groups.link(runs),
             several=several,
-            said=said,
             again=again,
             tiles=[] if several else _tiles(runs[0]),
             live=[r.name for r in runs if not r.finished],
@@ -105,7 +93,6 @@ def render(
             details=[_details(r, chart) for r in firsts],
             hidden=len(runs) - len(firsts),
             differences=groups.differing(runs) if several else {},
-            side_by_side=_side_by_side(firsts),
         )
     )
 
@@ -230,7 +217,7 @@ def _details(run: Run, chart: Chart) -> JsonDict:
         "seed": run.seed,
         "cards": [chart(f) for f in figures.details(run)],
         "condensed": [(p.stem, _data_url(p)) for p in images],
-        "world": _world(run),
+        "tables": _tables(run),
         "table": _table(run),
         "provenance": {
             k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in provenance.items()
@@ -241,24 +228,25 @@ def _details(run: Run, chart: Chart) -> JsonDict:
     }
 
 
-def _world(run: Run) -> list[JsonDict]:
-    """Tables of the cost to an accuracy and of waste, those that the run has."""
+def _tables(run: Run) -> list[JsonDict]:
+    """Tables of the cost to reach an accuracy and of wasted traffic, if the run has any."""
     clock = costs.seconds_key(run)
     made: list[JsonDict] = []
     if reached := metrics.to_accuracy(run):
+        rows = [
+            (
+                f"{100 * r['accuracy']:g} %",
+                f"{r['rounds']:g}",
+                _short(r["mb"]),
+                _short(r["seconds"]),
+            )
+            for r in reached
+        ]
         made.append(
             {
                 "title": "Cost to reach an accuracy",
                 "head": ("global accuracy", "rounds", "MB", costs.axis("seconds", clock=clock)),
-                "rows": [
-                    (
-                        f"{100 * r['accuracy']:g} %",
-                        f"{r['rounds']:g}",
-                        _short(r["mb"]),
-                        _short(r["seconds"]),
-                    )
-                    for r in reached
-                ],
+                "rows": rows,
                 "note": "The first evaluated round at or above the accuracy. MB include all "
                 "messages.",
             }
@@ -270,9 +258,9 @@ def _world(run: Run) -> list[JsonDict]:
                 " In simulated time a reply that arrives after its round has closed is counted "
                 "in full, although a real link would have carried only a part of it."
             )
-        rows = [(why, _short(n / 1e6)) for why, n in wasted.items()]
+        by_reason = [(why, _short(n / 1e6)) for why, n in wasted.items()]
         made.append(
-            {"title": "Wasted traffic", "head": ("reason", "MB"), "rows": rows, "note": note}
+            {"title": "Wasted traffic", "head": ("reason", "MB"), "rows": by_reason, "note": note}
         )
     return made
 
@@ -291,21 +279,6 @@ def _table(run: Run) -> JsonDict | None:
         ],
         "left": max(0, len(counts) - ROWS),
     }
-
-
-def _side_by_side(runs: Sequence[Run]) -> str | None:
-    """The condensed images of the first two runs that have any, in one picture, as a data URL."""
-    pair = [r for r in runs if (r.dir / "condensed" / "means.safetensors").exists()][:2]
-    if len(pair) < 2:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = condensed.draw(
-            pair[0].dir,
-            Path(folder) / "pair.png",
-            beside=pair[1].dir,
-            titles=(pair[0].algorithm, pair[1].algorithm),
-        )
-        return None if path is None else _data_url(path)
 
 
 def _data_url(picture: Path) -> str:

@@ -24,7 +24,7 @@ from fednet.config import tree
 from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.plain import JsonDict, meet
-from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire, reading
+from fednet.records import FILES, Client, Event, Round, Summary, Wire, reading
 from fednet.records.table import OWN
 from fednet.wire import book
 
@@ -86,12 +86,12 @@ class Run:
         """Empty if each client brings its own data."""
         return _json(self.dir / "partition.json")
 
-    # Of the type that FILES has for the name, or of `kind`.
-    def lines(self, name: str, kind: type[Row] | None = None) -> Iterator[Any]:
-        """The rows of `NAME.jsonl`, one at a time. kind: with some of their fields alone."""
+    # Of the type that FILES has for the name.
+    def lines(self, name: str) -> Iterator[Any]:
+        """The rows of `NAME.jsonl`, one at a time."""
         files = book.parts(self.dir) if name == "wire" else [(self.dir / f"{name}.jsonl", None)]
         return itertools.chain.from_iterable(
-            reading.rows(self.dir, path, kind or FILES[name], end) for path, end in files
+            reading.rows(self.dir, path, FILES[name], end) for path, end in files
         )
 
     def messages(self) -> Iterator[Wire]:

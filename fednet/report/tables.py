@@ -233,7 +233,7 @@ def _notes(
     live = [r.name for r in runs if not r.finished]
     if live:
         notes.append(f"warning: not finished: {', '.join(live)}.")
-    resumed = [r.name for r in runs if costs.ledger(r).servers > 1]
+    resumed = [r.name for r in runs if len(costs.ledger(r).servers) > 1]
     if resumed and bytes != "useful":
         notes.append(
             f"warning: {', '.join(resumed)} {'was' if len(resumed) == 1 else 'were'} resumed, so "

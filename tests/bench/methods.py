@@ -31,11 +31,11 @@ from fednet.algorithms.state import PerClient
 from fednet.errors import ConfigError, unknown
 from fednet.experiment.build import Experiment
 from fednet.experiment.store import RowStore, on_disk
-from fednet.papers.servercost import one_round
 from fednet.training.hosts import ServerHost, SiteHost
 from tests.bench.family import machine
 from tests.bench.pack import SIZES, Size
 from tests.bench.run import spread
+from tests.bench.servercost import one_round
 
 POOL = 3  # distinct random replies: together more than a cache holds where the model is large
 

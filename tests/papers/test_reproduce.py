@@ -407,19 +407,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_pat
     below = tmp_path / "file" / "below"
     assert reproduce("feddpc/table2", "--out", below) == 2
     assert f"--out {below}: nothing can be written there" in capsys.readouterr().err
-
-
-def test_the_table_that_is_measured_without_runs_is_printed(monkeypatch, capsys):
-    from fednet.papers import servercost
-
-    monkeypatch.setattr(servercost, "report", lambda: "method  paper")
-    for words in ("--gather", "--only FedDPC", "--seeds 0,1"):
-        assert reproduce(f"feddpc/table1 {words}") == 2
-        refused = f"{words.split()[0]}: feddpc/table1 has no runs behind it"
-        assert refused in capsys.readouterr().err
-    assert reproduce("feddpc/table1 --plan") == 0
-    said = capsys.readouterr().out
-    assert "no runs" in said
-    assert "method  paper" not in said
-    assert reproduce("feddpc/table1") == 0
-    assert "method  paper" in capsys.readouterr().out

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from matplotlib.image import imread
+from safetensors.torch import save_file
 
-from fednet.report.condensed import GAP, class_means, grid, mosaic, shown
+from fednet.report.condensed import GAP, class_means, draw, mosaic, shown
 
 RAMP = torch.linspace(0, 1, 16).view(1, 4, 4)
 
@@ -47,34 +48,17 @@ def test_pixels_are_stretched_to_what_can_be_seen():
     assert shown(colours)[-1, -1].tolist() == [1, 0, 0]
 
 
-def test_one_method_or_two_side_by_side_are_written(tmp_path):
-    images = {i: (torch.stack([RAMP, -RAMP]), torch.tensor([0, 1])) for i in range(3)}
-    means = torch.stack([RAMP, RAMP])
-    one = imread(grid(images, means, ["cat", "dog"], tmp_path / "one.png"))
-    two = imread(grid(images, means, ["cat", "dog"], tmp_path / "two.png", beside=images))
-    assert two.shape[1] > 1.5 * one.shape[1]
-    assert (one[..., :3] < 0.5).any()
-
-
-def test_two_runs_with_condensed_images_stand_side_by_side_on_one_page(tmp_path):
-    from safetensors.torch import save_file
-
-    from fednet.report import open_run, page
-    from tests.report import fake_run
-
-    runs = []
-    for name in ("feddc", "feddcplus"):
-        folder = fake_run.write(tmp_path / name, algorithm={"name": name})
-        (folder / "condensed").mkdir()
-        save_file(
-            {"x": torch.zeros(1, 3, 4, 4), "y": torch.tensor([1])},
-            folder / "condensed" / "client-0.safetensors",
-        )
-        save_file(
-            {"means": torch.ones(2, 3, 4, 4)},
-            folder / "condensed" / "means.safetensors",
-            metadata={"names": '["cat", "dog"]'},
-        )
-        runs.append(open_run(folder))
-    assert "Condensed images of two methods" in page.render(runs)
-    assert "side by side" not in page.render(runs[:1])
+def test_the_picture_of_a_run_has_a_column_for_each_client(tmp_path):
+    assert draw(tmp_path, tmp_path / "none.png") is None
+    folder = tmp_path / "condensed"
+    folder.mkdir()
+    names = {"names": '["cat", "dog"]'}
+    save_file({"means": torch.stack([RAMP, RAMP])}, folder / "means.safetensors", metadata=names)
+    widths = []
+    for client in range(2):
+        images = {"x": torch.stack([RAMP, -RAMP]), "y": torch.tensor([0, 1])}
+        save_file(images, folder / f"client-{client}.safetensors")
+        picture = imread(draw(tmp_path, tmp_path / "one.png"))
+        widths.append(picture.shape[1])
+    assert widths[1] > widths[0]
+    assert (picture[..., :3] < 0.5).any()

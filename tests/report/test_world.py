@@ -56,7 +56,7 @@ def test_bytes_of_no_use_stand_by_their_reason_the_most_first(tmp_path: Path) ->
         ("not among the first 2", 50),
         ("late", 7),
     ]
-    titles = [t["title"] for t in page._world(run)]
+    titles = [t["title"] for t in page._tables(run)]
     assert titles == ["Cost to reach an accuracy", "Wasted traffic"]
 
 

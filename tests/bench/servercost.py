@@ -1,9 +1,10 @@
-"""FedDPC's Table 1, measured: what the server computes in a round, where the paper gives O
+"""Measures FedDPC's Table 1: the server's computation in a round, for which the paper gives O
 notation.
 
-A method's own server half is run on random updates of k' participants, with no training, no codec
-and no socket around it: what it hands out, its fold over the updates, and the step that follows. d
-parameters, k' participants.
+    python -m tests.bench.servercost
+
+A method's `broadcast`, `accumulate` and `server_update` run on random updates, without training,
+codec or network. d: number of parameters; k': number of participants.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def random(payload: type[P], layout: Layout, draws: np.random.Generator) -> P:
 
 
 def report() -> str:
-    """The paper's column `total_server` beside ours."""
+    """The paper's column `total_server` beside the measured times."""
     printed = papers.paper("feddpc")["tables"]["table1"]
     column = printed["columns"].index("total_server")
     algorithms = {
@@ -142,6 +143,10 @@ def report() -> str:
     return (
         f"{text}\n\nk' = {COHORT} of {CLIENTS} clients; "
         + ", ".join(f"{m}: d = {n:,}" for m, n in size.items())
-        + f". Median of {ROUNDS - 2} rounds, one thread, sums in float64. Its own server half of "
-        f"each method, without codec and network."
+        + f". Median of {ROUNDS - 2} rounds, one thread, sums in float64. The server half "
+        f"of each method, without codec and network."
     )
+
+
+if __name__ == "__main__":
+    print(report())
