@@ -4,14 +4,14 @@ that; and what is said to a peer that sends what cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
 from fednet.wire.ledger import Direction
-from fednet.wire.messages import Field, Key, Message
+from fednet.wire.messages import Key, Message
 
 STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
 REFUSALS = 16  # that a connection is answered with
@@ -44,21 +44,17 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """A reply is whole. The caller checks it and answers with `accept` or `reject`."""
+    """All of a reply's payload is here. The caller checks it, and calls `accept` or `reject`.
 
-    key: Key
-    form: Sequence[Field]
-    size: int
-    check: bytes
-    state: str
-    kept: bool
-    seconds: float
+    taken_s: seconds since its worker started with the task. up: the connection that the reply came
+    over. down: the connection that its task went over; None: an evaluation within a task.
+    """
+
+    reply: m.Reply
     worker: str
-    split: Sequence[float] = ()
-    taken_s: float = 0.0  # since its worker was free for it
-    reported: Mapping[str, float] = {}
-    up: bytes = b""  # the connection that it came over
-    down: bytes | None = None  # and its task went over; None: an evaluation within a task
+    taken_s: float = 0.0
+    up: bytes = b""
+    down: bytes | None = None
 
 
 class Resolved(msgspec.Struct, frozen=True):

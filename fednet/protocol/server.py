@@ -19,7 +19,7 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids
 from fednet.protocol.instructions import Arrived, Forget, Instruction, Refusals, Store, Turn
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
-from fednet.protocol.tasks import Job, Patience, Rules, Task, Tasks
+from fednet.protocol.tasks import Job, Rules, Task, Tasks
 from fednet.protocol.transfers import Receiving
 from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
 from fednet.wire import messages as m
@@ -67,7 +67,6 @@ class ServerProtocol:
         self._roster = Roster(max_workers, now)
         self._refusals = Refusals(self._turn, self._roster.worker_of)
         self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())
-        self._patience = Patience(self._turn, self._roster, self._tasks)
         self._welcome = welcome
         self._files, self._versions = dict(files or {}), dict(versions or {})
         self._layout, self._declared = layout, declared
@@ -85,7 +84,7 @@ class ServerProtocol:
     @property
     def work(self) -> Mapping[int, Task]:
         """The phase's tasks, by client."""
-        return self._tasks.work
+        return self._tasks.by_client
 
     @property
     def rules(self) -> Rules:
@@ -142,7 +141,7 @@ class ServerProtocol:
 
     def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Whom the phase waits for: for the display and `fednet status`."""
-        return self._patience.waiting(offset)
+        return self._tasks.waiting(offset)
 
     # -- the engine's commands ---------------------------------------------------------------------
     def begin(
@@ -158,7 +157,7 @@ class ServerProtocol:
         self._turn.now = now
         self._refusals.strikes.clear()
         self._tasks.begin(round, phase, purpose, jobs, rules)
-        self._patience.expire()
+        self._tasks.expire()
         return self._turn.take()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
@@ -223,7 +222,7 @@ class ServerProtocol:
         except RemoteProtocolError as broken:
             self._refusals.tell(conn, str(broken), str(message.__struct_config__.tag))
             stray = "refused"
-        self._patience.depart()
+        self._tasks.depart()
         if stray:
             self._turn.stray(stray)
             self._refusals.strike(conn)
@@ -265,7 +264,7 @@ class ServerProtocol:
             elif worker.gone_at is not None and self._turn.over(worker.gone_at, silent):
                 # It may be awaited for ever, but not where others can do its tasks.
                 self._tasks.replace(worker, self.present())
-        self._patience.expire()
+        self._tasks.expire()
         self._tasks.assign()
         self._grant()
         return self._turn.take()
@@ -491,7 +490,8 @@ class ServerProtocol:
                 return "doubled"
             self._declared(key, reply.form)
             w.judge_conn = conn
-            turn.say(Store(key, 0, body, reply.size), self._arrived(w, reply, worker, conn, None))
+            turn.say(Store(key, 0, body, reply.size))
+            turn.say(Arrived(reply, worker.name, turn.now - w.since, conn, None))
             return ""
         try:
             if not agrees:
@@ -500,8 +500,8 @@ class ServerProtocol:
         except RemoteProtocolError as broken:
             tasks.refuse(w, str(broken), True)
             return "refused"
-        tasks.change(w, TaskEvent.ANNOUNCED)
-        w.runs(turn.now)  # though one before it was dropped without a word, and seems to
+        w.change(TaskEvent.ANNOUNCED)
+        w.run(turn.now)  # though one before it was dropped without a word, and seems to
         w.reply, w.up_conn, w.moved = reply, conn, turn.now
         w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
         tasks.start_next(worker, key.client)
@@ -509,7 +509,7 @@ class ServerProtocol:
             w.up.ended = True
         elif body is not None or reply.size == 0:
             turn.say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
-            self._whole(w, reply, worker)
+            self._whole(w, reply)
         else:
             self._wanting[key.client] = w
             self._grant()
@@ -563,38 +563,19 @@ class ServerProtocol:
         if start is None or body is None:
             return "doubled"
         self._turn.say(Store(part.key, start, body, w.reply.size))
-        w.waited += self._turn.now - max(w.moved, w.asked)
         w.heard = w.moved = self._turn.now
         if w.up.whole:
-            self._whole(w, w.reply, self._roster.workers[w.worker])
+            self._whole(w, w.reply)
         else:
             self._wanting.setdefault(part.key.client, w)
             self._asked[part.key.client] = w
         self._grant()
         return ""
 
-    def _whole(self, w: Task, reply: m.Reply, worker: Worker) -> None:
-        self._tasks.change(w, TaskEvent.WHOLE)
-        self._turn.say(self._arrived(w, reply, worker, w.up_conn, w.conn))
-
-    def _arrived(
-        self, w: Task, reply: m.Reply, worker: Worker, up: bytes, down: bytes | None
-    ) -> Arrived:
-        return Arrived(
-            reply.key,
-            reply.form,
-            reply.size,
-            reply.check,
-            reply.state,
-            reply.kept,
-            reply.seconds,
-            worker.name,
-            tuple(reply.split),
-            self._turn.now - w.since,
-            reply.reported,
-            up,
-            down,
-        )
+    def _whole(self, w: Task, reply: m.Reply) -> None:
+        w.change(TaskEvent.WHOLE)
+        taken_s = self._turn.now - w.since
+        self._turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
 
     def _grant(self) -> None:
         """Grants parts to those whose replies are coming in, whoever waits longest first, within
@@ -607,14 +588,12 @@ class ServerProtocol:
         while free > 0 and self._wanting:
             client, w = next(iter(self._wanting.items()))
             up = w.up if w.status is TaskState.ARRIVING else None
-            began = up is not None and not up.ahead
             parts = up.grant(free) if up is not None else None
             if parts is None:
                 del self._wanting[client]
                 continue
             first, count = parts
             turn.send(w.up_conn, m.Pull(key=self._tasks.key(w), first=first, count=count))
-            w.asked = turn.now if began else w.asked
             self._asked[client] = w
             free -= count
 

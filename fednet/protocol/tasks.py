@@ -1,12 +1,11 @@
-"""The tasks of a phase: what is asked of each client, to whom it is handed, what becomes of it, and
-how long it is waited for. Their states are in `table`.
+"""The tasks of a phase: what each client is asked to do, which worker gets it, what becomes of it,
+and how long the server waits. Their states are in `table`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,27 +18,19 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import Fault, Field, Key
 
-TRIES = 3  # how often a task is given out after replies that had to be refused
-# how often a task is given out whose worker is lost, so that one that kills its workers ends
-LOSSES = 20
-DEATHS = 5  # how often a worker may be lost while it is at one task
-# What is said of a task's progress cannot be checked. Whatever is said, a task may take so many
-# times `stalled`; and, once half of the phase is done, no more than `SLOWER` times the slowest of
-# these by their cost, but `CALM` times `stalled` at least.
-CLAIMS = 64
-SLOWER = 20
-CALM = 4
-FLOOR = 8192  # bytes a second: an upload may be so slow for as long as it lasts
+TRIES = 3  # how often a task is handed out whose replies are refused
+LOSSES = 20  # how often a task is handed out whose worker is lost
+DEATHS = 5  # how often a worker may be lost while it runs one task, which may kill it
+CLAIMS = 64  # times `stalled` that a task may take; reports of progress cannot be checked
 # Why a client was dropped that no longer has the state which its task starts from.
 STATE_LOST = "failed: state lost: "
-LEFT = "left"  # why a client that was there no more did not complete its task
+LEFT = "left"  # why a client that went away did not complete its task
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """When a client is gone although its task is not done. at: on the caller's clock; else, where
-    that does not tell, by what has crossed: `down` parts of its task, None: all of them, and then
-    `up` bytes of its reply.
+    """When a client goes away in the middle of its task. at: on the caller's clock. Without a time:
+    after `down` parts of the task (None: all) and then `up` bytes of the reply have crossed.
     """
 
     at: float | None = None
@@ -48,16 +39,16 @@ class Leaves:
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A task for one client. cost: SGD steps, for longest-first; start, keep: client state
-    versions; state: the SHA-256 of the one it starts from; enrol: how many leading fields of the
-    form are the client's enrolment; judge: evaluate within the task; faults: to be acted out at the
-    first hand-out; lost: the one of them after which no reply will come. bound: only the
-    worker that had the client's last task can do it, as long as that is here; where it cannot, the
-    client is lost, not wrong. leaves: None where the client is there for as long as it takes; pace:
-    how long its device takes, at each hand-out. round: of this task, where tasks of several rounds
-    are under way at a time; 0: the phase's. with_base(): the same task
-    with the model that training starts from before its payload, for a worker that lacks that model;
-    None where this task has it, or needs none.
+    """A task for one client.
+
+    cost: SGD steps; the longest task goes out first. start, keep: versions of the client's state
+    before and after. state: SHA-256 of the one before. enrol: how many leading fields of the form
+    are the client's enrolment. judge: evaluate within the task. faults: planned faults of the first
+    hand-out; lost: the one of them after which no reply will come. pace: how long the client's
+    device takes, at each hand-out. bound: only the worker of the client's last task can do it,
+    while that worker is there; a client whose worker cannot is lost. leaves: None if the client
+    stays. round: of this task, where tasks of several rounds are under way; 0: the phase's.
+    with_base(): the same task with the base model before its payload, for a worker that lacks it.
     """
 
     client: int
@@ -79,15 +70,17 @@ class Job(msgspec.Struct, frozen=True):
     with_base: Callable[[], Job] | None = None
 
     def cut(self, direction: str, part: int) -> int | None:
-        """Bytes of its payload, in whole parts, that cross before the client is gone; None: all."""
+        """Returns the bytes of its payload, in whole parts, that cross before the client goes away;
+        None: all.
+        """
         if self.leaves is None or self.leaves.at is not None:
             return None
         parts = self.leaves.down if direction == "down" else -(-self.leaves.up // part)
         return None if parts is None else parts * part
 
     def short(self, size: int) -> int | None:
-        """Bytes of a reply of that size that cross before the cut that is planned for it; None:
-        none is.
+        """Returns the bytes of a reply of `size` that cross before its planned cut; None: no cut is
+        planned.
         """
         shares = [f.amount for f in self.faults if f.kind == self.lost == "drop_during_upload"]
         return before_cut(size, shares[0]) if shares else None
@@ -95,14 +88,13 @@ class Job(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How long is waited for whom, in seconds; None: for ever.
+    """How long the server waits, in seconds; None: for ever.
 
-    deadline: for a client's task, from its hand-out. closed, silent: how long a client may be away
-    after its connection closed or its heartbeat fell silent. stalled: how long a task may make no
-    progress, although its worker is heard of, where another worker hosts the same client; what is
-    only said of progress renews it no more than `CLAIMS` times, wherever the client is. join: how
-    long, after the server's start, an id may take to come at all. first: the phase closes on this
-    many replies.
+    deadline: for a client's task, from its hand-out. closed, silent: for a client whose connection
+    closed, or whose heartbeats stopped. stalled: for progress with a task, if another worker hosts
+    the same client; a task may take `CLAIMS` times as long in all, wherever the client is. join:
+    for an id that never came, from the server's start. first: the phase ends after this many
+    replies.
     """
 
     deadline: float | None = None
@@ -113,100 +105,49 @@ class Rules:
     stalled: float | None = 300.0
 
 
-_HANDED = {"worker", "conn", "running", "down", "judge_conn"}
-_REPLY = {"reply", "up", "up_conn", "asked", "waited"}
-# Which fields of a task mean something in each state, beside those that hold for all its attempts.
-FIELDS: dict[TaskState, set[str]] = {
-    TaskState.WAITING: set(),
-    TaskState.HANDED: _HANDED,
-    TaskState.ARRIVING: _HANDED | _REPLY,
-    TaskState.ARRIVED: _HANDED | _REPLY,
-    TaskState.DONE: _HANDED | _REPLY | {"took"},
-    TaskState.DROPPED: {"reason"},
-}
-
-
 @dataclass(slots=True)
 class Task:
-    """A job and how far it is. Its status is changed by `change` alone."""
+    """A job and its progress."""
 
     job: Job
     status: TaskState = TaskState.WAITING
     attempt: int = 0
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
-    heard: float = 0.0  # hand-out, or the last that was heard of this task
-    moved: float = 0.0  # hand-out, or its last progress: another step or phase, another part
-    struck: bool = False  # its planned faults went out with it
+    heard: float = 0.0  # hand-out, or the last message about this task
+    moved: float = 0.0  # hand-out, or its last progress: another step or stage, another part
+    struck: bool = False  # its planned faults were sent with it
     refusals: int = 0
-    unread: int = 0  # messages that could not be read while its worker was at it
-    # Workers that failed at it: others are asked first.
-    refused_by: set[str] = field(default_factory=set)
-    sat_by: str = ""  # the worker that it was taken from because it made no progress there
+    unread: int = 0  # unreadable messages while its worker was at it
+    refused_by: set[str] = field(default_factory=set)  # workers that failed; others are tried first
+    stalled_at: str = ""  # the worker that it was taken from because it made no progress
     losses: int = 0
-    deaths: int = 0  # of these, while a worker was at it
-    # -- of a task that was handed out
+    deaths: int = 0  # losses while its worker was running it
+    reason: str = ""  # why it was dropped
+    # Of the present attempt, if it was handed out.
     worker: str = ""
     conn: bytes = b""  # where the task went
     running: bool = False
     down: Sending | None = None
-    judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
-    # -- of a task whose reply was announced
+    judge_conn: bytes = b""  # where the evaluation within this task came from
+    # Of its reply, if that was announced.
     reply: m.Reply | None = None
     up: Receiving | None = None
     up_conn: bytes = b""  # where it comes from
-    asked: float = 0.0  # since when parts are granted that have not come
-    waited: float = 0.0  # for such parts, in all
-    # -- of a task that is over
-    took: float = 0.0  # from its turn to its reply
-    reason: str = ""  # dropped
 
-    def runs(self, now: float) -> None:
-        """Its worker is at it."""
+    def run(self, now: float) -> None:
+        """Its worker starts with it."""
         if not self.running:
             self.running = True
             self.since = self.heard = self.moved = now
 
-
-_FRESH = {f.name: f.default for f in dataclasses.fields(Task)}
-# What each state has not.
-_LACKS = {
-    state: tuple(sorted(set().union(*FIELDS.values()) - fields)) for state, fields in FIELDS.items()
-}
-
-
-def change(task: Task, event: TaskEvent, to: TaskState | None = None) -> None:
-    """Changes a task's state by the table, and clears what it does not have there. to: where the
-    event can lead to several states.
-    """
-    task.status = step(TASK, task.status, event, to)
-    for name in _LACKS[task.status]:
-        setattr(task, name, _FRESH[name])
-
-
-class TasksByState:
-    """The works of a phase by their states."""
-
-    def __init__(self, waiting: Iterable[Task]) -> None:
-        self._by: dict[TaskState, dict[int, Task]] = {
-            status: {} for status in TaskState
-        }  # and client
-        self._by[TaskState.WAITING] = {w.job.client: w for w in waiting}
-
-    def with_state(self, status: TaskState) -> Collection[Task]:
-        """The tasks in that state, in the order in which they entered it."""
-        return self._by[status].values()
-
-    def enter(self, work: Task, before: Task | None) -> None:
-        """Another work of a client, in place of the one before."""
-        if before is not None:
-            del self._by[before.status][before.job.client]
-        self._by[work.status][work.job.client] = work
-
-    def change(self, work: Task, event: TaskEvent, to: TaskState | None) -> None:
-        was, client = work.status, work.job.client
-        change(work, event, to)
-        del self._by[was][client]
-        self._by[work.status][client] = work
+    def change(self, event: TaskEvent, to: TaskState | None = None) -> None:
+        """Changes the state by the table. to: which one, if the event can lead to several."""
+        self.status = step(TASK, self.status, event, to)
+        if self.status in (TaskState.WAITING, TaskState.DROPPED):
+            self.worker, self.conn, self.running = "", b"", False
+            self.down, self.judge_conn = None, b""
+        if self.status in (TaskState.WAITING, TaskState.DROPPED, TaskState.HANDED):
+            self.reply, self.up, self.up_conn = None, None, b""
 
 
 def message_of(
@@ -237,344 +178,371 @@ def message_of(
     )
 
 
-# -- to whom they are handed ----------------------------------------------------------------------
-
-
+# -- which worker gets which task ------------------------------------------------------------------
 class Waiting:
-    """The tasks of a phase that wait for a worker. order: in which they are handed out. last: the
-    worker that had a client's last task.
+    """Chooses workers for the tasks of a phase. order: in which tasks are handed out. last: the
+    worker of each client's last task. left: tasks that wait.
     """
 
     def __init__(self, order: Sequence[Task], roster: Roster, last: Mapping[int, str]) -> None:
         self._order, self._roster, self._last = order, roster, last
-        self._place = {w.job.client: k for k, w in enumerate(order)}
-        self._left = sum(w.status is TaskState.WAITING for w in order)
-        self._again = False  # whether others have room, at the next event
-        # by worker: the ids it hosted, and the places of their tasks that may still wait
+        self._place = {t.job.client: k for k, t in enumerate(order)}
+        self.left = sum(t.status is TaskState.WAITING for t in order)
+        self._all = False  # look at all workers the next time
+        # By worker: the ids that it hosted, and a heap of the places of tasks that may still wait.
         self._heaps: dict[str, tuple[frozenset[int], list[int]]] = {}
 
-    def changed(self, w: Task, was: TaskState) -> None:
-        """A task of this phase has another status now."""
-        self._left += (w.status is TaskState.WAITING) - (was is TaskState.WAITING)
-        if w.status is TaskState.WAITING:
-            self._heaps.clear()
-            self._again = True
+    def back(self) -> None:
+        """A task waits again."""
+        self.left += 1
+        self._heaps.clear()
+        self._all = True
 
     def pairs(self, only: Worker | None) -> Iterator[tuple[Task, Worker]]:
-        """Tasks and the workers for them, until no worker has room for any of them. Each is to be
-        handed out before the next is asked for. only: nothing has changed since this was asked last
-        but that this one has more room.
+        """Yields tasks and their workers, until no worker has room. Each must be handed out before
+        the next is asked for. only: the one worker that has more room than the last time.
         """
         roster = self._roster
-        all = only is None or self._again or roster.changed
-        self._again = roster.changed = False
+        all_workers = only is None or self._all or roster.changed
+        self._all = roster.changed = False
         slots = roster.free_slots
-        yield from self._for_any() if all or only is None else self._for_one(only)
-        # Tasks ahead were over for as many slots, and are not for those that are left.
-        self._again = 0 < roster.free_slots < self._left <= slots
+        yield from self._for_any() if all_workers or only is None else self._for_one(only)
+        # Tasks that wait in a queue were more than the free slots; those that are left are fewer.
+        self._all = 0 < roster.free_slots < self.left <= slots
 
     def _for_any(self) -> Iterator[tuple[Task, Worker]]:
-        left, slots = self._left, self._roster.free_slots
+        left, slots = self.left, self._roster.free_slots
         if not left or not slots:
             return
         hosting: dict[int, list[Worker]] = {}
         for x in self._roster.free():
-            for client in self._of(x):
+            for client in self._clients_of(x):
                 hosting.setdefault(client, []).append(x)
-        for w in self._order:
-            if w.status is not TaskState.WAITING:
+        for t in self._order:
+            if t.status is not TaskState.WAITING:
                 continue
             able = [
                 x
-                for x in hosting.get(w.job.client, ())
-                if len(x.queue) <= x.slots and self._may(w, x)
+                for x in hosting.get(t.job.client, ())
+                if len(x.queue) <= x.slots and self._may(t, x)
             ]
             hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > slots:
                 hosts = able
             if hosts:
-                # Among equally free ones, whoever had this client last: its data are there.
-                had = self._last.get(w.job.client)
-                yield w, min(hosts, key=lambda x: (len(x.queue) / x.slots, had != x.name, x.name))
+                # Among equally free workers, the one that has the client's data in memory.
+                had = self._last.get(t.job.client)
+                yield t, min(hosts, key=lambda x: (len(x.queue) / x.slots, had != x.name, x.name))
                 left -= 1
                 if not self._roster.free_slots:
                     return
 
     def _for_one(self, worker: Worker) -> Iterator[tuple[Task, Worker]]:
-        """No other has room for what waits. It costs no more than the logarithm of how many
-        wait.
-        """
-        left, slots = self._left, self._roster.free_slots
+        """No other worker has room. Costs the logarithm of the number of waiting tasks."""
+        left, slots = self.left, self._roster.free_slots
         if not left or not self._roster.is_free(worker):
             return
         ids, heap = self._heaps.get(worker.name, (None, []))
-        if ids is not worker.ids:  # not asked for yet, or it hosts others by now
-            heap = sorted(self._place[c] for c in self._of(worker))
+        if ids is not worker.ids:  # the first time, or it hosts other clients now
+            heap = sorted(self._place[c] for c in self._clients_of(worker))
             self._heaps[worker.name] = worker.ids, heap
         passed: list[int] = []
         while heap and (len(worker.queue) < worker.slots or left > slots):
             place = heapq.heappop(heap)
-            w = self._order[place]
-            if w.status is not TaskState.WAITING:
+            t = self._order[place]
+            if t.status is not TaskState.WAITING:
                 continue
-            if not self._may(w, worker):
+            if not self._may(t, worker):
                 passed.append(place)
                 continue
-            yield w, worker
+            yield t, worker
             left -= 1
             if not self._roster.is_free(worker):
                 break
         for place in passed:
             heapq.heappush(heap, place)
 
-    def _of(self, x: Worker) -> Iterator[int]:
-        """Clients of this phase that a worker hosts."""
+    def _clients_of(self, x: Worker) -> Iterator[int]:
+        """The clients of this phase that a worker hosts."""
         if len(x.ids) < len(self._place):
             return (c for c in x.ids if c in self._place)
         return (c for c in self._place if c in x.ids)
 
-    def _may(self, w: Task, x: Worker) -> bool:
-        if w.job.bound and x.name not in _bound_to(w, self._roster, self._last):
+    def _may(self, t: Task, x: Worker) -> bool:
+        if t.job.bound and x.name not in _bound_to(t, self._roster, self._last):
             return False
-        spotless = not (w.refused_by or w.sat_by or x.stalled or x.lacks)
-        return spotless or _may_try(w, x, self._roster)
+        spotless = not (t.refused_by or t.stalled_at or x.stalled or x.lacks)
+        return spotless or _may_try(t, x, self._roster)
 
 
-def _bound_to(w: Task, roster: Roster, last: Mapping[int, str]) -> Collection[str]:
-    """Workers that a bound task may go to: the one that had its client's last task, unless it is
-    gone, hosts the client no longer, or could not do this one.
+def _bound_to(t: Task, roster: Roster, last: Mapping[int, str]) -> Collection[str]:
+    """Returns the workers that a bound task may go to: that of its client's last task, unless it is
+    gone, hosts the client no longer, or could not do this task.
     """
-    client = w.job.client
+    client = t.job.client
     had = roster.workers.get(last.get(client, ""))
-    if had is None or client not in had.ids or client in had.replaced or had.name in w.refused_by:
+    if had is None or client not in had.ids or client in had.replaced or had.name in t.refused_by:
         return roster.workers
     return (had.name,)
 
 
-def _may_try(w: Task, worker: Worker, roster: Roster) -> bool:
-    """A worker that failed at a task, or made no progress with one, tries again only where no other
-    hosts its client.
+def _may_try(t: Task, worker: Worker, roster: Roster) -> bool:
+    """Returns whether a worker that failed at a task, or stalled, may try again: only if no other
+    worker hosts its client.
     """
-    client = w.job.client
-    others = [x for x in roster.hosts(client) if x.name != w.sat_by]
-    if client in worker.lacks and w.job.start and any(client not in x.lacks for x in others):
+    client = t.job.client
+    others = [x for x in roster.hosts(client) if x.name != t.stalled_at]
+    if client in worker.lacks and t.job.start and any(client not in x.lacks for x in others):
         return False
-    if worker.name == w.sat_by and others:
+    if worker.name == t.stalled_at and others:
         return False
-    return not (worker.stalled or worker.name in w.refused_by) or not any(
-        not x.stalled and x.name not in w.refused_by for x in others
+    return not (worker.stalled or worker.name in t.refused_by) or not any(
+        not x.stalled and x.name not in t.refused_by for x in others
     )
 
 
-# -- what becomes of them -------------------------------------------------------------------------
-
-
+# -- what becomes of them --------------------------------------------------------------------------
 class Tasks:
-    """The phase that is open, or the last one."""
+    """The tasks of the phase that is open, or of the last one."""
 
     def __init__(self, turn: Turn, roster: Roster, refusals: Refusals, rules: Rules) -> None:
         self._turn, self._roster, self._refusals = turn, roster, refusals
         self.rules = rules
         self.round, self.phase = 0, 0
         self.purpose: m.Purpose = "train"
-        self.work: dict[int, Task] = {}
-        self._last: dict[int, str] = {}  # client -> the worker that had its last task
+        self.by_client: dict[int, Task] = {}
+        self._done = 0  # tasks of this phase
+        self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._given: dict[str, dict[int, Task]] = {}  # by worker and client: what it had, or has
+        self._leaving: list[Task] = []  # tasks whose clients go away
         self._waiting = Waiting((), roster, self._last)
-        self._states = TasksByState(())
 
     # -- what is known -----------------------------------------------------------------------------
-    def with_state(self, status: TaskState) -> Collection[Task]:
-        """The phase's tasks in that state, in the order in which they entered it."""
-        return self._states.with_state(status)
-
-    def change(self, w: Task, event: TaskEvent, to: TaskState | None = None) -> None:
-        """Changes the state of a task of this phase."""
-        was = w.status
-        self._states.change(w, event, to)
-        self._waiting.changed(w, was)
-
     def open(self) -> list[Task]:
-        return [w for w in self.work.values() if w.status not in ENDED]
+        return [t for t in self.by_client.values() if t.status not in ENDED]
 
     def held_by(self, worker: Worker) -> list[Task]:
-        """What a worker was handed and has not answered in full, by client."""
+        """Returns what a worker was handed and has not answered in full, by client."""
         given = self._given.get(worker.name, {})
         return [
-            w
-            for client, w in sorted(given.items())
-            if self.work.get(client) is w and w.worker == worker.name and w.status in WITH_WORKER
+            t
+            for client, t in sorted(given.items())
+            if self.by_client.get(client) is t
+            and t.worker == worker.name
+            and t.status in WITH_WORKER
         ]
 
-    def key(self, w: Task, purpose: m.Purpose | None = None) -> Key:
-        round = w.job.round or self.round
-        return Key(round, self.phase, w.attempt, w.job.client, purpose or self.purpose)
+    def key(self, t: Task, purpose: m.Purpose | None = None) -> Key:
+        round = t.job.round or self.round
+        return Key(round, self.phase, t.attempt, t.job.client, purpose or self.purpose)
 
     def current(self, key: Key) -> Task | None:
-        """The work that a key belongs to, or None for what is late or of another phase."""
-        w = self.work.get(key.client)
-        return w if w is not None and self.key(w, key.purpose) == key else None
+        """Returns the task that a key belongs to; None for a late one, or one of another phase."""
+        t = self.by_client.get(key.client)
+        return t if t is not None and self.key(t, key.purpose) == key else None
+
+    def waiting(self, offset: float) -> list[dict[str, object]]:
+        """Returns a row for each open task. offset: from the server's clock to that of `since`."""
+        rows: list[dict[str, object]] = []
+        now, join, deadline = self._turn.now, self.rules.join, self.rules.deadline
+        here = self._roster.present()
+        for t in self.open():
+            client, left = t.job.client, deadline
+            host, pid, device, doing = "", 0, "", (t.status.value, 0, 0)
+            worker = self._roster.workers.get(t.worker)
+            if worker is not None:
+                host, pid, device = worker.host, worker.pid, worker.device
+                if not t.running:
+                    doing = ("queued", 0, 0)
+                doing = worker.doing.get(client, doing)
+                if t.status is TaskState.ARRIVING:
+                    doing = ("uploading", *doing[1:])
+                if deadline is not None and t.running:
+                    left = deadline - (now - t.since)
+            elif client in here:  # its workers are at other tasks
+                doing = ("queued", 0, 0)
+            elif t.status is TaskState.WAITING:
+                until = self._roster.waits_until(client, t.since, join)
+                left = None if until is None else until - now
+            rows.append(
+                {
+                    "client": client,
+                    "host": host,
+                    "pid": pid,
+                    "device": device,
+                    "phase": doing[0],
+                    "step": doing[1],
+                    "steps": doing[2],
+                    "since": t.since + offset,
+                    "deadline_s": left,
+                }
+            )
+        return rows
 
     # -- a phase -----------------------------------------------------------------------------------
     def begin(
-        self,
-        round: int,
-        phase: int,
-        purpose: m.Purpose,
-        jobs: Sequence[Job],
-        rules: Rules,
+        self, round: int, phase: int, purpose: m.Purpose, jobs: Sequence[Job], rules: Rules
     ) -> None:
-        """What is left of the phase before is cancelled."""
+        """Opens a phase. What is left of the phase before is cancelled."""
         self.cancel("the phase is over")
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
-        self.work = {j.client: Task(j, since=self._turn.now) for j in jobs}
-        self._given = {}
-        order = sorted(self.work.values(), key=lambda w: (-w.job.cost, w.job.client))
+        self.by_client = {j.client: Task(j, since=self._turn.now) for j in jobs}
+        self._done, self._given = 0, {}
+        order = sorted(self.by_client.values(), key=lambda t: (-t.job.cost, t.job.client))
+        self._leaving = [t for t in order if t.job.leaves is not None]
         self._waiting = Waiting(order, self._roster, self._last)
-        self._states = TasksByState(order)
         self.assign()
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
-        """More tasks beside those under way, each its client's only one. round: the newest. Where
-        a client had a task of the same round, the new one is its next attempt.
+        """Adds tasks to those under way, each its client's only one. round: the newest. If a client
+        had a task of the same round, the new one is its next attempt.
         """
         before, self.round = self.round, round
         for job in jobs:
-            last = self.work.get(job.client)
-            again = last is not None and (last.job.round or before) == (job.round or round)
-            attempt = last.attempt + 1 if last is not None and again else 0
-            work = Task(job, attempt=attempt, since=self._turn.now)
-            self._states.enter(work, last)
-            self.work[job.client] = work
-        order = sorted(self.open(), key=lambda w: w.since)
+            attempt, last = 0, self.by_client.get(job.client)
+            if last is not None:
+                if (last.job.round or before) == (job.round or round):
+                    attempt = last.attempt + 1
+                self._done -= last.status is TaskState.DONE
+            self.by_client[job.client] = Task(job, attempt=attempt, since=self._turn.now)
+        order = sorted(self.open(), key=lambda t: t.since)
         self._waiting = Waiting(order, self._roster, self._last)
         self.assign()
 
     def cancel(self, reason: str) -> None:
-        for w in self.open():
-            self.drop(w, TaskEvent.CANCELLED, reason)
+        for t in self.open():
+            self.drop(t, TaskEvent.CANCELLED, reason)
 
     def accept(self, key: Key) -> None:
-        """The reply was whole and sound."""
-        w = self.current(key)
-        if w is None or key.purpose != self.purpose or w.status is not TaskState.ARRIVED:
+        """The reply was checked, and counts."""
+        t = self.current(key)
+        if t is None or key.purpose != self.purpose or t.status is not TaskState.ARRIVED:
             return
-        self.change(w, TaskEvent.ACCEPTED)
-        w.took = self._turn.now - w.since
-        worker = self._roster.workers.get(w.worker)
-        able = worker is not None and (worker.stalled or w.job.client in worker.lacks)
+        t.change(TaskEvent.ACCEPTED)
+        self._done += 1
+        worker = self._roster.workers.get(t.worker)
+        recovered = False
         if worker is not None:
+            recovered = worker.stalled or t.job.client in worker.lacks
             worker.stalled = False
-            worker.lacks.discard(w.job.client)
-        self._turn.say(Resolved(self.key(w)))
+            worker.lacks.discard(t.job.client)
+        self._turn.say(Resolved(key))
         first = self.rules.first
-        if first is not None and len(self.with_state(TaskState.DONE)) >= first:
+        if first is not None and self._done >= first:
             self.cancel(f"not among the first {first}")
-        self.assign(None if able else worker)
+        self.assign(None if recovered else worker)
 
     def reject(self, key: Key, reason: str, again: bool) -> None:
-        """The reply was not what was declared."""
-        w = self.current(key)
-        if w is not None and key.purpose != self.purpose:
-            self._turn.say(Spend(w.judge_conn, "up", key, "refused"))
-            self._refusals.note("reply", reason, w.worker, client=key.client, round=key.round)
-        elif w is not None and w.status is TaskState.ARRIVED:
-            self.refuse(w, reason, again)
+        """The reply was checked, and cannot be used."""
+        t = self.current(key)
+        if t is not None and key.purpose != self.purpose:
+            self._turn.say(Spend(t.judge_conn, "up", key, "refused"))
+            self._refusals.note("reply", reason, t.worker, client=key.client, round=key.round)
+        elif t is not None and t.status is TaskState.ARRIVED:
+            self.refuse(t, reason, again)
 
-    def refuse(self, w: Task, reason: str, again: bool, what: str = "refused") -> None:
-        """A reply that cannot be used is billed; the task goes out anew, a few times at most."""
-        if w.up_conn:
-            self._turn.say(Spend(w.up_conn, "up", self.key(w), what))
-            w.up_conn = b""
-        w.refusals += 1
-        w.refused_by.add(w.worker)
+    def refuse(self, t: Task, reason: str, again: bool, what: str = "refused") -> None:
+        """Records a useless reply as wasted. The task is handed out again, a few times at most."""
+        if t.up_conn:
+            self._turn.say(Spend(t.up_conn, "up", self.key(t), what))
+            t.up_conn = b""
+        t.refusals += 1
+        t.refused_by.add(t.worker)
+        event = TaskEvent.FAILED
         if what == "refused":
-            where = {"client": w.job.client, "round": self.key(w).round}
-            self._refusals.note("reply", reason, w.worker, **where)
-            worker = self._roster.workers.get(w.worker)
-            if worker is not None and worker.conn is not None:
-                # It may still wait to be asked for the rest.
-                self._turn.call_off(worker.conn, self.key(w))
-        event = TaskEvent.REFUSED if what == "refused" else TaskEvent.FAILED
-        if again and w.refusals < TRIES:
-            self.take_back(w, event, "given out again")
+            event = TaskEvent.REFUSED
+            where = {"client": t.job.client, "round": self.key(t).round}
+            self._refusals.note("reply", reason, t.worker, **where)
+            self._call_off(t)  # its worker may still wait to be asked for the rest
+        if again and t.refusals < TRIES:
+            self.take_back(t, event, "given out again")
         else:
-            self.drop(w, event, f"{what}: {reason}")
+            self.drop(t, event, f"{what}: {reason}")
         self.assign()
 
     def unread(self, worker: Worker, reason: str) -> None:
-        """Something came that cannot be read from a worker that has tasks: line noise, or a reply
-        that is sent again whenever it is refused. After REFUSALS of these the task is refused.
+        """A message from the worker cannot be read: noise, or a reply that the worker sends again
+        whenever it is refused. After `REFUSALS` of these the task is refused.
         """
-        for w in self.held_by(worker):
-            if w.running:
-                w.unread = (w.unread + 1) % REFUSALS
-                if not w.unread:
+        for t in self.held_by(worker):
+            if t.running:
+                t.unread = (t.unread + 1) % REFUSALS
+                if not t.unread:
                     unread = f"{REFUSALS} messages that cannot be read"
-                    self.refuse(w, f"{unread}, the last: {reason}", True)
+                    self.refuse(t, f"{unread}, the last: {reason}", True)
 
-    def elsewhere(self, w: Task, worker: Worker, failed: m.Failed) -> None:
-        """The worker lacks what the task starts from: the task goes to a worker that may have it.
-        Where there is none the client is dropped: as lost, where it lacks something of this round
-        alone; as one whose state is lost, where the task names a state.
+    def elsewhere(self, t: Task, worker: Worker, failed: m.Failed) -> None:
+        """The worker lacks what the task starts from: another worker may have it. If there is none,
+        the client is dropped: as lost if it lacks a state of this round only.
         """
-        bound, client, hosts = w.job.bound, w.job.client, self._roster.hosts(w.job.client)
-        w.refused_by.add(worker.name)
-        worker.lacks |= set() if bound else {client}
-        if any(x.name not in w.refused_by if bound else client not in x.lacks for x in hosts):
-            self.take_back(w, TaskEvent.LACKED, "its state is elsewhere")
-        elif bound:
-            self.drop(w, TaskEvent.LACKED, f"lost: {failed.reason}")
-        elif w.job.start and not failed.base:
-            self.drop(w, TaskEvent.LACKED, f"{STATE_LOST}{failed.reason}")
+        client, hosts = t.job.client, self._roster.hosts(t.job.client)
+        t.refused_by.add(worker.name)
+        if t.job.bound:
+            others = any(x.name not in t.refused_by for x in hosts)
+            reason = f"lost: {failed.reason}"
         else:
-            self.drop(w, TaskEvent.LACKED, f"failed: {failed.reason}")
+            worker.lacks.add(client)
+            others = any(client not in x.lacks for x in hosts)
+            state_lost = t.job.start and not failed.base
+            reason = f"{STATE_LOST if state_lost else 'failed: '}{failed.reason}"
+        if others:
+            self.take_back(t, TaskEvent.LACKED, "its state is elsewhere")
+        else:
+            self.drop(t, TaskEvent.LACKED, reason)
         self.assign()
 
     # -- handing out -------------------------------------------------------------------------------
     def assign(self, only: Worker | None = None) -> None:
-        """Waiting tasks to free workers. only: nothing changed but that this one has more room."""
-        for w, worker in self._waiting.pairs(only):
-            self._hand(w, worker)
+        """Hands waiting tasks to free workers. only: the one worker that has more room now."""
+        for t, worker in self._waiting.pairs(only):
+            self._hand(t, worker)
 
-    def _hand(self, w: Task, worker: Worker) -> None:
+    def _hand(self, t: Task, worker: Worker) -> None:
         assert worker.conn is not None
-        job, turn = w.job, self._turn
-        self.change(w, TaskEvent.ASSIGNED)
-        w.worker, w.conn = worker.name, worker.conn
-        w.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))
+        job, turn, key = t.job, self._turn, self.key(t)
+        t.change(TaskEvent.ASSIGNED)
+        self._waiting.left -= 1
+        t.worker, t.conn = worker.name, worker.conn
+        t.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))
         worker.queue.append(job.client)
         self._roster.recount(worker)
         self._last[job.client] = worker.name
-        self._given.setdefault(worker.name, {})[job.client] = w
-        w.running = len(worker.queue) <= worker.slots
-        w.since = w.heard = w.moved = turn.now
-        faults, w.struck = [] if w.struck else list(job.faults), True
-        where = {"round": self.key(w).round, "client": job.client}
+        self._given.setdefault(worker.name, {})[job.client] = t
+        t.running = len(worker.queue) <= worker.slots
+        t.since = t.heard = t.moved = turn.now
+        faults: list[Fault] = []
+        if not t.struck:
+            faults = list(job.faults)
+            t.struck = True
         for f in faults:
-            turn.note("fault", **where, kind=f.kind, amount=f.amount, worker=worker.name)
-        if w.down.inline:
-            w.down.sent = w.down.parts
+            turn.note(
+                "fault",
+                round=key.round,
+                client=job.client,
+                kind=f.kind,
+                amount=f.amount,
+                worker=worker.name,
+            )
+        payload = None
+        if t.down.inline:
+            t.down.sent = t.down.parts
+            payload = job.body.whole() if job.body.size else None
         task = message_of(
-            job,
-            self.key(w),
-            keep=job.keep,
-            deadline=self.rules.deadline,
-            faults=[*faults, *job.pace],
+            job, key, keep=job.keep, deadline=self.rules.deadline, faults=[*faults, *job.pace]
         )
-        turn.send(worker.conn, task, job.body.whole() if w.down.inline and job.body.size else None)
+        turn.send(worker.conn, task, payload)
 
     def progress(self, worker: Worker, client: int, doing: tuple[str, int, int]) -> None:
-        """What a worker says that it does for a client: phase, step, steps."""
-        if client in worker.queue and client in self.work:
-            w, now = self.work[client], self._turn.now
-            w.heard, w.moved = now, w.moved if worker.doing.get(client) == doing else now
+        """A worker reports what it does for a client: stage, step, steps."""
+        t = self.by_client.get(client)
+        if t is not None and client in worker.queue:
+            t.heard = self._turn.now
+            if worker.doing.get(client) != doing:
+                t.moved = t.heard
         worker.doing[client] = doing
 
     def start_next(self, worker: Worker, client: int) -> None:
-        """`client` is off the worker's hands: the next in its queue is running, and its deadline
-        with it.
-        """
+        """The worker is done with `client`: the next task in its queue runs, and its deadline."""
         if client in worker.queue:
             worker.queue.remove(client)
             self._roster.recount(worker)
@@ -582,251 +550,177 @@ class Tasks:
         self.run_heads(worker)
 
     def run_heads(self, worker: Worker) -> None:
-        """Marks as running the first tasks of the worker's queue, as many as it has slots."""
-        for other in worker.queue[: worker.slots]:
-            if (w := self.work.get(other)) is not None:
-                w.runs(self._turn.now)
+        """Marks the first tasks of the worker's queue as running, as many as it has slots."""
+        for client in worker.queue[: worker.slots]:
+            if (t := self.by_client.get(client)) is not None:
+                t.run(self._turn.now)
 
     # -- taking back -------------------------------------------------------------------------------
     def take_back(
         self,
-        w: Task,
+        t: Task,
         event: TaskEvent,
         reason: str,
         lost: bool = False,
         same_attempt: bool = False,
         died: bool = False,
     ) -> None:
-        """The task is to be handed out again; what crossed for it so far was of no use. died: its
-        worker was lost while it was at this very task, which may be why.
+        """Takes a task from its worker, to be handed out again. What crossed for it is wasted.
+        died: its worker was lost while running it, perhaps because of it.
         """
-        if w.job.lost and w.struck:
-            return self.drop(w, event, f"lost: {w.job.lost}")
-        w.losses += lost
-        w.deaths += died
-        if w.deaths >= DEATHS:
-            return self.drop(w, event, f"failed: its worker was lost {DEATHS} times at this task")
-        if w.losses >= LOSSES:
-            return self.drop(w, event, "lost")
-        self._let_go(w, reason)
-        self.change(w, event, TaskState.WAITING)
-        if not same_attempt:
-            w.attempt += 1
+        t.losses += lost
+        t.deaths += died
+        if t.job.lost and t.struck:
+            self.drop(t, event, f"lost: {t.job.lost}")
+        elif t.deaths >= DEATHS:
+            self.drop(t, event, f"failed: its worker was lost {DEATHS} times at this task")
+        elif t.losses >= LOSSES:
+            self.drop(t, event, "lost")
+        else:
+            self._let_go(t, reason)
+            t.change(event, TaskState.WAITING)
+            self._waiting.back()
+            t.attempt += not same_attempt
 
-    def restart_upload(self, w: Task) -> None:
-        if w.status is TaskState.ARRIVING:
-            self._turn.say(Spend(w.up_conn, "up", self.key(w), "cut short"))
-            self.change(w, TaskEvent.RESTARTED)
+    def restart_upload(self, t: Task) -> None:
+        if t.status is TaskState.ARRIVING:
+            self._turn.say(Spend(t.up_conn, "up", self.key(t), "cut short"))
+            t.change(TaskEvent.RESTARTED)
 
-    def _let_go(self, w: Task, reason: str) -> None:
-        """Spends what crossed, and frees the worker's slot."""
-        if w.conn:
-            self._turn.say(Spend(w.conn, "down", self.key(w), reason))
-        if w.up_conn:
-            self._turn.say(Spend(w.up_conn, "up", self.key(w), reason))
-        worker = self._roster.workers.get(w.worker)
+    def _let_go(self, t: Task, reason: str) -> None:
+        """Records what crossed as wasted, and frees the worker's slot."""
+        if t.conn:
+            self._turn.say(Spend(t.conn, "down", self.key(t), reason))
+        if t.up_conn:
+            self._turn.say(Spend(t.up_conn, "up", self.key(t), reason))
+        worker = self._roster.workers.get(t.worker)
         if worker is not None:
-            self.start_next(worker, w.job.client)
+            self.start_next(worker, t.job.client)
 
-    def drop(self, w: Task, event: TaskEvent, reason: str) -> None:
-        worker = self._roster.workers.get(w.worker)
-        if w.status in WITH_WORKER and worker is not None and worker.conn is not None:
-            self._turn.call_off(worker.conn, self.key(w))
-        self._let_go(w, reason)
-        self.change(w, event, TaskState.DROPPED)
-        w.reason = reason
-        self._turn.say(Resolved(self.key(w), reason))
+    def _call_off(self, t: Task) -> None:
+        worker = self._roster.workers.get(t.worker)
+        if worker is not None and worker.conn is not None:
+            self._turn.call_off(worker.conn, self.key(t))
+
+    def drop(self, t: Task, event: TaskEvent, reason: str) -> None:
+        """The client does not take part in this phase any more."""
+        if t.status in WITH_WORKER:
+            self._call_off(t)
+        self._let_go(t, reason)
+        self._waiting.left -= t.status is TaskState.WAITING
+        t.change(event, TaskState.DROPPED)
+        t.reason = reason
+        self._turn.say(Resolved(self.key(t), reason))
 
     # -- workers come and go -----------------------------------------------------------------------
     def lost(self, held: list[Task]) -> None:
-        """These tasks went with their worker. Only what it was at may be why; and what is behind
-        that in its queue is at the head once that is taken back, so this is asked beforehand.
+        """These tasks were lost with their worker. Only a running one may be the reason. Those
+        behind it start to run as it is taken back, so this is asked beforehand.
         """
-        for w, running in [(w, w.running) for w in held]:
-            self.take_back(w, TaskEvent.LOST, "lost", lost=running, died=running)
+        for t, running in [(t, t.running) for t in held]:
+            self.take_back(t, TaskEvent.LOST, "lost", lost=running, died=running)
 
     def pause(self, worker: Worker) -> None:
-        """The worker is away: uploads over a connection that is gone begin anew when it is back."""
+        """The worker is away: uploads over a closed connection start again when it is back."""
         if worker.conn is not None:
             return
-        for w in self.held_by(worker):
-            if w.status is TaskState.ARRIVING:
-                self.restart_upload(w)
-                worker.queue.insert(0, w.job.client)
+        for t in self.held_by(worker):
+            if t.status is TaskState.ARRIVING:
+                self.restart_upload(t)
+                worker.queue.insert(0, t.job.client)
                 self._roster.recount(worker)
 
     def give_on(self, worker: Worker) -> None:
-        """The worker did not come back in time: its tasks go to others that host the same ids, or
-        are counted out.
-        """
+        """The worker did not come back in time: its tasks are lost."""
         held = self.held_by(worker)
-        for w in held if worker.conn is not None else ():
-            self._turn.call_off(worker.conn or b"", self.key(w))
+        if worker.conn is not None:
+            for t in held:
+                self._turn.call_off(worker.conn, self.key(t))
         self.lost(held)
         worker.queue.clear()
         self._roster.recount(worker)
 
     def replace(self, gone: Worker, ids: Collection[int]) -> None:
-        """Others are ready that host these clients of a worker that is away: its tasks of them are
-        theirs.
-        """
+        """Other workers are ready for these clients of a worker that is away, and get its tasks."""
         gone.replaced |= gone.ids.intersection(ids)
-        self.lost([w for w in self.held_by(gone) if w.job.client in gone.replaced])
+        self.lost([t for t in self.held_by(gone) if t.job.client in gone.replaced])
 
     def leave_out(self, worker: Worker, client: int, why: str) -> None:
-        """The worker may not have this client's task any more; it waits for another that hosts the
-        client.
-        """
-        w = self.work.get(client)
-        if w is not None and w.worker == worker.name and w.status in WITH_WORKER:
-            self.take_back(w, TaskEvent.REVOKED, why)
+        """The worker may not have this client's task any more; it waits for another worker."""
+        t = self.by_client.get(client)
+        if t is not None and t.worker == worker.name and t.status in WITH_WORKER:
+            self.take_back(t, TaskEvent.REVOKED, why)
 
-
-# -- how long is waited for them ------------------------------------------------------------------
-
-
-class Patience:
-    def __init__(self, turn: Turn, roster: Roster, tasks: Tasks) -> None:
-        self._turn, self._roster, self._tasks = turn, roster, tasks
-        self._of: dict[int, Task] = {}
-        self._leaving: list[Task] = []
-
+    # -- how long the server waits -----------------------------------------------------------------
     def depart(self) -> None:
-        """Drops the tasks of clients that are gone by now: what crossed of them was spent."""
-        if self._of is not self._tasks.work:  # a phase was begun: of most, nobody leaves
-            self._of = self._tasks.work
-            self._leaving = [w for w in self._of.values() if w.job.leaves is not None]
-        for w in self._leaving:
-            if w.status not in (TaskState.ARRIVED, *ENDED) and self._gone(w):
-                self._tasks.drop(w, TaskEvent.LEFT, LEFT)
+        """Drops the tasks of clients that went away."""
+        for t in self._leaving:
+            if t.status not in (TaskState.ARRIVED, *ENDED) and self._has_left(t):
+                self.drop(t, TaskEvent.LEFT, LEFT)
 
-    def _gone(self, w: Task) -> bool:
-        leaves = w.job.leaves
+    def _has_left(self, t: Task) -> bool:
+        leaves = t.job.leaves
         assert leaves is not None
         if leaves.at is not None:
             return self._turn.now >= leaves.at
-        if w.up is not None:
-            return w.up.cut
-        if w.down is None:
+        if t.up is not None:
+            return t.up.cut
+        if t.down is None:
             return False
-        return w.down.cut or (leaves.down is None and leaves.up == 0 and w.down.whole)
+        return t.down.cut or (leaves.down is None and leaves.up == 0 and t.down.whole)
 
     def expire(self) -> None:
-        """Takes back, or drops, what has been waited for long enough."""
+        """Takes back, or drops, tasks for which the server has waited long enough."""
         self.depart()
-        present, turn, rules = self._roster.present(), self._turn, self._tasks.rules
-        # Twice as long each time, so that one that is slow everywhere gets done.
-        stuck = {
-            w.worker
-            for w in self._tasks.open()
-            if w.running
-            and rules.stalled is not None
-            and turn.over(w.moved, rules.stalled * 2**w.losses)
+        present, turn, rules = self._roster.present(), self._turn, self.rules
+        self._take_from_stalled()
+        for t in self.open():
+            if t.status in WITH_WORKER and t.running:
+                if turn.over(t.since, rules.deadline):
+                    self.drop(t, TaskEvent.DEADLINE, "deadline")
+                elif rules.stalled is not None and turn.over(t.since, CLAIMS * rules.stalled):
+                    self._stalled([t])
+                elif t.job.lost and turn.over(t.heard, rules.closed):
+                    # A planned fault: the worker goes on with its other clients.
+                    self.drop(t, TaskEvent.SILENCED, f"lost: {t.job.lost}")
+            elif t.status is TaskState.WAITING and t.job.client not in present:
+                missed = self._roster.missed(t.job.client, t.since, rules.join, turn.now)
+                if missed:
+                    self.drop(t, TaskEvent.ABSENT, missed)
+
+    def _take_from_stalled(self) -> None:
+        """A worker that makes no progress may be one that takes tasks to keep them: its tasks go to
+        others that host the same clients. If there is none, the server goes on waiting.
+        """
+        stalled = self.rules.stalled
+        if stalled is None:
+            return
+        # Twice as long each time, so that a task that is slow everywhere is done in the end.
+        names = {
+            t.worker
+            for t in self.open()
+            if t.running and self._turn.over(t.moved, stalled * 2**t.losses)
         }
-        for name in sorted(stuck):
+        for name in sorted(names):
             worker = self._roster.workers.get(name)
             if worker is not None and worker.gone_at is None:
-                self._unstall(worker)
-        pace = self._pace()
-        for w in self._tasks.open():
-            if w.status in WITH_WORKER:
-                if w.running and turn.over(w.since, rules.deadline):
-                    self._tasks.drop(w, TaskEvent.DEADLINE, "deadline")
-                elif w.running and self._too_slow(w, pace):
-                    self._give_up(w)
-                elif w.job.lost and w.running and turn.over(w.heard, rules.closed):
-                    # Planned: the worker lives on, for its other clients.
-                    self._tasks.drop(w, TaskEvent.SILENCED, f"lost: {w.job.lost}")
-            elif w.status is TaskState.WAITING and w.job.client not in present:
-                missed = self._roster.missed(w.job.client, w.since, rules.join, turn.now)
-                if missed:
-                    self._tasks.drop(w, TaskEvent.ABSENT, missed)
+                worker.stalled = True
+                held = self.held_by(worker)
+                self._stalled([t for t in held if len(self._roster.hosts(t.job.client)) > 1])
 
-    def _pace(self) -> float | None:
-        """Seconds a unit of cost that the slowest task took, once half of them are done."""
-        work = self._tasks.work.values()
-        done = [w for w in work if w.status is TaskState.DONE]
-        if not done or 2 * len(done) < len(work):
-            return None
-        return max(w.took / max(1, w.job.cost) for w in done)
-
-    def _too_slow(self, w: Task, pace: float | None) -> bool:
-        """Whether a task takes longer than what is only said of its progress can excuse."""
-        stalled, now = self._tasks.rules.stalled, self._turn.now
-        if stalled is None:
-            return False
-        if w.up is not None:
-            due = now - max(w.moved, w.asked) if w.up.ahead else 0.0
-            return w.waited + due > CALM * stalled + w.up.got * w.up.part / FLOOR
-        most = CLAIMS * stalled
-        if pace is not None:
-            most = min(most, max(CALM * stalled, SLOWER * pace * max(1, w.job.cost)))
-        return now - w.since > most
-
-    def _give_up(self, w: Task) -> None:
-        """The worker said for too long that it was at it."""
-        worker = self._roster.workers[w.worker]
-        worker.stalled, w.sat_by = True, worker.name
-        self._turn.note("stalled", worker=worker.name, clients=[w.job.client])
-        if len(self._roster.hosts(w.job.client)) > 1:
-            self._turn.call_off(worker.conn or b"", self._tasks.key(w))
-            self._tasks.take_back(w, TaskEvent.STALLED, "stalled", lost=True)
-        else:
-            self._tasks.drop(
-                w,
-                TaskEvent.STALLED,
-                "stalled: its worker reported progress for longer than the server accepts",
-            )
-
-    def _unstall(self, worker: Worker) -> None:
-        """A worker that is heard of and makes no progress may be one that takes tasks to keep them:
-        what it has goes to others that host the same clients. Where there is no other it is waited
-        for, as long as `deadline` lets it.
-        """
+    def _stalled(self, tasks: Sequence[Task]) -> None:
+        """One worker made no progress with these tasks."""
+        if not tasks:
+            return
+        worker = self._roster.workers[tasks[0].worker]
         worker.stalled = True
-        given = [
-            w for w in self._tasks.held_by(worker) if len(self._roster.hosts(w.job.client)) > 1
-        ]
-        for w in given:
-            w.sat_by = worker.name
-            self._turn.call_off(worker.conn or b"", self._tasks.key(w))
-            self._tasks.take_back(w, TaskEvent.STALLED, "stalled", lost=True)
-        if given:
-            clients = sorted(w.job.client for w in given)
-            self._turn.note("stalled", worker=worker.name, clients=clients)
-
-    def waiting(self, offset: float) -> list[dict[str, object]]:
-        """A row for each task whose part in the phase is not over. offset: of the clock that
-        `since` is to be read on.
-        """
-        rows: list[dict[str, object]] = []
-        rules, here = self._tasks.rules, self._roster.present()
-        deadline = rules.deadline
-        for w in self._tasks.open():
-            worker = self._roster.workers.get(w.worker)
-            # Handed to nobody yet: those who host it are at other tasks, or none is there.
-            doing = ("queued" if w.job.client in here else w.status.value, 0, 0)
-            if worker is not None:
-                queued = ("queued" if not w.running else w.status.value, 0, 0)
-                doing = worker.doing.get(w.job.client, queued)
-            # Its deadline begins once its worker is free for it.
-            left = deadline
-            if deadline is not None and w.running:
-                left = deadline - (self._turn.now - w.since)
-            if w.status is TaskState.WAITING and w.job.client not in here:
-                until = self._roster.waits_until(w.job.client, w.since, rules.join)
-                left = None if until is None else until - self._turn.now
-            rows.append(
-                {
-                    "client": w.job.client,
-                    "host": worker.host if worker else "",
-                    "pid": worker.pid if worker else 0,
-                    "device": worker.device if worker else "",
-                    "phase": doing[0] if w.status is not TaskState.ARRIVING else "uploading",
-                    "step": doing[1],
-                    "steps": doing[2],
-                    "since": w.since + offset,
-                    "deadline_s": left,
-                }
-            )
-        return rows
+        clients = sorted(t.job.client for t in tasks)
+        for t in tasks:
+            if len(self._roster.hosts(t.job.client)) > 1:
+                t.stalled_at = worker.name
+                self._call_off(t)
+                self.take_back(t, TaskEvent.STALLED, "stalled", lost=True)
+            else:
+                reason = "stalled: its worker reported progress for longer than the server accepts"
+                self.drop(t, TaskEvent.STALLED, reason)
+        self._turn.note("stalled", worker=worker.name, clients=clients)

@@ -39,7 +39,7 @@ from fednet.files import OWN, checked, digest, opened, unchecked, write_all
 from fednet.loading import WrongPart
 from fednet.pages import is_read, pages
 from fednet.plain import JsonDict
-from fednet.protocol.instructions import Arrived
+from fednet.wire import messages as m
 from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload
@@ -413,12 +413,14 @@ class Inbox:
         if upload is not None and upload.memory is not None:
             upload.memory.give(key.round, upload.size)
 
-    def take(self, arrived: Arrived, task: tuple[bytes, str], worker: JsonDict) -> Reply:
+    def take(
+        self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
+    ) -> Reply:
         """Checks, decodes and logs a reply whose payload is whole: the only way in. A resume uses
         it without asking again, once `flush` was called. task: see `Reply`. Raises
         RemoteProtocolError or WrongPart where it cannot be used; nothing of it is left then.
         """
-        reply = self._whole(arrived, task, worker)
+        reply = self._whole(message, taken_s, task, worker)
         try:
             body = reply.view()
             if digest([body]) != reply.check:
@@ -437,8 +439,10 @@ class Inbox:
             self._over.append(reply)
         return reply
 
-    def _whole(self, arrived: Arrived, task: tuple[bytes, str], worker: JsonDict) -> Reply:
-        key = arrived.key
+    def _whole(
+        self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
+    ) -> Reply:
+        key = message.key
         upload = self._uploads.pop(key)
         if upload.file is not None:
             if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
@@ -446,18 +450,18 @@ class Inbox:
             os.close(upload.file)
         return Reply(
             key,
-            tuple(arrived.form),
+            tuple(message.form),
             self._path(key),
-            arrived.check,
-            arrived.state,
-            arrived.kept,
+            message.check,
+            message.state,
+            message.kept,
             task,
-            arrived.seconds,
+            message.seconds,
             worker,
-            tuple(arrived.split),
-            arrived.taken_s,
+            tuple(message.split),
+            taken_s,
             time.monotonic(),
-            {n: v for n, v in arrived.reported.items() if math.isfinite(v)},
+            {n: v for n, v in message.reported.items() if math.isfinite(v)},
             held=upload.held,
             memory=upload.memory,
             counted=0 if upload.memory is None else upload.size,

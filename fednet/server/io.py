@@ -632,12 +632,12 @@ class ServerIO:
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
-        key = arrived.key
+        key = arrived.reply.key
         worker = self.protocol.workers[arrived.worker]
         job = self.protocol.work[key.client].job
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
         try:
-            reply = self.inbox.take(arrived, (job.check, job.start), place)
+            reply = self.inbox.take(arrived.reply, arrived.taken_s, (job.check, job.start), place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
         for conn in (arrived.down, arrived.up):

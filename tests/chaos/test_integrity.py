@@ -27,7 +27,6 @@ from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
-from fednet.protocol.instructions import Arrived
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals
 from fednet.server.inbox import Inbox
@@ -132,9 +131,11 @@ def spool(draw: random.Random, folder: Path) -> Reader:
     for client, size in enumerate((200, 200, 70_000, 200)):  # the third has a file of its own
         key, data = m.Key(1, 0, client % 2, client), draw.randbytes(size)
         made.store(key, 0, memoryview(data), size)
-        form = (m.Field("x", "state", size, size),)
-        arrived = Arrived(key, form, size, digest([data]), "ab" * 32, True, 0.5, "w")
-        made.take(arrived, (bytes(16), "0-0-0"), {"host": "h"})
+        form, check = [m.Field("x", "state", size, size)], digest([data])
+        message = m.Reply(
+            key=key, form=form, size=size, check=check, state="ab" * 32, kept=True, seconds=0.5
+        )
+        made.take(message, 0.0, (bytes(16), "0-0-0"), {"host": "h"})
     made.flush()
 
     def found() -> dict[int, Any]:

@@ -169,10 +169,10 @@ class Server:
                 assert i.offset == (self.stored.get(i.key, 0) if i.offset else 0)
                 self.stored[i.key] = i.offset + len(i.data)
                 assert self.stored[i.key] <= 4 * m.PART
-            elif isinstance(i, s.Arrived) and i.size == 12:
-                self.do(self.machine.accept(i.key, self.now))
+            elif isinstance(i, s.Arrived) and i.reply.size == 12:
+                self.do(self.machine.accept(i.reply.key, self.now))
             elif isinstance(i, s.Arrived):
-                self.do(self.machine.reject(i.key, "size", self.now))
+                self.do(self.machine.reject(i.reply.key, "size", self.now))
             elif isinstance(i, s.Resolved):
                 assert i.key.client not in self.done
                 self.done.add(i.key.client)

@@ -63,12 +63,12 @@ def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_
     calm = fednet.run(section, in_process=True, out=tmp_path / "calm")
     take, taken = Inbox.take, []
 
-    def taken_in(inbox, arrived, *more):
-        if arrived.key.purpose == "train":
-            taken.append(arrived.key.round)
+    def taken_in(inbox, reply, *more):
+        if reply.key.purpose == "train":
+            taken.append(reply.key.round)
             if len(taken) == 5:
                 raise KeyError("a crash in the second round")
-        return take(inbox, arrived, *more)
+        return take(inbox, reply, *more)
 
     monkeypatch.setattr(Inbox, "take", taken_in)
     with pytest.raises(KeyError):

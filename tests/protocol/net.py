@@ -162,16 +162,17 @@ class Net:
                 assert len(self.spool[i.key]) == i.offset
                 self.spool[i.key] += i.data
             elif isinstance(i, s.Arrived):
-                payload = bytes(self.spool.pop(i.key))
-                assert len(payload) == i.size
+                key = i.reply.key
+                payload = bytes(self.spool.pop(key))
+                assert len(payload) == i.reply.size
                 if payload in self.bad:
-                    pending.extend(self.server.reject(i.key, "bad", self.now))
+                    pending.extend(self.server.reject(key, "bad", self.now))
                 else:
-                    (self.done if i.key.purpose == self.server.purpose else self.judged)[i.key] = (
+                    (self.done if key.purpose == self.server.purpose else self.judged)[key] = (
                         payload
                     )
-                    self.ledger.settle_bill(self.link.bill(i.key, i.down, i.up), True)
-                    pending.extend(self.server.accept(i.key, self.now))
+                    self.ledger.settle_bill(self.link.bill(key, i.down, i.up), True)
+                    pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
                 key, server = i.key, self.server
                 if (key.round, key.phase, key.purpose) == server.name:

@@ -29,7 +29,7 @@ def plainly(tasks, only=None):
         for x in roster.workers.values()
         if x.ready and x.gone_at is None and len(x.queue) <= x.slots
     ]
-    order = sorted(tasks.work.values(), key=lambda w: (-w.job.cost, w.job.client))
+    order = sorted(tasks.by_client.values(), key=lambda w: (-w.job.cost, w.job.client))
     waiting = [w for w in order if w.status is TaskState.WAITING]
     left, slots = len(waiting), sum(x.slots for x in free)
     for w in waiting:
@@ -171,11 +171,9 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
         __iter__ = items = values
 
     monkeypatch.setattr(one._roster, "workers", Looked(one._roster.workers))
-    monkeypatch.setattr(one._tasks, "work", Looked(one._tasks.work))
-    # Who leaves was looked for as the phase was begun.
-    monkeypatch.setattr(one._patience, "_of", one._tasks.work)
+    monkeypatch.setattr(one._tasks, "by_client", Looked(one._tasks.by_client))
     for k in range(many):
         said = m.Reply(run="r", inc=1, key=m.Key(1, 0, 0, k), form=form(3), size=3)
         say(one, b"%d" % k, said, 0.0, BODY)
         one.accept(said.key, 0.0)
-    assert len(one._tasks.with_state(TaskState.DONE)) == many
+    assert all(one.work[k].status is TaskState.DONE for k in range(many))

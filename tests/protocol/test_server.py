@@ -22,7 +22,7 @@ from fednet.protocol.instructions import (
 )
 from fednet.protocol.server import UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
-from fednet.protocol.tasks import CALM, CLAIMS, DEATHS, FLOOR, TRIES, Rules
+from fednet.protocol.tasks import CLAIMS, DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -102,7 +102,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     got = say(s, b"1", reply(), body=memoryview(b"abc"))
     assert got == [
         Store(key(), 0, memoryview(b"abc"), 3),
-        Arrived(key(), form(3), 3, b"", "", False, 0.0, "w", up=b"1", down=b"1"),
+        Arrived(reply(), "w", up=b"1", down=b"1"),
     ]
     assert s.accept(key(), 1.0) == [Resolved(key(0))]
 
@@ -641,49 +641,23 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
 
 def test_claims_of_progress_do_not_renew_the_patience_for_ever():
     s = hoarded(others=())
-    for second in range(1, 10 * CLAIMS + 2):
+    for second in range(1, 10 * CLAIMS + 1):
         for client in (0, 1):
             say(s, b"h", beat(client, "training", second), float(second))
         out = s.tick(second)
     assert [r.reason.split(":")[0] for r in of(out, Resolved)] == ["stalled"] * 2
 
 
-def test_once_half_of_a_phase_is_done_the_others_pace_says_what_is_believed():
-    s = hoarded(others=())
-    say(s, b"h", reply(0), 1.0, memoryview(b"abc"))
-    s.accept(key(0), 1.0)
-    out = []
-    for second in range(2, 10 * CALM + 3):
-        say(s, b"h", beat(1, "training", second), float(second))
-        out += s.tick(second)
-    assert [r.key.client for r in of(out, Resolved)] == [1]
-
-
 def test_upload_of_a_part_now_and_then_is_not_waited_for_to_its_end():
-    s = hoarded(others=())
-    say(s, b"h", reply(0, 50 * m.PART), 1.0)
-    out, now = [], 1.0
-    for index in range(50):
-        now += 2 * m.PART / FLOOR
-        part = m.Part(run="r", inc=1, key=key(0), index=index)
-        out += say(s, b"h", part, now, memoryview(bytes(m.PART)))
-        out += s.tick(now)
-        if s.work[0].status is TaskState.DROPPED:
-            break
-    assert s.work[0].reason.startswith("stalled")
-    assert index < 50 - 1
-
-
-def test_upload_over_a_slow_link_is_waited_for():
     s = hoarded(others=())
     say(s, b"h", reply(0, 50 * m.PART), 1.0)
     now = 1.0
     for index in range(50):
-        now += m.PART / FLOOR
+        now += 10 * CLAIMS / 40  # a part each, so that the last ones are too late
         part = m.Part(run="r", inc=1, key=key(0), index=index)
         say(s, b"h", part, now, memoryview(bytes(m.PART)))
         s.tick(now)
-    assert s.work[0].status is TaskState.ARRIVED
+    assert s.work[0].reason.startswith("stalled")
 
 
 def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():

@@ -1,51 +1,13 @@
-"""A task's states, and the window that its payloads cross in."""
+"""The window that the parts of a payload are sent in, and planned cuts."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from fednet.errors import LocalProtocolError, RemoteProtocolError
-from fednet.protocol.table import TASK, TaskEvent, TaskState
-from fednet.protocol.tasks import FIELDS, Task, change
+from fednet.errors import RemoteProtocolError
 from fednet.protocol.transfers import WINDOW, Receiving, Sending, before_cut
-from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from tests.protocol.net import PART, job
-
-JOB = job(0)
-
-
-def filled(status: TaskState) -> Task:
-    """As far as it can be, with everything known that is known of it there."""
-    w = Task(JOB, status, attempt=2, losses=1, sat_by="slow")
-    w.worker, w.conn, w.running, w.judge_conn = "w", b"1", True, b"1"
-    w.down, w.up, w.up_conn = Sending(JOB.body, PART), Receiving(20, PART, 1, 2), b"2"
-    w.reply = m.Reply(key=m.Key(1, 0, 2, 0), form=[], size=20)
-    w.asked, w.waited, w.took, w.reason = 1.0, 2.0, 3.0, "why"
-    return w
-
-
-@pytest.mark.parametrize(
-    ("before", "event", "after"),
-    [(b, e, a) for b, row in TASK.items() for e, following in row.items() for a in following],
-)
-def test_a_task_keeps_only_what_is_so_in_its_state(before, event, after):
-    w = filled(before)
-    change(w, event, after)
-    of_a_state = set().union(*FIELDS.values())
-    fresh, full = Task(w.job), filled(after)
-    for f in dataclasses.fields(Task):
-        expected = fresh if f.name in of_a_state - FIELDS[after] else full
-        assert getattr(w, f.name) == getattr(expected, f.name), f.name
-
-
-def test_what_cannot_come_in_a_state_changes_nothing():
-    w = filled(TaskState.DONE)
-    with pytest.raises(LocalProtocolError, match="'cancelled' cannot lead from 'done'"):
-        change(w, TaskEvent.CANCELLED, TaskState.DROPPED)
-    assert w == filled(TaskState.DONE)
+from tests.protocol.net import PART
 
 
 def test_a_receiver_grants_a_window_and_again_when_half_of_it_has_come():

@@ -6,10 +6,9 @@ import pytest
 
 from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import checked, digest
-from fednet.protocol.instructions import Arrived
 from fednet.server import inbox
 from fednet.server.inbox import LOG
-from fednet.wire.messages import Field, Key
+from fednet.wire.messages import Field, Key, Reply
 
 KEY = Key(1, 0, 0, 3)
 LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
@@ -27,9 +26,9 @@ def whole(spool, key, data, part=None):
 
 
 def taken(spool, key, data):
-    form = (Field("x", "state", len(data), len(data)),)
-    arrived = Arrived(key, form, len(data), digest([data]), "", False, 0.0, "w")
-    return spool.take(arrived, (b"", ""), {})
+    form = [Field("x", "state", len(data), len(data))]
+    message = Reply(key=key, form=form, size=len(data), check=digest([data]))
+    return spool.take(message, 0.0, (b"", ""), {})
 
 
 def logged(spool, key, data, part=None):
