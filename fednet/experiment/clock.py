@@ -183,19 +183,19 @@ def task_bytes(run: str, key: m.Key, job: Job) -> int:
 
 def reply_bytes(reply: Reply) -> int:
     """The bytes of a reply (`server.inbox.Reply`), header and payload, as it was sent."""
-    form = list(reply.form)
+    record, form = reply.record, list(reply.record.form)
     return crossing(
         m.Reply(
             run=" " * 16,
             inc=1,
-            key=reply.key,
+            key=record.key,
             form=form,
             size=sum(f.size for f in form),
-            check=reply.check,
-            state=reply.state,
-            kept=reply.kept,
-            seconds=reply.seconds,
-            split=list(reply.split),
-            reported=reply.reported,
+            check=record.check,
+            state=record.state,
+            kept=record.kept,
+            seconds=record.seconds,
+            split=list(record.split),
+            reported=record.reported,
         )
     )

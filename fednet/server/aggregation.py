@@ -147,12 +147,12 @@ class Aggregation:
             received = self._sent.get(client)
             up = exp.up.decode(
                 self.method.exchanges[self.exchange.index].up,
-                reply.form,
+                reply.record.form,
                 reply.body(),
                 received if received is not None else exp.agreed,
                 fill=self._fill,
                 sound=True,
-                past=self.exchange.past(client, "up", reply.key.round),
+                past=self.exchange.past(client, "up", reply.record.key.round),
             )
         return _counted(up, self._declared.get(client))
 

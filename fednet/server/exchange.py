@@ -134,12 +134,18 @@ class Exchange:
     @property
     def done(self) -> dict[int, Reply]:
         """The replies that count, by client."""
-        return {c: a.reply for c, a in self.asked.items() if a.reply is not None and not a.reason}
+        found: dict[int, Reply] = {}
+        for client, asked in self.asked.items():
+            outcome = asked.outcome
+            if outcome is not None and outcome.reply is not None and not outcome.reason:
+                found[client] = outcome.reply
+        return found
 
     @property
     def dropped(self) -> dict[int, str]:
         """By client: why it did not complete the exchange."""
-        return {c: a.reason for c, a in self.asked.items() if a.reason}
+        outcomes = ((client, asked.outcome) for client, asked in self.asked.items())
+        return {c: outcome.reason for c, outcome in outcomes if outcome and outcome.reason}
 
     def drop(self, client: int, reason: str) -> None:
         """The client's part is over, and its reply, if there is one, does not count."""
@@ -332,24 +338,26 @@ class Exchanges:
         finds the reply that an earlier server received.
         """
         client, round, index = job.client, exchange.round, exchange.index
+        cost, pace = self.cost(client, index), list[Fault]()
+        if self.world.pace is not None:
+            asked.training_s = self.world.pace[client].seconds(cost)
+            if self.clock is None:  # the device waits for the rest of its time
+                pace = [Fault("pace", asked.training_s)]
         job = structs.replace(
             job,
-            cost=self.cost(client, index),
+            cost=cost,
             judge=self._evaluates(round, index),
             bound=self.method.in_memory and index > 0,
+            pace=pace,
         )
-        if self.world.pace is not None:
-            asked.training_s = self.world.pace[client].seconds(job.cost)
-            if self.clock is None:  # the device waits for the rest of its time
-                job = structs.replace(job, pace=[Fault("pace", asked.training_s)])
         asked.outcome = self._found(exchange, job)
         if self.clock is not None:
             asked.bytes = task_bytes(self.run, exchange.key(client), job)
         if reason := self._not_asked(exchange, client):
             exchange.drop(client, reason)
-        leaves = self._leaves(exchange, asked, client)
-        if asked.wanted:
-            faults = self.faults.of(round, index, client)
+        leaves = self._leaves(exchange, asked, client, cost)
+        faults = self.faults.of(round, index, client) if asked.wanted else []
+        if faults or (leaves is not None and asked.wanted):
             job = structs.replace(job, faults=faults, lost=drops(faults), leaves=leaves)
         if self.experiment.base_comes and not (index == 0 and not job.start):
             alone = job
@@ -363,14 +371,14 @@ class Exchanges:
         reply = exchange.found.get((client, "train"))
         if reply is None:
             return None
-        if reply.task != (job.check, job.start):
+        if reply.record.task != (job.check, job.start):
             self.io.settle([Settled(reply.bill, False, "the answer to another task")])
             for purpose in ("train", "evaluate"):
                 exchange.found.pop((client, purpose), None)
             return None
-        return Outcome(reply.key, "", reply, exchange.found.get((client, "evaluate")))
+        return Outcome(reply.record.key, "", reply, exchange.found.get((client, "evaluate")))
 
-    def _leaves(self, exchange: Exchange, asked: Asked, client: int) -> Leaves | None:
+    def _leaves(self, exchange: Exchange, asked: Asked, client: int, steps: int) -> Leaves | None:
         """When the client is gone in the middle of its task; who is gone already is not asked."""
         until = self.world.until(client, exchange.at)
         stays = asked.leaves_s = 0.0 if until is None else until - exchange.at
@@ -381,7 +389,6 @@ class Exchanges:
         if self.clock is None:
             return Leaves(at=exchange.opened + stays)
         slow, delay = self.faults.time(exchange.round, exchange.index, client)
-        steps = self.cost(client, exchange.index)
         return self.clock.leaving(client, steps, asked.bytes, exchange.at, slow, delay)
 
     def _evaluates(self, round: int, index: int) -> bool:
@@ -559,7 +566,7 @@ class Exchanges:
             judgement = evaluation.take_payload()
             if not isinstance(judgement, Judgement):
                 body = evaluation.body()
-                judgement = self.experiment.up.decode(Judgement, evaluation.form, body)
+                judgement = self.experiment.up.decode(Judgement, evaluation.record.form, body)
             said = judgements(judgement)
             if exchange.purpose == "train" and "global" in said:
                 said = {"received": said.pop("global"), **said}

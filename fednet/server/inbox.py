@@ -1,20 +1,21 @@
-"""The replies of the rounds that are under way: checked as they arrive, kept in memory and on disk.
+"""The replies of the rounds that are under way: checked as they arrive, and kept until they count.
 
-A small reply stays in memory until it is accumulated; for a server that comes after this one it is
-in the round's one log, which is only ever appended to. A large one has a file of its own: it comes
-in many parts, which are written once, as they come; and it is checked and accumulated where its
-bytes then are, in the system's cache. A file that a round is done with is written over by a later
-one, unless something still reads it: that costs a tenth of writing a new one, whose pages the
-system would have to find and clear first (3 ms against 12 to 40 ms for 45 MB where this was
-measured). Other decoded replies wait for the sum, `HELD_BYTES` of all together.
+    a small payload    in the round's log, `replies.log`, behind its record
+    a large one        in a file of its own, written part by part as it comes; its record in the log
 
-In one process (`in_memory`) a crash ends the clients too, and their round is done again: of a large
-reply nothing is written as long as there is room for it in memory, `IN_MEMORY_BYTES`.
+The next server finds both. The decoded payload also stays in memory until it is accumulated, up to
+`HELD_BYTES` of all replies together; beyond that, and where the file holds the values as they are,
+it is read from the disk again. A file of a finished round is reused by a later one, unless
+something still maps it: to write over a file costs a tenth of writing a new one (3 ms against 12 to
+40 ms for 45 MB where this was measured).
 
-A record of the log is a line of JSON that ends with the digest of its text (see `files`), and
-behind it as many bytes of payload as it says are `inline`. The last record may be torn, by a crash
-or a full disk: it counts for nothing, and the next server cuts it off. Any other that is not as it
-was written is an error; a payload that is not, by the digest in its record, is asked for again.
+In one process (`in_memory`) a crash ends the clients too, and their round is done again: a large
+reply is not written as long as there is room for it in memory, `IN_MEMORY_BYTES`.
+
+A record of the log is a line of JSON that ends with the digest of its text (see `files`); as many
+bytes of payload follow as it says are `inline`. The last record may be incomplete, after a crash or
+on a full disk: it is ignored, and the next server cuts it off. Any other record that was changed is
+an error. A payload that does not have the digest in its record is asked for again.
 """
 
 from __future__ import annotations
@@ -50,32 +51,35 @@ if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
     from fednet.tensors import Tensors
     from fednet.wire.codec import Past
-    from fednet.wire.payload import Payload, Run, Samples
+    from fednet.wire.payload import Run, Samples
 
 
 LOG = "replies.log"
 
 
 class ReplyRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A reply that was checked, as the log has it, see `Reply`. inline: bytes of its payload that
-    follow there. broken: an earlier record of it does not count any more, its payload is being
-    written over. at: where its payload begins in the log, known once it is read.
+    """A reply that was checked, as a line of the log.
+
+    task: the digest of the task's payload, and the version of the client's state that it started
+    from. worker: where it was made. seconds: of the client's work, and `split` for training,
+    evaluating and encoding. taken_s: from the hand-out of the task to the whole reply. reported: by
+    the method, of its client. inline: bytes of payload that follow the line. broken: earlier
+    records of this reply do not count any more.
     """
 
     key: Key
-    form: list[Field] = []
+    form: tuple[Field, ...] = ()
     check: bytes = b""
     state: str = ""
     kept: bool = False
     task: tuple[bytes, str] = (b"", "")
     seconds: float = 0.0
     worker: JsonDict = {}
-    split: list[float] = []
+    split: tuple[float, ...] = ()
     taken_s: float = 0.0
     reported: dict[str, float] = {}
     inline: int = 0
     broken: bool = False
-    at: int = 0
 
 
 class Log:
@@ -84,14 +88,17 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = _end(records_in(path))
+        found = records_in(path)
+        self._size = 0  # with what is not written yet
+        if found:
+            last, at = found[-1]
+            self._size = at + last.inline
         self._file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self._file, whole)
-        self._size = whole  # with what is not written yet
+        os.ftruncate(self._file, self._size)
         self._unwritten: list[bytes | memoryview] = []
 
-    def add(self, record: ReplyRecord, payload: bytes | memoryview) -> int:
-        """Where the payload begins. It is on the disk once `flush` has returned."""
+    def add(self, record: ReplyRecord, payload: bytes | memoryview = b"") -> int:
+        """Returns where the payload begins. It is on the disk once `flush` has returned."""
         text = checked(_encode(record))
         self._unwritten += [text, payload]
         at = self._size + len(text)
@@ -107,11 +114,11 @@ class Log:
         os.close(self._file)
 
 
-def records_in(log: Path) -> list[ReplyRecord]:
-    """The whole records of a log, in order. Raises StateError for one that is not as it was
-    written.
+def records_in(log: Path) -> list[tuple[ReplyRecord, int]]:
+    """The complete records of a log, in order, and where the payload of each begins. Raises
+    StateError for one that is not as it was written.
     """
-    found: list[ReplyRecord] = []
+    found: list[tuple[ReplyRecord, int]] = []
     if not log.exists():
         return found
     size = log.stat().st_size
@@ -130,106 +137,90 @@ def records_in(log: Path) -> list[ReplyRecord]:
             at = file.tell()
             if record.inline < 0 or at + record.inline > size:
                 break
-            record.at = at
-            found.append(record)
+            found.append((record, at))
             file.seek(at + record.inline)
     return found
-
-
-def _end(found: list[ReplyRecord]) -> int:
-    """Bytes of whole records."""
-    return found[-1].at + found[-1].inline if found else 0
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ReplyRecord).decode
 
 
-HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
-IN_MEMORY_BYTES = 1 << 30  # the same in one process, with those that are on no disk
+HELD_BYTES = 256 << 20  # of decoded payloads in memory
+IN_MEMORY_BYTES = 1 << 30  # the same in one process, with payloads that are in no file
 
 
 class HeldMemory:
-    """How much is held of each round's payloads, up to `most` bytes. For several threads."""
+    """Counts the bytes of payloads in memory, by round, up to `most` in all. For several threads:
+    the one that does the I/O takes, the one that aggregates gives back.
+    """
 
-    def __init__(self, most: int = HELD_BYTES) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._held: dict[int, int] = {}  # bytes, by round
+        self.held: dict[int, int] = {}  # bytes, by round
         self._lock = threading.Lock()
 
     def take(self, round: int, size: int) -> bool:
         """Whether there is room for so much more; it counts as held then."""
         with self._lock:
-            if sum(self._held.values()) + size > self._most:
+            if sum(self.held.values()) + size > self._most:
                 return False
-            self._held[round] = self._held.get(round, 0) + size
+            self.held[round] = self.held.get(round, 0) + size
             return True
 
     def give(self, round: int, size: int) -> None:
         with self._lock:
-            if round in self._held:
-                self._held[round] -= size
+            if round in self.held:
+                self.held[round] -= size
 
     def clear(self, up_to: int, but: Collection[int]) -> None:
-        """Nobody will ask for what is held of rounds up to this one, but for those."""
+        """Nobody will ask for payloads of rounds up to this one, but for those."""
         with self._lock:
-            for round in [r for r in self._held if r <= up_to and r not in but]:
-                del self._held[round]
+            for round in [r for r in self.held if r <= up_to and r not in but]:
+                del self.held[round]
 
 
 @dataclass(slots=True)
 class Reply:
-    """A reply that was checked, and is in the log. `path` and `at` say where its payload is on the
-    disk, once the inbox was flushed. task: the digest of what it answers, and the version of the
-    client's state that it started from. payload: as it was decoded, until it is taken; None where
-    there was no room for it in memory, or an earlier server received it. remembered: what
-    compressors remember once it counts. bill: what crossed for it, until that is settled.
+    """A reply that was checked and logged.
+
+    path, at: the file with its payload, and where it begins there, once the inbox was flushed; at
+    0: a file of its own. data: in one process, the payload's bytes where no file has them. payload:
+    decoded, until `take_payload`; None where there was no room for it, or an earlier server
+    received it. memory: in which `data` and `payload` count. remembered: what compressors remember
+    if the reply counts. arrived: when, on this process's clock. earlier: received by an earlier
+    server. bill: the bytes that crossed for it, until these are settled.
     """
 
-    key: Key
-    form: tuple[Field, ...]
+    record: ReplyRecord
     path: str
-    check: bytes
-    state: str
-    kept: bool
-    task: tuple[bytes, str]
-    seconds: float = 0.0
-    worker: JsonDict = field(default_factory=dict)
-    split: tuple[float, ...] = ()  # of `seconds`: training, evaluating, encoding
-    taken_s: float = 0.0  # from the hand-out to the whole reply
-    arrived: float = 0.0  # when, on this process's clock
-    reported: dict[str, float] = field(default_factory=dict)  # by the method, of its client
     at: int = 0
-    earlier: bool = False  # received by an earlier server
+    data: memoryview | None = None
     payload: Payload | None = None
+    memory: HeldMemory | None = None
     remembered: dict[str, torch.Tensor] = field(default_factory=dict)
-    held: memoryview | None = None  # the payload's bytes, of a small one that is not decoded
-    memory: HeldMemory | None = None  # where it counts as held, and may stay
-    counted: int = 0  # bytes, there
-    written: bool = True  # its payload is on the disk, or will be; else `held` stays
+    arrived: float = 0.0
+    earlier: bool = False
     bill: Bill = field(default_factory=Bill)
 
     @property
     def size(self) -> int:
-        return sum(f.size for f in self.form)
+        return sum([f.size for f in self.record.form])
 
     @property
     def decoded_size(self) -> int:
-        return max(self.size, sum(f.raw for f in self.form))
+        return max(self.size, sum([f.raw for f in self.record.form]))
 
     def body(self) -> memoryview:
-        """Its payload, the caller's own: to write to it changes no file, nor what who asks again
-        gets.
+        """Its payload's bytes, the caller's own: to write to them changes no file, nor what the
+        next call returns.
         """
-        if not self.written:
-            data = lend(self.size).data
-            data[:] = self.view()
-            return data
-        if (held := self.let_go()) is not None:
-            return held
-        if not self.at:  # a file of its own
-            return self.view()
+        if self.data is None and not self.at:
+            return _mapped(self.path, self.size)
         data = lend(self.size).data
+        if self.data is not None:
+            data[:] = self.data
+            return data
         file = opened(self.path, os.O_RDONLY)
         try:
             read = os.preadv(file, [data], self.at)
@@ -240,46 +231,20 @@ class Reply:
         return data
 
     def take_payload(self) -> Payload | None:
-        """Its payload as it was decoded, the caller's own; None from the second call on, and where
-        it was not kept: then it is decoded from `body`.
+        """Its decoded payload, the caller's own; None from the second call on, and where it was not
+        kept: then it is decoded from `body`.
         """
-        payload = self.payload
-        if payload is not None and self.written:
-            self.let_go()
-        elif payload is not None:
-            self.payload = None
-            self._give(self.counted - self.size)
+        payload, self.payload = self.payload, None
+        if payload is not None and self.memory is not None:
+            self.memory.give(self.record.key.round, self.decoded_size)
         return payload
 
-    def keep(self, payload: Payload) -> None:
-        """Keeps the decoded payload in place of its bytes, where there is room. One whose values
-        are those of its file is read from there again: the system has the file in its cache, to map
-        it costs little, and all the replies of a round would count as this process's memory.
-        """
-        if self.held is None and not self.at and self.decoded_size == self.size:
-            self.let_go()
-            return
-        more = self.decoded_size
-        if self.written:
-            more -= self.counted
-        if self.memory is None or (more and not self.memory.take(self.key.round, more)):
-            return
-        self.counted += more
-        self.payload = payload
-        if self.written:
-            self.held = None
-
-    def let_go(self) -> memoryview | None:
-        """Nothing of it is held in memory any more."""
-        held, self.held, self.payload = self.held, None, None
-        self._give(self.counted)
-        self.memory = None
-        return held
-
-    def _give(self, size: int) -> None:
-        if self.memory is not None:
-            self.memory.give(self.key.round, size)
-            self.counted -= size
+    def let_go(self) -> None:
+        """The reply does not count: keeps nothing of it in memory."""
+        self.take_payload()
+        if self.data is not None and self.memory is not None:
+            self.memory.give(self.record.key.round, self.size)
+            self.data = None
 
     def intact(self) -> bool:
         """Whether its payload is as it was received: a power cut may have lost it, or left an
@@ -287,20 +252,19 @@ class Reply:
         """
         if not os.path.exists(self.path):
             return False
-        if not self.at and os.path.getsize(self.path) != self.size:  # a file of its own
+        if not self.at and os.path.getsize(self.path) != self.size:
             return False
-        return digest([self.view()]) == self.check
+        return digest([self.body()]) == self.record.check
 
-    def view(self) -> memoryview:
-        """Its payload as memory or the system has it already: to be let go of at once."""
-        if self.held is not None:
-            return self.held
-        if not self.size:  # which cannot be mapped
-            return memoryview(b"")
-        whole = pages(self.path)
-        if len(whole) < self.at + self.size:
-            raise StateError(f"{self.path}: {len(whole)} bytes, {self.at + self.size} were there.")
-        return whole[self.at : self.at + self.size]
+
+def _mapped(path: str, size: int) -> memoryview:
+    """A file's bytes, as the system has them in its cache; to write to them does not change it."""
+    if not size:  # which cannot be mapped
+        return memoryview(b"")
+    whole = pages(path)
+    if len(whole) != size:
+        raise StateError(f"{path}: {len(whole)} bytes, {size} were there.")
+    return whole
 
 
 SMALL_BYTES = 64 << 10  # the largest payload that is written into the log itself
@@ -309,24 +273,15 @@ SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 @dataclass(slots=True)
 class _Upload:
-    """A payload that is coming in. file: its descriptor, of a large one. memory: in which it
-    counts as held.
+    """A payload that is coming in: into `file`, a descriptor, or whole at once, as `data`. counted:
+    it counts as held in memory.
     """
 
     size: int
-    memory: HeldMemory | None
     got: int = 0
     file: int | None = None
-    held: memoryview | None = None
-
-    def add(self, data: memoryview) -> None:
-        if self.file is not None:
-            write_all(self.file, data)
-        if self.held is None and len(data) == self.size:
-            self.held = data  # whole at once, in memory that is the receiver's to keep
-        elif self.held is not None:
-            self.held[self.got : self.got + len(data)] = data
-        self.got += len(data)
+    data: memoryview | None = None
+    counted: bool = False
 
 
 class Inbox:
@@ -352,15 +307,14 @@ class Inbox:
         self._recorded: dict[int, set[str]] = {}  # by round: names of replies that have a record
         self._logs: dict[int, Log] = {}  # by round
         self._in_memory = in_memory
-        self._memory = HeldMemory(IN_MEMORY_BYTES if in_memory else HELD_BYTES)
+        self.memory = HeldMemory(IN_MEMORY_BYTES if in_memory else HELD_BYTES)
         self.bills: dict[Key, Bill] = {}  # of earlier servers
-        self._over: list[Reply] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
         self._named = 0
         shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
 
     def _path(self, key: Key) -> str:
-        """A reply's file, as text: to put paths together costs more than a small reply."""
+        """The file of a large reply."""
         return f"{self.folder}/round-{key.round}/{_name(key)}.bin"
 
     # -- writing -----------------------------------------------------------------------------------
@@ -375,28 +329,26 @@ class Inbox:
                 f"spool of client {key.client}: {upload.got} bytes are there, the next come at "
                 f"{offset}"
             )
-        upload.add(data)
+        if upload.file is not None:
+            write_all(upload.file, data)
+        upload.got += len(data)
 
     def _begin(self, key: Key, size: int, first: memoryview) -> _Upload:
-        """What an earlier attempt or a spare has in a file is written over. first: what comes of it
-        now.
-        """
-        # Before a byte of it changes: half of it must not be taken for the whole.
+        """first: what comes of the payload now. `data` is the receiver's to keep."""
+        if len(first) == size <= SMALL_BYTES:
+            return _Upload(size, data=first)
+        if self._in_memory and len(first) == size and self.memory.take(key.round, size):
+            return _Upload(size, data=first, counted=True)
+        # Before a byte of its file changes: half of it must not be taken for the whole.
         if _name(key) in self._recorded.get(key.round, ()):
             self._withdraw(key)
-        upload = _Upload(size, self._memory if self._memory.take(key.round, size) else None)
-        in_memory = self._in_memory and upload.memory is not None and len(first) == size
-        if len(first) < size <= SMALL_BYTES:
-            upload.held = lend(size).data
-        if size > SMALL_BYTES and not in_memory:
-            path = self._path(key)
-            self._log(key.round)  # and the folder
-            if os.path.exists(path) and is_read(path):
-                os.unlink(path)
-            if self._spares and not os.path.exists(path):
-                os.replace(self._spares.pop(), path)
-            upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
-        return upload
+        path = self._path(key)
+        self._log(key.round)  # and the folder
+        if os.path.exists(path) and is_read(path):
+            os.unlink(path)
+        if self._spares and not os.path.exists(path):
+            os.replace(self._spares.pop(), path)
+        return _Upload(size, file=opened(path, os.O_RDWR | os.O_CREAT | OWN))
 
     def _log(self, round: int) -> Log:
         if round not in self._logs:
@@ -404,114 +356,92 @@ class Inbox:
         return self._logs[round]
 
     def abandon(self, key: Key) -> None:
-        """No more of this payload comes. What is there of it may be overwritten by a later attempt
-        already.
-        """
+        """No more of this payload comes. A later attempt may write over its file already."""
         upload = self._uploads.pop(key, None)
-        if upload is not None and upload.file is not None:
+        if upload is None:
+            return
+        if upload.file is not None:
             os.close(upload.file)
-        if upload is not None and upload.memory is not None:
-            upload.memory.give(key.round, upload.size)
+        if upload.counted:
+            self.memory.give(key.round, upload.size)
 
     def take(
         self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
     ) -> Reply:
         """Checks, decodes and logs a reply whose payload is whole: the only way in. A resume uses
-        it without asking again, once `flush` was called. task: see `Reply`. Raises
-        RemoteProtocolError or WrongPart where it cannot be used; nothing of it is left then.
+        it without asking again, once `flush` was called. taken_s, task, worker: see `ReplyRecord`.
+        Raises RemoteProtocolError or WrongPart where it cannot be used; nothing of it is left then.
         """
-        reply = self._whole(message, taken_s, task, worker)
-        try:
-            body = reply.view()
-            if digest([body]) != reply.check:
-                raise RemoteProtocolError("the payload was damaged on its way")
-            payload = self._decode(reply, body)
-        except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
-            reply.let_go()
-            if reply.size > SMALL_BYTES and reply.written:
-                os.unlink(reply.path)
-            raise
-        if reply.written:
-            self._append(reply)
-        if payload is not None:
-            reply.keep(payload)
-        if reply.memory is None:
-            self._over.append(reply)
-        return reply
-
-    def _whole(
-        self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
-    ) -> Reply:
         key = message.key
         upload = self._uploads.pop(key)
+        in_log = upload.data is not None and not upload.counted
+        path = self._path(key)
         if upload.file is not None:
             if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
                 os.truncate(upload.file, upload.got)
             os.close(upload.file)
-        return Reply(
-            key,
-            tuple(message.form),
-            self._path(key),
-            message.check,
-            message.state,
-            message.kept,
-            task,
-            message.seconds,
-            worker,
-            tuple(message.split),
-            taken_s,
-            time.monotonic(),
-            {n: v for n, v in message.reported.items() if math.isfinite(v)},
-            held=upload.held,
-            memory=upload.memory,
-            counted=0 if upload.memory is None else upload.size,
-            written=upload.file is not None or upload.size <= SMALL_BYTES,
-            bill=self.bills.pop(key, Bill()),
-        )
-
-    def _append(self, reply: Reply) -> None:
-        """Puts the reply's record into the log, which `flush` writes."""
-        inline = reply.size <= SMALL_BYTES
         record = ReplyRecord(
-            key=reply.key,
-            form=list(reply.form),
-            check=reply.check,
-            state=reply.state,
-            kept=reply.kept,
-            task=reply.task,
-            seconds=reply.seconds,
-            worker=reply.worker,
-            split=list(reply.split),
-            taken_s=reply.taken_s,
-            reported=reply.reported,
-            inline=reply.size if inline else 0,
+            key=key,
+            form=tuple(message.form),
+            check=message.check,
+            state=message.state,
+            kept=message.kept,
+            task=task,
+            seconds=message.seconds,
+            worker=worker,
+            split=tuple(message.split),
+            taken_s=taken_s,
+            reported={n: v for n, v in message.reported.items() if math.isfinite(v)},
+            inline=upload.size if in_log else 0,
         )
-        log = self._log(reply.key.round)
-        at = log.add(record, reply.held if inline and reply.held is not None else b"")
-        if inline:
-            reply.path, reply.at = str(log.path), at
-        self._recorded.setdefault(reply.key.round, set()).add(_name(reply.key))
+        reply = Reply(record, path, memory=self.memory, arrived=time.monotonic())
+        body = upload.data
+        if upload.counted:
+            reply.data = body
+        try:
+            if body is None:
+                body = _mapped(path, upload.size)
+            if digest([body]) != record.check:
+                raise RemoteProtocolError("the payload was damaged on its way")
+            payload = self._decode(reply, body)
+        except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
+            reply.let_go()
+            if upload.file is not None:
+                os.unlink(path)
+            raise
+        if not upload.counted:
+            log = self._log(key.round)
+            at = log.add(record, body if in_log else b"")
+            if in_log:
+                reply.path, reply.at = str(log.path), at
+            self._recorded.setdefault(key.round, set()).add(_name(key))
+        if payload is not None:
+            # A file with the values as they are is read again: it is in the system's cache, and
+            # all the replies of a round would count as this process's memory.
+            from_file = upload.file is not None and reply.decoded_size == upload.size
+            if not from_file and self.memory.take(key.round, reply.decoded_size):
+                reply.payload = payload
+        earlier = self.bills.pop(key, None)
+        if earlier is not None:
+            reply.bill = earlier
+        return reply
 
     def flush(self) -> None:
-        """All records are with the operating system, and what may not be held is on disk
-        alone.
-        """
+        """All records are with the operating system."""
         for log in self._logs.values():
             log.flush()
-        for reply in self._over:
-            reply.let_go()
-        self._over.clear()
 
     def _withdraw(self, key: Key) -> None:
         log = self._log(key.round)
-        log.add(ReplyRecord(key=key, broken=True), b"")
+        log.add(ReplyRecord(key=key, broken=True))
         log.flush()
         self._recorded[key.round].remove(_name(key))
 
     def revoke(self, reply: Reply) -> None:
         """The reply was checked and turned out to be unusable: its record does not count."""
-        if _name(reply.key) in self._recorded.get(reply.key.round, ()):
-            self._withdraw(reply.key)
+        key = reply.record.key
+        if _name(key) in self._recorded.get(key.round, ()):
+            self._withdraw(key)
 
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Reply]:
@@ -522,45 +452,33 @@ class Inbox:
         if round in self._logs:
             self._logs[round].flush()
         log = self.folder / f"round-{round}" / LOG
-        recorded = [s for s in _last(records_in(log)) if s.key.phase == phase]
-        # Whatever became of the payloads: the next ones are others.
-        self._recorded.setdefault(round, set()).update(_name(s.key) for s in recorded)
-        replies = (
-            Reply(
-                s.key,
-                tuple(s.form),
-                str(log) if s.inline else self._path(s.key),
-                s.check,
-                s.state,
-                s.kept,
-                s.task,
-                s.seconds,
-                s.worker,
-                tuple(s.split),
-                s.taken_s,
-                reported=s.reported,
-                at=s.at if s.inline else 0,
-                earlier=True,
-                bill=self.bills.get(s.key) or Bill(),
-            )
-            for s in recorded
-        )
-        found = {(r.key.client, r.key.purpose): r for r in replies}
+        found: dict[tuple[int, str], Reply] = {}
+        for record, at in _last(records_in(log)):
+            key = record.key
+            if key.phase != phase:
+                continue
+            # Whatever became of the payload: the next one is another.
+            self._recorded.setdefault(round, set()).add(_name(key))
+            reply = Reply(record, self._path(key), earlier=True)
+            if record.inline or not reply.size:
+                reply.path, reply.at = str(log), at
+            reply.bill = self.bills.get(key, reply.bill)
+            found[key.client, key.purpose] = reply
         damaged = {client for (client, _), r in found.items() if not r.intact()}
         return {name: r for name, r in found.items() if name[0] not in damaged}
 
     def on_record(self) -> set[Key]:
         """The replies that were checked, of all rounds that no checkpoint holds."""
         logs = self.folder.glob(f"round-*/{LOG}")
-        return {found.key for log in logs for found in _last(records_in(log))}
+        return {record.key for log in logs for record, _ in _last(records_in(log))}
 
     # -- the end of rounds -------------------------------------------------------------------------
     def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
-        """Lets go of rounds that are over. under_way: (round, client) of their tasks that may still
-        be answered.
+        """Removes rounds that are over. under_way: (round, client) of their tasks that may still be
+        answered.
         """
         rounds = {round for round, _ in under_way}
-        self._memory.clear(up_to, rounds)
+        self.memory.clear(up_to, rounds)
         for folder in self.folder.glob("round-*"):
             round = int(folder.name.split("-")[1])
             if round <= up_to:
@@ -601,10 +519,10 @@ def _name(key: Key) -> str:
     return f"{key.phase}-{key.client}-{key.purpose}"
 
 
-def _last(found: list[ReplyRecord]) -> list[ReplyRecord]:
-    """The replies that are whole by their last record: of several of one reply the last counts."""
-    by_name = {_name(record.key): record for record in found}
-    return [record for record in by_name.values() if not record.broken]
+def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]:
+    """The replies that count: of several records of one reply the last."""
+    by_name = {_name(record.key): (record, at) for record, at in found}
+    return [(record, at) for record, at in by_name.values() if not record.broken]
 
 
 STEPS = 100
@@ -624,16 +542,18 @@ class Sent(dict[int, "Tensors"]):
     fill: Tensors | None
 
     def __init__(self) -> None:
+        from fednet.wire.codec import Past
+
         super().__init__()
-        self.remembered, self.fill = {}, None
+        self.remembered, self.fill, self._past = {}, None, Past
 
     def past(self, key: Key, following: dict[str, torch.Tensor]) -> Past:
         """What compressors remember of the client's earlier replies. following: takes what
         follows from this one.
         """
-        from fednet.wire.codec import Past
-
-        return Past(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
+        return self._past(
+            self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round
+        )
 
 
 def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
@@ -662,7 +582,6 @@ def decoder(
     partition or as its site declared; None: not known. tested(client): labels or values that it may
     have tested a model on, in its own test set and in the balanced one.
     """
-    from fednet.errors import RemoteProtocolError
     from fednet.experiment.judging import Judgement
     from fednet.experiment.privacy import updates
     from fednet.tensors import Tensors
@@ -672,16 +591,16 @@ def decoder(
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
     def decode(reply: Reply, body: memoryview) -> Payload | None:
-        key = reply.key
+        key, form = reply.record.key, reply.record.form
         if key.purpose == "evaluate":
-            judgement = exp.up.decode(Judgement, reply.form, body, sound=True)
+            judgement = exp.up.decode(Judgement, form, body, sound=True)
             judgement.check(exp.setting.counts_width, *tested(key.client))
             return judgement
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
         following: dict[str, torch.Tensor] = {}
         payload = exp.up.decode(
             kind,
-            reply.form,
+            form,
             body,
             initial if x is None else x,  # a compressed state is a difference to it
             initial if sent.fill is None else sent.fill,
@@ -723,8 +642,6 @@ def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
     """Samples are as those of this federation: of its shape, in a mapping only where its own are,
     with one label each below `classes`.
     """
-    from fednet.errors import RemoteProtocolError
-
     classes, labels, x = exp.setting.classes, value.y, value.x
     mapped = exp.data is not None and isinstance(exp.data.train[0], dict)
     if isinstance(x, dict) != mapped:
@@ -755,8 +672,6 @@ def _check_run(run: Run, samples: int, train: TrainSection) -> None:
     """No more samples than the client has, and no more steps than `STEPS` passes in batches of one
     would take for each pass that the configuration asks for: methods may train more than once.
     """
-    from fednet.errors import RemoteProtocolError
-
     if run.n > samples:
         raise RemoteProtocolError(f"it reports {run.n} samples, but has {samples}")
     most = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, samples))

@@ -711,7 +711,8 @@ class ServerIO:
         self._leave()
         logged, self._logged = self._logged, []
         for reply in logged:
-            if reply.key.purpose == "train":
-                self._at("receiving", reply.key.round)
+            key = reply.record.key
+            if key.purpose == "train":
+                self._at("receiving", key.round)
         self.outcomes += self._resolved
         self._resolved = []

@@ -285,7 +285,7 @@ def client_row(
     """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
     round, what that took.
     """
-    worker = reply.worker if reply is not None and reply.worker else {}
+    worker = reply.record.worker if reply is not None else {}
     judged = verdict.get("personal") or next(iter(verdict.values()), None)
     row = Client(
         round=round,
@@ -294,7 +294,7 @@ def client_row(
         took_part=took_part,
         test_samples=judged.n if judged is not None else None,
         reported=dict(reported) if reported else None,
-        seconds=reply.seconds if reply is not None else None,
+        seconds=reply.record.seconds if reply is not None else None,
         host=worker.get("host"),
         device=worker.get("device"),
     )

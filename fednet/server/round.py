@@ -100,7 +100,7 @@ class Round:
             # goes back with it.
             self.after = replace(self.before, residuals=remembered(self.before.residuals, exchange))
             return
-        kept = {c: reply for c, reply in done.items() if reply.kept}
+        kept = {c: reply.record for c, reply in done.items() if reply.record.kept}
         if exchange is self.main:
             record.completed = sorted(done)
         self.after = RunState(
@@ -207,11 +207,11 @@ def add_exchange(
     """
     seconds["encoding"] += encoding
     left = max(0.0, took - encoding)
-    last = max((r for r in replies if r.split), key=lambda r: r.arrived, default=None)
+    last = max((r for r in replies if r.record.split), key=lambda r: r.arrived, default=None)
     if last is not None:
-        left -= taken(
-            seconds, dict(zip(SPLIT, last.split)) | {"sending": last.taken_s - last.seconds}, left
-        )
+        shares = dict(zip(SPLIT, last.record.split))
+        shares["sending"] = last.record.taken_s - last.record.seconds
+        left -= taken(seconds, shares, left)
     seconds["waiting"] += left
 
 

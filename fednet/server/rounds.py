@@ -190,8 +190,9 @@ class Rounds:
         exchange, aggregation = round.exchange, self.aggregation(round)
         for client, reply in self.exchanges.replies(exchange):
             aggregation.add(client, reply)
-            if reply.reported:
-                round.reports.setdefault(client, {}).update(reply.reported)
+            reported = reply.record.reported
+            if reported:
+                round.reports.setdefault(client, {}).update(reported)
         took = time.monotonic() - exchange.opened
         add_exchange(round.seconds, took, exchange.encoding, exchange.done.values())
         round.spent(self.clock)

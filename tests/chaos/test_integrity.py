@@ -140,7 +140,7 @@ def spool(draw: random.Random, folder: Path) -> Reader:
 
     def found() -> dict[int, Any]:
         logged = Inbox(folder, lambda reply, body: None).found(1, 0).items()
-        return {c: (r.key, bytes(r.body()), r.task, r.state) for c, r in logged}
+        return {c: (r.record, bytes(r.body())) for c, r in logged}
 
     whole = found()
 

@@ -64,7 +64,7 @@ def test_logged_replies_are_not_asked_for_again(tmp_path: Path) -> None:
         fed.begin("0-2")
         log = fed.path / "checkpoint" / "round-1" / "replies.log"
         # Beside evaluations.
-        fed.until(lambda: sum(r.key.purpose == "train" for r in records_in(log)) == 3)
+        fed.until(lambda: sum(r.key.purpose == "train" for r, _ in records_in(log)) == 3)
         fed.lose(fed.last)
         fed.client("3")
         fed.server(resume=True)
@@ -80,8 +80,8 @@ def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path) ->
         text, records = path.read_bytes(), records_in(path)
         path.unlink()
         log = Log(path)
-        for record in records:
-            payload = text[record.at : record.at + record.inline]
+        for record, at in records:
+            payload = text[at : at + record.inline]
             if record.key.client == 1:  # as if round 1 had ended with another model
                 record.task = (b"other", record.task[1])
             log.add(record, payload)

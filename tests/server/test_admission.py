@@ -11,7 +11,7 @@ from fednet.algorithms.base import Payload, Weights
 from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.server.endpoint import text_for_clients
-from fednet.server.inbox import Sent, decoder
+from fednet.server.inbox import Reply, ReplyRecord, Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
@@ -43,7 +43,8 @@ def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
         Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
     )
     decoder(exp, Sent(), lambda client: None, lambda client: (0, 0))(
-        SimpleNamespace(key=Key(1, 0, 0, 0), form=sent.form), memoryview(bytes(sent.body.whole()))
+        Reply(ReplyRecord(key=Key(1, 0, 0, 0), form=sent.form), ""),
+        memoryview(bytes(sent.body.whole())),
     )
 
 
