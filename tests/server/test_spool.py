@@ -8,7 +8,8 @@ from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import checked, digest
 from fednet.server import inbox
 from fednet.server.inbox import LOG
-from fednet.wire.messages import Field, Key, Reply
+from fednet.wire import messages as m
+from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
 LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
@@ -27,7 +28,7 @@ def whole(spool, key, data, part=None):
 
 def taken(spool, key, data):
     form = [Field("x", "state", len(data), len(data))]
-    message = Reply(key=key, form=form, size=len(data), check=digest([data]))
+    message = m.Reply(key=key, form=form, size=len(data), check=digest([data]))
     return spool.take(message, 0.0, (b"", ""), {})
 
 
