@@ -1,8 +1,7 @@
-"""What came of a table's runs: the measures of a cell (see `papers.Cell`) on a run, and the rows of
-a table as CSV.
+"""Computes a cell's measures (see `papers.Cell`) on its runs, and reads and writes a table's CSV.
 
-A row is one run. Rows are plain mappings of text and numbers, as they stand in the CSV, so that the
-tables can be made again from the CSV alone. Accuracies are in percent there, as in the papers.
+A row is one run: a mapping of texts and numbers as in the CSV, so that a table can be printed from
+the CSV alone. Accuracies are in percent there, as in the papers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from fednet.papers import Cell
     from fednet.report.read import Run
 
-FLAT_POINTS = 0.1
+FLAT = 0.001  # of accuracy
 STEADY_SHARE = 0.05  # of the loss of the first round
 COMPARED = ("points_gained", "rounds_to_target", "speedup")  # with another run of the same seed
 FIXED = (
@@ -74,83 +73,101 @@ CURVE = (
 KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")  # which run a row is of
 
 
-SPREADS = ("class_spread", "max_drop", "avg_drop", "avg_increase")
-
-
 # -- measures --------------------------------------------------------------------------------------
 def measured(
     name: str, run: Run, versus: Run | None = None, target_round: int | None = None
 ) -> float | None:
-    """A measure of a cell (see `papers.Cell`) on a run, in the papers' units; None where the run
-    does not have it.
-
-    flat_after_round: the first round from which on no later accuracy is more than 0.1 points above
-    the best so far. steady_after_round: the last round whose training loss is above the one
-    before by more than 5 % of the first round's. mean_accuracy: over all evaluated rounds. emd:
-    mean over clients of the L1 distance of their class shares, with what is shared, to those of all
-    clients together. points_gained: of the personal accuracy where the run has one, else of the
-    best accuracy.
+    """A measure of a cell (see `papers.Cell`) on a run, in the papers' units: accuracies in
+    percent. None if the run does not have it.
     """
     a = metrics.curve(run)
-    if name in ("pfl_accuracy", "drift_accuracy", "solo_accuracy"):
-        own = metrics.personal(run) or {}
-        return percent(own.get("pfl" if name == "pfl_accuracy" else "drift"))
-    if name == "client_accuracy":
-        return percent(metrics.pooled(metrics.latest(run, "global").values(), "global"))
-    if name == "seconds_per_round":
-        return metrics.summary(run).seconds_per_round
+    if name in COMPARED:
+        return None if versus is None else _compared(name, run, versus, target_round)
+    if name in MEASURES:
+        value = MEASURES[name](run)
+    else:
+        found = re.fullmatch(r"(accuracy_at|accuracy_in|rounds_to|mb_to)_(\d+)", name)
+        assert found is not None, name
+        number = int(found[2])
+        if found[1] == "accuracy_at":  # the best until then
+            value = max((v for t, v in a if t <= number), default=None)
+        elif found[1] == "accuracy_in":
+            value = dict(a).get(number)
+        else:
+            value = metrics.to_target(run, number / 100, found[1].removesuffix("_to"))
+    in_percent = name.startswith("accuracy_") or name.endswith("_accuracy") or name in SPREADS
+    return percent(value) if in_percent else value
+
+
+def _compared(name: str, run: Run, versus: Run, target_round: int | None) -> float | None:
+    """A measure in comparison with another run of the same seed."""
     if name == "points_gained":
-        ours, theirs = _standing(run), None if versus is None else _standing(versus)
-        return None if ours is None or theirs is None else ours - theirs
-    if name in ("final_train_loss", "steady_after_round"):
-        return of_loss(name, metrics.curve(run, "train_loss"))
-    if name == "emd":
-        return emd(run)
-    if not a:
+        ours, theirs = _own_or_best(run), _own_or_best(versus)
+        return None if ours is None or theirs is None else 100 * (ours - theirs)
+    reached = metrics.speedup(run, versus, target_round)
+    if reached is None:
         return None
-    if match := re.fullmatch(r"accuracy_(at|in)_(\d+)", name):
-        T = int(match[2])
-        if match[1] == "in":
-            return percent(dict(a).get(T))
-        return percent(max((v for t, v in a if t <= T), default=None))
-    if match := re.fullmatch(r"(rounds|mb)_to_(\d+)", name):
-        return metrics.to_target(run, int(match[2]) / 100, match[1])
-    if name in ("rounds_to_target", "speedup"):
-        reached = None if versus is None else metrics.speedup(run, versus, target_round)
-        if reached is None:
-            return None
-        return reached[0] if name == "rounds_to_target" else reached[1]
-    if name in ("max_drop", "avg_drop", "avg_increase"):
-        return percent(metrics.differences(a)[name])
-    top = metrics.best(a)
-    assert top is not None
-    plain: JsonDict = {
-        "final_accuracy": lambda: percent(metrics.final(a)),
-        "best_accuracy": lambda: percent(top[0]),
-        "mean_accuracy": lambda: percent(math.fsum(v for _, v in a) / len(a)),
-        "best_round": lambda: top[1],
-        "class_spread": lambda: percent(metrics.class_spread(run)),
-        "flat_after_round": lambda: next(
-            t for t, v in a if 100 * (top[0] - max(w for s, w in a if s <= t)) <= FLAT_POINTS
-        ),
-    }
-    value: float | None = plain[name]()
+    return reached[0] if name == "rounds_to_target" else reached[1]
+
+
+def _own_or_best(run: Run) -> float | None:
+    """The accuracy of the personal models if the run has them, else the best accuracy."""
+    own = metrics.personal(run)
+    if own is not None:
+        accuracy: float | None = own["pfl"]
+        return accuracy
+    best = metrics.best(metrics.curve(run))
+    return best[0] if best else None
+
+
+def _personal(run: Run, name: str) -> float | None:
+    value: float | None = (metrics.personal(run) or {}).get(name)
     return value
 
 
-def of_loss(name: str, losses: Sequence[tuple[int, float]]) -> float | None:
-    """A measure of the training loss over the rounds; None where there is no loss."""
+def _stability(run: Run, name: str) -> float | None:
+    return metrics.differences(metrics.curve(run))[name]
+
+
+def _best(run: Run) -> tuple[float | None, int | None]:
+    """(accuracy, round)."""
+    return metrics.best(metrics.curve(run)) or (None, None)
+
+
+def _mean_accuracy(run: Run) -> float | None:
+    a = metrics.curve(run)
+    return math.fsum(v for _, v in a) / len(a) if a else None
+
+
+def _flat_after_round(run: Run) -> int | None:
+    """The first round from which on no later accuracy is more than 0.1 points above the best so
+    far.
+    """
+    a = metrics.curve(run)
+    top = max((v for _, v in a), default=0.0)
+    return next((t for t, _ in a if top - max(w for s, w in a if s <= t) <= FLAT), None)
+
+
+def _final_train_loss(run: Run) -> float | None:
+    return metrics.final(metrics.curve(run, "train_loss"))
+
+
+def _steady_after_round(run: Run) -> int | None:
+    """The last round whose training loss is above the one before by more than 5 % of the first
+    round's.
+    """
+    losses = metrics.curve(run, "train_loss")
     if not losses:
         return None
-    if name == "final_train_loss":
-        return losses[-1][1]
     rise = STEADY_SHARE * losses[0][1]
-    late = (t for (_, v), (t, w) in itertools.pairwise(losses) if w - v > rise)
+    late = [t for (_, before), (t, loss) in itertools.pairwise(losses) if loss - before > rise]
     return max(late, default=losses[0][0])
 
 
 def emd(run: Run) -> float | None:
-    """See `measured`. What is shared has the class shares of all data, as it is drawn by them."""
+    """The mean over clients of the L1 distance of their class shares to those of all clients
+    together. Samples shared with the clients have the class shares of all data.
+    """
     counts = np.asarray(run.partition.get("samples_by_class") or [], dtype=np.float64)
     if counts.ndim != 2 or not counts.sum():
         return None
@@ -161,11 +178,27 @@ def emd(run: Run) -> float | None:
     return float(np.abs(shares - whole).sum(1).mean())
 
 
-def _standing(run: Run) -> float | None:
-    if own := metrics.personal(run):
-        return percent(own["pfl"])
-    top = metrics.best(metrics.curve(run))
-    return percent(top[0]) if top else None
+# Those that need no number and no other run; accuracies 0..1.
+MEASURES: dict[str, Callable[[Run], float | None]] = {
+    "final_accuracy": lambda run: metrics.final(metrics.curve(run)),
+    "best_accuracy": lambda run: _best(run)[0],
+    "best_round": lambda run: _best(run)[1],
+    "mean_accuracy": _mean_accuracy,
+    "flat_after_round": _flat_after_round,
+    "pfl_accuracy": lambda run: _personal(run, "pfl"),
+    "drift_accuracy": lambda run: _personal(run, "drift"),
+    "solo_accuracy": lambda run: _personal(run, "drift"),
+    "client_accuracy": lambda run: metrics.pooled(metrics.latest(run, "global").values(), "global"),
+    "class_spread": metrics.class_spread,
+    "max_drop": lambda run: _stability(run, "max_drop"),
+    "avg_drop": lambda run: _stability(run, "avg_drop"),
+    "avg_increase": lambda run: _stability(run, "avg_increase"),
+    "final_train_loss": _final_train_loss,
+    "steady_after_round": _steady_after_round,
+    "seconds_per_round": lambda run: metrics.summary(run).seconds_per_round,
+    "emd": emd,
+}
+SPREADS = ("class_spread", "max_drop", "avg_drop", "avg_increase")  # in percentage points
 
 
 def percent(value: float | None) -> float | None:
@@ -205,8 +238,8 @@ def row(
         for name in cell.figures
     }
     if run is not None:
-        s, (top, at) = metrics.summary(run), metrics.best(metrics.curve(run)) or (None, None)
-        curve = metrics.curve(run)
+        s, curve = metrics.summary(run), metrics.curve(run)
+        top, at = _best(run)
         out |= {
             "ours": found.get(cell.measure or ""),
             "best": percent(top),
@@ -239,35 +272,26 @@ def device(run: Run) -> str | None:
 
 
 def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:
-    """The run's curves, a row an evaluated round. Accuracies in percent."""
-    by, spent = (
-        {
-            y: dict(metrics.curve(run, y))
-            for y in ("accuracy", "personal_accuracy", "test_loss", "train_loss")
-        },
-        costs.cost(run, "mb"),
-    )
-    rounds = sorted({t for y in ("accuracy", "personal_accuracy") for t in by[y]})
-    here = {
-        "method": cell.method,
-        "dataset": cell.dataset,
-        "heterogeneity": cell.heterogeneity,
-        "variant": cell.variant,
-        "seed": seed,
-    }
-    shown = {"accuracy": 100.0, "personal_accuracy": 100.0, "test_loss": 1.0, "train_loss": 1.0}
-    return [
-        {
-            **here,
+    """The run's curves, one row for each evaluated round. Accuracies in percent."""
+    factors = {"accuracy": 100, "personal_accuracy": 100, "test_loss": 1, "train_loss": 1}
+    by_round = {y: dict(metrics.curve(run, y)) for y in factors}
+    spent = costs.cost(run, "mb")
+    rows = []
+    for t in sorted({*by_round["accuracy"], *by_round["personal_accuracy"]}):
+        row: JsonDict = {
+            "method": cell.method,
+            "dataset": cell.dataset,
+            "heterogeneity": cell.heterogeneity,
+            "variant": cell.variant,
+            "seed": seed,
             "round": t,
             "mb": round(spent[t], 3),
-            **{
-                y: None if by[y].get(t) is None else round(f * by[y][t], 4)
-                for y, f in shown.items()
-            },
         }
-        for t in rounds
-    ]
+        for y, factor in factors.items():
+            value = by_round[y].get(t)
+            row[y] = None if value is None else round(factor * value, 4)
+        rows.append(row)
+    return rows
 
 
 def as_csv(rows: Sequence[JsonMapping], columns: Sequence[str] = FIXED) -> str:

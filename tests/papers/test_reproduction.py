@@ -73,8 +73,11 @@ def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_paper
         ("steady_after_round", (), None),
     ],
 )
-def test_measures_of_the_loss_are_of_the_training_loss(name, losses, value):
-    assert results.of_loss(name, list(enumerate(losses, 1))) == value
+def test_measures_of_the_loss_are_of_the_training_loss(tmp_path, name, losses, value):
+    made = run(tmp_path, "a", *[0.5 for _ in losses])
+    for record, loss in zip(made.rounds, losses):
+        record.train_loss = loss
+    assert results.measured(name, made) == value
 
 
 def test_emd_is_the_distance_of_class_shares_with_what_is_shared():
