@@ -1,8 +1,4 @@
-"""What `fednet reproduce` is asked for, and the runs that follow from it.
-
-Runs of one seed are paired: partition, initial weights and participants follow from the seed, not
-from the method.
-"""
+"""Turns the command line of `fednet reproduce` into cells and runs."""
 
 from __future__ import annotations
 
@@ -38,13 +34,13 @@ OWN = {
         "each cell has its own method; --set algorithm.KEY=VALUE changes a key of them",
     ),
 }
-LOOKS = 20  # evaluations in a run of which only the end is in the table
+EVALUATIONS = 20  # in a run of which only the end is in the table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The command line. table: PAPER/TABLE; list, gather, plan: what is done instead of running;
-    dataset, setting, only: which cells; set: for every run.
+    """The command line. table: PAPER/TABLE; list, gather, plan: do this instead of running;
+    dataset, setting, only: which cells; set: settings of every run.
     """
 
     table: str = ""
@@ -82,7 +78,7 @@ class Reproduction:
         return out / (self.cells[0].paper + ("-mini" if self.scale == "mini" else ""))
 
     def runs(self, out: Path) -> list[tuple[Cell, int, RunSpec]]:
-        """The runs ordered by seed, so that what is cut short has whole comparisons."""
+        """The runs ordered by seed, so that whole seeds are done if the command is stopped."""
         return [
             (
                 c,
@@ -95,10 +91,16 @@ class Reproduction:
             for c in self.cells
         ]
 
+    def versus(self, cell: Cell) -> Cell | None:
+        """The cell of the same column whose method this cell's is compared with."""
+        return next(
+            (c for c in self.cells if c.method == cell.versus and _column(c) == _column(cell)), None
+        )
+
 
 def plan(asked: Request) -> Reproduction:
-    """The job that the command line asks for. Raises ConfigError for names that are not there, and
-    keys and values that a run of it would refuse.
+    """Chooses the cells that the command line asks for. Raises ConfigError for unknown names, and
+    for keys and values that a run would refuse.
     """
     for text in asked.set:
         if why := OWN.get(text.partition("=")[0].strip()):
@@ -209,21 +211,24 @@ def _column(cell: Cell) -> tuple[str, str, str]:
 def _evaluated(cell: Cell, scale: str) -> JsonDict:
     """The cell's configuration with no more evaluation than its figures need.
 
-    A table of the global model's accuracy needs no client's judgement, and every round's: best
-    accuracy, and the round of it, are over rounds. A table of personal accuracy needs all clients
-    at the end, and in between a curve's points.
+    A table of the global model's accuracy needs it after every round, since the best accuracy and
+    its round are over rounds, and needs no client's evaluation. A table of personal accuracy needs
+    all clients at the end, and in between the points of a curve.
     """
     rounds = int(cell.config["rounds"])
     personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
     if scale == "mini":
-        looks = small.PERSONAL_LOOKS if personal else small.LOOKS
+        evaluations = small.PERSONAL_LOOKS if personal else small.LOOKS
     else:
-        looks = LOOKS if personal else rounds
-    section = {"every": max(1, rounds // looks), "clients": "auto" if personal else "none"}
-    return papers.lay(
-        cell.config,
-        {"evaluate": section, "checkpoint": {"every": max(1, rounds // LOOKS), "best": False}},
-    )
+        evaluations = EVALUATIONS if personal else rounds
+    sections = {
+        "evaluate": {
+            "every": max(1, rounds // evaluations),
+            "clients": "auto" if personal else "none",
+        },
+        "checkpoint": {"every": max(1, rounds // EVALUATIONS), "best": False},
+    }
+    return papers.lay(cell.config, sections)
 
 
 def _plain(text: str) -> str:

@@ -1,11 +1,11 @@
-"""`fednet reproduce`: the runs behind a table of a paper, and the paper's figure beside ours.
+"""`fednet reproduce`: does the runs of a paper's table and prints their results beside the paper's.
 
-    OUT/PAPER/NAME-seedS/              a run, shared by the tables that stand on the same runs
+    OUT/PAPER/NAME-seedS/              a run; tables of the same runs share it
     OUT/PAPER-TABLE.{csv,md,txt}       the table
     OUT/PAPER-TABLE-curves.csv         the curves
 
-Of mini scale all of these have `-mini` in their name. Runs of one seed are paired: partition,
-initial weights and participants follow from the seed, not from the method.
+At mini scale all of these have `-mini` in their names. Runs of one seed are paired: partition,
+initial weights and participants depend on the seed, not on the method.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from fednet.papers import plan as planning
 from fednet.papers import rendering, results
 from fednet.papers.job import Reproduction, Request, plan
 from fednet.papers.mini import SAID
-from fednet.papers.tables import Cell
 from fednet.plain import JsonDict
 from fednet.report import costs, metrics
-from fednet.report.read import Run, open_run
+from fednet.report.read import open_run
 from fednet.sweep import claims, marks, pool
 from fednet.sweep.marks import RunSpec
 
@@ -46,7 +45,7 @@ def main(asked: Request) -> int:
 
 
 def _run(job: Reproduction, asked: Request) -> int:
-    """The runs that are not done yet, then the table of all of them."""
+    """Does the runs that are not done yet, then writes the table of all of them."""
     say = speaker(asked.quiet)
     if job.scale == "mini":
         say(SAID[0].upper() + SAID[1:])
@@ -57,13 +56,18 @@ def _run(job: Reproduction, asked: Request) -> int:
             f"--gather: none of the {len(tasks)} runs of {job.table} in {job.folder(asked.out)} is "
             f"done."
         )
-    count, refused = [states.count("done")], []
+    done = states.count("done")
+    refused = False
 
     def show(task: RunSpec, state: str) -> None:
-        count[0] += (state == "done") - (state == "changed")
-        if state == "refused":
-            refused.append(task.name)
-        text = f"[{count[0]}/{len(tasks)}] {task.name}: {_said(job, task, state)}"
+        nonlocal done, refused
+        if state == "done":
+            done += 1
+        elif state == "changed":
+            done -= 1
+        elif state == "refused":
+            refused = True
+        text = f"[{done}/{len(tasks)}] {task.name}: {_progress(job, task, state)}"
         if asked.quiet and state in ("refused", "failed"):
             complain(text)
         say(text)
@@ -85,10 +89,10 @@ def _run(job: Reproduction, asked: Request) -> int:
     return marks.REFUSED if refused else 0
 
 
-def _said(job: Reproduction, task: RunSpec, state: str) -> str:
-    """What became of a run."""
+def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
+    """The line about a run that has changed its state."""
     if state == "done":
-        return line(job, task)
+        return _result(job, task)
     if state == "changed":
         return "its files were changed after it ended; it is done again"
     if state == "edited":
@@ -96,78 +100,33 @@ def _said(job: Reproduction, task: RunSpec, state: str) -> str:
             "your own file was edited, or it failed under another configuration; it is done again"
         )
     if state == "held":
-        who = claims.holder(task.books, task.name) or "it has just ended"
-        return f"another process is at it ({who}); the same command gathers it later"
+        holder = claims.holder(task.books, task.name) or "it has just ended"
+        return f"another process is at it ({holder}); the same command gathers it later"
     if state == "torn":
         return f"cannot be resumed, it is done again: {marks.why(task)}"
     return f"{state}: {marks.why(task)}"
 
 
+def _result(job: Reproduction, task: RunSpec) -> str:
+    """The measures of a run that is done, its MB and its seconds."""
+    run = open_run(task.run)
+    name = task.name.rpartition("-seed")[0]
+    cell = next(c for c in job.cells if c.config["name"] == name)
+    words = []
+    for measure, printed in cell.figures.items():
+        value = results.measured(measure, run)
+        if value is not None:
+            beside = "" if printed is None else f" (paper {printed})"
+            words.append(f"{measure} {value:.2f}{beside}")
+    words.append(f"{costs.ledger(run).total() / 1e6:.1f} MB")
+    words.append(f"{metrics.summary(run).seconds:.0f} s")
+    return ", ".join(words)
+
+
 # -- the table -------------------------------------------------------------------------------------
-def rows(
-    job: Reproduction, out: Path
-) -> tuple[list[JsonDict], list[JsonDict], dict[tuple[str, int], Run]]:
-    """(table's rows, curves, runs). What is not done has a row that says so."""
-    runs = job.runs(out)
-    found = {(c.name, s): open_run(t.run) for c, s, t in runs if marks.state_now(t) == "done"}
-    made, curves = [], []
-    for cell, seed, task in runs:
-        state, run = marks.state_now(task), found.get((cell.name, seed))
-        versus = next(
-            (
-                c
-                for c in job.cells
-                if c.method == cell.versus
-                and (c.dataset, c.variant, c.heterogeneity)
-                == (cell.dataset, cell.variant, cell.heterogeneity)
-            ),
-            None,
-        )
-        other = None if versus is None else found.get((versus.name, seed))
-        made.append(
-            results.row(
-                cell,
-                seed,
-                job.scale,
-                run,
-                versus=other,
-                status=_compared(cell, state, other) or _status(task, state),
-                changed=job.changed,
-            )
-        )
-        if run is not None:
-            curves += results.curves(cell, seed, run)
-    return made, curves, found
-
-
-def _compared(cell: Cell, state: str, other: Run | None) -> str:
-    """Why a run that is done has no figure yet; "" where it has. Without the run that it is
-    compared with, a target that is not known would stand as one that was never reached.
-    """
-    if state != "done" or cell.measure not in results.COMPARED or not cell.versus or other:
-        return ""
-    return f"not compared: {cell.versus} of this seed is not done"
-
-
-def _status(task: RunSpec, state: str) -> str:
-    """A cell's state as the table shows it."""
-    if state == "failed":
-        return f"failed: {marks.why(task) or 'it said nothing'}"
-    if state == "begun":
-        path = task.run / "rounds.jsonl"
-        ended = path.read_bytes().count(b"\n") if path.exists() else 0
-        return f"not run: {ended} of {task.config['rounds']} rounds so far" if ended else "not run"
-    if state == "changed":
-        return "not run: its files were changed after it ended"
-    if state == "done":
-        return state
-    said = marks.why(task)
-    return f"not run: {said}" if said else "not run"
-
-
 def publish(job: Reproduction, out: Path) -> list[Path]:
-    """Writes the table in every form, and the curves; nothing where no run has a result."""
-    made, curves, _ = rows(job, out)
+    """Writes the table in every form, and the curves; nothing if no run has a result."""
+    made, curves = rows(job, out)
     if all(str(r["status"]).startswith("not run") for r in made):
         return []
     table, points = out / f"{job.stem}.csv", out / f"{job.stem}-curves.csv"
@@ -180,30 +139,49 @@ def publish(job: Reproduction, out: Path) -> list[Path]:
     return [table, points, text, page]
 
 
-def line(job: Reproduction, task: RunSpec) -> str:
-    run, cell = (
-        open_run(task.run),
-        next(c for c in job.cells if task.name.rpartition("-seed")[0] == c.config["name"]),
-    )
-    values = {name: results.measured(name, run) for name in cell.figures}
-    said = [
-        f"{name} {value:.2f}"
-        + ("" if cell.figures[name] is None else f" (paper {cell.figures[name]})")
-        for name, value in values.items()
-        if value is not None
-    ]
-    return ", ".join(
-        [
-            *said,
-            f"{costs.ledger(run).total() / 1e6:.1f} MB",
-            f"{metrics.summary(run).seconds:.0f} s",
-        ]
-    )
+def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
+    """(the table's rows, those of the curves). A run that is not done has a row with its status."""
+    runs = job.runs(out)
+    found = {(c.name, s): open_run(t.run) for c, s, t in runs if marks.state_now(t) == "done"}
+    made, curves = [], []
+    for cell, seed, task in runs:
+        run, other, status = found.get((cell.name, seed)), None, _status(task)
+        if (versus := job.versus(cell)) is not None:
+            other = found.get((versus.name, seed))
+        compared = cell.versus is not None and cell.measure in results.COMPARED
+        if run is not None and other is None and compared:
+            # Else a target that is not known would look like one that was never reached.
+            status = f"not compared: {cell.versus} of this seed is not done"
+        made.append(
+            results.row(
+                cell, seed, job.scale, run, versus=other, status=status, changed=job.changed
+            )
+        )
+        if run is not None:
+            curves += results.curves(cell, seed, run)
+    return made, curves
+
+
+def _status(task: RunSpec) -> str:
+    """The state of a run as the table shows it."""
+    state = marks.state_now(task)
+    if state == "done":
+        return state
+    if state == "failed":
+        return f"failed: {marks.why(task) or 'it printed nothing'}"
+    if state == "changed":
+        return "not run: its files were changed after it ended"
+    if state == "begun":
+        path = task.run / "rounds.jsonl"
+        ended = path.read_bytes().count(b"\n") if path.exists() else 0
+        return f"not run: {ended} of {task.config['rounds']} rounds so far" if ended else "not run"
+    why = marks.why(task)
+    return f"not run: {why}" if why else "not run"
 
 
 # -- what there is ---------------------------------------------------------------------------------
 def listing() -> str:
-    """Every table and text figure, with what its runs are."""
+    """Lists every table, with its number of cells, its datasets and its caption."""
     lines = []
     for name in papers.with_results():
         cells = papers.cells(name)

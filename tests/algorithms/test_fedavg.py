@@ -25,18 +25,6 @@ def test_the_mean_is_weighted_by_samples_and_buffers_with_it():
     assert float(serve(uniform, server, ups, Desk(2)).x.vector[0]) == 3.0
 
 
-def test_one_client_alone_is_its_local_model():
-    run = Federation().run("fedavg", cohorts=[[2]] * 3)
-    assert same(run.x, run.locals[2])
-
-
-def test_the_mean_lies_between_the_local_models():
-    run = Federation().run("fedavg")
-    models = torch.stack([run.locals[i].vector for i in range(4)])
-    assert bool((run.x.vector >= models.min(0).values - 1e-6).all())
-    assert bool((run.x.vector <= models.max(0).values + 1e-6).all())
-
-
 def test_one_full_batch_each_is_gradient_descent_on_all_samples():
     f = Federation(train={"batch_size": 200}, rounds=1)
     module = f.initial.into(f.build(0))

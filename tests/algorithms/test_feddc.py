@@ -170,11 +170,6 @@ def test_epochs_batch_and_learning_rate_of_the_fine_tuning():
     assert same(f.server.x, again)
 
 
-def test_a_learning_rate_of_0_changes_nothing():
-    f = fed(ft_lr=0.0).rounds(1)
-    assert same(f.server.x, average(f))
-
-
 def test_class_balance_weighs_each_class_of_the_union_equally():
     f = fed(ft_epochs=1, ft_lr=0.25, ft_balance="class").rounds(1)
     theta, (x, y) = average(f), union(f)  # counts 3, 2, 2, 2

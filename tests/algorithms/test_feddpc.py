@@ -21,11 +21,26 @@ def numbers(t: Tensors):
     return pytest.approx(t.vector.tolist(), rel=1e-6)
 
 
-def test_by_hand():
-    # D = (3, 4), G = (2, 0): proj = (3, 0), r = (0, 4), ratio 5/4, u = (1 + 1.25) (0, 4)
-    state = after([(3.0, 4.0)], (2.0, 0.0), x=(1.0, 1.0))
-    assert numbers(state.delta) == [0.0, 9.0]
-    assert numbers(state.x) == [1.0, -8.0]
+@pytest.mark.parametrize(
+    ("updates", "g", "options", "delta"),
+    [
+        # D = (3, 4), G = (2, 0): proj = (3, 0), r = (0, 4), ratio 5/4, u = (1 + 1.25) (0, 4)
+        ([(3, 4)], (2, 0), {}, [0, 9]),
+        ([(3, 4)], (0.5, 0), {}, [0, 9]),  # the length of G has no effect
+        ([(-3, 4)], (2, 0), {}, [0, 9]),  # nor has the sign of the projection
+        ([(3, 4)], (2, 0), {"lambda": 0.0}, [0, 5]),  # ||u|| = ||D||
+        ([(3, 4)], (2, 0), {"lambda": -2.0}, [0, -3]),
+        ([(1, 2), (3, 4)], (0, 0), {}, [4, 6]),  # G = 0: (1 + lambda) times the mean
+        ([(3, 4)], (2, 0), {"projection": False}, [6, 8]),  # ratio 1
+        ([(3, 4)], (2, 0), {"scaling": False}, [0, 4]),
+        ([(3, 4)], (2, 0), {"projection": False, "scaling": False}, [3, 4]),
+        ([(3, 4)], (2, 0), {"max_ratio": 1.1}, [0, 8.4]),
+    ],
+)
+def test_the_global_update_by_hand(updates, g, options, delta):
+    state = after(updates, g, x=(1.0, 1.0), **options)
+    assert numbers(state.delta) == delta
+    assert numbers(state.x) == [1 - delta[0], 1 - delta[1]]
 
 
 def test_the_mean_is_uniform_whatever_the_samples():
@@ -40,25 +55,6 @@ def test_the_mean_is_uniform_whatever_the_samples():
     ]
 
 
-def test_lambda_may_be_any_number():
-    # ||u|| = ||D||
-    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": 0.0}).delta) == [0.0, 5.0]
-    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": -2.0}).delta) == [0.0, -3.0]
-
-
-def test_obtuse_updates_lose_their_negative_part_alike():
-    assert numbers(after([(-3.0, 4.0)], (2.0, 0.0)).delta) == [0.0, 9.0]
-
-
-def test_scaling_g_changes_nothing():
-    assert numbers(after([(3.0, 4.0)], (0.5, 0.0)).delta) == [0.0, 9.0]
-
-
-def test_without_a_last_update_nothing_is_projected():
-    # (1 + lambda) mean
-    assert numbers(after([(1.0, 2.0), (3.0, 4.0)], (0.0, 0.0)).delta) == [4.0, 6.0]
-
-
 def test_an_update_along_the_last_one_counts_as_zero_and_is_said():
     host = Desk(2)
     state = after([(3.0, 0.0), (0.0, 1.0)], (2.0, 0.0), host=host)
@@ -66,20 +62,6 @@ def test_an_update_along_the_last_one_counts_as_zero_and_is_said():
     assert "client 0" in host.warnings[0]
     assert len(host.warnings) == 1
     assert numbers(after([(0.0, 0.0)], (2.0, 0.0)).delta) == [0.0, 0.0]
-
-
-def test_ablations():
-    updates, g = [(3.0, 4.0)], (2.0, 0.0)
-    assert numbers(after(updates, g, projection=False).delta) == [6.0, 8.0]  # ratio 1
-    assert numbers(after(updates, g, scaling=False).delta) == [0.0, 4.0]
-    assert numbers(after(updates, g, projection=False, scaling=False).delta) == [3.0, 4.0]
-
-
-def test_the_ratio_may_be_bounded():
-    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), max_ratio=1.1).delta) == [
-        0.0,
-        pytest.approx(8.4),
-    ]
 
 
 def test_the_servers_rate_is_the_local_one_unless_set():

@@ -41,11 +41,6 @@ def test_sigma_does_not_change_when_the_previous_model_is_scaled_and_a_zero_mode
     assert cosine(v.zeros_like(), w) == 0
 
 
-def test_the_first_step_of_a_round_has_no_pull():
-    f = Federation("fedrds", public=0, sigma_mode="eq4", train={"steps": 1}).rounds(2)
-    assert same(f.ups[1].x, f.host(1).train(f.downs[1].x).x)
-
-
 def test_sigma_comes_from_the_model_after_the_last_participation():
     f = Federation("fedrds", sigma_mode="eq4").rounds(1, (0, 1))
     assert f.said[0]["sigma"] == pytest.approx(math.e)

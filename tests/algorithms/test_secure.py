@@ -168,36 +168,6 @@ def test_fewer_bits_are_fewer_bytes(tmp_path):
     assert made.rounds[0].test_accuracy is not None
 
 
-def test_the_sum_is_the_plain_fixed_point_sum_bit_for_bit(tmp_path):
-    """By hand, from what the client halves make of the first round: no machine between."""
-    config = configuration.from_mapping(mapping("secagg"))
-    exp = build.build(config)
-    method, plan = exp.algorithm, exp.algorithm.plan
-    rng = np.random.default_rng(3)
-    terms, machine = plan.terms(1), secagg.server(plan.terms(1))
-    clients = {c: secagg.client(terms, c) for c in terms.cohort}
-    x = exp.agreed
-    point, total = plan.point["weighted"], 0
-    vectors = {}
-    for c in terms.cohort:
-        update, n = rng.normal(0, 0.1, len(x.vector)), int(rng.integers(1, point.most))
-        vectors[c] = point.encode(update, n)
-        total = total + vectors[c]
-    while machine.step is not None:
-        gathered = method.init_accumulator(None, 0).gathered
-        for c in machine.asked:
-            machine.take(
-                gathered, c, clients[c].answer(machine.step, machine.question(c), vectors[c])
-            )
-        machine = machine.finish(gathered)
-    assert np.array_equal(machine.total, total)
-    whole = method._unfolded(machine, exp.algorithm.init_server(x))
-    summed, weight = point.decode(total)
-    mean = x.vector.double() + torch.from_numpy(summed) / weight
-    assert whole.x.count == 6
-    assert float((whole.x.mean().vector - mean).abs().max()) < 1e-6
-
-
 def test_between_two_steps_the_shared_model_is_the_one_the_round_began_with():
     exp = build.build(configuration.from_mapping(mapping("lightsecagg")))
     method = exp.algorithm

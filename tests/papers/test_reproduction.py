@@ -155,7 +155,7 @@ def test_without_the_run_that_sets_the_target_nobody_is_said_to_have_never_got_t
             fake_run.write(task.run, rounds=4, accuracy=[0.1, 0.4, 0.3, 0.5], seed=seed)
     monkeypatch.setattr(marks, "state_now", lambda t: "done" if t.run.exists() else "failed")
     monkeypatch.setattr(marks, "why", lambda t: "nan")
-    made, *_ = running.rows(job, tmp_path)
+    made, _ = running.rows(job, tmp_path)
     assert [(r["method"], r["seed"], r["status"], r["ours"]) for r in made] == [
         ("FedAvg", 0, "done", 4),
         ("FedPDC", 0, "done", 4),
