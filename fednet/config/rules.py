@@ -155,6 +155,12 @@ def _training(c: Config) -> Iterator[Broken]:
                 f"packed clients are trained with {key} {' or '.join(allowed)}, not {value}; leave "
                 f"train.pack out.",
             )
+    if c.train.pack > 1 and c.train.graphs:
+        yield (
+            "train.graphs",
+            "replays the steps of clients that are trained one by one; leave out train.graphs, or "
+            "train.pack.",
+        )
 
 
 def _has_rates(c: Config) -> bool:

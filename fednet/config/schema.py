@@ -477,7 +477,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """
     graphs: bool = False
     """On a GPU, replay steps of plain SGD as CUDA graphs, which is faster if a step is short. It
-    needs a constant learning rate and no momentum; other steps are computed as without it.
+    needs a constant learning rate and no momentum; other steps are computed as without it. Not
+    with pack.
     """
 
     @property

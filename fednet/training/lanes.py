@@ -39,7 +39,6 @@ class Lane(Descent):
             a.order,
             a.hooks,
             progress=a.progress,
-            graphs=a.graphs,
             draws=draws,
         )
 

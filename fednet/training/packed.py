@@ -11,8 +11,7 @@ neither on its company nor on its place. They are not those of `descend`, whose 
 the mathematics is the same, but dropout draws other samples.
 
 On a GPU convolutions are computed as products of matrices, because cuDNN's grouped convolutions,
-to which vmap would lead, are slow; and with `train.graphs` a step is captured as a CUDA graph once
-and replayed.
+to which vmap would lead, are slow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torch.nn import functional as F
 from fednet.tensors import Inputs, Tensors, mapped
 from fednet.training.as_built import AsBuilt
 from fednet.training.correction import Correction
-from fednet.training.graphs import Captured, kept, usable
+from fednet.training.graphs import kept
 from fednet.training.lanes import Feed, Lane, computed
 from fednet.training.loop import Course
 from fednet.training.optimizers import optimizer
@@ -71,8 +70,8 @@ def descend(lanes: Sequence[Lane], n: int, task: Task, plans: Plans | None = Non
 
 
 class Plan:
-    """What packs of one kind share: a copy of the module, stacked weights, and the captured step.
-    One pack at a time, under `lock`.
+    """What packs of one kind share: a copy of the module, and stacked weights. One pack at a time,
+    under `lock`.
     """
 
     def __init__(self, first: Lane, n: int, task: Task) -> None:
@@ -97,8 +96,6 @@ class Plan:
         self.weights = [part for p in self.parameters for part in _parts(p.detach(), self.apart)]
         self.forward = vmap(self._one)
         self.total = torch.zeros(n, dtype=torch.float64, device=self.device)
-        self.captured: Captured | None = None
-        self.trainings = 0
         if self.stream is not None:  # what was made above is made in this thread's stream
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
@@ -165,7 +162,6 @@ class Plan:
                 if all(lane.error is not None or lane.steps <= step for lane in lanes):
                     step = most
                     break
-        self.trainings += 1
         if losses:
             for i, summed in zip(losses, torch.stack(list(losses.values())).tolist()):
                 lanes[i].course = Course(lanes[i].steps, summed / feed.seen[i])
@@ -192,17 +188,7 @@ class Plan:
                 weight_decay=recipe.weight_decay,
             ).step
 
-        def plain(x: Inputs, y: torch.Tensor, shares: torch.Tensor, sizes: torch.Tensor) -> None:
-            self._compute(first, take, x, y, shares, sizes)
-
-        # A step with hooks, or with a momentum that begins with each training, is not captured. The
-        # first training chooses kernels and is not captured either.
-        ready = first.graphs and usable(self.device) and self.trainings > 0
-        if not ready or change is not None or recipe.momentum:
-            return plain
-        if self.captured is None:
-            self.captured = Captured(plain)
-        return self.captured
+        return functools.partial(self._compute, first, take)
 
     def _compute(
         self,
@@ -230,8 +216,7 @@ class Plan:
 
 class Dropout:
     """The dropout of all lanes. Whether a value is kept is a hash of its place, of the step and of
-    the lane's own number: so that no lane's draws depend on the others, and a captured step draws
-    anew each time it is replayed.
+    the lane's own number: so that no lane's draws depend on the others.
     """
 
     def __init__(self, module: nn.Module, n: int, device: torch.device) -> None:
