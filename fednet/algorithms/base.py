@@ -234,6 +234,18 @@ class Algorithm:
         """The number, from 0, of the exchange that `main` names."""
         return self.main % len(self.exchanges)
 
+    @property
+    def only_sums(self) -> bool:
+        """Whether clients keep nothing, and the server does nothing but what it does by default:
+        adding replies up, and taking their mean.
+        """
+        own = type(self)
+        default = (own.accumulate, own.server_update) == (
+            Algorithm.accumulate,
+            Algorithm.server_update,
+        )
+        return default and not fields(own.Client)
+
     def refusal(self, run: Config) -> tuple[str, str] | None:
         """(key, sentence) where the run's configuration asks for what this method cannot do: said
         before anything starts. run: the whole configuration.

@@ -18,6 +18,7 @@ from fednet.training.evaluation import Counts, other_width
 from fednet.training.hosts import SiteHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
+from fednet.wire.codec import Content
 from fednet.wire.payload import weights_of
 
 
@@ -57,7 +58,7 @@ class ClientEvaluation:
         self,
         exp: Experiment,
         task: m.Task,
-        body: memoryview,
+        body: Content,
         record: Record,
         start: str,
         host: SiteHost,

@@ -48,7 +48,7 @@ from fednet.training.hosts import SiteHost
 from fednet.training.lanes import Pack
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Encoded, Past
+from fednet.wire.codec import Body, Content, Encoded, Past
 from fednet.wire.messages import Key
 from fednet.wire.payload import Payload, weights_of
 
@@ -107,6 +107,8 @@ class Worker:
             store, self.keeps_local, balanced, self.device.synchronize, state_lost
         )
         self._lock = threading.Lock()
+        # By field of the last broadcast: its tensors, and their copy on this device.
+        self._copies: dict[str, tuple[Tensors, Tensors]] = {}
         # Digest, kind and form of the last payload whose values were found finite: the same
         # payload of another client is not searched again.
         self._finite: tuple[bytes, type[Payload], Sequence[m.Field]] | None = None
@@ -121,7 +123,7 @@ class Worker:
         self.device.forget()
 
     # -- a task ------------------------------------------------------------------------------------
-    def work(self, task: m.Task, body: memoryview, step: Step) -> list[Outgoing]:
+    def work(self, task: m.Task, body: Content, step: Step) -> list[Outgoing]:
         """Does a task. Returns its replies: an evaluation comes before the training it belongs to.
 
         step(stage, done, of) is called as the task goes on, and what it raises ends the task.
@@ -129,7 +131,10 @@ class Worker:
         not here, ConfigError for what this site does not let out.
         """
         watch = Stopwatch(step)
-        if digest([body]) != task.check:
+        # A task that came by reference is of a server in this process. What it gets by reference
+        # has no digest: that would make bytes of it.
+        here = isinstance(body, Body)
+        if isinstance(body, memoryview) and digest([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
         task, body, base = split_base_model(self.experiment, task, body)
         exp = self._complete(base)
@@ -153,13 +158,20 @@ class Worker:
 
                 host.secrets = self._secrets
                 watch.turn("training", 0, 0)
+                before = _versions(down)
                 state, up = method.client_update(key.phase, state, down, host)
+                if here and _versions(down) != before:
+                    raise ConfigError(
+                        f"{config.algorithm.name} changes what it was sent, in place: in one "
+                        f"process other clients have the same tensors; clone them first"
+                    )
                 set_trained(method, up, host, wanted=main and self.keeps_local)
 
                 if self._malicious(key.client):
                     up = attacks.spoiled(up, reference, config, key.round, key.client)
                 finite(up, exp.up.exempt)
                 if config.privacy.clip is not None:
+                    assert isinstance(body, memoryview)
                     asked = privacy.Question.of(config, self.store.root.name, task, record, body)
                     own = privacy.at_client(config)
                     up = privacy.protect(up, x, own, self._noise, asked, self._account)
@@ -198,7 +210,7 @@ class Worker:
                     key=of,
                     form=list(encoded.form),
                     size=encoded.body.size,
-                    check=encoded.body.check(),
+                    check=b"" if here and encoded.body.by_reference else encoded.body.check(),
                     state=state_sha256 if of.purpose == "train" else "",
                     kept=kept and of.purpose == "train",
                     seconds=watch.seconds,
@@ -271,7 +283,7 @@ class Worker:
         self,
         exp: Experiment,
         task: m.Task,
-        body: memoryview,
+        body: Content,
         record: Record,
         host: SiteHost,
         past: Past,
@@ -283,16 +295,38 @@ class Worker:
         cut = sum(field.size for field in task.form[: task.enrol])
         if task.enrol:
             assert method.Enrolment is not None
+            assert isinstance(body, memoryview)
             form = task.form[: task.enrol]
             enrolment = exp.down.decode(method.Enrolment, form, body[:cut], fill=fill)
             state = method.enrolled(state, enrolment, host)
+            body = body[cut:]
         kind = method.exchanges[task.key.phase].down
         form = task.form[task.enrol :]
         same = (task.check, kind, form)
-        down = exp.down.decode(kind, form, body[cut:], exp.agreed, fill, self._finite == same, past)
+        down = exp.down.decode(kind, form, body, exp.agreed, fill, self._finite == same, past)
         if exp.down.alone(kind) and not cut:
             self._finite = same
+        if isinstance(body, Body) and method.only_sums:
+            down = self._on_device(down)
         return state, down
+
+    def _on_device(self, down: Payload) -> Payload:
+        """The broadcast with its tensors on this device: one copy for all clients that get it."""
+        if self.device.device.type == "cpu":
+            return down
+        moved: dict[str, Tensors] = {}
+        with self._lock:
+            known, self._copies = self._copies, {}
+            for name in down.fields:
+                value = getattr(down, name)
+                if isinstance(value, Tensors):
+                    source, copy = known.get(name, (None, value))
+                    if source is not value:
+                        copy = value.to(self.device.device)
+                    self._copies[name] = value, copy
+                    moved[name] = copy
+            self.device.synchronize()
+        return dataclasses.replace(down, **moved)
 
     def _save(
         self, task: m.Task, start: str, record: Record, trained: Tensors | None, main: bool
@@ -329,16 +363,24 @@ class Worker:
         return host.reported if allowed is None or "statistics" in allowed else {}
 
 
+def _versions(payload: Payload) -> list[int]:
+    """Counters of the writes to a payload's tensors."""
+    values = [getattr(payload, name) for name in payload.fields]
+    parts = [p for v in values if isinstance(v, Tensors) for p in (v.vector, v.buffers, v.counters)]
+    return [part._version for part in parts]
+
+
 # -- the base model, if the server sends it (`model.base: server`) ---------------------------------
 def split_base_model(
-    experiment: Experiment, task: m.Task, body: memoryview
-) -> tuple[m.Task, memoryview, memoryview | None]:
+    experiment: Experiment, task: m.Task, body: Content
+) -> tuple[m.Task, Content, memoryview | None]:
     """Splits the base model off the payload of a client's first task.
 
     Returns (the task without it, its payload, the base model's bytes or None if it did not come).
     """
     if not experiment.base_comes or not task.enrol or task.form[0].kind != BASE:
         return task, body, None
+    assert isinstance(body, memoryview)
     size = task.form[0].size
     rest = msgspec.structs.replace(
         task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - size

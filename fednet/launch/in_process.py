@@ -83,9 +83,18 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
 
 
 def part(config: Config) -> int:
-    """Bytes of a payload's parts. A payload crosses whole, but where it may be cut short, by a
-    planned loss or an emulated link, or where the order of arrival counts.
+    """Bytes of a payload's parts. Payloads cross whole, and large ones as tensors, unless something
+    needs their bytes (compressors, noise, masks, attacks), they may be cut short (a planned loss,
+    an emulated link), or the order of arrival counts.
     """
-    sections = (config.link, config.availability, config.faults, config.schedule)
+    sections = (
+        config.wire,
+        config.privacy,
+        config.aggregation,
+        config.link,
+        config.availability,
+        config.faults,
+        config.schedule,
+    )
     by_default = all(section == type(section)() for section in sections)
     return WHOLE if by_default else PART

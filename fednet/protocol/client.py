@@ -27,7 +27,7 @@ from fednet.protocol.table import (
 )
 from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.codec import Body, Content
 from fednet.wire.messages import PART, Key
 
 REJOIN_S = 1.0  # until a refused join is tried again
@@ -44,7 +44,7 @@ class Out:
     """Send this."""
 
     message: m.Message
-    body: memoryview | None = None
+    body: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Given:
     """Do this task. Its payload is whole."""
 
     task: m.Task
-    body: memoryview
+    body: Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,7 @@ class ClientProtocol:
         self.tasks.disconnect()
         return self._taken()
 
-    def received(
-        self, message: m.Message, body: memoryview | None, now: float
-    ) -> list[Instruction]:
+    def received(self, message: m.Message, body: Content | None, now: float) -> list[Instruction]:
         """Handles a decoded message. Raises RemoteProtocolError for what the protocol does not
         allow; nothing has changed then.
         """
@@ -278,7 +276,7 @@ class ClientProtocol:
         if self.state is not ClientState.JOINING:
             self._rejoin_at = None
 
-    def _send(self, message: m.Message, body: memoryview | None = None) -> None:
+    def _send(self, message: m.Message, body: Content | None = None) -> None:
         """Sends a message, with the run and the incarnation of its server."""
         self._sent = True
         marked = msgspec.structs.replace(message, run=self.run, inc=self.inc)
@@ -362,7 +360,7 @@ class HeldTask:
     """
 
     task: m.Task
-    body: memoryview
+    body: Content
     state: ClientTaskState = ClientTaskState.GONE
     window: Receiving | None = None
     earlier: bool = False
@@ -451,7 +449,7 @@ class ClientTasks:
             reply.announced = True
 
     # -- a task arrives ----------------------------------------------------------------------------
-    def task(self, task: m.Task, body: memoryview | None) -> None:
+    def task(self, task: m.Task, body: Content | None) -> None:
         key = task.key
         held = self._tasks.get(key)
         size = sum(f.size for f in task.form)
@@ -492,7 +490,7 @@ class ClientTasks:
                 self._out.append(Cancelled(key))
             self._change(key, ClientTaskEvent.ABANDONED)
 
-    def _begin(self, task: m.Task, body: memoryview | None) -> None:
+    def _begin(self, task: m.Task, body: Content | None) -> None:
         most = self.largest(task.key)
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
@@ -507,7 +505,7 @@ class ClientTasks:
         if body is not None or task.size == 0:
             # What can be written to is copied: it may be another's memory.
             own = memoryview(b"") if body is None else body
-            if not own.readonly:
+            if isinstance(own, memoryview) and not own.readonly:
                 own = memoryview(bytearray(own))
             self._tasks[task.key] = HeldTask(task, own)
             self._whole(task.key)
@@ -547,7 +545,7 @@ class ClientTasks:
         if granted is not None:
             self._send(m.Pull(key=key, first=granted[0], count=granted[1]))
 
-    def part(self, part: m.Part, body: memoryview | None) -> None:
+    def part(self, part: m.Part, body: Content | None) -> None:
         """The next part of a task's payload has come."""
         held = self._tasks.get(part.key)
         if held is None or held.window is None:
@@ -565,6 +563,8 @@ class ClientTasks:
             self._out.append(Stray("doubled"))
             return
         # A copy, also of a server's in this process: a method may write to what it gets.
+        assert isinstance(held.body, memoryview)
+        assert isinstance(body, memoryview)
         held.body[start : start + len(body)] = body
         if held.window.whole:
             self._whole(part.key)

@@ -10,6 +10,7 @@ import msgspec
 
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
+from fednet.wire.codec import Content
 from fednet.wire.ledger import Direction
 from fednet.wire.messages import Key, Message
 
@@ -23,7 +24,7 @@ REFUSALS = 16  # that a connection is answered with
 class Send(msgspec.Struct, frozen=True):
     conn: bytes
     message: Message
-    body: memoryview | None = None
+    body: Content | None = None
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class Store(msgspec.Struct, frozen=True):
 
     key: Key
     offset: int
-    data: memoryview
+    data: Content
     size: int
 
 
@@ -112,7 +113,7 @@ class Turn:
         """Something for the run's events."""
         self.say(Note(event, fields))
 
-    def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> None:
+    def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> None:
         """The message is marked as this run's, and this incarnation's of its server."""
         marked = msgspec.structs.replace(message, run=self.run, inc=self.incarnation)
         self.say(Send(conn, marked, body))

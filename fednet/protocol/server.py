@@ -23,6 +23,7 @@ from fednet.protocol.tasks import Job, Rules, Task, Tasks
 from fednet.protocol.transfers import Receiving
 from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
 from fednet.wire import messages as m
+from fednet.wire.codec import Content
 from fednet.wire.messages import Field, Key
 
 BUDGET = 64  # parts granted to all senders together
@@ -205,7 +206,7 @@ class ServerProtocol:
         self,
         conn: bytes,
         message: m.Message,
-        body: memoryview | None,
+        body: Content | None,
         now: float,
         user: str | None = None,
     ) -> list[Instruction]:
@@ -275,7 +276,7 @@ class ServerProtocol:
         self._turn.note("away", **worker.named(), why=why)
 
     # -- from a worker -----------------------------------------------------------------------------
-    def _from_worker(self, conn: bytes, message: m.Message, body: memoryview | None) -> str:
+    def _from_worker(self, conn: bytes, message: m.Message, body: Content | None) -> str:
         """Returns why the message belongs to nothing that is under way, or ""."""
         worker = self._roster.behind(conn)
         if worker is None:
@@ -460,7 +461,7 @@ class ServerProtocol:
         self._tasks.assign()
 
     # -- payloads: each returns why the message belongs to nothing that is under way, or "" --------
-    def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: memoryview | None) -> str:
+    def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: Content | None) -> str:
         """A reply, whole or announced."""
         key, tasks, turn = reply.key, self._tasks, self._turn
         w = tasks.current(key)
@@ -545,7 +546,7 @@ class ServerProtocol:
         self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         return ""
 
-    def _part(self, conn: bytes, part: m.Part, body: memoryview | None) -> str:
+    def _part(self, conn: bytes, part: m.Part, body: Content | None) -> str:
         """The next part of a reply that was announced."""
         w = self._tasks.current(part.key)
         if w is None or w.up is None or w.reply is None or w.status is not TaskState.ARRIVING:

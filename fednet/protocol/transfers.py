@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fednet.errors import RemoteProtocolError
-from fednet.wire.codec import Body
+from fednet.wire.codec import Body, Content
 from fednet.wire.messages import WINDOW
 
 
@@ -60,7 +60,7 @@ class Receiving:
         first, self.granted = self.granted, self.granted + count
         return first, count
 
-    def cut_off(self, index: int, body: memoryview | None) -> bool:
+    def cut_off(self, index: int, body: Content | None) -> bool:
         """Whether this is the part in which the planned cut falls: the last that comes."""
         start = self.got * self.part
         if body is None or index != self.got or index >= self.granted:
@@ -70,7 +70,7 @@ class Receiving:
         self.granted, self.ended = self.got, True
         return True
 
-    def take(self, index: int, body: memoryview | None) -> int | None:
+    def take(self, index: int, body: Content | None) -> int | None:
         """Where in the payload a part that came belongs; None for one that has come already. Raises
         RemoteProtocolError for one that was not awaited: nothing has changed then.
         """
@@ -112,8 +112,10 @@ class Sending:
     def cut(self) -> bool:
         return self.until is not None and self.sent * self.part >= self.until
 
-    def all(self) -> memoryview:
+    def all(self) -> Content:
         """What crosses beside the announcement."""
+        if self.until is None:
+            return self.body.crossing(self.part)
         return self.body.whole()[: self.until]
 
     def pulled(self, first: int, count: int) -> list[tuple[int, memoryview]] | None:

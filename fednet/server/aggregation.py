@@ -154,7 +154,23 @@ class Aggregation:
                 sound=True,
                 past=self.exchange.past(client, "up", reply.record.key.round),
             )
-        return _counted(up, self._declared.get(client))
+        return _counted(self._placed(up), self._declared.get(client))
+
+    def _placed(self, up: Payload) -> Payload:
+        """The reply with its tensors where they are added up: those that came from a GPU of this
+        process stay there if they are only added, in whose memory nothing else may be put before.
+        """
+        moved: dict[str, Tensors] = {}
+        for name in up.fields:
+            value = getattr(up, name)
+            if not isinstance(value, Tensors) or value.device.type == "cpu":
+                continue
+            if self.method.only_sums:
+                for part in (value.vector, value.buffers, value.counters):
+                    part.record_stream(torch.cuda.current_stream(value.device))
+            else:
+                moved[name] = value.to("cpu")
+        return dataclasses.replace(up, **moved) if moved else up
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
         up = _counted(up, self._counts.get(client))
@@ -193,6 +209,9 @@ class Aggregation:
         self.host.begin(self.exchange.round, self.exchange.index, clients)
         after = self.method.server_update(accumulator, self.server, clients, self.host)
         x, shared = self.method.shared_model(after), self.experiment.shared
+        if x is not None and x.device.type != "cpu":
+            x = x.to("cpu")
+            after = self.method.with_model(after, x)
         if x is not None and x.layout != shared and x.layout == shared.parameters:
             return self.method.with_model(after, x.with_buffers(self._fill))
         return after

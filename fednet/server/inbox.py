@@ -10,7 +10,8 @@ something still maps it: to write over a file costs a tenth of writing a new one
 40 ms for 45 MB where this was measured).
 
 In one process (`in_memory`) a crash ends the clients too, and their round is done again: a large
-reply is not written as long as there is room for it in memory, `IN_MEMORY_BYTES`.
+reply, which comes as tensors, is not written as long as there is room for it in memory,
+`IN_MEMORY_BYTES`.
 
 A record of the log is a line of JSON that ends with the digest of its text (see `files`); as many
 bytes of payload follow as it says are `inline`. The last record may be incomplete, after a crash or
@@ -41,6 +42,7 @@ from fednet.loading import WrongPart
 from fednet.pages import is_read, pages
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
+from fednet.wire.codec import SMALL_BYTES, Body, Content
 from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload
@@ -185,7 +187,7 @@ class Reply:
     """A reply that was checked and logged.
 
     path, at: the file with its payload, and where it begins there, once the inbox was flushed; at
-    0: a file of its own. data: in one process, the payload's bytes where no file has them. payload:
+    0: a file of its own. data: in one process, the payload where no file has it. payload:
     decoded, until `take_payload`; None where there was no room for it, or an earlier server
     received it. memory: in which `data` and `payload` count. remembered: what compressors remember
     if the reply counts. arrived: when, on this process's clock. earlier: received by an earlier
@@ -195,7 +197,7 @@ class Reply:
     record: ReplyRecord
     path: str
     at: int = 0
-    data: memoryview | None = None
+    data: Body | None = None
     payload: Payload | None = None
     memory: HeldMemory | None = None
     remembered: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -211,16 +213,15 @@ class Reply:
     def decoded_size(self) -> int:
         return max(self.size, sum([f.raw for f in self.record.form]))
 
-    def body(self) -> memoryview:
-        """Its payload's bytes, the caller's own: to write to them changes no file, nor what the
+    def body(self) -> Content:
+        """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
         next call returns.
         """
-        if self.data is None and not self.at:
+        if self.data is not None:
+            return self.data
+        if not self.at:
             return _mapped(self.path, self.size)
         data = lend(self.size).data
-        if self.data is not None:
-            data[:] = self.data
-            return data
         file = opened(self.path, os.O_RDONLY)
         try:
             read = os.preadv(file, [data], self.at)
@@ -254,7 +255,8 @@ class Reply:
             return False
         if not self.at and os.path.getsize(self.path) != self.size:
             return False
-        return digest([self.body()]) == self.record.check
+        body = self.body()
+        return isinstance(body, memoryview) and digest([body]) == self.record.check
 
 
 def _mapped(path: str, size: int) -> memoryview:
@@ -267,21 +269,21 @@ def _mapped(path: str, size: int) -> memoryview:
     return whole
 
 
-SMALL_BYTES = 64 << 10  # the largest payload that is written into the log itself
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
 @dataclass(slots=True)
 class _Upload:
     """A payload that is coming in: into `file`, a descriptor, or whole at once, as `data`. counted:
-    it counts as held in memory.
+    it counts as held in memory. unchecked: it came as tensors, without a digest.
     """
 
     size: int
     got: int = 0
     file: int | None = None
-    data: memoryview | None = None
+    data: Content | None = None
     counted: bool = False
+    unchecked: bool = False
 
 
 class Inbox:
@@ -296,7 +298,7 @@ class Inbox:
     def __init__(
         self,
         folder: Path,
-        decode: Callable[[Reply, memoryview], Payload | None],
+        decode: Callable[[Reply, Content], Payload | None],
         in_memory: bool = False,
     ) -> None:
         """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
@@ -306,7 +308,6 @@ class Inbox:
         self._uploads: dict[Key, _Upload] = {}
         self._recorded: dict[int, set[str]] = {}  # by round: names of replies that have a record
         self._logs: dict[int, Log] = {}  # by round
-        self._in_memory = in_memory
         self.memory = HeldMemory(IN_MEMORY_BYTES if in_memory else HELD_BYTES)
         self.bills: dict[Key, Bill] = {}  # of earlier servers
         self._spares: list[str] = []
@@ -318,7 +319,7 @@ class Inbox:
         return f"{self.folder}/round-{key.round}/{_name(key)}.bin"
 
     # -- writing -----------------------------------------------------------------------------------
-    def store(self, key: Key, offset: int, data: memoryview, size: int) -> None:
+    def store(self, key: Key, offset: int, data: Content, size: int) -> None:
         """Bytes of a payload of that size, in order; offset 0 starts it again."""
         if offset == 0:
             self.abandon(key)
@@ -330,15 +331,17 @@ class Inbox:
                 f"{offset}"
             )
         if upload.file is not None:
-            write_all(upload.file, data)
+            for piece in [data] if isinstance(data, memoryview) else data.segments:
+                write_all(upload.file, piece)
         upload.got += len(data)
 
-    def _begin(self, key: Key, size: int, first: memoryview) -> _Upload:
+    def _begin(self, key: Key, size: int, first: Content) -> _Upload:
         """first: what comes of the payload now. `data` is the receiver's to keep."""
-        if len(first) == size <= SMALL_BYTES:
+        if isinstance(first, Body):
+            if self.memory.take(key.round, size):
+                return _Upload(size, data=first, counted=True)
+        elif len(first) == size <= SMALL_BYTES:
             return _Upload(size, data=first)
-        if self._in_memory and len(first) == size and self.memory.take(key.round, size):
-            return _Upload(size, data=first, counted=True)
         # Before a byte of its file changes: half of it must not be taken for the whole.
         if _name(key) in self._recorded.get(key.round, ()):
             self._withdraw(key)
@@ -348,7 +351,8 @@ class Inbox:
             os.unlink(path)
         if self._spares and not os.path.exists(path):
             os.replace(self._spares.pop(), path)
-        return _Upload(size, file=opened(path, os.O_RDWR | os.O_CREAT | OWN))
+        file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
+        return _Upload(size, file=file, unchecked=isinstance(first, Body))
 
     def _log(self, round: int) -> Log:
         if round not in self._logs:
@@ -383,7 +387,7 @@ class Inbox:
         record = ReplyRecord(
             key=key,
             form=tuple(message.form),
-            check=message.check,
+            check=digest([_mapped(path, upload.size)]) if upload.unchecked else message.check,
             state=message.state,
             kept=message.kept,
             task=task,
@@ -396,12 +400,12 @@ class Inbox:
         )
         reply = Reply(record, path, memory=self.memory, arrived=time.monotonic())
         body = upload.data
-        if upload.counted:
+        if isinstance(body, Body):
             reply.data = body
         try:
             if body is None:
                 body = _mapped(path, upload.size)
-            if digest([body]) != record.check:
+            if isinstance(body, memoryview) and digest([body]) != record.check:
                 raise RemoteProtocolError("the payload was damaged on its way")
             payload = self._decode(reply, body)
         except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
@@ -411,11 +415,11 @@ class Inbox:
             raise
         if not upload.counted:
             log = self._log(key.round)
-            at = log.add(record, body if in_log else b"")
+            at = log.add(record, body if in_log and isinstance(body, memoryview) else b"")
             if in_log:
                 reply.path, reply.at = str(log.path), at
             self._recorded.setdefault(key.round, set()).add(_name(key))
-        if payload is not None:
+        if payload is not None and not upload.counted:
             # A file with the values as they are is read again: it is in the system's cache, and
             # all the replies of a round would count as this process's memory.
             from_file = upload.file is not None and reply.decoded_size == upload.size
@@ -574,7 +578,7 @@ def decoder(
     sent: Sent,
     samples: Callable[[int], int | None],
     tested: Callable[[int], tuple[int, int]],
-) -> Callable[[Reply, memoryview], Payload | None]:
+) -> Callable[[Reply, Content], Payload | None]:
     """Decodes a reply, and checks what it must be beyond its form: finite values, samples as this
     federation has them, no more of them than there can be, and an update within
     `security.max_norm`. What passes, the methods can use; it is returned but where it depends on
@@ -590,7 +594,7 @@ def decoder(
     initial = exp.setting.initial.select(exp.shared)
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
-    def decode(reply: Reply, body: memoryview) -> Payload | None:
+    def decode(reply: Reply, body: Content) -> Payload | None:
         key, form = reply.record.key, reply.record.form
         if key.purpose == "evaluate":
             judgement = exp.up.decode(Judgement, form, body, sound=True)

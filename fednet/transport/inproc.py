@@ -1,5 +1,5 @@
-"""A server and its clients in one process and one thread, with no sockets. Both ends carry bytes,
-as a network would.
+"""A server and its clients in one process and one thread, with no sockets. Headers and small
+payloads are bytes, as in a network; a large payload is handed over as the tensors that it has.
 
 Messages of one connection keep their order; those of different connections reach the server in an
 order drawn from a seed, so that whatever depends on the order of arrival is found out. `poll` never
@@ -9,15 +9,21 @@ waits: there is nobody to wait for.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from fednet import seeds
 from fednet.errors import LocalProtocolError
-from fednet.transport.base import MAX_FRAMES, Closed, Event, Frame, Frames, Opened, Received
+from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
+from fednet.wire.codec import Body
 
 
-def _carried(frames: Frames) -> tuple[Frame, ...]:
+def _carried(frames: Frames) -> tuple[Any, ...]:
     """The header is copied; a payload, which nobody writes to any more, is not."""
-    return (bytes(frames[0]), *(memoryview(frame).toreadonly() for frame in frames[1:]))
+    header, *rest = frames
+    return (
+        bytes(header),
+        *(f if isinstance(f, Body) else memoryview(f).toreadonly() for f in rest),
+    )
 
 
 class Inproc:

@@ -4,15 +4,16 @@ The form of a payload is its declaration: field by field, tensors of the shared 
 (with buffers and counters behind it), numbers as 8 bytes, samples as their arrays. What comes is
 compared with its declaration: sizes, dtype, shape, range, and that it is finite.
 
-Large values are not copied: a `Body` is a list of segments that are read in ranges, so that a
-broadcast is encoded once and all sends share it.
+Large values are not copied: a `Body` is a list of values that are read in ranges, so that a
+broadcast is encoded once and all sends share it. Within one process it is not even made into bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from fednet.tensors import Layout, Tensors
 from fednet.wire import payload as payloads
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
-from fednet.wire.messages import PART, Field
+from fednet.wire.messages import PART, WHOLE, Field
 from fednet.wire.payload import (
     DTYPES,
     NAMES,
@@ -40,6 +41,7 @@ from fednet.wire.payload import (
     pack_number,
 )
 
+SMALL_BYTES = 64 << 10  # payloads up to here are bytes within a process too: they are logged
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 LABEL_DTYPES = (torch.int64, torch.float32)
 MAX_AXES = 8
@@ -50,11 +52,41 @@ _NO_FLOATS, _NO_INTEGERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
 class Body:
-    """An encoded payload: segments one behind the other, never written to."""
+    """An encoded payload: values one behind the other, never written to. A value is bytes, or
+    Tensors, which become bytes only if these are asked for.
 
-    def __init__(self, segments: Sequence[Buffer] = ()) -> None:
-        self.segments = [memoryview(s).cast("B") for s in segments if len(s)]
-        self.size = sum(map(len, self.segments))
+    From the codec comes a Body with one value a field. If it holds Tensors, it can be handed over
+    within a process as it is, see `crossing`; its length is that of its bytes.
+    """
+
+    def __init__(self, values: Sequence[Buffer | Tensors] = ()) -> None:
+        self.values = values
+        self.size = sum(map(_nbytes, values))
+        # Whether it need not be made into bytes for a receiver in this process.
+        has_tensors = any(isinstance(value, Tensors) for value in values)
+        self.by_reference = has_tensors and self.size > SMALL_BYTES
+
+    def __len__(self) -> int:
+        return self.size
+
+    @cached_property
+    def segments(self) -> list[memoryview]:
+        """Its bytes, in pieces."""
+        found: list[memoryview] = []
+        for value in self.values:
+            if isinstance(value, Tensors):
+                found += [_raw(value.vector), _raw(value.buffers), _raw(value.counters)]
+            else:
+                found.append(memoryview(value).cast("B"))
+        return [segment for segment in found if len(segment)]
+
+    def crossing(self, part: int) -> memoryview | Body:
+        """What is sent as one frame: its bytes. Between two ends in one process that do not cut
+        payloads (part: `WHOLE`), a large payload with Tensors is itself the frame.
+        """
+        if part == WHOLE and self.by_reference:
+            return self
+        return self.whole()
 
     def slice(self, start: int, end: int) -> memoryview:
         """Bytes [start, end): a view where they lie in one segment, else a copy."""
@@ -78,6 +110,9 @@ class Body:
     def check(self) -> bytes:
         """The digest of its bytes, however they are cut into segments."""
         return digest(self.segments)
+
+
+Content = memoryview | Body  # of a message's second frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +253,7 @@ class Codec:
         """
         sender = _Sender(rng, residuals, cache, slot, past)
         form: list[Field] = []
-        segments: list[Buffer] = []
+        values: list[Buffer | Tensors] = []
         seen: dict[str, object] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
@@ -230,38 +265,35 @@ class Codec:
             parts: list[tuple[str, str, list[int]]] = []
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)
-                arrays = [_raw(part.buffers), _raw(part.counters)]
+                raw = part.layout.nbytes
                 if chain is None:
-                    arrays.insert(0, _raw(part.vector))
+                    size = raw
+                    values.append(part)
                 else:
+                    part = part.to("cpu")
                     base = self.base(field.kind, reference)
                     data, decoded = sender.send(chain, name, value, part.vector, base)
-                    arrays.insert(0, memoryview(data))
+                    arrays = [memoryview(data), _raw(part.buffers), _raw(part.counters)]
+                    size = sum(map(len, arrays))
+                    values.append(_joined(arrays))
                     value = value.to("cpu").with_vector(decoded)
-                size, raw = sum(map(len, arrays)), part.layout.nbytes
             else:
                 arrays, parts = _pack(field.form, value)
                 size = raw = sum(map(len, arrays))
-            segments += arrays
+                values.append(_joined(arrays))
             seen[name] = value
             form.append(Field(name, field.kind, size, raw, parts))
-        return Encoded(tuple(form), Body(segments), type(payload)(**seen))
+        return Encoded(tuple(form), Body(values), type(payload)(**seen))
 
     def _tensors(self, value: Tensors, form: str) -> Tensors:
         layout = self.crossing(form)
         if value.layout == layout:
-            return value.to("cpu")
+            return value
         if value.layout.parameters != layout.parameters:
             raise LocalProtocolError("a payload's tensors must have the layout of what is sent")
-        value = value.to("cpu")
         if form == "parameters" or not self.buffers:
             return value.params
-        return Tensors(
-            layout,
-            value.vector,
-            torch.zeros(layout.size("buffer")),
-            torch.zeros(layout.size("counter"), dtype=torch.int64),
-        )
+        return Tensors.zeros(layout, value.device).with_vector(value.vector)
 
     # -- checking ----------------------------------------------------------------------------------
     def check(
@@ -328,7 +360,7 @@ class Codec:
         self,
         kind: type[P],
         form: Sequence[Field],
-        body: Buffer,
+        body: Buffer | Body,
         reference: Tensors | None = None,
         fill: Tensors | None = None,
         sound: bool = False,
@@ -341,24 +373,25 @@ class Codec:
         """
         if not sound:
             self.check(kind, form, None, past.round)
-        view, at, values = memoryview(body).cast("B"), 0, {}
-        if sum([f.size for f in form]) != len(view):
-            raise RemoteProtocolError(
-                f"payload of {len(view)} bytes, announced were {sum(f.size for f in form)}"
-            )
-        for got, (name, field) in zip(form, kind.fields.items()):
-            data = view[at : at + got.size]
-            at += got.size
+        size = sum([f.size for f in form])
+        if size != len(body):
+            raise RemoteProtocolError(f"payload of {len(body)} bytes, announced were {size}")
+        given = body.values if isinstance(body, Body) else _fields(body, form)
+        values: dict[str, Any] = {}
+        for got, data, (name, field) in zip(form, given, kind.fields.items()):
             if field.form in ("tensors", "parameters"):
-                base = self.base(field.kind, reference)
-                value = self._read(data, field, base, past, name)
+                if isinstance(data, Tensors):
+                    value = data
+                else:
+                    base = self.base(field.kind, reference)
+                    value = self._read(memoryview(data), field, base, past, name)
                 if not sound:
                     self.finite(value, name)
                 if field.form == "tensors" and fill is not None and not self.buffers:
                     value = value.with_buffers(fill)
                 values[name] = value
-            else:
-                values[name] = _unpack(field.form, data, got, name)
+            elif not isinstance(data, Tensors):
+                values[name] = _unpack(field.form, memoryview(data), got, name)
                 _check_range(field, values[name], name)
         return kind(**values)
 
@@ -391,6 +424,26 @@ def not_finite(initial: Tensors) -> frozenset[str]:
     """
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
+
+
+def _fields(body: Buffer, form: Sequence[Field]) -> Iterator[memoryview]:
+    """The bytes of each field."""
+    view, at = memoryview(body).cast("B"), 0
+    for field in form:
+        yield view[at : at + field.size]
+        at += field.size
+
+
+def _joined(arrays: Sequence[memoryview]) -> Buffer:
+    """The bytes of a field that has several arrays."""
+    found = [array for array in arrays if len(array)]
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _nbytes(value: Buffer | Tensors) -> int:
+    if isinstance(value, Tensors):
+        return value.layout.nbytes
+    return memoryview(value).nbytes
 
 
 # -- one field to bytes ----------------------------------------------------------------------------

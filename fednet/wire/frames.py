@@ -24,10 +24,10 @@ import msgpack
 import msgspec
 
 from fednet.errors import LocalProtocolError, RemoteProtocolError
-from fednet.files import Buffer
 from fednet.ids import expanded, ranges
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
+from fednet.wire.codec import Body, Content
 
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
@@ -48,13 +48,15 @@ class _Decoder:
         self._often = msgspec.msgpack.Decoder(often).decode
 
     def __call__(
-        self, frames: Sequence[Buffer], most: int = m.PART
-    ) -> tuple[m.Message, memoryview | None]:
+        self, frames: Sequence[Any], most: int = m.PART
+    ) -> tuple[m.Message, Content | None]:
         """most: bytes of a body."""
         if not 1 <= len(frames) <= 2:
             raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
         message = self._at_once(frames[0]) or self._closely(frames[0])
-        body = memoryview(frames[1]) if len(frames) == 2 else None
+        body: Content | None = None
+        if len(frames) == 2:
+            body = frames[1] if isinstance(frames[1], Body) else memoryview(frames[1])
         if body is not None and (len(body) > most or not isinstance(message, m.WITH_BODY)):
             tag = message.__struct_config__.tag
             raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
@@ -81,7 +83,7 @@ class _Decoder:
         except (ValueError, RecursionError):
             return None
 
-    def _closely(self, frame: Buffer) -> m.Message:
+    def _closely(self, frame: Any) -> m.Message:
         header = memoryview(frame)
         if len(header) > m.MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {m.MAX_HEADER}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
+from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from fednet.wire.ledger import OTHER, Account, Bill, Direction, Ledger, Name
 
@@ -102,11 +103,11 @@ class Link:
         account = self.ledger.account((conn, direction, name), direction, name, counted=True)
         account.add({}, nbytes, 0)
 
-    def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> bool:
+    def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
         return self.leave(self.compose(conn, message, body))
 
-    def compose(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> Outgoing:
+    def compose(self, conn: bytes, message: m.Message, body: Content | None = None) -> Outgoing:
         """Encodes a message, and bills it as one that is under way, before it leaves."""
         frames: list[Frame] = [encode(message)]
         if body is not None:
@@ -123,7 +124,7 @@ class Link:
             self.ledger.settle(out.name, False)
         return sent
 
-    def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, memoryview | None]:
+    def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Content | None]:
         """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is
         billed as refused, and raises RemoteProtocolError.
         """
@@ -137,7 +138,7 @@ class Link:
         self,
         conn: bytes,
         message: m.Message,
-        body: memoryview | None,
+        body: Content | None,
         frames: Sequence[Frame],
         stray: str = "",
     ) -> None:
@@ -162,7 +163,7 @@ class Link:
         conn: bytes,
         direction: Direction,
         message: m.Message,
-        body: memoryview | None,
+        body: Content | None,
         nbytes: int,
         stray: str = "",
     ) -> tuple[Name, dict[str, int], int, int]:

@@ -1,4 +1,4 @@
-"""All that is measured on one GPU, in one command: checks first, then the figures that matter most.
+"""All that is measured on one GPU, in one command, the figures that matter most first.
 
 Each part is a process of its own with a time limit, so that one that fails costs no other; records
 are written as they come. With `--device cpu` every part runs at a tiny size, to try the command.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,19 +25,17 @@ from typing import Any
 from fednet.plain import JsonDict, JsonMapping
 from tests.bench.family import family
 from tests.bench.ways import Plan, ways
-from tests.bench.workloads import WORKLOADS
+from tests.bench.workloads import WORKLOADS, Workload
 from tests.processes import ROOT
 
-FAST = {"precision": "tf32", "graphs": True}
-FEDDC = {
-    "fp32": {},
-    "tf32": {"precision": "tf32"},
-    "tf32, channels last": {"precision": "tf32", "memory_format": "channels_last"},
-    "bf16": {"precision": "bf16"},
+TF32 = {"precision": "tf32"}
+PACKED = {**TF32, "pack": 50}
+FEDDC: dict[str, JsonDict] = {
     "bf16, channels last": {"precision": "bf16", "memory_format": "channels_last"},
+    "tf32": TF32,
+    "bf16": {"precision": "bf16"},
 }
 LOG = "pytest.log"
-CHECKS = "packed or graphs or products or share or pfl or (method and fedavg)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +50,10 @@ class Part:
 
 # -- the parts -------------------------------------------------------------------------------------
 def checks(device: str, folder: Path) -> Iterator[JsonDict]:
-    yield _pytest(CHECKS, folder)
-
-
-def all_checks(device: str, folder: Path) -> Iterator[JsonDict]:
-    yield _pytest("not card_full", folder)  # that one needs the card for itself
-
-
-def _pytest(chosen: str, folder: Path) -> JsonDict:
-    """Tests of tests/gpu, several at a time."""
+    """Tests of tests/gpu, several at a time, but the one that needs the card for itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["-v", "-n", "6", "-p", "no:cacheprovider", "-p", "tests.bench.card"]
-    words += ["tests/gpu", "-m", "gpu", "-k", chosen]
+    words = ["-v", "-n", "10", "-p", "no:cacheprovider", "-p", "tests.bench.card"]
+    words += ["tests/gpu", "-m", "gpu", "-k", "not card_full"]
     with (folder / LOG).open("w") as file:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *words],
@@ -71,7 +62,7 @@ def _pytest(chosen: str, folder: Path) -> JsonDict:
             stderr=subprocess.STDOUT,
             check=False,
         )
-    return {"status": done.returncode, **_outcomes(folder)}
+    yield {"status": done.returncode, **_outcomes(folder)}
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -91,42 +82,66 @@ def _outcomes(folder: Path) -> JsonDict:
 
 
 def engine(device: str, folder: Path) -> Iterator[JsonDict]:
-    """W6 in one process: packed, with and without graphs, and one client after another."""
-    for name, train, rounds in (
-        ("packed 50, tf32, graphs", {**FAST, "pack": 50}, 60),
-        ("packed 50, fp32", {"pack": 50}, 20),
-        ("one after another, tf32", {"precision": "tf32"}, 5),
-    ):
-        plan = _plan(device, rounds, train, untimed=10 if rounds > 50 else 5)
-        yield _one(plan, "fednet in process", folder / name.replace(" ", "-"), name)
+    """W6 in one process: packed, where its time goes, and one client after another."""
+    plan = _plan(device, 40, PACKED, untimed=8)
+    yield _one(plan, "fednet in process", folder / "packed", "packed 50, tf32")
+    yield _sampled(plan.work, device, folder / "sampled", dict(plan.train or {}))
+    plan = _plan(device, 4, TF32)
+    yield _one(plan, "fednet in process", folder / "apart", "one after another, tf32")
+
+
+def _sampled(work: Workload, device: str, folder: Path, train: JsonDict) -> JsonDict:
+    """Where the threads of a run in this process are, 200 times a second, after its third round:
+    the shares of looks by function, with all that it calls, for the thread of the rounds.
+    """
+    import fednet
+
+    looks: Counter[str] = Counter()
+    main, rounds, over = threading.get_ident(), list[Any](), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.005):
+            frame = sys._current_frames().get(main)
+            names = set()
+            while frame is not None:
+                code = frame.f_code
+                names.add(f"{Path(code.co_filename).stem}.{code.co_name}")
+                frame = frame.f_back
+            if len(rounds) >= 3:
+                looks.update(names)
+                looks["all"] += 1
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    config = work.config("sampled", 15, train=train)
+    fednet.run(
+        config, in_process=True, out=folder, device=device, callback=rounds.append, quiet=True
+    )
+    over.set()
+    thread.join()
+    most = [(name, n) for name, n in looks.most_common(90) if n > 0.02 * looks["all"]]
+    return {
+        "way": "sampled",
+        "train": train,
+        "round_s": statistics.median(r.seconds for r in rounds[3:]),
+        "shares": {name: round(n / looks["all"], 3) for name, n in most},
+    }
 
 
 def tcp(device: str, folder: Path) -> Iterator[JsonDict]:
     """W6 over TCP: workers that share the card."""
     for workers in (2, 4):
         pack = 50 // workers + 1
-        plan = _plan(device, 20, {**FAST, "pack": pack}, untimed=10, workers=(workers,))
+        plan = _plan(device, 16, {**PACKED, "pack": pack}, untimed=6, workers=(workers,))
         way = f"fednet over TCP, {workers} workers"
-        yield _one(plan, way, folder / str(workers), f"{way}, packed {pack}")
+        yield _one(plan, way, folder / str(workers), f"{way}, packed {pack}, tf32")
 
 
 def others(device: str, folder: Path) -> Iterator[JsonDict]:
     """The plain loop and pfl-research on W6."""
-    for train, note in (({"precision": "tf32"}, "tf32"), ({}, "fp32")):
-        plan = _plan(device, 5, train)
-        for way in ("plain loop", "plain loop, channels last", "pfl"):
-            yield _one(plan, way, folder / f"{note}-{len(way)}", f"{way}, {note}")
-
-
-def kernels(device: str, folder: Path) -> Iterator[JsonDict]:
-    """The training of W6's 50 clients alone, in every form of the kernels."""
-    from fednet.training import packed
-
-    for products in ((), packed.AS_PRODUCTS):
-        packed.AS_PRODUCTS = products
-        for train in ({}, {"graphs": True}, FAST):
-            record = _trained("pfl", 50, device, train, ["together"])
-            yield {**record, "convolutions": "products" if products else "grouped"}
+    for way, train in (("plain loop", TF32), ("pfl", {})):
+        plan = _plan(device, 4, train)
+        yield _one(plan, way, folder / way, f"{way}, {train.get('precision', 'fp32')}")
 
 
 def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
@@ -134,11 +149,9 @@ def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
     take longest.
     """
     for name, train in FEDDC.items():
-        yield _trained("feddc", 10, device, {**train, "graphs": True}, ["apart", "beside"], name)
-    for name, train in FEDDC.items():
         if device != "cpu":
             yield _kernels_of("feddc", device, train, name)
-        train = {**train, "graphs": False}
+        train = {**train, "graphs": True}
         yield _trained("feddc", 10, device, train, ["apart", "beside"], name)
 
 
@@ -167,39 +180,17 @@ def _kernels_of(size: str, device: str, train: JsonMapping, name: str) -> JsonDi
 def sizes(device: str, folder: Path) -> Iterator[JsonDict]:
     """Ten clients of three sizes: one after another, at once in streams, packed."""
     for size in ("cnn", "convnet", "resnet18"):
-        for train in ({}, FAST):
-            forms = ["apart", "beside", "together"] if size != "resnet18" else ["apart", "beside"]
-            yield _trained(size, 10, device, train, forms)
-
-
-def rounds(device: str, folder: Path) -> Iterator[JsonDict]:
-    """FedDC's round as a whole run in one process."""
-    from tests.bench.run import fednet
-    from tests.bench.workloads import Workload
-
-    model = {"name": "convnet3", "width": 128}
-    work = Workload("FedDC", "FedDC's Table 1", model, 10, 10, 5000, rounds=10)
-    if device == "cpu":
-        work = replace(work, samples=64, rounds=1)
-    for name, train in (
-        ("bf16, channels last, graphs", {**FEDDC["bf16, channels last"], "graphs": True}),
-        ("fp32", {}),
-    ):
-        place = folder / name.replace(" ", "-")
-        record = fednet(work, 1, place, in_process=True, device=device, train=train, untimed=3)
-        yield {"way": f"FedDC's round, {name}", **record}
+        forms = ["apart", "beside", "together"] if size != "resnet18" else ["apart", "beside"]
+        yield _trained(size, 10, device, {**TF32, "graphs": True}, forms)
 
 
 PARTS: dict[str, Part] = {
-    "checks": Part(75, checks),
-    "engine": Part(120, engine),
-    "others": Part(90, others),
+    "engine": Part(75, engine),
+    "checks": Part(150, checks),
     "feddc": Part(60, feddc),
-    "kernels": Part(45, kernels),
-    "tcp": Part(80, tcp),
-    "rounds": Part(60, rounds),
+    "tcp": Part(75, tcp),
+    "others": Part(45, others),
     "sizes": Part(60, sizes),
-    "all checks": Part(300, all_checks),
 }
 
 
@@ -332,7 +323,7 @@ def lines(record: JsonMapping) -> Iterator[str]:
         k: round(v, 4) if isinstance(v, float) else v
         for k, v in record.items()
         if not isinstance(v, (dict, list))
-        or k in ("train", "last", "failed", "failures", "longest")
+        or k in ("train", "last", "failed", "failures", "longest", "by_phase", "shares")
     }
     yield json.dumps(told)
 

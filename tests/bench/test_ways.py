@@ -40,9 +40,9 @@ def test_parts_of_the_card_are_apart_and_within_their_time(monkeypatch, tmp_path
 
 
 def test_a_part_prints_its_records(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(card, "FEDDC", {"fp32": {}})
+    monkeypatch.setattr(card, "FEDDC", {"tf32": {}})
     card.main("feddc", "cpu", str(tmp_path))
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [r["train"]["graphs"] for r in records] == [True, False]
+    assert [r["train"]["graphs"] for r in records] == [True]
     assert all(r["apart_ms"] > 0 for r in records)
     assert not any("failed" in r for r in records)

@@ -25,6 +25,7 @@ import fednet
 from fednet import registry
 from fednet.config import from_mapping
 from fednet.experiment.build import build
+from fednet.tensors import Layout, Sum, Tensors
 from tests.data.test_texts import archive
 from tests.processes import ROOT, lines
 
@@ -225,12 +226,24 @@ W6: dict[str, Any] = {
 }
 
 
-def test_a_packed_model_with_dropout_gives_the_same_bits_with_graphs_and_in_any_company(tmp_path):
+def test_a_packed_model_with_dropout_gives_the_same_bits_in_any_company(tmp_path):
     here = run(settings(**W6), tmp_path / "here", CARD)
-    graphs = settings(**{**W6, "train": {**W6["train"], "graphs": True}})
-    assert bits(run(graphs, tmp_path / "graphs", CARD)) == bits(here)
-    shared = command(graphs, tmp_path / "shared", "--workers", "2")
+    shared = command(settings(**W6), tmp_path / "shared", "--workers", "2")
     assert [row[1] for row in record(shared)] == [row[0] for row in bits(here)]
+
+
+def test_sums_on_the_card_have_the_bits_of_sums_on_a_processor():
+    layout = Layout.of(torch.nn.Linear(1000, 300))
+    draws = torch.Generator().manual_seed(0)
+    values = [torch.randn(layout.sizes[0], generator=draws) for _ in range(7)]
+    found = []
+    for device in ("cpu", CARD):
+        total = Sum.empty()
+        for k, value in enumerate(values):
+            x = Tensors.zeros(layout).with_vector(value).to(device)
+            total = total.add(x, weight=50.0 + k / 3)
+        found.append((total.mean().sha256(), total.step(x, 0.7).sha256()))
+    assert found[0] == found[1]
 
 
 def test_packs_of_the_card_are_near_to_those_of_a_processor(tmp_path):

@@ -3,13 +3,16 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import checked, digest
 from fednet.server import inbox
 from fednet.server.inbox import LOG
+from fednet.tensors import Layout, Tensors
 from fednet.wire import messages as m
-from fednet.wire.messages import Field, Key
+from fednet.wire.codec import Body
+from fednet.wire.messages import WHOLE, Field, Key
 
 KEY = Key(1, 0, 0, 3)
 LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
@@ -287,16 +290,26 @@ def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_pa
 
 # -- in one process --------------------------------------------------------------------------------
 def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(inbox, "IN_MEMORY_BYTES", int(2.5 * len(LARGE)))
+    x = Tensors.zeros(Layout.of(torch.nn.Linear(200, 200)))
+    x.vector.normal_()
+    size = x.layout.nbytes
+    monkeypatch.setattr(inbox, "IN_MEMORY_BYTES", int(2.5 * size))
     spool = inbox.Inbox(tmp_path, lambda reply, body: None, in_memory=True)
-    keys = [Key(1, 0, 0, client) for client in range(3)]
-    replies = [logged(spool, key, LARGE) for key in keys]
+
+    def reply_of(key):
+        body = Body([x])
+        spool.store(key, 0, body.crossing(WHOLE), size)
+        message = m.Reply(key=key, form=[Field("x", "state", size, size)], size=size)
+        reply = spool.take(message, 0.0, (b"", ""), {})
+        spool.flush()
+        return reply
+
+    replies = [reply_of(Key(1, 0, 0, client)) for client in range(3)]
+    assert [len(list(tmp_path.glob(f"round-1/0-{c}-train.bin"))) for c in range(3)] == [0, 0, 1]
+    for reply in replies[:2]:
+        assert reply.body().values == [x]
+    assert bytes(replies[2].body()) == bytes(Body([x]).whole())
     assert list(spool.found(1, 0)) == [(2, "train")]
-    for reply in replies:
-        for _ in range(2):
-            body = reply.body()
-            assert bytes(body) == LARGE
-            body[:] = bytes(len(LARGE))
     spool.clear(1)
-    logged(spool, Key(2, 0, 0, 0), LARGE)
-    assert not spool.found(2, 0)
+    reply_of(Key(2, 0, 0, 0))
+    assert not list(tmp_path.glob("round-2/*.bin"))
