@@ -27,7 +27,6 @@ from fednet.models.adapters import adapted, merged
 from fednet.tensors import Inputs, Layout
 from fednet.training.evaluation import other_width
 from fednet.training.samples import length
-from fednet.training.scratch import replaced, unmoved
 from fednet.training.tasks.classification import Classification, class_axis
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.dgc import DGC
@@ -121,9 +120,15 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
     for name, p in module.named_parameters():
         before, at = held.get(name, (None, 0))
         if before is not p or p.data_ptr() != at:
-            raise ConfigError(replaced(name))
+            raise ConfigError(
+                f"model: it puts another tensor in the place of its parameter {name!r}, which "
+                f"would not be trained; change it in place, under torch.no_grad()."
+            )
         if name in still and _digest(p) != still[name]:
-            raise ConfigError(unmoved(name))
+            raise ConfigError(
+                f"model: it changes its parameter {name!r}, which takes no gradient and so is not "
+                f"sent; register it as a buffer."
+            )
     for name in module.state_dict().keys() - kept:
         raise ConfigError(
             f"{shown}: its state dict has {name!r} once it was called, and not before; register it "

@@ -105,7 +105,7 @@ def recalibrated(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) 
     for part, momentum in norms:
         part.momentum = momentum
         part.eval()
-    return scratch.given()
+    return scratch.values()
 
 
 def evaluate(

@@ -151,7 +151,7 @@ class SiteHost:
         course = self._packed(descent, stream) if loss is None else None
         if course is None:
             course = self._by_itself(descent, loss, stream, extra)
-        self.trained = self.scratch.given()
+        self.trained = self.scratch.values()
         run = Run(descent.n, course.steps, course.loss)
         return Trained(self.trained.select(x.layout), run, course.extra)
 
@@ -334,7 +334,7 @@ class ServerHost:
         descent = Descent(self.scratch, inputs, recipe, self.rng("fit"), train_mode=train_mode)
         with seeds.scope(self.setting.config.seed, "dropout/fit", self.round, device=self.device):
             descend(descent, chosen)
-        return self.scratch.given().select(x.layout)
+        return self.scratch.values().select(x.layout)
 
     def _loss(self, weights: torch.Tensor | None) -> Callable[..., torch.Tensor]:
         """The task's loss; with `weights` (C,), its class-weighted mean over a batch."""

@@ -6,11 +6,9 @@ from collections import deque
 from random import Random
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from fednet.errors import ConfigError
 from tests.algorithms.harness import same
 from tests.training.test_training import host
 
@@ -82,31 +80,6 @@ def test_what_a_model_changes_in_place_is_not_the_next_clients_nor_a_second_mode
     lent = scratch.lend()
     assert (len(scratch.module.log), len(lent.module.log)) == (1, 0)
     assert (scratch.module.mask.item(), lent.module.mask.item()) == (0.5, 1.0)
-
-
-class Teacher(nn.Module):
-    """Has a weight that takes no gradient, and follows the one that does."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(1))
-        self.slow = nn.Parameter(torch.ones(1), requires_grad=False)
-
-    def forward(self, x):
-        if x[0, 0] == 7:
-            self.slow.mul_(0.9)
-        elif x[0, 0] == 8:
-            self.slow.data = 0.9 * self.slow.data
-        return x * self.w * self.slow
-
-
-@pytest.mark.parametrize("x", [7.0, 8.0])
-def test_a_parameter_without_a_gradient_that_the_model_changes_is_an_error(x):
-    h = host(Teacher(), epochs=1)
-    h.train(h.initial)
-    h = host(Teacher(), x=torch.full((2, 1), x), epochs=1)
-    with pytest.raises(ConfigError, match="changes its parameter 'slow', which takes no gradient"):
-        h.train(h.initial)
 
 
 class Recurrent(nn.Module):
