@@ -20,7 +20,6 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,7 +159,7 @@ def link(paths: Sequence[str], seed: int, client: int, clients: int) -> tuple[Ra
     made = []
     for path in paths:
         try:
-            made.append(_series(path, _version(path), clients))
+            made.append(_series(path, clients))
         except ValueError as no_link:
             raise ConfigError(f"{path}: {no_link}.") from None
     up, down = made
@@ -175,15 +174,8 @@ def link(paths: Sequence[str], seed: int, client: int, clients: int) -> tuple[Ra
     return of(down, 0), of(up, 1)
 
 
-def _version(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0  # `text` reports it
-
-
 @functools.lru_cache(maxsize=4)
-def _series(path: str, version: int, clients: int) -> dict[int, tuple[Rates, Rates]]:
+def _series(path: str, clients: int) -> dict[int, tuple[Rates, Rates]]:
     """Reads (down, up) by client, or of all under -1."""
     from fednet.world.shipped import LINKS
 

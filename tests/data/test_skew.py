@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from fednet.data.augment import crop_reflect
 from fednet.data.base import Data
 from fednet.data.federation import Federation
-from fednet.data.partitioners.dirichlet_client import _dealt, dirichlet_client, sizes
+from fednet.data.partitioners.dirichlet_client import dirichlet_client, draw_counts, sizes
 from fednet.data.partitioners.labels import labels
-from fednet.data.partitioners.mixture import mixture
 from fednet.errors import ConfigError
 from fednet.report.partition import measures
 from fednet.seeds import rng
@@ -66,14 +65,13 @@ def test_more_classes_than_there_are_or_owners_than_samples_are_refused():
     seed=st.integers(0, 1000),
     clients=st.integers(1, 20),
     alpha=st.floats(0.001, 100),
-    prior=st.booleans(),
     sigma=st.sampled_from([0.0, 0.5]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_client_has_its_size_and_no_sample_has_two_owners(seed, clients, alpha, prior, sigma):
+def test_every_client_has_its_size_and_no_sample_has_two_owners(seed, clients, alpha, sigma):
     y = np.repeat(np.arange(5), [10, 20, 30, 40, 50])
     draw = rng(seed, "partition")
-    parts = dirichlet_client(y, clients, draw, alpha=alpha, prior=prior, sigma=sigma)
+    parts = dirichlet_client(y, clients, draw, alpha=alpha, sigma=sigma)
     assert once(parts, len(y))
     assert min(map(len, parts)) >= 1
     if sigma == 0:
@@ -84,7 +82,7 @@ def test_a_class_that_is_used_up_leaves_a_client_its_others_and_then_what_is_lef
     q = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     # Client 1 may draw of classes 0 and 1, client 0 of class 0 alone: 3 of class 0 are too few for
     # its 5, so that it gets what nobody else draws.
-    held = _dealt(q, np.array([3, 2, 5]), np.array([5, 4]), rng(0, "p"))
+    held = draw_counts(q, np.array([3, 2, 5]), np.array([5, 4]), rng(0, "p"))
     assert held.sum(axis=1).tolist() == [5, 4]
     assert held[:, 0].sum() == 3
     assert held[:, 1].sum() == 2
@@ -97,47 +95,11 @@ def test_a_large_alpha_gives_every_client_the_whole():
     assert abs(many / 500 - 0.1).max() < 0.06  # four standard deviations of a binomial
 
 
-def test_the_prior_follows_the_shares_of_the_classes():
-    y = np.repeat(np.arange(2), [9000, 1000])
-    held = table(y, dirichlet_client(y, 10, rng(0, "p"), alpha=1e6, prior=True))
-    assert abs(held[:, 1] / 1000 - 0.1).max() < 0.04
-    even = table(y, dirichlet_client(y, 2, rng(0, "p"), alpha=1e6))
-    # Half of each draw is of class 1 until its 1000 samples are gone.
-    assert abs(even[:, 1] - 500).max() < 90
-
-
 def test_log_normal_sizes_are_whole_and_leave_nobody_without():
     made = sizes(1000, 50, 2.0, rng(0, "p"))
     assert made.min() >= 1
     assert made.sum() <= 1000
     assert made.max() > 5 * np.median(made)
-
-
-# -- mixtures --------------------------------------------------------------------------------------
-def test_each_group_of_a_mixture_is_divided_by_its_own_scheme():
-    y = np.tile(np.arange(10), 100)
-    of = [{"clients": 3, "scheme": "iid"}, {"clients": 2, "scheme": "labels", "per_client": 1}]
-    parts = mixture(y, None, 5, rng(0, "p"), of=of)
-    held = table(y, parts)
-    assert once(parts, len(y))
-    assert ((held[:3] > 0).sum(axis=1) == 10).all()
-    assert ((held[3:] > 0).sum(axis=1) == 1).all()
-    assert [int(n) for n in held[:3].sum(axis=1)] == [200, 200, 200]
-
-
-@pytest.mark.parametrize(
-    ("of", "said"),
-    [
-        ([], "expected a list of mappings"),
-        ([{"clients": 2, "scheme": "iid"}], r"hold \[2\] clients"),
-        ([{"clients": 4, "scheme": "mixture"}], "cannot be part of a mixture"),
-        ([{"clients": 4, "scheme": "dirichlt"}], "dirichlet"),
-        ([{"clients": 4, "scheme": "iid", "alpha": 1}], "alpha"),
-    ],
-)
-def test_a_mixture_that_cannot_be_is_refused(of, said):
-    with pytest.raises(ConfigError, match=said):
-        mixture(np.arange(20) % 2, None, 4, rng(0, "p"), of=of)
 
 
 # -- features --------------------------------------------------------------------------------------

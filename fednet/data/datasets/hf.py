@@ -98,10 +98,8 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets
             try:
                 found = datasets.load_from_disk(str(folder))
             except Exception as broken:  # as below
-                empty = " A split without rows cannot be read: leave it out before."
                 raise DataError(
                     f"{folder}: not what save_to_disk writes ({type(broken).__name__}: {broken})."
-                    f"{empty if isinstance(broken, IndexError) else ''}"
                 ) from broken
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
     mode = datasets.DownloadConfig(local_files_only=not download)
