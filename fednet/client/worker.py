@@ -168,7 +168,7 @@ class Worker:
                 set_trained(method, up, host, wanted=main and self.keeps_local)
 
                 if self._malicious(key.client):
-                    up = attacks.spoiled(up, reference, config, key.round, key.client)
+                    up = attacks.attacked_reply(up, reference, config, key.round, key.client)
                 finite(up, exp.up.exempt)
                 if config.privacy.clip is not None:
                     assert isinstance(body, memoryview)
@@ -261,7 +261,7 @@ class Worker:
         site = self.device.site(key.client)
         inputs, labels = site.train
         if exp.config.faults.malicious.attack == "label_flip" and self._malicious(key.client):
-            labels = attacks.labels(labels, exp.setting.classes)
+            labels = attacks.flipped_labels(labels, exp.setting.classes)
         return SiteHost(
             setting,
             self.device.scratch(setting),

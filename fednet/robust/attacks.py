@@ -46,12 +46,14 @@ def strength(config: Config) -> float:
     return STRENGTH[section.attack] if section.strength is None else section.strength
 
 
-def labels(y: torch.Tensor, classes: int) -> torch.Tensor:
+def flipped_labels(y: torch.Tensor, classes: int) -> torch.Tensor:
     """label_flip: class c becomes C - 1 - c."""
     return classes - 1 - y
 
 
-def sent(y: Tensors, x: Tensors | None, config: Config, round: int, client: int) -> Tensors:
+def attacked_vector(
+    y: Tensors, x: Tensors | None, config: Config, round: int, client: int
+) -> Tensors:
     """Returns what a malicious client sends instead of y (float32, as y). x: None for an update.
 
     sign_flip: x - strength * u. gaussian: x + N(0, strength^2) in every coordinate. Any other
@@ -69,19 +71,21 @@ def sent(y: Tensors, x: Tensors | None, config: Config, round: int, client: int)
     return y
 
 
-def spoiled(up: P, x: Tensors, config: Config, round: int, client: int) -> P:
+def attacked_reply(up: P, x: Tensors, config: Config, round: int, client: int) -> P:
     """Returns a reply as a malicious client sends it. An attack that the server makes leaves it
     unchanged. x: what its weights started from.
     """
     changed = {
-        name: sent(value, x if up.fields[name].kind == "state" else None, config, round, client)
+        name: attacked_vector(
+            value, x if up.fields[name].kind == "state" else None, config, round, client
+        )
         for name in up.fields
         if isinstance(value := getattr(up, name), Tensors)
     }
     return dataclasses.replace(up, **changed) if changed else up
 
 
-def together(honest: Iterable[torch.Tensor], attack: str, factor: float) -> torch.Tensor:
+def colluding(honest: Iterable[torch.Tensor], attack: str, factor: float) -> torch.Tensor:
     """Returns the (P,) float64 update that each malicious client sends if it knows the honest
     ones.
 

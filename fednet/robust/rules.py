@@ -9,15 +9,16 @@ names its source; the values were compared with those of ByzFL (El Mhamdi et al.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fednet.tensors import CHUNK, dot
 
 
-def columns(rows: torch.Tensor, function, into: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def columns(rows: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Applies function((m, b) float64) -> (b,) to blocks of columns that fit into the cache."""
+    into = torch.empty(rows.shape[1], dtype=torch.float64)
     width = max(1, CHUNK // len(rows))
     for start in range(0, rows.shape[1], width):
         into[start : start + width] = function(rows[:, start : start + width].double())
@@ -45,7 +46,7 @@ def median(rows: torch.Tensor) -> torch.Tensor:
         ordered = block.sort(dim=0).values
         return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2
 
-    return columns(rows, middle, torch.empty(rows.shape[1], dtype=torch.float64))
+    return columns(rows, middle)
 
 
 def trimmed_mean(rows: torch.Tensor, f: int) -> torch.Tensor:
@@ -53,11 +54,7 @@ def trimmed_mean(rows: torch.Tensor, f: int) -> torch.Tensor:
     ICML 2018, Definition 2.
     """
     m = len(rows)
-    return columns(
-        rows,
-        lambda block: block.sort(dim=0).values[f : m - f].mean(dim=0),
-        torch.empty(rows.shape[1], dtype=torch.float64),
-    )
+    return columns(rows, lambda block: block.sort(dim=0).values[f : m - f].mean(dim=0))
 
 
 def scores(rows: torch.Tensor, closest: int) -> list[float]:
@@ -73,14 +70,17 @@ def scores(rows: torch.Tensor, closest: int) -> list[float]:
     return [sum(sorted(row[:i] + row[i + 1 :])[:closest]) for i, row in enumerate(distances)]
 
 
-def krum(rows: torch.Tensor, f: int, keep: int = 1, less: int = 2) -> list[int]:
-    """Returns the `keep` replies with the lowest scores, of equals the earlier. Blanchard et al.,
-    NeurIPS 2017 (arXiv:1703.02757), section 4: the score sums over the m - f - 2 nearest (less: 2);
-    ByzFL takes m - f - 1 (less: 1). Krum keeps one, Multi-Krum the mean of several.
+def krum(rows: torch.Tensor, f: int, keep: int = 1) -> list[int]:
+    """Returns the `keep` replies with the lowest scores, of equals the earlier. Krum keeps one,
+    Multi-Krum the mean of several. Blanchard et al., NeurIPS 2017 (arXiv:1703.02757), section 4:
+    the score sums over the m - f - 2 nearest. ByzFL takes one more.
     """
-    m = len(rows)
-    found = scores(rows, max(1, min(m - 1, m - f - less)) if m > 1 else 0)
-    return sorted(range(m), key=lambda i: (found[i], i))[:keep]
+    return lowest(scores(rows, max(1, len(rows) - f - 2)), keep)
+
+
+def lowest(found: Sequence[float], keep: int) -> list[int]:
+    """Returns the numbers of the `keep` lowest scores, of equals the earlier."""
+    return sorted(range(len(found)), key=lambda i: (found[i], i))[:keep]
 
 
 def norms(rows: torch.Tensor) -> list[float]:

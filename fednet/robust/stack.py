@@ -1,9 +1,9 @@
-"""Replaces the sums of a method's accumulator by stacks, which keep all replies.
+"""Stacks, which keep all replies of a round in place of their sum.
 
 A method accumulates by `Sum.add` and uses the sum's `mean`. With `aggregation.rule`, or with
-attackers that know the others' replies, the sums of its accumulator begin as stacks. After the last
-reply `settled` replaces each stack by a sum whose mean is the rule's result. A stack holds every
-reply of the round in float32.
+malicious clients that know the others' replies, `with_stacks` replaces the sums of its accumulator
+by stacks. After the last reply `with_sums` replaces each stack by a sum whose mean is the rule's
+result. A stack holds every reply of the round in float32.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from fednet.algorithms.state import S
 
 
-def needed(config: Config) -> bool:
+def needs_stack(config: Config) -> bool:
     """Whether stacks are needed in place of sums."""
     section = config.faults.malicious
-    together = section.clients > 0 and section.attack not in attacks.BY_ITSELF
-    return config.aggregation.rule != "mean" or together
+    colluding = section.clients > 0 and section.attack not in attacks.BY_ITSELF
+    return config.aggregation.rule != "mean" or colluding
 
 
-def alike(config: Config) -> bool:
+def equal_weights(config: Config) -> bool:
     """Whether all replies count the same, whatever the method's weights are: with clipping, or
     with a robust rule.
     """
@@ -57,18 +57,18 @@ class Stack:
             x = x.with_vector(x.vector * scale)
         return Stack(self.x, (*self.rows, x), (*self.weights, weight))
 
-    def settle(self, config: Config, malicious: Collection[int]) -> Sum:
-        """Returns a sum whose mean is the rule's. malicious: numbers of the attackers' rows."""
+    def aggregate(self, config: Config, malicious: Collection[int]) -> Sum:
+        """Returns a sum whose mean is the rule's. malicious: numbers of the malicious rows."""
         first = self.rows[0]
         zero = torch.zeros_like(first.vector) if self.x is None else self.x.vector
         updates = torch.stack([row.vector - zero.to(row.vector.device) for row in self.rows])
         section = config.faults.malicious
         honest = [r for r in range(len(updates)) if r not in malicious]
         if section.attack not in attacks.BY_ITSELF and honest and len(honest) < len(updates):
-            sent = attacks.together(updates[honest], section.attack, attacks.strength(config))
+            sent = attacks.colluding(updates[honest], section.attack, attacks.strength(config))
             for r in malicious:
                 updates[r] = sent.float()
-        total, kept = self._ruled(updates, config)
+        total, kept = self._apply_rule(updates, config)
         buffers = torch.stack([row.buffers for row in self.rows])[kept]
         counters = torch.stack([row.counters for row in self.rows])[kept]
         weight = float(sum(self.weights)) or 1.0
@@ -81,7 +81,7 @@ class Stack:
             len(self.rows),
         )
 
-    def _ruled(self, updates: torch.Tensor, config: Config) -> tuple[torch.Tensor, list[int]]:
+    def _apply_rule(self, updates: torch.Tensor, config: Config) -> tuple[torch.Tensor, list[int]]:
         """Returns the rule's result, and the replies whose buffers count."""
         section, m = config.aggregation, len(updates)
         f, everyone = part_of(section.tolerate, m), list(range(m))
@@ -103,9 +103,9 @@ class Stack:
         raise AssertionError(section.rule)
 
 
-def stacked(accumulator: S, x: Tensors | None, kinds: dict[str, str]) -> S:
-    """Returns a method's new accumulator with stacks for its sums. kinds: of the reply's fields of
-    tensors. The updates of weights are their differences to x, the shared model.
+def with_stacks(accumulator: S, x: Tensors | None, kinds: dict[str, str]) -> S:
+    """Returns a method's new accumulator with stacks in place of its sums. kinds: of the reply's
+    tensors, by field. The update of weights is their difference to x, the shared model.
     """
     start = x if "state" in kinds.values() else None
     names = [f.name for f in dataclasses.fields(accumulator)]
@@ -113,12 +113,12 @@ def stacked(accumulator: S, x: Tensors | None, kinds: dict[str, str]) -> S:
     return accumulator.replace(**{name: Stack(start) for name in sums})
 
 
-def settled(accumulator: S, config: Config, completed: Sequence[int]) -> S:
-    """Returns the accumulator with sums for its stacks. completed: the clients of the replies, in
-    their order.
+def with_sums(accumulator: S, config: Config, clients: Sequence[int]) -> S:
+    """Returns the accumulator with sums in place of its stacks. clients: of the replies, in their
+    order.
     """
     attackers = attacks.malicious(config)
-    malicious = [k for k, client in enumerate(completed) if client in attackers]
+    malicious = [k for k, client in enumerate(clients) if client in attackers]
     values = {f.name: getattr(accumulator, f.name) for f in dataclasses.fields(accumulator)}
-    sums = {n: v.settle(config, malicious) for n, v in values.items() if isinstance(v, Stack)}
+    sums = {n: v.aggregate(config, malicious) for n, v in values.items() if isinstance(v, Stack)}
     return accumulator.replace(**sums)

@@ -18,7 +18,7 @@ from fednet.files import read_lines
 from fednet.plain import JsonDict
 from fednet.records import Client
 from fednet.records.manifest import RunProgress
-from fednet.robust.stack import alike
+from fednet.robust.stack import equal_weights
 from fednet.server import exports
 from fednet.server.exchange import Exchanges, RunState
 from fednet.server.inbox import Reply
@@ -86,7 +86,7 @@ class Judge:
         """
         record, section = round.record, self.config.evaluate
         weights = dict.fromkeys(round.runs, 1.0)
-        if not alike(self.config):
+        if not equal_weights(self.config):
             weights = self.method.weights(round.after.server, round.runs)
         record.set(**losses(round.runs, weights))
         due = evaluation_due(self.config, round.number)

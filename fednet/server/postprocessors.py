@@ -98,14 +98,14 @@ def of(
     # Under secure aggregation the count is in the masked vector: privacy.secagg.max_samples. With
     # clipping, or a rule that bears malicious clients, all replies count the same.
     by_samples = method.weight(Run(1, 1, 0.0)) != method.weight(Run(2, 1, 0.0))
-    if by_samples and not method.in_memory and not stack.alike(config):
+    if by_samples and not method.in_memory and not stack.equal_weights(config):
         steps.append(ShareBound(experiment))
     if config.privacy.clip is not None:
         steps.append(Clipping(config.privacy, sent))
     if not method.weighs_staleness:
         staleness = {c: a.staleness or 0 for c, a in exchange.asked.items()}
         steps.append(Rebasing(staleness, sent, shared))
-    if stack.needed(config):
+    if stack.needs_stack(config):
         fields = method.exchanges[exchange.index].up.fields
         kinds = {name: f.kind for name, f in fields.items() if f.form == "tensors"}
         steps.append(Stacking(config, shared, kinds))
@@ -197,10 +197,10 @@ class Stacking(Postprocessor):
         self._config, self._shared, self._kinds = config, shared, kinds
 
     def start(self, accumulator: State) -> State:
-        return stack.stacked(accumulator, self._shared, self._kinds)
+        return stack.with_stacks(accumulator, self._shared, self._kinds)
 
     def finish(self, accumulator: State, clients: Sequence[int], round: int) -> State:
-        return stack.settled(accumulator, self._config, clients)
+        return stack.with_sums(accumulator, self._config, clients)
 
 
 class Noising(Postprocessor):

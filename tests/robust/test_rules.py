@@ -52,17 +52,22 @@ BYZFL = {
         "ipm": [3.1783333333333332, -1.2863333333333333, -1.323, 0.4416666666666667],
     },
 }
+
+
+def byzfl_krum(rows, f, keep):
+    """ByzFL's scores sum over one reply more than the paper's."""
+    return rules.lowest(rules.scores(rows, len(rows) - f - 1), keep)
+
+
 OURS = {
     "median": lambda rows, f: rules.median(rows),
     "trimmed_mean": rules.trimmed_mean,
-    "krum": lambda rows, f: rules.mean(rows[rules.krum(rows, f, 1, less=1)]),
-    "multi_krum": lambda rows, f: rules.mean(
-        rows[sorted(rules.krum(rows, f, len(rows) - f, less=1))]
-    ),
+    "krum": lambda rows, f: rules.mean(rows[byzfl_krum(rows, f, 1)]),
+    "multi_krum": lambda rows, f: rules.mean(rows[sorted(byzfl_krum(rows, f, len(rows) - f))]),
     "rfa": lambda rows, f: rules.geometric_median(rows, 3, 0.1),
     "clip": lambda rows, f: rules.norm_bound(rows, 1.5),
-    "alie": lambda rows, f: attacks.together(rows, "alie", 1.5),
-    "ipm": lambda rows, f: attacks.together(rows, "ipm", 2.0),
+    "alie": lambda rows, f: attacks.colluding(rows, "alie", 1.5),
+    "ipm": lambda rows, f: attacks.colluding(rows, "ipm", 2.0),
 }
 
 
@@ -120,19 +125,19 @@ def config(**sections):
     return from_mapping({"algorithm": "fedavg", **sections})
 
 
-def settled(rows, x=None, liars=(), **sections):
+def aggregated(rows, x=None, malicious=(), **sections):
     stack = Stack(x)
     for row in rows:
         stack = stack.add(tensors(*row), 2.0)
-    return stack.settle(config(**sections), liars).mean().vector.tolist()
+    return stack.aggregate(config(**sections), malicious).mean().vector.tolist()
 
 
 def test_a_stack_gives_what_the_rule_makes_of_the_updates():
     x = tensors(1.0, 1.0, 1.0)
     rows = [[2.0, 1.0, 0.0], [4.0, 1.0, 0.0], [90.0, 1.0, 90.0]]
-    assert settled(rows, x, aggregation={"rule": "median"}) == [4.0, 1.0, 0.0]
+    assert aggregated(rows, x, aggregation={"rule": "median"}) == [4.0, 1.0, 0.0]
     # Norms of the updates: sqrt(2), sqrt(10), large; bound 1 leaves directions alone.
-    made = settled(rows, x, aggregation={"rule": "norm_bound", "bound": 1.0})
+    made = aggregated(rows, x, aggregation={"rule": "norm_bound", "bound": 1.0})
     by_hand = [
         1 + (1 / 2**0.5 + 3 / 10**0.5 + 89 / (89**2 * 2) ** 0.5) / 3,
         1.0,
@@ -159,14 +164,14 @@ def test_buffers_are_the_median_of_the_replies_that_count_in_float64():
             torch.tensor([batches]),
         )
         stack = stack.add(whole, 2.0)
-    every = stack.settle(config(aggregation={"rule": "median"}), ())
+    every = stack.aggregate(config(aggregation={"rule": "median"}), ())
     assert every.buffers.dtype == torch.float64
     assert every.buffers.tolist() == [8 * (1 + 2**-23 + 3.0) / 2, 16.0]
     assert every.counters.tolist() == [9]
-    one = stack.settle(config(aggregation={"rule": "krum", "tolerate": 0.25}), ())
+    one = stack.aggregate(config(aggregation={"rule": "krum", "tolerate": 0.25}), ())
     assert one.buffers.tolist() == [8 * (1 + 2**-23), 16.0]
     assert one.counters.tolist() == [7]
-    bare = Stack().add(tensors(1.0, 1.0, 1.0)).settle(config(aggregation={"rule": "median"}), ())
+    bare = Stack().add(tensors(1.0, 1.0, 1.0)).aggregate(config(aggregation={"rule": "median"}), ())
     assert (bare.buffers.dtype, len(bare.buffers)) == (torch.float64, 0)
 
 
@@ -174,7 +179,7 @@ def test_so_many_replies_are_tolerated_as_the_share_says():
     # 29 of 100 are cut off at either end, the product of the floats being a little less than 29:
     # the mean of 29 ... 70 where the largest are far off.
     rows = [[float(k) if k < 71 else 1e6, 0.0, 0.0] for k in range(100)]
-    made = settled(rows, None, aggregation={"rule": "trimmed_mean", "tolerate": 0.29})
+    made = aggregated(rows, None, aggregation={"rule": "trimmed_mean", "tolerate": 0.29})
     assert made[0] == 49.5
 
 
@@ -182,12 +187,12 @@ def test_those_that_know_all_send_what_the_honest_make():
     # Updates 1 and 3; ipm with factor 2 sends -4: the mean of 1, 3, -4 is 0.
     faults = {"malicious": {"clients": 0.3, "attack": "ipm", "strength": 2}}
     rows = [[1.0, 0.0, 0.0], [5.0, 0.0, 0.0], [3.0, 0.0, 0.0]]
-    assert settled(rows, None, {1}, faults=faults) == [0.0, 0.0, 0.0]
+    assert aggregated(rows, None, {1}, faults=faults) == [0.0, 0.0, 0.0]
 
 
 def test_a_scale_and_a_base_are_a_stacks_as_a_sums():
     stack = Stack().add(tensors(4.0, 2.0, 0.0), scale=0.5, less=tensors(2.0, 0.0, 0.0))
-    made = stack.settle(config(aggregation={"rule": "median"}), ())
+    made = stack.aggregate(config(aggregation={"rule": "median"}), ())
     assert made.mean().vector.tolist() == [1.0, 1.0, 0.0]
     assert made.count == 1
 
@@ -196,19 +201,21 @@ def test_a_scale_and_a_base_are_a_stacks_as_a_sums():
 def test_a_turned_sign_is_taken_from_where_the_client_began():
     turned = config(faults={"malicious": {"clients": 0.5, "attack": "sign_flip", "strength": 2}})
     y, x = tensors(3.0, 0.0, 1.0), tensors(1.0, 0.0, 2.0)
-    assert attacks.sent(y, x, turned, 1, 0).vector.tolist() == [-3.0, 0.0, 4.0]
-    assert attacks.sent(y, None, turned, 1, 0).vector.tolist() == [-6.0, 0.0, -2.0]
+    assert attacks.attacked_vector(y, x, turned, 1, 0).vector.tolist() == [-3.0, 0.0, 4.0]
+    assert attacks.attacked_vector(y, None, turned, 1, 0).vector.tolist() == [-6.0, 0.0, -2.0]
 
 
 def test_noise_differs_by_round_and_client_and_repeats():
     noisy = config(faults={"malicious": {"clients": 0.5, "attack": "gaussian", "strength": 0.1}})
     x = tensors(1.0, 2.0, 3.0)
-    made = [attacks.sent(x, x, noisy, *at).vector for at in ((1, 0), (1, 1), (2, 0), (1, 0))]
+    made = [
+        attacks.attacked_vector(x, x, noisy, *at).vector for at in ((1, 0), (1, 1), (2, 0), (1, 0))
+    ]
     assert torch.equal(made[0], made[3])
     assert len({tuple(v.tolist()) for v in made}) == 3
 
 
-def test_who_lies_is_drawn_once_and_rounded_down():
+def test_malicious_clients_are_drawn_once_and_rounded_down():
     some = config(clients=10, faults={"malicious": {"clients": 0.35}})
     assert len(attacks.malicious(some)) == 3
     # 29 of 100: the product of the floats is 28.999999999999996.
@@ -216,7 +223,7 @@ def test_who_lies_is_drawn_once_and_rounded_down():
         len(attacks.malicious(config(clients=100, faults={"malicious": {"clients": 0.29}}))) == 29
     )
     assert attacks.malicious(config()) == frozenset()
-    assert attacks.labels(torch.tensor([0, 1, 9]), 10).tolist() == [9, 8, 0]
+    assert attacks.flipped_labels(torch.tensor([0, 1, 9]), 10).tolist() == [9, 8, 0]
 
 
 # -- what is refused -------------------------------------------------------------------------------
