@@ -43,7 +43,7 @@ from fednet.plain import JsonMapping
 from fednet.secagg import BelowThreshold, SecureClient, SecureServer, Terms
 from fednet.secagg.fixed import FixedPoint, Integers
 from fednet.secagg.steps import Gathered
-from fednet.secagg.terms import drawn_order, steps_of
+from fednet.secagg.terms import draw_order, steps_of
 from fednet.wire.payload import run_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Secure(Algorithm):
             return up
         machine, question = self._mine(host, "masked"), _bytes(down.question)
         entries = self._entries(up, x, host)
-        if machine.knows("masked", question) is None:
+        if machine.previous_answer("masked", question) is None:
             host.secrets.leaves(host.client_id, host.round, entries.tobytes())
         answer = machine.answer("masked", question, entries)
         kind, shown = self.exchanges[phase].up, {}
@@ -166,9 +166,9 @@ class Secure(Algorithm):
         try:
             machine = self.machine(server, host.round).finish(accumulator.gathered)
         except BelowThreshold as void:
-            host.blamed.update(void.named)
+            host.blamed.update(void.blamed)
             raise
-        host.blamed.update(machine.named)
+        host.blamed.update(machine.blamed)
         inner = server.inner if isinstance(server, Between) else server
         if machine.step is not None:
             return Between(inner=inner, machine=machine)
@@ -280,7 +280,7 @@ def planned(
             f"{config.name} {config.seed} {round}".encode(),
             section.neighbours,
             section.colluding,
-            drawn_order(len(clients), seeds.rng(config.seed, "secagg/graph", round)),
+            draw_order(len(clients), seeds.rng(config.seed, "secagg/graph", round)),
         )
 
     if wrong := terms(1).wrong():

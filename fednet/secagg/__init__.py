@@ -47,9 +47,11 @@ __all__ = [
 
 def client(terms: Terms, me: int) -> SecureClient:
     """Returns the client machine of this round's protocol."""
-    return (LightClient if terms.protocol == "lightsecagg" else PairwiseClient)(terms, me)
+    if terms.protocol == "lightsecagg":
+        return LightClient(terms, me)
+    return PairwiseClient(terms, me)
 
 
 def server(terms: Terms) -> SecureServer:
     """Returns the server machine of this round's protocol."""
-    return (LightServer if terms.protocol == "lightsecagg" else PairwiseServer)(terms)
+    return LightServer(terms) if terms.protocol == "lightsecagg" else PairwiseServer(terms)

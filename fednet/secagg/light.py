@@ -1,6 +1,6 @@
 """LightSecAgg: each client adds one mask of its own, and the others hold coded pieces of it. The
-pieces of a sum of masks are the sums of pieces, so that the sum of the survivors' masks is decoded
-at once, whoever dropped out.
+sums of pieces are the pieces of the sum of masks, so the server decodes the sum of the survivors'
+masks at once, no matter which clients dropped out.
 
 z_i  mask of client i, uniform in F_q^d      [z~_i]_j  its coded piece for client j, of d / (U - T)
 U    answers that are needed                 T         clients that learn nothing together
@@ -8,9 +8,9 @@ U    answers that are needed                 T         clients that learn nothin
 So et al., Algorithm 1: offline encoding and sharing (steps keys and shares), masking and uploading
 (masked), one-shot aggregate-model recovery (unmask).
 
-Departs from the paper: pieces go from client to client through the server, sealed under keys that
-are agreed on first (the paper assumes private channels); a client answers for one set of survivors
-only; answers beyond the U that are needed are compared with them.
+Departs from the paper: pieces go from client to client through the server, encrypted under keys
+that are agreed on first (the paper assumes private channels); a client answers for one set of
+survivors only; if more than the U needed answers come, they are compared.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fednet.secagg.steps import (
     Residues,
     SecureClient,
     SecureServer,
-    listing,
-    parted,
+    pack_ids,
+    unpack_entries,
 )
 from fednet.secagg.terms import Terms
 
 WIDTH = 4  # bytes of an element
-COMPLAINT = b"\xff" * WIDTH  # no element: begins an answer that says whose pieces were unreadable
+COMPLAINT = b"\xff" * WIDTH  # not an element: begins a list of clients with unreadable pieces
 
 
 class LightClient(SecureClient):
@@ -47,14 +47,14 @@ class LightClient(SecureClient):
         super().__init__(terms, me)
         self._mask: Residues | None = None  # until it is used
         self._held: dict[int, Residues] = {}
-        self._wrong: list[int] = []  # whose pieces could not be opened
+        self._wrong: list[int] = []  # clients whose pieces could not be decrypted
 
     def _advertise(self) -> bytes:
-        return primitives.public(self._secret)
+        return primitives.public_key(self._secret)
 
     def _share(self, question: bytes) -> bytes:  # lines 2 to 7
         terms = self.terms
-        self._take_keys(parted(question, KEY))
+        self._take_keys(unpack_entries(question, KEY))
         u, t, piece = terms.needed, terms.private, terms.piece
         rows = field.uniform(u * piece).reshape(u, piece)  # u - t pieces of the mask, t of noise
         self._mask = rows[: u - t].reshape(-1)[: terms.length]
@@ -63,15 +63,15 @@ class LightClient(SecureClient):
         coded = field.product(field.code(len(terms.cohort), u)[places], rows)
         pieces = dict(zip(live, coded))
         self._held[self.me] = pieces.pop(self.me)
-        return self._sealed({who: fixed.pack(row, WIDTH) for who, row in pieces.items()})
+        return self._encrypt_shares({who: fixed.pack(row, WIDTH) for who, row in pieces.items()})
 
     def _masked(self, question: bytes, vector: Integers) -> bytes:  # lines 8 to 14
         terms, mask = self.terms, self._mask
-        for who, piece in self._opened(question, WIDTH * terms.piece).items():
+        for who, piece in self._decrypt_shares(question, WIDTH * terms.piece).items():
             if piece is not None and field.numbers(piece):
                 self._held[who] = fixed.unpack(piece, WIDTH)
             else:
-                self._wrong.append(who)  # the server is told in the last step
+                self._wrong.append(who)  # reported in the last step
         assert mask is not None
         self._mask = None
         masked = field.add(fixed.residues(vector, terms.modulus), mask)
@@ -81,9 +81,9 @@ class LightClient(SecureClient):
         survivors = self._survivors(question, {*self._held, *self._wrong})
         size = WIDTH * self.terms.piece
         if wrong := sorted(set(survivors) & set(self._wrong)):
-            # In place of a sum of pieces: as many of these clients as there is room for.
-            named = wrong[: max(0, self.terms.piece - 2)]
-            text = COMPLAINT + b"".join(struct.pack("<I", n) for n in (len(named), *named))
+            # Instead of a sum of pieces: as many of these clients as there is room for.
+            blamed = wrong[: max(0, self.terms.piece - 2)]
+            text = COMPLAINT + b"".join(struct.pack("<I", n) for n in (len(blamed), *blamed))
             return text.ljust(size, b"\0")[:size]
         total = np.zeros(self.terms.piece, dtype=np.uint64)
         for who in survivors:
@@ -97,7 +97,7 @@ class LightServer(SecureServer):
         return WIDTH * self.terms.piece
 
     def question(self, client: int) -> bytes:
-        return listing(self.survivors) if self.step == "unmask" else super().question(client)
+        return pack_ids(self.survivors) if self.step == "unmask" else super().question(client)
 
     def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
         if step == "unmask":
@@ -118,14 +118,14 @@ class LightServer(SecureServer):
 
     def _learned(self, step: str, answers: Mapping[int, bytes]) -> JsonDict:
         rows = {j: self._vector(a) for j, a in answers.items() if not a.startswith(COMPLAINT)}
-        named = self._complained_of(answers)
-        agreeing, wrong = self._agreeing(rows, named)
+        blamed = self._complained_of(answers)
+        agreeing, wrong = self._agreeing(rows, blamed)
         if wrong is not None:
-            named[wrong] = "its sum of pieces was wrong, by the word of all others"
-        return {"total": self._unmasked(agreeing), "masked": None, "named": named}
+            blamed[wrong] = "its sum of pieces was wrong, by the word of all others"
+        return {"total": self._unmasked(agreeing), "masked": None, "blamed": blamed}
 
     def _complained_of(self, answers: Mapping[int, bytes]) -> dict[int, str]:
-        """By client, that its pieces could not be opened by `WITNESSES` others or more."""
+        """Blames the clients whose pieces at least `WITNESSES` others could not decrypt."""
         found = Counter[int]()
         for j, answer in answers.items():
             if answer.startswith(COMPLAINT):
@@ -138,24 +138,24 @@ class LightServer(SecureServer):
         }
 
     def _agreeing(
-        self, rows: dict[int, Residues], named: Mapping[int, str]
+        self, rows: dict[int, Residues], blamed: Mapping[int, str]
     ) -> tuple[dict[int, Residues], int | None]:
-        """Returns the sums of pieces that lie on one polynomial, and which client alone sent
-        another. Raises BelowThreshold if there are none.
+        """Returns the consistent sums of pieces, and the one client that sent a wrong sum, if any.
+        Raises BelowThreshold if there are none.
         """
         u = self.terms.needed
         if len(rows) < u:
-            raise BelowThreshold(f"{len(rows)} sums of pieces came, and {u} are needed", named)
+            raise BelowThreshold(f"{len(rows)} sums of pieces came, and {u} are needed", blamed)
         if self._consistent(rows):
             return rows, None
         for j in rows if len(rows) > u + 1 else ():
             others = {k: row for k, row in rows.items() if k != j}
             if self._consistent(others):
                 return others, j
-        raise BelowThreshold("a sum of pieces was wrong", named)
+        raise BelowThreshold("a sum of pieces was wrong", blamed)
 
     def _consistent(self, rows: Mapping[int, Residues]) -> bool:
-        """Whether all answers lie on one polynomial: else one of them is wrong."""
+        """Whether all sums are values of one polynomial. Otherwise one of them is wrong."""
         u, clients = self.terms.needed, sorted(rows)
         if len(clients) == u:
             return True

@@ -10,11 +10,13 @@ every client is the neighbour of every other; SecAgg+ (Bell et al., Algorithm 2)
 For a client of U3 the server gets shares of b_u, for one of U2 that is not in U3 shares of its mask
 key, and of no client both.
 
-Departs from the papers: keys of the consistency step's signatures are advertised with the others,
-where Bonawitz et al. have them certified by a third party; each client sends a digest of b_u with
-its shares, by which the server finds that a share of it was wrong, as it finds it of a mask key by
-its public half, and looks for shares that give the right one; a share that a client cannot open
-does not end its part in the round: it says so in the last step, see `Evidence`.
+Departs from the papers:
+
+- Keys for the signatures of the consistency step are advertised with the others; Bonawitz et al.
+  have them certified by a third party.
+- Each client sends a digest of b_u with its shares. By it (and for a mask key by its public half)
+  the server detects wrong shares, and looks for shares that give the right secret.
+- A client that cannot decrypt a share goes on, and reports it in the last step, see `Evidence`.
 """
 
 from __future__ import annotations
@@ -40,31 +42,31 @@ from fednet.secagg.steps import (
     Residues,
     SecureClient,
     SecureServer,
-    joined,
-    listing,
-    pair,
-    parted,
+    pack_entries,
+    pack_ids,
+    pair_context,
+    unpack_entries,
 )
 from fednet.secagg.terms import Terms
 
 KEYS = 3 * KEY  # for shares, for masks, for signatures
-NONE = bytes(field.SHARE)  # in place of a share that could not be opened: a complaint
-SUBSETS = 200  # of shares at most that are tried, if some of them are wrong
+NONE = bytes(field.SHARE)  # replaces a share that could not be decrypted: a complaint
+SUBSETS = 200  # tried at most, if some shares are wrong
 
 
 def _claim(terms: Terms, survivors: Sequence[int]) -> bytes:
     """Returns what a client signs in the consistency step."""
-    return b"survivors %b %b" % (terms.context, listing(survivors))
+    return b"survivors %b %b" % (terms.context, pack_ids(survivors))
 
 
 def _mask(terms: Terms, total: Residues, key: bytes, plus: bool) -> None:
-    """total += or -= PRG(key). What a sum has above R is cut off at the end."""
-    mask = primitives.stream(key, terms.length, terms.width)
+    """Adds PRG(key) to total, or subtracts it. `_cut` reduces the sums modulo R."""
+    mask = primitives.mask_stream(key, terms.length, terms.width)
     (np.add if plus else np.subtract)(total, mask, out=total)
 
 
 def _cut(terms: Terms, total: Residues) -> Residues:
-    """Returns the residues of sums that wrapped around at 2^64, of which R is a divisor."""
+    """Reduces sums modulo R. They wrapped around at 2^64, which R divides."""
     return total if terms.width == 8 else total & np.uint64(terms.modulus - 1)
 
 
@@ -72,56 +74,56 @@ class PairwiseClient(SecureClient):
     def __init__(self, terms: Terms, me: int) -> None:
         super().__init__(terms, me)
         self._circle = terms.circle[me]
-        self._masking, self._signing, self._own = (primitives.secret() for _ in range(3))
+        self._masking, self._signing, self._own = (primitives.draw_secret() for _ in range(3))
         self._held: dict[int, bytes] = {}  # by client: a share of its mask key, one of its b
-        self._agreed_survivors: tuple[int, ...] = ()
+        self._claimed_survivors: tuple[int, ...] = ()
 
     def _advertise(self) -> bytes:  # Round 0
-        keys = primitives.public(self._secret), primitives.public(self._masking)
-        return b"".join((*keys, primitives.verifying(self._signing)))
+        keys = primitives.public_key(self._secret), primitives.public_key(self._masking)
+        return b"".join((*keys, primitives.signing_public_key(self._signing)))
 
     def _share(self, question: bytes) -> bytes:  # Round 1
-        self._take_keys(parted(question, KEYS))
+        self._take_keys(unpack_entries(question, KEYS))
         n, t = len(self._circle), self.terms.share_threshold(self.me)
         shares = list(zip(field.split(self._masking, n, t), field.split(self._own, n, t)))
         mine = {who: b"".join(shares[self.terms.place(self.me, who) - 1]) for who in self._circle}
         self._held[self.me] = mine[self.me]
-        sealed = self._sealed({who: mine[who] for who in self._keys})
+        sealed = self._encrypt_shares({who: mine[who] for who in self._keys})
         return primitives.commitment(self._own) + sealed
 
     def _masked(self, question: bytes, vector: Integers) -> bytes:  # Round 2
         terms = self.terms
-        shares = self._opened(question, 2 * field.SHARE)
+        shares = self._decrypt_shares(question, 2 * field.SHARE)
         for who, share in shares.items():
-            self._held[who] = share or 2 * NONE  # the server is told in the last step
+            self._held[who] = share or 2 * NONE  # reported in the last step
         total = fixed.residues(vector, terms.modulus)
-        _mask(terms, total, primitives.derived(self._own, b"own " + terms.context), True)
+        _mask(terms, total, primitives.derive(self._own, b"own " + terms.context), True)
         for who in shares:
-            about = pair(terms, b"mask", min(self.me, who), max(self.me, who))
-            key = self._agreed(self._masking, self._keys[who][KEY : 2 * KEY], about)
+            about = pair_context(terms, b"mask", min(self.me, who), max(self.me, who))
+            key = self._shared_key(self._masking, self._keys[who][KEY : 2 * KEY], about)
             _mask(terms, total, key, who < self.me)
         return fixed.pack(_cut(terms, total), terms.width)
 
     def _sign(self, question: bytes) -> bytes:  # Round 3
-        # Clients beyond this circle are known by the cohort alone.
+        # Of clients outside its circle this client knows only that they are in the cohort.
         beyond = set(self.terms.cohort) - set(self._circle)
-        self._agreed_survivors = self._survivors(question, beyond | set(self._held))
-        return primitives.signed(self._signing, _claim(self.terms, self._agreed_survivors))
+        self._claimed_survivors = self._survivors(question, beyond | set(self._held))
+        return primitives.sign(self._signing, _claim(self.terms, self._claimed_survivors))
 
     def _unmask(self, question: bytes) -> bytes:  # Round 4
-        survivors = self._agreed_survivors
+        survivors = self._claimed_survivors
         claim = _claim(self.terms, survivors)
         agree = [
             who
-            for who, signature in parted(question, SIGNATURE).items()
+            for who, signature in unpack_entries(question, SIGNATURE).items()
             if who in survivors
             and who in self._keys
-            and primitives.verifies(self._keys[who][2 * KEY :], signature, claim)
+            and primitives.is_signed(self._keys[who][2 * KEY :], signature, claim)
         ]
         if len(agree) + 1 < self.terms.share_threshold(self.me):
             raise Refused(f"{len(agree)} others have signed for the same survivors; too few")
         half = field.SHARE
-        return joined(
+        return pack_entries(
             {
                 who: held[half:] if who in survivors else held[:half]
                 for who, held in self._held.items()
@@ -137,10 +139,10 @@ class PairwiseServer(SecureServer):
 
     def question(self, client: int) -> bytes:
         if self.step == "consistency":
-            return listing(self.survivors)
+            return pack_ids(self.survivors)
         if self.step == "unmask":
             signed = self.known["signed"]
-            return joined({v: signed[v] for v in self._others(client, "consistency")})
+            return pack_entries({v: signed[v] for v in self._others(client, "consistency")})
         return super().question(client)
 
     def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
@@ -154,12 +156,12 @@ class PairwiseServer(SecureServer):
     def _check(self, client: int, answer: bytes) -> None:
         if self.step == "consistency":
             claim = _claim(self.terms, self.survivors)
-            if not primitives.verifies(self.known["keys"][client][2 * KEY :], answer, claim):
-                raise RemoteProtocolError("a signature that is none of the survivors")
+            if not primitives.is_signed(self.known["keys"][client][2 * KEY :], answer, claim):
+                raise RemoteProtocolError("an invalid signature of the survivors")
             return
-        shares = parted(answer, field.SHARE)
+        shares = unpack_entries(answer, field.SHARE)
         if tuple(shares) != tuple(sorted({client, *self._others(client, "shares")})):
-            raise RemoteProtocolError("shares of others than those whose shares it was handed")
+            raise RemoteProtocolError("shares of other clients than those that sent it some")
         if not all(map(field.numbers, shares.values())):
             raise RemoteProtocolError("a share outside of the field")
 
@@ -172,46 +174,47 @@ class PairwiseServer(SecureServer):
     def _learned(self, step: str, answers: Mapping[int, bytes]) -> JsonDict:
         if step == "consistency":
             return {"signed": dict(answers)}
-        evidence = Evidence(self.terms, {u: parted(a, field.SHARE) for u, a in answers.items()})
+        evidence = Evidence(
+            self.terms, {u: unpack_entries(a, field.SHARE) for u, a in answers.items()}
+        )
         total = self._unmasked(evidence)
-        return {"total": total, "masked": None, "named": evidence.named()}
+        return {"total": total, "masked": None, "blamed": evidence.blamed()}
 
     def _unmasked(self, evidence: Evidence) -> Integers:
-        """Returns the sum of what U3 sent, less the masks that do not cancel in it."""
+        """Returns the sum of the vectors of U3, without the masks that do not cancel."""
         terms = self.terms
         total = self.known["masked"].copy()
         survivors = frozenset(self.survivors)
         for u in self.survivors:
-            own = evidence.secret(u, "seed", primitives.commitment, self.known["heads"][u])
-            _mask(terms, total, primitives.derived(own, b"own " + terms.context), False)
+            own = evidence.reconstruct(u, "seed", primitives.commitment, self.known["heads"][u])
+            _mask(terms, total, primitives.derive(own, b"own " + terms.context), False)
         for v in sorted(set(self.live["shares"]) - survivors):
             left = [u for u in self._others(v, "shares") if u in survivors]
             if not left:
                 continue
             public = self.known["keys"][v][KEY : 2 * KEY]
-            masking = evidence.secret(v, "key", primitives.public, public)
+            masking = evidence.reconstruct(v, "key", primitives.public_key, public)
             for u in left:
                 other = self.known["keys"][u][KEY : 2 * KEY]
-                about = pair(terms, b"mask", min(u, v), max(u, v))
-                _mask(terms, total, primitives.agreed(masking, other, about), u < v)
+                about = pair_context(terms, b"mask", min(u, v), max(u, v))
+                _mask(terms, total, primitives.shared_key(masking, other, about), u < v)
         return fixed.lift(_cut(terms, total), terms.modulus)
 
 
 class Evidence:
-    """The shares that came in the last step, and which clients they show to have broken the
-    protocol.
+    """The shares of the last step, and the clients that they prove to have broken the protocol.
 
-    One wrong share does not show whether it was dealt wrong or handed on wrong: a client is named
-    if `WITNESSES` others say so. Fewer may be lying about it.
+    A wrong share alone does not show whether its dealer or its holder changed it. A client is
+    blamed if `WITNESSES` others accuse it; fewer may be lying.
     """
 
     def __init__(self, terms: Terms, shares: Mapping[int, Mapping[int, bytes]]) -> None:
-        """shares: by the client that held them, then by the client of whose secret they are."""
+        """shares: by their holder, then by the client whose secret it is."""
         self._terms, self._shares = terms, shares
-        self._handed_on = Counter[int]()  # wrong shares, by holder
-        self._complaints = Counter[int]()  # shares that could not be opened, by dealer
+        self._wrong = Counter[int]()  # wrong shares, by holder
+        self._complaints = Counter[int]()  # shares that could not be decrypted, by dealer
 
-    def named(self) -> dict[int, str]:
+    def blamed(self) -> dict[int, str]:
         """Returns how clients broke the protocol, by client."""
         dealt = {
             who: f"its shares could not be opened by {n} others"
@@ -220,12 +223,14 @@ class Evidence:
         }
         return dealt | {
             who: f"it handed on wrong shares of {n} others"
-            for who, n in self._handed_on.items()
+            for who, n in self._wrong.items()
             if n >= WITNESSES
         }
 
-    def secret(self, of: int, what: str, shown: Callable[[bytes], bytes], expected: bytes) -> bytes:
-        """Returns that client's secret: the one of which `shown` gives what is expected. Raises
+    def reconstruct(
+        self, of: int, what: str, shown: Callable[[bytes], bytes], expected: bytes
+    ) -> bytes:
+        """Returns that client's secret, for which `shown` returns what is expected. Raises
         BelowThreshold if no shares give it.
         """
         t = self._terms.share_threshold(of)
@@ -236,28 +241,28 @@ class Evidence:
         }
         self._complaints[of] = sum(1 for at in came if came[at] == NONE and at != of)
         # Holders of wrong shares come last, so that the first try fits.
-        order = sorted(came, key=lambda at: (self._handed_on[at], at))
+        order = sorted(came, key=lambda at: (self._wrong[at], at))
         held = [(self._terms.place(of, at), came[at]) for at in order if came[at] != NONE]
         for number, chosen in enumerate(_subsets(held, t, of)):
             found = field.combine(chosen, t)
             if found is None or shown(found) != expected:
                 continue
-            doubted = order if number else [at for at in order if self._handed_on[at]]
+            doubted = order if number else [at for at in order if self._wrong[at]]
             others = [(self._terms.place(of, at), came[at]) for at in doubted]
             others = [share for share in others if share in held and share not in chosen]
             for point in field.off_line(chosen, others) if others else ():
-                self._handed_on[self._terms.circle[of][point - 1]] += 1
+                self._wrong[self._terms.circle[of][point - 1]] += 1
             return found
         raise BelowThreshold(
             f"{len(held)} shares of client {of}'s {what} came, and no {t} of them give the one "
             f"that it answers for",
-            self.named() | self._against(of, held, t),
+            self.blamed() | self._against(of, held, t),
         )
 
     def _against(self, of: int, held: list[tuple[int, bytes]], t: int) -> dict[int, str]:
-        """Returns the dealer of shares that fit nothing, if else `WITNESSES` others would lie."""
+        """Blames the dealer of inconsistent shares, if otherwise `WITNESSES` others would lie."""
         if len(held) > t and not field.off_line(held[:t], held[t:]):
-            accusers = len(held)  # all agree on another secret than it answers for
+            accusers = len(held)  # all agree on another secret than it promised
         else:
             accusers = max(0, len(held) - t + 1) + self._complaints[of]
         if accusers < WITNESSES:

@@ -38,40 +38,40 @@ def missing() -> bool:
     return not _here
 
 
-def secret() -> bytes:
+def draw_secret() -> bytes:
     """Draws a secret from the operating system."""
     return secrets.token_bytes(KEY)
 
 
-def public(secret: bytes) -> bytes:
+def public_key(secret: bytes) -> bytes:
     """Returns the public half of an X25519 key."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agreed(secret: bytes, other: bytes, purpose: bytes) -> bytes:
+def shared_key(secret: bytes, other: bytes, purpose: bytes) -> bytes:
     """Returns a key that only the holders of the two secrets have (X25519, then HKDF). Raises
     ValueError for a public key that gives none.
     """
     shared = X25519PrivateKey.from_private_bytes(secret).exchange(
         X25519PublicKey.from_public_bytes(other)
     )
-    return derived(shared, purpose)
+    return derive(shared, purpose)
 
 
-def agrees(key: bytes) -> bool:
+def is_public_key(key: bytes) -> bool:
     """Whether this is a public key of X25519 that gives a shared key: not one of low order."""
     try:
-        agreed(bytes(KEY - 1) + b"\x40", key, b"")
+        shared_key(bytes(KEY - 1) + b"\x40", key, b"")
     except ValueError:
         return False
     return True
 
 
-def derived(secret: bytes, purpose: bytes) -> bytes:
+def derive(secret: bytes, purpose: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY, salt=None, info=b"fednet secagg " + purpose).derive(secret)
 
 
-def stream(key: bytes, n: int, width: int) -> npt.NDArray[np.uint64]:
+def mask_stream(key: bytes, n: int, width: int) -> npt.NDArray[np.uint64]:
     """Returns n residues below 2^(8 width): AES-256 in counter mode. The key is used for this
     alone, so the counter starts at 0.
     """
@@ -81,31 +81,31 @@ def stream(key: bytes, n: int, width: int) -> npt.NDArray[np.uint64]:
     return words if width == 8 else words & np.uint64((1 << (8 * width)) - 1)
 
 
-def sealed(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypts and authenticates a text, and authenticates `about`. A key seals one text, so the
+def encrypt(key: bytes, text: bytes, about: bytes) -> bytes:
+    """Encrypts and authenticates a text, and authenticates `about`. A key encrypts one text, so the
     nonce is 0.
     """
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
 
 
-def opened(key: bytes, text: bytes, about: bytes) -> bytes | None:
-    """Returns what was sealed; None if it was not sealed by this key about this."""
+def decrypt(key: bytes, text: bytes, about: bytes) -> bytes | None:
+    """Returns the text; None if it was not encrypted with this key and this `about`."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), text, about)
     except InvalidTag:
         return None
 
 
-def verifying(secret: bytes) -> bytes:
+def signing_public_key(secret: bytes) -> bytes:
     """Returns the public half of an Ed25519 key."""
     return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def signed(secret: bytes, text: bytes) -> bytes:
+def sign(secret: bytes, text: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(secret).sign(text)
 
 
-def verifies(public: bytes, signature: bytes, text: bytes) -> bool:
+def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
     except (InvalidSignature, ValueError):

@@ -1,10 +1,10 @@
-"""What the machines of all protocols share: a client answers each step once, and a server asks the
-next step only of those that answered the last one, as long as they are enough.
+"""The base of all protocols: a client answers each step once, and a server asks the next step only
+of the clients that answered the last one, as long as they are enough.
 
-The steps `keys`, `shares` and `masked` are alike in all protocols: each client advertises keys,
-seals a share of its secrets for each other client, and sends its masked vector. A question or an
-answer is bytes: fixed parts, then entries of one size, each after the id of the client that it is
-about, in ascending order.
+The steps `keys`, `shares` and `masked` are the same in all protocols: each client advertises keys,
+encrypts a share of its secrets for each other client, and sends its masked vector. A question or an
+answer is bytes: fixed parts, then entries of one size, each after the id of its client, in
+ascending order.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ WITNESSES = 3  # clients that must report wrong shares of another one before it 
 
 
 class Refused(LeftRound):
-    """A client does not answer a question that would show more than the sum, or makes no sense."""
+    """A client refuses a question that would reveal more than the sum, or that is malformed."""
 
 
 class BelowThreshold(RoundVoid):
-    """Too few answered, or what they answered fits nothing: the round's sum cannot be known. named:
-    by client, how it broke the protocol, of those that are known to have done so.
+    """Too few clients answered, or their answers are inconsistent: the round has no sum. blamed: by
+    client, how it broke the protocol, if that is known.
     """
 
-    def __init__(self, text: str, named: Mapping[int, str] | None = None) -> None:
+    def __init__(self, text: str, blamed: Mapping[int, str] | None = None) -> None:
         super().__init__(f"secure aggregation: {text}")
-        self.named = dict(named or {})
+        self.blamed = dict(blamed or {})
 
 
 # -- messages --------------------------------------------------------------------------------------
-def joined(entries: Mapping[int, bytes]) -> bytes:
+def pack_entries(entries: Mapping[int, bytes]) -> bytes:
     return b"".join(struct.pack("<I", who) + entries[who] for who in sorted(entries))
 
 
-def parted(data: bytes, size: int) -> dict[int, bytes]:
+def unpack_entries(data: bytes, size: int) -> dict[int, bytes]:
     """Raises RemoteProtocolError unless these are entries of that size in ascending order."""
     if len(data) % (ID + size):
         raise RemoteProtocolError(f"entries of {size} bytes in {len(data)} bytes")
@@ -62,16 +62,16 @@ def parted(data: bytes, size: int) -> dict[int, bytes]:
     return found
 
 
-def listed(data: bytes) -> tuple[int, ...]:
-    return tuple(parted(data, 0))
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    return tuple(unpack_entries(data, 0))
 
 
-def listing(ids: Iterable[int]) -> bytes:
-    return joined(dict.fromkeys(ids, b""))
+def pack_ids(ids: Iterable[int]) -> bytes:
+    return pack_entries(dict.fromkeys(ids, b""))
 
 
-def pair(terms: Terms, purpose: bytes, a: int, b: int) -> bytes:
-    """Returns what a key of two clients in this round is derived for."""
+def pair_context(terms: Terms, purpose: bytes, a: int, b: int) -> bytes:
+    """Returns the purpose for which a key of two clients in this round is derived."""
     return b"%b %b %d %d" % (purpose, terms.context, a, b)
 
 
@@ -80,27 +80,27 @@ class SecureClient:
     """One client in one round. `answer` takes the steps in order; the same question again gets the
     same answer, another question about the same step none.
 
-    `_secret` is for sealing; `_keys` has the keys of the other clients that advertised some.
+    `_secret` encrypts shares; `_keys` has the keys that other clients have advertised.
     """
 
     def __init__(self, terms: Terms, me: int) -> None:
         if wrong := terms.wrong():
             raise Refused(f"secure aggregation: {wrong}")
         self.terms, self.me = terms, me
-        self._secret = primitives.secret()
+        self._secret = primitives.draw_secret()
         self._keys: dict[int, bytes] = {}
         self._answers: dict[str, tuple[bytes, bytes]] = {}
         self._refused = False
 
     def answer(self, step: str, question: bytes, vector: Integers | None = None) -> bytes:
-        """vector: what is to be summed, for the step `masked`. Raises Refused; then this client has
-        no further part in the round.
+        """Answers a step. vector: this client's part of the sum, for the step `masked`. Raises
+        Refused; this client then takes no further part in the round.
         """
         asked = hashlib.sha256(question).digest()
         if step in self._answers:
             before, answer = self._answers[step]
             if before != asked:
-                raise self._no(f"the step {step!r} was asked before, in other words")
+                raise self._no(f"the step {step!r} was asked before with another question")
             return answer
         due = self.terms.steps[len(self._answers)]
         if self._refused or step != due:
@@ -122,7 +122,7 @@ class SecureClient:
         self._answers[step] = asked, answer
         return answer
 
-    def knows(self, step: str, question: bytes) -> bytes | None:
+    def previous_answer(self, step: str, question: bytes) -> bytes | None:
         """Returns the answer that was given to this question; None if it was not asked yet."""
         asked, answer = self._answers.get(step, (b"", b""))
         return answer if asked == hashlib.sha256(question).digest() else None
@@ -146,7 +146,7 @@ class SecureClient:
     def _unmask(self, question: bytes) -> bytes:
         raise NotImplementedError
 
-    # -- what the steps have in common -------------------------------------------------------------
+    # -- used by several steps ---------------------------------------------------------------------
     def _take_keys(self, keys: Mapping[int, bytes]) -> None:
         others = set(self.terms.circle[self.me]) - {self.me}
         least = self.terms.share_threshold(self.me) - 1
@@ -157,46 +157,44 @@ class SecureClient:
             raise Refused("two keys that are the same")
         self._keys = dict(keys)
 
-    def _agreed(self, secret: bytes, other: bytes, purpose: bytes) -> bytes:
+    def _shared_key(self, secret: bytes, other: bytes, purpose: bytes) -> bytes:
         try:
-            return primitives.agreed(secret, other, purpose)
+            return primitives.shared_key(secret, other, purpose)
         except ValueError:
             raise Refused("a public key that is none") from None
 
-    def _sealing(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
-        """Returns the key under which a share goes from one to the other, and what it is bound
-        to.
-        """
-        about = pair(self.terms, b"share", sender, receiver)
+    def _share_key(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
+        """Returns the key of the shares from one client to another, and its context."""
+        about = pair_context(self.terms, b"share", sender, receiver)
         other = self._keys[receiver if sender == self.me else sender]
-        return self._agreed(self._secret, other[:KEY], about), about
+        return self._shared_key(self._secret, other[:KEY], about), about
 
-    def _sealed(self, shares: Mapping[int, bytes]) -> bytes:
-        """Returns a share for each other client, which it alone can open."""
+    def _encrypt_shares(self, shares: Mapping[int, bytes]) -> bytes:
+        """Returns the shares, each encrypted for its client."""
         entries = {}
         for who, share in shares.items():
-            key, about = self._sealing(self.me, who)
-            entries[who] = primitives.sealed(key, share, about)
-        return joined(entries)
+            key, about = self._share_key(self.me, who)
+            entries[who] = primitives.encrypt(key, share, about)
+        return pack_entries(entries)
 
-    def _opened(self, question: bytes, size: int) -> dict[int, bytes | None]:
-        """Returns the shares of `size` bytes that the others sealed for this client; None for one
-        that cannot be opened.
+    def _decrypt_shares(self, question: bytes, size: int) -> dict[int, bytes | None]:
+        """Returns the shares of `size` bytes that the others encrypted for this client; None for
+        one that cannot be decrypted.
         """
-        sealed = parted(question, size + TAG)
+        sealed = unpack_entries(question, size + TAG)
         if not set(sealed) <= set(self._keys) or (
             len(sealed) + 1 < self.terms.share_threshold(self.me)
         ):
             raise Refused(f"shares of {sorted(sealed)}, too few or of others than gave their keys")
         opened = {}
         for who, text in sealed.items():
-            key, about = self._sealing(who, self.me)
-            opened[who] = primitives.opened(key, text, about)
+            key, about = self._share_key(who, self.me)
+            opened[who] = primitives.decrypt(key, text, about)
         return opened
 
     def _survivors(self, question: bytes, asked: Iterable[int]) -> tuple[int, ...]:
-        """Returns whose vectors shall be in the sum. asked: of whom that may be true."""
-        survivors = listed(question)
+        """Returns the clients whose vectors are in the sum. asked: the clients that may be."""
+        survivors = unpack_ids(question)
         strange = set(survivors) - set(asked)
         if strange or self.me not in survivors:
             raise Refused(f"survivors {list(survivors)} cannot be, of this round's clients")
@@ -210,7 +208,7 @@ class SecureClient:
 
 # -- the server ------------------------------------------------------------------------------------
 class Gathered:
-    """Answers to one step, as they come. Masked vectors are summed, not kept. keys: that were
+    """The answers to one step so far. Masked vectors are summed, not kept. keys: those
     advertised.
     """
 
@@ -221,11 +219,11 @@ class Gathered:
 
 
 class SecureServer:
-    """A value: `finish` returns the server of the next step and leaves this one as it was. live:
-    which clients completed each step so far.
+    """An immutable server: `finish` returns the server of the next step. live: by step, the clients
+    that completed it.
 
-    keys: bytes of what a client advertises, of which the first `agreeing` keys are for key
-    agreement. head: bytes ahead of the sealed shares in an answer.
+    keys: bytes that a client advertises, of which the first `agreeing` keys are for key agreement.
+    head: bytes before the encrypted shares in an answer.
     """
 
     keys = KEY
@@ -263,22 +261,22 @@ class SecureServer:
         return self.live["masked"]
 
     @property
-    def named(self) -> dict[int, str]:
-        """By client, how it broke the protocol, of those that are known to have done so."""
-        found: dict[int, str] = self.known.get("named", {})
+    def blamed(self) -> dict[int, str]:
+        """How clients broke the protocol, by client, as far as it is known."""
+        found: dict[int, str] = self.known.get("blamed", {})
         return found
 
     @property
     def share(self) -> int:
-        """Bytes of a share before it is sealed."""
+        """Bytes of a share before it is encrypted."""
         raise NotImplementedError
 
     def question(self, client: int) -> bytes:
         if self.step == "shares":
-            return joined({v: self.known["keys"][v] for v in self._others(client, "keys")})
+            return pack_entries({v: self.known["keys"][v] for v in self._others(client, "keys")})
         if self.step == "masked":
             shares = self.known["shares"]
-            return joined({v: shares[v][client] for v in self._others(client, "shares")})
+            return pack_entries({v: shares[v][client] for v in self._others(client, "shares")})
         return b""
 
     def sizes(self, client: int) -> tuple[int, int]:
@@ -293,7 +291,7 @@ class SecureServer:
         return self._sizes(step, lambda step: circle - 1, len(self.terms.cohort))
 
     def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
-        """others(step): how many of a client's circle, beside it, completed a step."""
+        """others(step): how many other clients of the circle completed a step."""
         sealed = ID + self.share + TAG
         if step == "keys":
             return 0, self.keys
@@ -307,7 +305,7 @@ class SecureServer:
         return tuple(v for v in self.terms.circle[client] if v in done and v != client)
 
     def take(self, gathered: Gathered, client: int, answer: bytes) -> None:
-        """Adds a client's answer in this step. Raises RemoteProtocolError for what is none."""
+        """Adds a client's answer. Raises RemoteProtocolError if it is not a valid one."""
         expected = self.sizes(client)[1]
         if len(answer) != expected:
             raise RemoteProtocolError(
@@ -332,17 +330,17 @@ class SecureServer:
         client would refuse the round because of them.
         """
         keys = [answer[at : at + KEY] for at in range(0, len(answer), KEY)]
-        if not all(map(primitives.agrees, keys[: self.agreeing])):
+        if not all(map(primitives.is_public_key, keys[: self.agreeing])):
             raise RemoteProtocolError("a public key that agrees on nothing")
         if len({*keys, *gathered.keys}) < len(keys) + len(gathered.keys):
             raise RemoteProtocolError("a public key that occurs twice")
         gathered.keys.update(keys)
 
     def _shares_in(self, answer: bytes) -> dict[int, bytes]:
-        return parted(answer[self.head :], self.share + TAG)
+        return unpack_entries(answer[self.head :], self.share + TAG)
 
     def finish(self, gathered: Gathered) -> SecureServer:
-        """Raises BelowThreshold: then nothing is known but what was said so far."""
+        """Returns the server of the next step. Raises BelowThreshold."""
         step, came = self.step, tuple(sorted(gathered.answers))
         assert step is not None
         if wrong := self.terms.wrong():
@@ -359,13 +357,13 @@ class SecureServer:
             shares = {u: self._shares_in(answer) for u, answer in gathered.answers.items()}
             learned = {"heads": heads, "shares": shares}
         elif step == "masked":
-            # Sealed shares are not kept longer than they are needed.
+            # Encrypted shares are not kept longer than they are needed.
             learned = {"masked": gathered.total, "shares": None}
         else:
             learned = self._learned(step, gathered.answers)
         return type(self)(self.terms, {**self.live, step: came}, {**self.known, **learned})
 
-    # -- what the protocols differ in --------------------------------------------------------------
+    # -- implemented by each protocol --------------------------------------------------------------
     def _vector(self, answer: bytes) -> Residues:
         raise NotImplementedError
 
@@ -373,11 +371,11 @@ class SecureServer:
         raise NotImplementedError
 
     def _check(self, client: int, answer: bytes) -> None:
-        """Raises RemoteProtocolError for an answer to a step after `masked` that has the right
-        length and is none.
+        """Raises RemoteProtocolError for an invalid answer to a step after `masked`. Its length has
+        been checked.
         """
         raise NotImplementedError
 
     def _learned(self, step: str, answers: Mapping[int, bytes]) -> JsonDict:
-        """Returns what the answers to a step after `masked` say."""
+        """Returns what the server learns from the answers to a step after `masked`."""
         raise NotImplementedError

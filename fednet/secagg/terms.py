@@ -1,5 +1,5 @@
-"""What both sides of a round of secure aggregation know before it begins: the clients, how many of
-them are needed, the neighbours of each, the length of the vector and the width of its entries.
+"""The terms of a round of secure aggregation: its clients, how many of them are needed, the
+neighbours of each, the length of the vector and the width of its entries.
 
 Both compute it from the run's configuration, so that the server cannot lower a threshold or choose
 a client's neighbours.
@@ -121,6 +121,6 @@ class Terms:
         return self.circle[of].index(at) + 1
 
 
-def drawn_order(n: int, rng: np.random.Generator) -> tuple[int, ...]:
+def draw_order(n: int, rng: np.random.Generator) -> tuple[int, ...]:
     """Draws an order of a circle of n."""
     return tuple(int(i) for i in rng.permutation(n))

@@ -25,7 +25,7 @@ from fednet.plain import JsonDict, JsonMapping
 from fednet.secagg import Terms
 from fednet.secagg.fixed import FixedPoint
 from fednet.secagg.steps import Gathered
-from fednet.secagg.terms import drawn_order
+from fednet.secagg.terms import draw_order
 
 PLAIN = "plain"
 PROTOCOLS = (PLAIN, *secagg.PROTOCOLS)
@@ -66,7 +66,7 @@ def neighbours(n: int, gone: int) -> int:
 def terms(protocol: str, n: int, gone: int, entries: int) -> Terms:
     """The terms of a round of n clients."""
     point = FixedPoint(BITS, 1.0)
-    order = drawn_order(n, seeds.rng(0, "secagg/graph", n))
+    order = draw_order(n, seeds.rng(0, "secagg/graph", n))
     cohort, context = tuple(range(n)), b"bench"
     return Terms(  # type: ignore[arg-type]
         protocol,  # type: ignore[arg-type]

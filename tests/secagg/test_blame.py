@@ -22,7 +22,7 @@ from fednet.secagg import (
     primitives,
     server,
 )
-from fednet.secagg.steps import ID, joined, parted
+from fednet.secagg.steps import ID, pack_entries, unpack_entries
 from tests.processes import lines, settings
 from tests.secagg.test_machines import Round, terms
 
@@ -47,8 +47,8 @@ def blamed(round: Round) -> list[int]:
     try:
         assert round.is_right()
     except BelowThreshold as void:
-        return list(void.named)
-    return list(round.server.named)
+        return list(void.blamed)
+    return list(round.server.blamed)
 
 
 def first(data: bytes) -> Change:
@@ -77,10 +77,10 @@ def test_an_answer_that_is_none_leaves_its_sender_out(protocol, step, change, wh
 
 def garbled(answer: bytes, head: int, size: int, whom: int) -> bytes:
     """Shares for the first `whom` others that nobody can open."""
-    entries = parted(answer[head:], size)
+    entries = unpack_entries(answer[head:], size)
     for who in list(entries)[:whom]:
         entries[who] = bytes(size)
-    return answer[:head] + joined(entries)
+    return answer[:head] + pack_entries(entries)
 
 
 @pytest.mark.parametrize("protocol", BOTH)
@@ -150,8 +150,8 @@ def flipped(answer: bytes, question: bytes) -> bytes:
 
 def all_flipped(answer: bytes) -> bytes:
     """Every share in an answer to the step `unmask` is another one."""
-    entries = parted(answer, field.SHARE)
-    return joined({who: flipped(share, b"") for who, share in entries.items()})
+    entries = unpack_entries(answer, field.SHARE)
+    return pack_entries({who: flipped(share, b"") for who, share in entries.items()})
 
 
 def unopenable(answer: bytes, question: bytes) -> bytes:

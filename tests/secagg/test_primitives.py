@@ -127,17 +127,17 @@ def test_residues_lie_in_so_many_bytes_and_come_back(width):
 
 def test_a_mask_stream_is_that_of_the_key():
     key = bytes(range(32))
-    whole = primitives.stream(key, 100, 8)
-    assert np.array_equal(whole, primitives.stream(key, 100, 8))
-    assert not np.array_equal(whole, primitives.stream(bytes(32), 100, 8))
-    assert int(primitives.stream(key, 1000, 3).max()) < 1 << 24
+    whole = primitives.mask_stream(key, 100, 8)
+    assert np.array_equal(whole, primitives.mask_stream(key, 100, 8))
+    assert not np.array_equal(whole, primitives.mask_stream(bytes(32), 100, 8))
+    assert int(primitives.mask_stream(key, 1000, 3).max()) < 1 << 24
 
 
 def test_what_was_sealed_is_opened_by_its_key_and_under_its_name_alone():
-    text = primitives.sealed(bytes(32), b"a share", b"from 1 to 2")
-    assert primitives.opened(bytes(32), text, b"from 1 to 2") == b"a share"
-    assert primitives.opened(bytes(32), text, b"from 1 to 3") is None
-    assert primitives.opened(b"1" * 32, text, b"from 1 to 2") is None
+    text = primitives.encrypt(bytes(32), b"a share", b"from 1 to 2")
+    assert primitives.decrypt(bytes(32), text, b"from 1 to 2") == b"a share"
+    assert primitives.decrypt(bytes(32), text, b"from 1 to 3") is None
+    assert primitives.decrypt(b"1" * 32, text, b"from 1 to 2") is None
 
 
 @pytest.mark.parametrize(
