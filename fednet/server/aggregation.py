@@ -68,6 +68,7 @@ class Aggregation:
         self._images: dict[int, Samples] = {}  # condensed ones, by client
         self._counts: dict[int, int] = {}  # samples, where they count for less than was said
         self._reported, self._warnings = dict(host.reported), list(host.warnings)
+        self._versions = versions(server)
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
 
     @property
@@ -104,7 +105,9 @@ class Aggregation:
             self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
 
     def result(self, least: int) -> State | None:
-        """The next server state; None where fewer than `least` replies can be used."""
+        """The next server state; None where fewer than `least` replies can be used. Raises
+        WrongPart where the method has changed the state before it.
+        """
         self._review()
         while len(self._replies) >= least:
             try:
@@ -112,6 +115,8 @@ class Aggregation:
             except RoundVoid as void:
                 self.host.warn(str(void))
                 return None
+            finally:
+                self._check_unchanged()
             if not wrong:
                 for client, n in self._counts.items():
                     self.host.warn(
@@ -259,6 +264,18 @@ class Aggregation:
             return f"a model of norm {norm(x):.3g}, where {most:.3g} is {GROWTH:g} times its first"
         return ""
 
+    def _check_unchanged(self) -> None:
+        """Raises WrongPart if the method has written into the state before the exchange: clients
+        in this process, a round that is aggregated again and a checkpoint may still read it.
+        """
+        for name, version in versions(self.server).items():
+            if version != self._versions[name]:
+                raise WrongPart(
+                    f"{type(self.method).__name__}: server_update or accumulate changed "
+                    f"server.{name} in place; a method must leave the state that it gets as it is, "
+                    f"and return a new one (server.{name}.clone(), for example)."
+                )
+
     def _finite(self, value: object) -> bool:
         if isinstance(value, Tensors):
             # Buffers that the model began with as masks of infinities stay so.
@@ -274,6 +291,30 @@ class Aggregation:
         if isinstance(value, (tuple, list)):
             return all(self._finite(v) for v in value)
         return True  # rows of a PerClient are what clients sent, and were checked when it came
+
+
+def versions(state: State) -> dict[str, int]:
+    """How often each tensor of a state was written into, by its place in the state."""
+    found: dict[str, int] = {}
+
+    def look(name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            found[name] = value._version
+        elif isinstance(value, Tensors):
+            for part in ("vector", "buffers", "counters"):
+                look(f"{name}.{part}", getattr(value, part))
+        elif isinstance(value, State):
+            for field in dataclasses.fields(value):
+                look(f"{name}.{field.name}" if name else field.name, getattr(value, field.name))
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                look(f"{name}[{key!r}]", part)
+        elif isinstance(value, (tuple, list)):
+            for place, part in enumerate(value):
+                look(f"{name}[{place}]", part)
+
+    look("", state)
+    return found
 
 
 def filling(experiment: Experiment, before: State) -> Tensors:

@@ -11,6 +11,7 @@ from fednet.algorithms.base import Run, Samples
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.feddc import FedDC
 from fednet.errors import CannotGoOn
+from fednet.loading import WrongPart
 from fednet.server.postprocessors import lowered
 from fednet.server.rounds import Rounds
 from tests.rooms import hashes, lines, run, summary
@@ -247,3 +248,19 @@ def test_a_share_that_is_too_large_is_lowered_and_said(tmp_path):
     assert hashes(free) != hashes(bound)
     warned = lines(bound / "rounds.jsonl")[0]["algorithm"]["warnings"]
     assert any("round.max_share allows no more" in w for w in warned)
+
+
+@pytest.mark.parametrize("where", ["server_update", "accumulate"])
+def test_a_method_that_writes_into_the_state_before_is_refused(tmp_path, monkeypatch, where):
+    """In one process clients and a checkpoint may still read that state: other bits than apart."""
+    right = getattr(FedAvg, where)
+
+    def wrong(self, *given):
+        after = right(self, *given)
+        server = given[1]
+        server.x.vector.zero_()
+        return after
+
+    monkeypatch.setattr(FedAvg, where, wrong)
+    with pytest.raises(WrongPart, match=r"FedAvg: .* changed server\.x\.vector in place"):
+        run(tmp_path)
