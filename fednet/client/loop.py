@@ -324,8 +324,7 @@ class ClientLoop:
         self.transport = getattr(self.transport, "inner", self.transport)
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
-        tasks = self.protocol.tasks
-        tasks.beside = prepared.beside
-        tasks.largest = prepared.largest
+        self.protocol.beside = prepared.beside
+        self.protocol.largest = prepared.largest
         self._follow(self.protocol.at_once(self.slots.total))
         self._follow(self.protocol.ready(prepared.layout, prepared.sites))

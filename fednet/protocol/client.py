@@ -1,7 +1,8 @@
 """The client's side of the protocol: a state machine without I/O. Its states are in `table`.
 
-A process hosts one or many clients over one connection. `ClientProtocol` is that connection,
-`ClientTasks` are the tasks of these clients.
+A process hosts one or many clients over one connection. Their tasks' payloads are pulled in parts
+before the tasks are given to the caller; their replies are announced, and sent in parts as the
+server grants them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,7 @@ from fednet.wire.codec import Body, Content
 from fednet.wire.messages import PART, Key
 
 REJOIN_S = 1.0  # until a refused join is tried again
-SILENCE = 8.0  # beats after which a silent server is left
-# A server that answers the next join after all was busy, perhaps with a slow disk, and may be so
-# again: it gets twice as many beats each time, up to these, for so many seconds.
-MOST_SILENCE, SLOW_S = 4 * SILENCE, 600.0
+SILENCE = 8.0  # beats after which a client leaves a silent server
 MOST = 1 << 62  # bytes: no bound
 
 
@@ -113,10 +111,46 @@ class Stray:
 Instruction = Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | Reconnect | Booked
 
 
-# -- the connection --------------------------------------------------------------------------------
+# -- the tasks -------------------------------------------------------------------------------------
+STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
+
+
+@dataclass(slots=True)
+class HeldTask:
+    """A task of this process. body: all of the payload, or room for it. window: of a payload that
+    is coming. earlier: an earlier server process asked for it.
+    """
+
+    task: m.Task
+    body: Content
+    state: ClientTaskState = ClientTaskState.GONE
+    window: Receiving | None = None
+    earlier: bool = False
+
+
+@dataclass(slots=True)
+class OutgoingReply:
+    reply: m.Reply
+    sending: Sending
+    announced: bool = False
+
+    def restart(self) -> None:
+        """It will be announced again, from its start."""
+        self.sending.sent = 0
+        self.announced = False
+
+
+# -- the machine -----------------------------------------------------------------------------------
 @dataclass(slots=True)
 class ClientProtocol:
-    """A client process's connection. Each method handles an event, and returns what to do."""
+    """A client process: its connection, and its clients' tasks. Each method handles an event, and
+    returns what to do.
+
+    room(): bytes of memory that a payload may take. part: bytes of a payload's parts, but the last.
+    beside: a task of a later round does not end other clients' tasks. largest(key): the most bytes
+    of a task's payload that the run declares. All payloads together have room for `slots` tasks,
+    one that is ahead and one that is cancelled.
+    """
 
     worker: str
     ids: Sequence[int] = ()
@@ -127,8 +161,10 @@ class ClientProtocol:
     slots: int = 1
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    room: Callable[[], int] = capacity.free_memory  # bytes of memory that a payload may take
-    part: int = PART  # bytes of a payload's parts, but the last
+    room: Callable[[], int] = capacity.free_memory
+    part: int = PART
+    beside: bool = False
+    largest: Callable[[Key], int] = lambda key: MOST
 
     state: ClientState = ClientState.AWAY
     run: str = ""
@@ -138,22 +174,18 @@ class ClientProtocol:
     hosts: frozenset[int] = frozenset()  # clients that the server welcomed
     # By client: stage, step, steps. The threads that train write to it.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    tasks: ClientTasks = field(init=False)
+    _tasks: dict[Key, HeldTask] = field(default_factory=dict)  # none of them GONE
+    # Replies that were not sent in full. One to the evaluation within a training task has a key of
+    # its own, and stays until the reply to the task is sent.
+    _replies: dict[Key, OutgoingReply] = field(default_factory=dict)
     _out: list[Instruction] = field(default_factory=list)
     _heard: float = 0.0  # when a message last came
     _beaten: float = 0.0  # when the server last got a sign of life
     _sent: bool = False  # anything since the last tick
     _rejoin_at: float | None = None
-    _silence: float = SILENCE
-    _taken_for_gone: bool = False  # the server, since it last welcomed this process
-    _slow_at: float = 0.0  # when a server that was taken for gone was there after all
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.tasks = ClientTasks(self._out, self._send, self.room, self.part)
-        self.tasks.slots = self.slots
 
     # -- events of the transport and of the clock --------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
@@ -163,8 +195,19 @@ class ClientProtocol:
         return self._taken()
 
     def closed(self, now: float) -> list[Instruction]:
+        """The connection has ended: the server sends again what was coming, and replies are
+        announced again.
+        """
         self._change(ClientEvent.CLOSED)
-        self.tasks.disconnect()
+        for key in self._with_state(ClientTaskState.COMING):
+            self._change_task(key, ClientTaskEvent.CLOSED)
+            self._out.append(Booked("down", key, False))
+        for key in self._with_state(ClientTaskState.REPLYING):
+            self._change_task(key, ClientTaskEvent.CLOSED)
+        for key, reply in self._replies.items():
+            if reply.announced and not reply.sending.inline:
+                self._out.append(Booked("up", key, False))
+            reply.restart()
         return self._taken()
 
     def received(self, message: m.Message, body: Content | None, now: float) -> list[Instruction]:
@@ -186,13 +229,13 @@ class ClientProtocol:
             client = message.key.client
             if self.state is not ClientState.READY or client not in self.hosts:
                 raise RemoteProtocolError(f"a task of client {client}, which is not ready here")
-            self.tasks.task(message, body)
+            self._task(message, body)
         elif isinstance(message, m.Part):
-            self.tasks.part(message, body)
+            self._part(message, body)
         elif isinstance(message, m.Pull):
-            self.tasks.pulled(message)
+            self._pulled(message)
         elif isinstance(message, m.Cancel):
-            self.tasks.cancel(message.key)
+            self._cancel(message.key)
         elif isinstance(message, m.End):
             if message.over:
                 self._change(ClientEvent.ENDED)
@@ -205,11 +248,8 @@ class ClientProtocol:
             self._change(ClientEvent.REJOINS)
             self._join(now)
             return self._taken()
-        if now - self._slow_at > SLOW_S:
-            self._silence = SILENCE
-        if self.state in CONNECTED and now - self._heard > self._silence * self.beat_s:
+        if self.state in CONNECTED and now - self._heard > SILENCE * self.beat_s:
             self._heard = now
-            self._taken_for_gone = True
             return [Reconnect()]
         if self._sent and not self.doing:
             self._beaten = now  # any message is a sign of life, and saves the server a beat
@@ -236,20 +276,40 @@ class ClientProtocol:
         """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the
         upload that is sent before this client falls silent, where such a fault is planned.
         """
-        if self.tasks.reply(reply, body, share) and self.state is ClientState.READY:
-            self.tasks.announce()
+        key = reply.key
+        working = self.task_state(key) is ClientTaskState.WORKING
+        # Or it is the evaluation within a training task.
+        within = key.purpose != "train" and (
+            self.task_state(_train(key)) is ClientTaskState.WORKING
+        )
+        if not working and not within:
+            return self._taken()
+        sending = Sending(body, self.part)
+        if share is not None:
+            if not body.size:  # nothing that could be cut
+                return self.forget(key)
+            sending.until = before_cut(body.size, share)
+        if working:
+            self._change_task(key, ClientTaskEvent.REPLIED)
+            self._tasks[key].body = memoryview(b"")  # its room is for the next task's payload
+        self._replies[key] = OutgoingReply(reply, sending)
+        if self.state is ClientState.READY:
+            self._announce()
         return self._taken()
 
     def forget(self, key: Key) -> list[Instruction]:
-        """A planned fault: this task is not answered, and the server gets no word of it."""
-        self.tasks.silence(key)
+        """A planned fault: this task is not answered, and the server is not notified."""
+        if self.task_state(key) is ClientTaskState.WORKING:
+            self._change_task(key, ClientTaskEvent.SILENCED)
         return self._taken()
 
     def failed(
         self, key: Key, reason: str, again: bool, lacks: bool = False, base: bool = False
     ) -> list[Instruction]:
-        text = m.clean(reason, 4000)
-        self.tasks.failed(m.Failed(key=key, reason=text, again=again, lacks=lacks, base=base))
+        if self.task_state(key) is ClientTaskState.WORKING:
+            self._change_task(key, ClientTaskEvent.FAILED)
+            text = m.clean(reason, 4000)
+            self._send(m.Failed(key=key, reason=text, again=again, lacks=lacks, base=base))
         return self._taken()
 
     def uploading(self, client: int) -> list[Instruction]:
@@ -260,7 +320,7 @@ class ClientProtocol:
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
         changed = slots != self.slots
-        self.slots = self.tasks.slots = slots
+        self.slots = slots
         if changed and self.state in TAKEN_IN:
             self._send(m.Slots(slots=slots))
         return self._taken()
@@ -269,6 +329,27 @@ class ClientProtocol:
         self._change(ClientEvent.LEAVES)
         self._send(m.Leave())
         return self._taken()
+
+    # -- what is known -----------------------------------------------------------------------------
+    def task_state(self, key: Key) -> ClientTaskState:
+        held = self._tasks.get(key)
+        return ClientTaskState.GONE if held is None else held.state
+
+    def _with_state(self, *states: ClientTaskState) -> list[Key]:
+        return [key for key, held in self._tasks.items() if held.state in states]
+
+    def held(self) -> list[Key]:
+        """Returns the tasks that go on after another join."""
+        return sorted({*self._with_state(ClientTaskState.WORKING), *self._replies})
+
+    def _change_task(self, key: Key, event: ClientTaskEvent) -> None:
+        """Changes a task's state by the table. Nothing is kept of a task that is gone."""
+        held = self._tasks[key]
+        held.state = step(CLIENT_TASK, held.state, event)
+        if held.state is ClientTaskState.GONE:
+            del self._tasks[key]
+            self._replies.pop(key, None)
+            self._replies.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
 
     # -- inside ------------------------------------------------------------------------------------
     def _change(self, event: ClientEvent) -> None:
@@ -301,7 +382,7 @@ class ClientProtocol:
                 slots=self.slots,
                 versions=self.versions,
                 files=self.files,
-                holding=self.tasks.held(),
+                holding=self.held(),
             )
         )
 
@@ -316,15 +397,14 @@ class ClientProtocol:
         # A resumed run may have another configuration.
         before = (self.run, self._config, self.hosts)
         again = (welcome.run, welcome.config, frozenset(welcome.ids)) == before
-        if self._taken_for_gone and self.run in ("", welcome.run) and self.inc in (0, welcome.inc):
-            self._silence = min(2 * self._silence, MOST_SILENCE)
-            self._slow_at = self._heard
-        self._taken_for_gone = False
         if not again:
             self._layout = ""  # what is prepared is another run's
-            self.tasks.abandon(self.tasks.with_state(*STARTED))
-        elif welcome.inc != self.inc:
-            self.tasks.of_an_earlier_server()
+            self._abandon(self._with_state(*STARTED))
+        elif welcome.inc != self.inc:  # what this server asks for again is not done again
+            for held in self._tasks.values():
+                held.earlier = True
+            for reply in self._replies.values():
+                reply.announced = True
         self._change(ClientEvent.WELCOME)
         self.session, self.beat_s = welcome.session, welcome.beat_s
         self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
@@ -336,7 +416,7 @@ class ClientProtocol:
     def _ready(self) -> None:
         self._change(ClientEvent.PREPARED)
         self._send(m.Ready(layout=self._layout, sites=self._sites))
-        self.tasks.announce()
+        self._announce()
 
     def _refused(self, refuse: m.Refuse, now: float) -> None:
         if refuse.final:
@@ -348,113 +428,13 @@ class ClientProtocol:
             # The server may wait for the lost message: after a join all is announced again.
             self._out.append(Reconnect())
 
-
-# -- the tasks -------------------------------------------------------------------------------------
-STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
-
-
-@dataclass(slots=True)
-class HeldTask:
-    """A task of this process. body: all of the payload, or room for it. window: of a payload that
-    is coming. earlier: a server that has ended asked for it.
-    """
-
-    task: m.Task
-    body: Content
-    state: ClientTaskState = ClientTaskState.GONE
-    window: Receiving | None = None
-    earlier: bool = False
-
-
-@dataclass(slots=True)
-class OutgoingReply:
-    reply: m.Reply
-    sending: Sending
-    announced: bool = False
-
-    def restart(self) -> None:
-        """It will be announced again, from its start."""
-        self.sending.sent = 0
-        self.announced = False
-
-
-class ClientTasks:
-    """The tasks of the clients that this process hosts: their payloads are pulled in parts before
-    they are given to be worked on; their replies are announced, and sent in parts as the server
-    grants them.
-
-    out: where instructions go; send(message, body) adds one to send. room(): bytes of memory that a
-    payload may take. part: bytes of a payload's parts, but the last. largest(key): the most bytes
-    of a task's payload that the run declares. slots: tasks that are worked on at once. All payloads
-    together have room for these tasks, one that is ahead and one that is cancelled.
-    """
-
-    def __init__(
-        self,
-        out: list[Instruction],
-        send: Callable[..., None],
-        room: Callable[[], int],
-        part: int,
-    ) -> None:
-        self._out, self._send = out, send
-        self._room, self._part = room, part
-        self.beside = False  # a task of a later round does not end other clients' tasks
-        self.largest: Callable[[Key], int] = lambda key: MOST
-        self.slots = 1
-        self._tasks: dict[Key, HeldTask] = {}  # none of them GONE
-        # Replies that were not sent in full. That to the evaluation within a training task has a
-        # key of its own, and stays until the reply to the task is sent.
-        self._replies: dict[Key, OutgoingReply] = {}
-
-    def state(self, key: Key) -> ClientTaskState:
-        held = self._tasks.get(key)
-        return ClientTaskState.GONE if held is None else held.state
-
-    def with_state(self, *states: ClientTaskState) -> list[Key]:
-        return [key for key, held in self._tasks.items() if held.state in states]
-
-    def held(self) -> list[Key]:
-        """Returns the tasks that go on after another join."""
-        return sorted({*self.with_state(ClientTaskState.WORKING), *self._replies})
-
-    def _change(self, key: Key, event: ClientTaskEvent) -> None:
-        """Changes a task's state by the table. Nothing is kept of a task that is gone."""
-        held = self._tasks[key]
-        held.state = step(CLIENT_TASK, held.state, event)
-        if held.state is ClientTaskState.GONE:
-            del self._tasks[key]
-            self._replies.pop(key, None)
-            self._replies.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
-
-    # -- the connection ----------------------------------------------------------------------------
-    def disconnect(self) -> None:
-        """The connection has ended: the server sends again what was coming, and replies are
-        announced again.
-        """
-        for key in self.with_state(ClientTaskState.COMING):
-            self._change(key, ClientTaskEvent.CLOSED)
-            self._out.append(Booked("down", key, False))
-        for key in self.with_state(ClientTaskState.REPLYING):
-            self._change(key, ClientTaskEvent.CLOSED)
-        for key, reply in self._replies.items():
-            if reply.announced and not reply.sending.inline:
-                self._out.append(Booked("up", key, False))
-            reply.restart()
-
-    def of_an_earlier_server(self) -> None:
-        """The server was started again: what it asks for again is not done again, see `task`."""
-        for held in self._tasks.values():
-            held.earlier = True
-        for reply in self._replies.values():
-            reply.announced = True
-
     # -- a task arrives ----------------------------------------------------------------------------
-    def task(self, task: m.Task, body: Content | None) -> None:
+    def _task(self, task: m.Task, body: Content | None) -> None:
         key = task.key
         held = self._tasks.get(key)
         size = sum(f.size for f in task.form)
         came = 0 if body is None else len(body)
-        beside = task.size if body is not None or task.size <= self._part else 0
+        beside = task.size if body is not None or task.size <= self.part else 0
         if size != task.size or came != beside:
             if held is not None and held.state in STARTED:
                 self._out.append(Stray("doubled"))
@@ -462,9 +442,9 @@ class ClientTasks:
                 self._out.append(Stray("refused"))
                 self._fail(key, "task: announced sizes do not agree")
             return
-        self.abandon(
+        self._abandon(
             k
-            for k in self.with_state(*STARTED)
+            for k in self._with_state(*STARTED)
             if (k.round, k.phase) < (key.round, key.phase)
             and (k.client == key.client or not self.beside)
         )
@@ -475,20 +455,20 @@ class ClientTasks:
                     if _train(of) == _train(key):
                         reply.restart()
                 self._out.append(Booked("down", key))
-                self.announce()
+                self._announce()
                 return
-            self.abandon([key])
+            self._abandon([key])
         elif held is not None or key in self._replies:
             self._out.insert(0, Stray("doubled"))
             return
         self._begin(task, body)
 
-    def abandon(self, keys: Iterable[Key]) -> None:
+    def _abandon(self, keys: Iterable[Key]) -> None:
         """Drops tasks that were begun, and that nobody wants any more."""
         for key in keys:
-            if self.state(key) is ClientTaskState.WORKING:
+            if self.task_state(key) is ClientTaskState.WORKING:
                 self._out.append(Cancelled(key))
-            self._change(key, ClientTaskEvent.ABANDONED)
+            self._change_task(key, ClientTaskEvent.ABANDONED)
 
     def _begin(self, task: m.Task, body: Content | None) -> None:
         most = self.largest(task.key)
@@ -497,7 +477,7 @@ class ClientTasks:
             self._out.append(Booked("down", task.key, False))
             self._send(m.Failed(key=task.key, reason=reason))
             return
-        with_payload = self.with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
+        with_payload = self._with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
         held = sum(self._tasks[key].task.size for key in with_payload)
         if held + task.size > (self.slots + 2) * most:
             self._no_room(task, "what this client takes beside its other tasks")
@@ -510,7 +490,7 @@ class ClientTasks:
             self._tasks[task.key] = HeldTask(task, own)
             self._whole(task.key)
             return
-        room = self._room()
+        room = self.room()
         if task.size > room:
             self._no_room(task, f"the {room} that are free")
             return
@@ -520,9 +500,9 @@ class ClientTasks:
         except (MemoryError, OverflowError, ValueError):
             self._no_room(task, "this machine")
             return
-        window = Receiving(task.size, self._part)
+        window = Receiving(task.size, self.part)
         self._tasks[task.key] = HeldTask(task, whole, window=window)
-        self._change(task.key, ClientTaskEvent.TASK)
+        self._change_task(task.key, ClientTaskEvent.TASK)
         self._grant(task.key, window)
 
     def _no_room(self, task: m.Task, where: str) -> None:
@@ -535,7 +515,7 @@ class ClientTasks:
         self._send(m.Failed(key=key, reason=reason, again=True))
 
     def _whole(self, key: Key) -> None:
-        self._change(key, ClientTaskEvent.WHOLE)
+        self._change_task(key, ClientTaskEvent.WHOLE)
         held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
         held.window = None
         self._out += (Booked("down", key), Given(held.task, held.body))
@@ -545,7 +525,7 @@ class ClientTasks:
         if granted is not None:
             self._send(m.Pull(key=key, first=granted[0], count=granted[1]))
 
-    def part(self, part: m.Part, body: Content | None) -> None:
+    def _part(self, part: m.Part, body: Content | None) -> None:
         """The next part of a task's payload has come."""
         held = self._tasks.get(part.key)
         if held is None or held.window is None:
@@ -555,7 +535,7 @@ class ClientTasks:
             start = held.window.take(part.index, body)
         except RemoteProtocolError as broken:
             # What is missing does not come any more: the server must send the task again.
-            self._change(part.key, ClientTaskEvent.DAMAGED)
+            self._change_task(part.key, ClientTaskEvent.DAMAGED)
             self._out.append(Booked("down", part.key, False))
             self._fail(part.key, str(broken))
             return
@@ -571,9 +551,9 @@ class ClientTasks:
         else:
             self._grant(part.key, held.window)
 
-    def cancel(self, key: Key) -> None:
+    def _cancel(self, key: Key) -> None:
         """The server does not want this task any more."""
-        state, reply = self.state(key), self._replies.get(key)
+        state, reply = self.task_state(key), self._replies.get(key)
         if state is ClientTaskState.GONE and reply is None:
             return
         if state is ClientTaskState.COMING:
@@ -583,44 +563,11 @@ class ClientTasks:
         if state is ClientTaskState.GONE:
             del self._replies[key]  # to the evaluation within a task
         else:
-            self._change(key, ClientTaskEvent.CANCELLED)
+            self._change_task(key, ClientTaskEvent.CANCELLED)
         self._out.append(Cancelled(key))
 
     # -- a task is answered ------------------------------------------------------------------------
-    def reply(self, reply: m.Reply, body: Body, share: float | None) -> bool:
-        """Takes a reply. Returns whether it is to be announced. share: see
-        `ClientProtocol.reply`.
-        """
-        key = reply.key
-        working = self.state(key) is ClientTaskState.WORKING
-        # Else it may be the evaluation within a training task.
-        if not working and (
-            key.purpose == "train" or self.state(_train(key)) is not ClientTaskState.WORKING
-        ):
-            return False
-        sending = Sending(body, self._part)
-        if share is not None:
-            if not body.size:  # nothing that could be cut
-                self.silence(key)
-                return False
-            sending.until = before_cut(body.size, share)
-        if working:
-            self._change(key, ClientTaskEvent.REPLIED)
-            self._tasks[key].body = memoryview(b"")  # its room is for the next task's payload
-        self._replies[key] = OutgoingReply(reply, sending)
-        return True
-
-    def failed(self, failed: m.Failed) -> None:
-        if self.state(failed.key) is ClientTaskState.WORKING:
-            self._change(failed.key, ClientTaskEvent.FAILED)
-            self._send(failed)
-
-    def silence(self, key: Key) -> None:
-        """A planned fault: this task is not answered, and the server gets no word of it."""
-        if self.state(key) is ClientTaskState.WORKING:
-            self._change(key, ClientTaskEvent.SILENCED)
-
-    def announce(self) -> None:
+    def _announce(self) -> None:
         """Announces the replies that the server does not know of; a small one is sent with it."""
         waiting = [key for key, reply in self._replies.items() if not reply.announced]
         for key in sorted(waiting, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)):
@@ -632,9 +579,9 @@ class ClientTasks:
                 continue
             self._send(reply.reply, sending.all() if sending.body.size else None)
             self._out.append(Booked("up", key, sending.until is None))
-            self._sent(key)
+            self._reply_sent(key)
 
-    def pulled(self, pull: m.Pull) -> None:
+    def _pulled(self, pull: m.Pull) -> None:
         """The server asks for parts of a reply."""
         reply = self._replies.get(pull.key)
         if reply is None or not reply.announced:
@@ -648,16 +595,17 @@ class ClientTasks:
             self._send(m.Part(key=pull.key, index=index), data)
         if reply.sending.whole or reply.sending.cut:
             self._out.append(Booked("up", pull.key, reply.sending.whole))
-            self._sent(pull.key)
+            self._reply_sent(pull.key)
 
-    def _sent(self, key: Key) -> None:
+    def _reply_sent(self, key: Key) -> None:
         """A reply has left in full. One to an evaluation within a task stays until the reply to
         the task has left too: if the connection ends in between, both are announced again.
         """
-        if self.state(key) is ClientTaskState.REPLYING:
-            self._change(key, ClientTaskEvent.SENT)
+        if self.task_state(key) is ClientTaskState.REPLYING:
+            self._change_task(key, ClientTaskEvent.SENT)
         elif (
-            self.state(_train(key)) is ClientTaskState.GONE or not self._replies[key].sending.inline
+            self.task_state(_train(key)) is ClientTaskState.GONE
+            or not self._replies[key].sending.inline
         ):
             del self._replies[key]
 

@@ -52,7 +52,7 @@ def test_a_reply_to_the_clients_last_task_is_stray_once_it_has_another():
 
 def test_a_client_process_goes_on_with_its_other_clients_tasks():
     c = working()
-    c.tasks.beside = True
+    c.beside = True
     other = client_side.task(key=m.Key(2, 0, 0, 1))
     out = c.received(other, memoryview(bytes(3)), 0.0)
     assert of(out, Cancelled) == []

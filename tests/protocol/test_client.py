@@ -7,9 +7,7 @@ import pytest
 
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.client import (
-    MOST_SILENCE,
     SILENCE,
-    SLOW_S,
     Booked,
     Cancelled,
     ClientProtocol,
@@ -158,7 +156,7 @@ def test_message_that_breaks_the_protocol_changes_nothing(message, body):
     c = ready()
     with pytest.raises(RemoteProtocolError):
         c.received(message, None if body is None else memoryview(body), 0.0)
-    assert c.tasks.state(key()) is ClientTaskState.GONE
+    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 @pytest.mark.parametrize(
@@ -171,7 +169,7 @@ def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(mess
     assert out[0] == Stray("refused")
     (failed,) = sent(out)
     assert (failed.key, failed.again, failed.run) == (key(), True, "r")
-    assert c.tasks.state(key()) is ClientTaskState.GONE
+    assert c.task_state(key()) is ClientTaskState.GONE
     assert Given in map(type, c.received(task(3), memoryview(b"abc"), 0.0))
     assert c.received(message, None, 0.0) == [Stray("doubled")]  # it is being done
 
@@ -196,7 +194,7 @@ def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
     other = msgspec.structs.replace(task(3), key=key(client=5))
     with pytest.raises(RemoteProtocolError, match="a task of client 5"):
         c.received(other, memoryview(b"abc"), 0.0)
-    assert c.tasks.state(key()) is ClientTaskState.GONE
+    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
@@ -214,7 +212,7 @@ def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
 def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more():
     """Of two slots, four payloads of the largest size."""
     c = ready(slots=2)
-    c.tasks.largest = lambda key: 2 * m.PART
+    c.largest = lambda key: 2 * m.PART
     (failed,) = sent(c.received(task(2 * m.PART + 1), None, 0.0), m.Failed)
     assert failed.reason == "a payload of 2097153 bytes; this run declares 2097152 at most"
     assert not failed.again
@@ -269,7 +267,7 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
             c.received(m.Pull(run="r", inc=1, key=key(), first=first, count=count), None, 0.0)
     out = c.received(m.Pull(run="r", inc=1, key=key(), first=2, count=1), None, 0.0)
     assert (len(out[0].body), out[1]) == (5, Booked("up", key()))
-    assert c.tasks.held() == []
+    assert c.held() == []
 
 
 def test_reply_that_is_done_while_away_is_announced_when_ready_again():
@@ -297,7 +295,7 @@ def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
     c.opened(1.0)
     assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [verdict, key()]
     c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 1.0)
-    assert c.tasks.held() == []
+    assert c.held() == []
 
 
 def test_reply_to_what_was_cancelled_is_not_sent():
@@ -315,7 +313,7 @@ def test_cancel_lets_go_of_an_announced_reply():
         Booked("up", key(), False),
         Cancelled(key()),
     ]
-    assert c.tasks.held() == []
+    assert c.held() == []
 
 
 def test_reason_that_is_no_text_of_the_wire_is_made_one():
@@ -351,28 +349,6 @@ def test_silent_server_is_left():
     c = ready()
     assert Reconnect() not in c.tick(SILENCE)
     assert c.tick(SILENCE + 0.1) == [Reconnect()]
-
-
-def test_server_that_was_taken_for_gone_and_was_not_is_given_longer_for_a_while():
-    """One whose disk takes as long as that, say, is never heard otherwise."""
-
-    def met_anew_after(silence, welcome=WELCOME) -> float:
-        assert Reconnect() not in c.tick(c._heard + silence - 0.1)
-        now = c._heard + silence + 0.1
-        assert c.tick(now) == [Reconnect()]
-        c.closed(now)
-        c.opened(now)
-        c.received(welcome, None, now)
-        return now
-
-    c = ready()
-    for silence in (SILENCE, 2 * SILENCE, 4 * SILENCE, 4 * SILENCE):
-        assert MOST_SILENCE == 4 * SILENCE
-        now = met_anew_after(silence)
-    c.received(m.Alive(run="r", inc=1), None, now + SLOW_S)
-    met_anew_after(SILENCE)
-    met_anew_after(2 * SILENCE, msgspec.structs.replace(WELCOME, inc=2))  # it was gone
-    met_anew_after(2 * SILENCE, msgspec.structs.replace(WELCOME, inc=2))
 
 
 def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connection():
