@@ -12,9 +12,9 @@ from fednet.cli import words
 from fednet.errors import ConfigError
 from fednet.files import read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
-from fednet.report import costs, figures, metrics, open_run, page, tables
+from fednet.report import costs, figures, metrics, open_run, page, tables, verify
 from tests.report.fake_run import jsonl, write
-from tests.rooms import run
+from tests.rooms import lines, run
 
 
 def test_the_lines_of_a_run_are_written_again_as_they_were(tmp_path):
@@ -132,14 +132,13 @@ def agree(found):
     return [w for w in found.wire if w.final]
 
 
-@pytest.mark.parametrize("wire", ["messages", "sums"])
 @pytest.mark.parametrize("clients", ["auto", "all"])
-def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients, wire):
-    found = open_run(run(tmp_path, evaluate={"clients": clients}, record={"wire": wire}))
+def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients):
+    found = open_run(run(tmp_path, evaluate={"clients": clients}))
     last = agree(found)
     assert {(w.purpose, w.round) for w in last} == {("evaluate", 2)}
-    asked = [w.messages or 1 for w in last if w.direction == "down" and w.type == "evaluate"]
-    assert sum(asked) == 3  # every client, once
+    asked = [w for w in last if w.direction == "down" and w.type == "evaluate"]
+    assert len(asked) == 3  # every client, once
     goodbyes = sum(w.bytes for w in found.wire if w.type == "end")
     after = found.summary["bytes"]["after"]
     assert sum(after.values()) == sum(w.bytes for w in last) + goodbyes
@@ -166,3 +165,16 @@ def test_a_metric_of_several_numbers_is_their_mean():
     assert table.metric("staleness").of(Round(round=1, staleness=[0, 3])) == 1.5
     assert table.metric("staleness").of(Round(round=1, staleness=[])) is None
     assert table.metric("staleness").of(Round(round=1)) is None
+
+
+def test_a_lighter_directory_says_what_it_has_not(tmp_path):
+    light = {"record": {"clients": "last", "tensors": False}, "evaluate": {"clients": "all"}}
+    directory = run(tmp_path / "a", **light)
+    rows = lines(directory / "clients.jsonl")
+    assert [(r["client"], r["final"]) for r in rows] == [(c, True) for c in range(3)]
+    assert not any("tensor_sha256" in r for r in lines(directory / "rounds.jsonl"))
+    same = run(tmp_path / "b", **light)
+    assert verify.compare(open_run(directory), open_run(same)).same
+    other = verify.compare(open_run(directory), open_run(run(tmp_path / "c", seed=1, **light)))
+    assert other.tensor is None
+    assert "set record.tensors to see which tensors differ" in other.text

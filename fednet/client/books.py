@@ -24,7 +24,6 @@ from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
 from fednet.files import line, opened, plain_line, repair, unchecked, write_all
 from fednet.plain import JsonDict
-from fednet.wire.book import summed
 
 
 class Book:
@@ -34,47 +33,30 @@ class Book:
     """
 
     def __init__(self) -> None:
-        self.rows: list[JsonDict] = []  # wait for a file, or with sums for the end of a round
+        self.rows: list[JsonDict] = []  # wait for a file
         self._file = -1
         self._path = Path()
-        self._sums = False
-        self._round = 0
 
-    def open(self, path: Path, sums: bool = False) -> None:
-        """Writes rows to this file from now on. sums: one line for all messages of a round that are
-        alike, once the round is over; if the process is killed, the current round's are lost.
-        """
+    def open(self, path: Path) -> None:
+        """Writes rows to this file from now on."""
         self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = opened(named(path, there=False), flags)
         self._path = path
-        self._sums = sums
-        self._round = 0
         waiting, self.rows = self.rows, []
-        self._add([])
-        for row in waiting:
-            self.write(row)
+        self._add(waiting)
 
     def write(self, row: JsonDict) -> None:
-        if self._sums and row["round"] > self._round:
-            self._round = row["round"]
-            self._sum_up()
-        if self._sums or self._file < 0:
+        if self._file < 0:
             self.rows.append(row)
         else:
             self._add([row])
 
     def close(self) -> None:
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # reported already, where it was met
-                self._sum_up()
             os.close(self._file)
             self._file = -1
-
-    def _sum_up(self) -> None:
-        waiting, self.rows = self.rows, []
-        self._add(summed(waiting))
 
     def _add(self, rows: Iterable[JsonDict]) -> None:
         text = b"".join(map(plain_line, rows))

@@ -75,7 +75,7 @@ class Preparer:
         # Several processes that host all clients may share the folder: each has its own book.
         everyone = len(clients) == config.clients
         book = f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl"
-        loop.book.open(root / book, config.record.wire == "sums")
+        loop.book.open(root / book)
         for worker in workers:
             worker.warm()
         s = "s" if len(clients) > 1 else ""

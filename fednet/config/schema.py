@@ -639,10 +639,6 @@ class CheckpointSection(Section, frozen=True, kw_only=True):
 class RecordSection(Section, frozen=True, kw_only=True):
     """How much of a run is recorded. Less makes its directory smaller and changes no result."""
 
-    wire: Literal["messages", "sums"] = "messages"
-    """Lines of wire.jsonl: messages: one per message; sums: one per round for all messages that are
-    alike in type, direction, use and reason.
-    """
     clients: Literal["each", "last"] = "each"
     """Lines of clients.jsonl: each: one per client and evaluation; last: those of the last
     evaluation alone.

@@ -22,11 +22,10 @@ from pathlib import Path
 from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError, StateError
 from fednet.experiment import lock
-from fednet.files import Lines, clear_asides, read_lines, repair, write_json
+from fednet.files import Lines, clear_asides, plain_line, read_lines, repair, write_json
 from fednet.plain import JsonDict
 from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import ANEW, read_manifest
-from fednet.wire.book import Book
 
 TRACKED = ("tensorboard", "mlruns", "wandb")
 CUT = ("rounds.jsonl", "clients.jsonl")
@@ -159,16 +158,16 @@ def clear_run(path: Path) -> None:
 
 
 class RunDirectory:
-    """The files of a run that the server writes. book: `record.wire`; fsync: see `Book`."""
+    """The files of a run that the server writes."""
 
-    def __init__(self, path: Path, book: str, fsync: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         for folder in ("checkpoint", "log", "code", "figures"):
             (path / folder).mkdir(parents=True, exist_ok=True)
         for name in CUT + NEVER_CUT:
             repair(path / name)
         self.rounds, self.clients = Lines(path / "rounds.jsonl"), Lines(path / "clients.jsonl")
-        self.wire = Book(path, book, fsync)
+        self.wire = Lines(path / "wire.jsonl", plain_line)
         self.events = Lines(path / "events.jsonl")
         self._started = time.monotonic()
 
@@ -206,11 +205,9 @@ class RunDirectory:
         check_lengths(self.path, lengths, "this run has written")
         return lengths
 
-    def close(self, over: bool = False) -> None:
-        """over: nothing is left to do."""
-        for lines in (self.rounds, self.clients, self.events):
+    def close(self) -> None:
+        for lines in (self.rounds, self.clients, self.wire, self.events):
             lines.close()
-        self.wire.finish() if over else self.wire.close()
 
 
 def write_status(path: Path, **fields: object) -> None:

@@ -51,15 +51,14 @@ class Lines:
         self._file.close()
 
 
-def read_lines(path: Path, end: int | None = None) -> Iterator[JsonDict]:
+def read_lines(path: Path) -> Iterator[JsonDict]:
     """The records of a file of lines, without their checks; see `read_rows`."""
-    return read_rows(path, decoded, end)
+    return read_rows(path, decoded)
 
 
 def read_rows(
     path: Path,
     decode: Callable[[bytes], T],
-    end: int | None = None,
     many: Callable[[bytes], list[T]] | None = None,
     seen: Callable[[bytes], object] | None = None,
 ) -> Iterator[T]:
@@ -68,14 +67,14 @@ def read_rows(
     written.
 
     decode: makes a record of a line's text, without its check; its msgspec.ValidationError becomes
-    a StateError that names the line. end: bytes of the file after which nothing is read. many:
+    a StateError that names the line. many:
     decodes several whole lines at once, which is faster. seen: called with the text that is read.
     """
 
     def blocks() -> Iterator[Iterable[T]]:
         number = 1
         with reaching(lambda: named(path).open("rb")) as file:
-            for block in _blocks(file, end):
+            for block in _blocks(file):
                 if seen is not None:
                     seen(block)
                 found = None if many is None else _together(block, many)
@@ -98,18 +97,13 @@ def _singly(path: Path, first: int, block: bytes, decode: Callable[[bytes], T]) 
             ) from broken
 
 
-def _blocks(file: BinaryIO, end: int | None) -> Iterator[bytes]:
-    """Its whole lines up to a byte, some at a time."""
-    at = 0
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Its whole lines, some at a time."""
     while block := file.read(BLOCK_BYTES):
         block += file.readline()
-        stop = len(block) if end is None else max(0, end - at)
-        whole = block[: block.rfind(b"\n", 0, stop) + 1]
+        whole = block[: block.rfind(b"\n") + 1]
         if whole:
             yield whole
-        if len(whole) < len(block):
-            return
-        at += len(whole)
 
 
 def _together(block: bytes, many: Callable[[bytes], list[T]]) -> list[T] | None:

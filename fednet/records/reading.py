@@ -75,8 +75,8 @@ def check(run: Path, names: tuple[str, ...] = RECORDS) -> None:
                 raise _changed(run / name)
 
 
-def rows(run: Path, path: Path, kind: type[R], end: int | None = None) -> Iterator[R]:
-    """The rows of a file of a run, up to a byte; none where it is not there and none need be. A
+def rows(run: Path, path: Path, kind: type[R]) -> Iterator[R]:
+    """The rows of a file of a run; none where it is not there and none need be. A
     last line that is being written is left out. Raises StateError for a line that is not as it was
     written, a field of another type, and a file of which anything is missing, doubled or swapped:
     that of a finished run after its last row.
@@ -90,14 +90,14 @@ def rows(run: Path, path: Path, kind: type[R], end: int | None = None) -> Iterat
         _check_size(path, lengths[path.name], exact=False)
     if not path.exists():
         return iter(())
-    return _read(path, kind, end, written)
+    return _read(path, kind, written)
 
 
-def _read(path: Path, kind: type[R], end: int | None, written: Contents | None) -> Iterator[R]:
+def _read(path: Path, kind: type[R], written: Contents | None) -> Iterator[R]:
     whole = xxhash.xxh3_128()
     seen = None if written is None else whole.update
     last = 0
-    for row in read_rows(path, kind.decoder(), end, kind.together(), seen):
+    for row in read_rows(path, kind.decoder(), kind.together(), seen):
         if path.name == "rounds.jsonl":
             if last and row.round != last + 1:
                 raise StateError(

@@ -200,8 +200,7 @@ class Wire(Row, kw_only=True):
     several equal ones; number: of its account, see `fednet.server.books`; worker: whose heartbeats
     they are; reason: why it was not useful; lost: it may not have arrived; staleness: of a reply in
     an asynchronous run, the updates since the model that it started from. final: of the evaluation
-    after the last round. messages: how many rows this one is the sum of, with `record.wire: sums`;
-    twice: whether a later server repeated these.
+    after the last round.
     """
 
     round: int = 0
@@ -224,8 +223,6 @@ class Wire(Row, kw_only=True):
     lost: bool | None = None
     staleness: int | None = None
     final: bool | None = None
-    messages: int | None = None
-    twice: bool | None = None
 
 
 class Event(Row, kw_only=True):

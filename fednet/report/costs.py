@@ -7,7 +7,7 @@ protocol overhead included.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,6 @@ from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
 from fednet.records import Wire
 from fednet.report.read import Run, once
-from fednet.wire.book import counts, newest
 
 BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
@@ -59,18 +58,16 @@ class Spent:
     connection: int = 0
 
     def add(self, w: Wire) -> None:
-        """Adds a message, or a row that is the sum of several."""
+        """Adds a row: a message, or several that are counted together."""
         t, payload = round_of(w), sum(w.kinds.values())
         for kind, n in w.kinds.items():
             self.rows[t, w.direction, kind] += n
         self.rows[t, w.direction, "envelope"] += w.bytes - payload
         self.raw[w.direction] += w.raw_bytes
-        self.messages[w.direction] += w.messages or 1
+        self.messages[w.direction] += 1
         self.servers.add(w.incarnation)
-        if w.useful and not w.twice:
+        if w.useful:
             self.use(w)
-        elif w.useful:
-            self.wasted[REPEATED] += w.bytes
         elif w.kinds or w.reason or w.type == "refused":
             why = w.reason or ("not used" if w.kinds else w.type)
             self.wasted[why.partition(":")[0]] += w.bytes
@@ -143,8 +140,7 @@ def round_of(w: Wire) -> int:
 
 def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
     """The used messages of these rounds whose payload crossed again to a later server: one that is
-    started after a crash repeats the rounds since its checkpoint. Rows that are sums have this in
-    `twice`.
+    started after a crash repeats the rounds since its checkpoint.
     """
     if not rounds:
         return
@@ -152,8 +148,34 @@ def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
     def used() -> Iterator[Wire]:
         return (w for w in run.messages() if w.useful and round_of(w) in rounds)
 
-    last = newest(used())
-    yield from (w for w in used() if not w.messages and not counts(w, last))
+    last = _newest(used())
+    yield from (w for w in used() if not _counts(w, last))
+
+
+def _newest(rows: Iterable[Wire]) -> dict[tuple[object, ...], int]:
+    """Returns the last server that each payload was sent to or from, of useful rows in the order of
+    time: if a server died between two checkpoints, the next one repeated rounds, and the rows of
+    the next one count. A row without payload is the last only if the payload never crossed.
+    """
+    last: dict[tuple[object, ...], int] = {}
+    crossed: set[tuple[object, ...]] = set()
+    for row in rows:
+        what = _payload_of(row)
+        if any(row.kinds.values()):
+            crossed.add(what)
+        elif what in crossed:
+            continue
+        last[what] = row.incarnation
+    return last
+
+
+def _counts(row: Wire, newest: Mapping[tuple[object, ...], int]) -> bool:
+    """Returns whether no later server repeated the payload of a useful row."""
+    return newest[_payload_of(row)] in (0, row.incarnation)
+
+
+def _payload_of(w: Wire) -> tuple[object, ...]:
+    return (w.direction, w.type, w.round, w.phase, w.client, w.purpose, w.final)
 
 
 def seconds_key(run: Run) -> str:

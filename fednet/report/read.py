@@ -10,7 +10,6 @@ is left out.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,6 @@ from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.plain import JsonDict, meet
 from fednet.records import FILES, Client, Event, Round, Summary, Wire, reading
 from fednet.records.table import OWN
-from fednet.wire import book
 
 if TYPE_CHECKING:
     import pandas
@@ -89,10 +87,7 @@ class Run:
     # Of the type that FILES has for the name.
     def lines(self, name: str) -> Iterator[Any]:
         """The rows of `NAME.jsonl`, one at a time."""
-        files = book.parts(self.dir) if name == "wire" else [(self.dir / f"{name}.jsonl", None)]
-        return itertools.chain.from_iterable(
-            reading.rows(self.dir, path, FILES[name], end) for path, end in files
-        )
+        return reading.rows(self.dir, self.dir / f"{name}.jsonl", FILES[name])
 
     def messages(self) -> Iterator[Wire]:
         """The rows of `wire.jsonl`, one at a time: those of a long run need not fit in memory."""

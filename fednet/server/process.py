@@ -135,7 +135,7 @@ class Session:
             progress = self.checkpoints.progress()
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
-        self.files = RunDirectory(directory, self.config.record.wire, fsync)
+        self.files = RunDirectory(directory)
         # Each round would be recorded twice.
         if not self.checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
             raise CannotGoOn(
@@ -211,7 +211,6 @@ class Session:
     def _link(self) -> Link:
         from fednet.server.books import Flight, recover
         from fednet.transport.framing import connection_bytes, framing
-        from fednet.wire import book
         from fednet.wire.ledger import Ledger
         from fednet.wire.link import Link
 
@@ -219,7 +218,7 @@ class Session:
         ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
         flight = self.directory / "checkpoint" / "flight.jsonl"
         self.flight = Flight(flight, self.config.checkpoint.fsync)
-        rows, progress = book.rows(self.directory), self.resumed[1] if self.resumed else None
+        rows, progress = read_lines(self.files.wire.path), self.resumed[1] if self.resumed else None
         self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.on_record(), progress)
         self.files.wire.flush()
         self.flight.keep(ledger)
@@ -311,8 +310,6 @@ class Session:
         """Hands all rows to the operating system."""
         self.files.wire.flush()
         self.flight.note(self.link.ledger)
-        if self.files.wire.due:
-            self.files.wire.sum_up(lambda rows: self.flight.keep(self.link.ledger))
 
     def samples(self, client: int) -> int | None:
         """How many samples a client trains on; None while that is unknown."""
@@ -370,7 +367,7 @@ class Session:
                 self.endpoint.leave,
                 lambda: self.io.close(over),
                 self.files.flush,
-                lambda: self.files.close(over),
+                self.files.close,
                 self.flight.close,
                 self.tracker.close,
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),

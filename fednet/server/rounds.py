@@ -343,7 +343,6 @@ class Rounds:
         )
         self.durable = dict(self.progress.versions)
         self._append(lines or {})
-        self.directory.wire.held(self.progress.round, self.progress.tasks())
 
     def _append(self, lines: dict[str, list[JsonDict]]) -> None:
         self.directory.append(lines)

@@ -140,19 +140,3 @@ def test_what_a_killed_client_was_sent_is_recorded_as_lost(tmp_path: Path) -> No
         assert any(r["bytes"] > 1_000_000 for r in down)
         assert all(r.get("lost") for r in down)
         assert fed.summary()["useful"] == fed.summary()["predicted"]
-
-
-@pytest.mark.parametrize("at", ["receiving", "checkpointing", "recording", "between"])
-def test_a_record_in_sums_misses_nothing_of_a_server_that_was_killed(
-    tmp_path: Path, at: str
-) -> None:
-    changes = {"faults": crashes((1, at), (2, at)), "link": VIRTUAL, "algorithm": "scaffold"}
-    fed = finished(tmp_path, record={"wire": "sums"}, **changes)
-    rows = fed.lines("wire.jsonl")
-    assert all("messages" in r for r in rows)
-    # The second may have ended with what the first had received, before any message came.
-    assert {1, 3} <= {r["incarnation"] for r in rows}
-    assert len(fed.events("started")) == 3
-    assert booked(rows)["down"] >= received_by_clients(fed)
-    agree(fed.path)
-    assert not list((fed.path / "checkpoint").glob("book-*"))

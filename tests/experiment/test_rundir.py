@@ -173,7 +173,7 @@ def test_a_run_of_void_rounds_alone_is_replaced(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full")
 def test_seconds_of_events_pass_whatever_the_clock_on_the_wall_is_set_to(tmp_path, monkeypatch):
-    run = RunDirectory(tmp_path, "messages", False)
+    run = RunDirectory(tmp_path)
     monkeypatch.setattr("time.time", lambda: 0.0)
     run.event("set back")
     monkeypatch.undo()
@@ -184,7 +184,7 @@ def test_seconds_of_events_pass_whatever_the_clock_on_the_wall_is_set_to(tmp_pat
 @pytest.mark.parametrize("name", ["rounds.jsonl", "clients.jsonl", "wire.jsonl", "events.jsonl"])
 @pytest.mark.parametrize("spoil", [lambda p: os.truncate(p, 3), Path.unlink])
 def test_records_that_are_removed_or_cut_while_a_run_writes_them_are_missed(tmp_path, name, spoil):
-    directory = RunDirectory(tmp_path, "messages", fsync=False)
+    directory = RunDirectory(tmp_path)
     directory.append({"rounds": [{"round": 1}], "clients": [{"round": 1, "client": 0}]})
     directory.wire.append({"round": 1, "bytes": 9})
     directory.event("started")

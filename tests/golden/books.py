@@ -95,7 +95,7 @@ def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:
     """What the run's books come to: "rows, bytes, raw bytes" by all that a row says of a payload.
     Messages that belong to no task are left out: their sizes depend on the process's number.
     """
-    from fednet.wire import book
+    from fednet.files import read_lines
 
     fork = multiprocessing.get_context("fork")
     resume, status = False, -signal.SIGKILL
@@ -107,7 +107,7 @@ def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:
     if status:
         raise SystemExit(f"the server ended with status {status}")
     rows, total, raw = Counter[str](), Counter[str](), Counter[str]()
-    for row in book.rows(out / "run"):
+    for row in read_lines(out / "run" / "wire.jsonl"):
         if row["client"] < 0:
             continue
         use = "useful" if row["useful"] else row.get("reason") or "spent"

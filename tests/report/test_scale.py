@@ -62,13 +62,13 @@ def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
         wire_row(1, 0, "down", "task", {"state": 5}, 1),
         wire_row(1, 0, "up", "reply", {"state": 7}, 1, useful=False, reason="late: by 1 s"),
         wire_row(1, 1, "up", "reply", {"state": 7}, 1, useful=False, reason="late: by 2 s"),
-        wire_row(1, 1, "up", "reply", {"state": 14}, 2, messages=2),
+        wire_row(1, 1, "up", "reply", {"state": 14}, 1),
     ]
     jsonl(path / "wire.jsonl", rows)
     book = costs.ledger(open_run(path))
     assert book.rows[1, "up", "state"] == 28
     assert book.rows[1, "down", "state"] == 5
-    assert book.messages == {"up": 4, "down": 1}
+    assert book.messages == {"up": 3, "down": 1}
     assert book.wasted == {"late": 16}
     assert book.method == {"up": {"state": 14}, "down": {"state": 5}}
 
