@@ -37,7 +37,7 @@ from fednet import papers
 from fednet.errors import ConfigError
 from fednet.files import write_aside
 from fednet.papers import rendering, results
-from fednet.papers.mini import MINI, SAID, mini
+from fednet.papers.mini import DESCRIPTION, MINI, mini
 from fednet.plain import JsonDict, JsonMapping
 from fednet.report.read import Run, open_run
 
@@ -201,7 +201,7 @@ def results_page(folder: Path) -> str:
         "",
         *(f"- {line}" for line in rendering.LEGEND),
         "",
-        SAID[0].upper() + SAID[1:],
+        DESCRIPTION[0].upper() + DESCRIPTION[1:],
         "",
         *_overview(books),
     ]

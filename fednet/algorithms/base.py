@@ -1,16 +1,16 @@
-"""The shape of an algorithm.
+"""The interface of a method.
 
-A method declares what each side keeps (`Server`, `Client`), what crosses (`Down`, `Up`), and a few
-functions over these values. Nothing is kept on `self` but the configuration, so a checkpoint is one
-function for every method, and the client half can reach its own state, its `host` and what came
-down: no more.
+A method declares the states of both sides (`Server`, `Client`), the messages between them (`Down`,
+`Up`), and a few functions of these values. `self` has the configuration only, so that one function
+makes the checkpoints of all methods. The client's functions can use the client's state, the message
+that it got and its `host`, and nothing else.
 
 A round, for each exchange in `exchanges`:
 
-    server: broadcast(server, phase, client_id) -> Down, encoded once where the object is the same
+    server: broadcast(server, phase, client_id) -> Down; the same object is encoded once
     client: client_update(phase, client, down, host) -> next client state, Up
     server: init_accumulator(server, phase)          -> Accumulator
-            accumulate(accumulator, ...)             -> Accumulator, once a reply, in ascending id
+            accumulate(accumulator, ...)             -> Accumulator; per reply, in ascending id
             server_update(accumulator, ...)          -> next server state
 """
 
@@ -100,17 +100,16 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Weighting = Literal["samples", "uniform"]
 
-# A method's functions are given values of the classes that it declares itself, and name those where
-# they name any: narrower than State and Payload, which types of arguments do not allow.
+# A method's functions get values of the classes that the method itself declares. These are narrower
+# than State and Payload; the types of arguments of an overridden function may not be.
 OwnState = Any  # `Server`, `Client` or `Accumulator`: see above
 OwnPayload = Any  # `Down`, `Up` or `Enrolment`: see above
 OwnConfig = Any  # `Config`: see above
 
 
 class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A method's hyper-parameters, under the paper's names, with the paper's defaults. The string
-    below each says what it does, with its symbol; an option that many methods have is described
-    once, in `described`.
+    """The hyper-parameters of a method, with the paper's names and defaults. The string below each
+    describes it, with its symbol; an option that many methods have is described in `described`.
     """
 
     described: ClassVar[dict[str, str]] = {
@@ -121,7 +120,7 @@ class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One trip: what goes down, what comes up. `label` names it in records."""
+    """A message to each client and its reply. `label` names the exchange in records."""
 
     down: type[Payload]
     up: type[Payload]
@@ -151,7 +150,7 @@ class Algorithm:
     """
 
     paper: ClassVar[str] = ""
-    part: ClassVar[str] = "w"  # what tables call the part of the model that `shared` returns
+    part: ClassVar[str] = "w"  # the name, in tables, of the part of the model that `shared` returns
     weighting: ClassVar[str] = "samples"  # of a method without an option of that name
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
@@ -164,19 +163,21 @@ class Algorithm:
     # The accumulator is a sum of updates: clipping and noise may be applied to it. True by default
     # for a method of one exchange that declares one `weighted` sum, as is `asynchronous`.
     sums_updates: ClassVar[bool] = False
-    # Fields of Up of which Accumulator has a Sum, of the same name, and nothing else of the reply:
-    # each `weighted` by `weight(run)`, or `plain`. `accumulate` sums them by default, and secure
-    # aggregation can.
+    # The fields of Up that are summed, each `weighted` by `weight(run)`, or `plain`. Accumulator
+    # has a Sum of the same name for each, and nothing else. `accumulate` sums them by default, and
+    # secure aggregation needs this declaration.
     summed: ClassVar[Mapping[str, str]] = {}
     # The exchange in which clients are evaluated; a client that completes it has taken part.
     main: ClassVar[int] = -1
-    in_memory: ClassVar[bool] = False  # what a client knows between exchanges is its process's
+    # A client keeps values between exchanges that only its process has.
+    in_memory: ClassVar[bool] = False
     architecture_free: ClassVar[bool] = False  # no message depends on the model
     asynchronous: ClassVar[bool] = False  # a reply may answer an older model than the server's
-    # The schedule of a method that has no rounds: what a configuration that does not give
-    # `schedule.mode` has then. It refuses `sync`.
+    # The schedule of a method that has no rounds, if the configuration has no `schedule.mode`. Such
+    # a method refuses `sync`.
     own_schedule: ClassVar[Mapping[str, str | int]] = {}
-    weighs_staleness: ClassVar[bool] = False  # by itself; else FedBuff's rule does (`staleness`)
+    # The method itself weighs stale replies; for others FedBuff's rule does (`staleness`).
+    weighs_staleness: ClassVar[bool] = False
 
     class Config(AlgorithmConfig):
         pass
@@ -198,12 +199,12 @@ class Algorithm:
 
     exchanges: tuple[Exchange, ...] = ()
     Enrolment: type[Payload] | None = None
-    # of Server, the shared model: the field declared `Weights`, or the only one declared `Tensors`;
-    # None for a method that has none
+    # The field of Server that is the shared model: declared `Weights`, or the only one declared
+    # `Tensors`; None for a method that has none.
     model_field: ClassVar[str | None] = "x"
-    # Fields that Server, the main exchange's Down and Client all declare, under the same name: what
-    # clients share beside a model. Client keeps what came down; with `evaluate.shared: latest` a
-    # client is evaluated with the server's newest in its place.
+    # Fields that Server, the main exchange's Down and Client all declare, with the same name: they
+    # are shared by the clients beside a model. Client keeps the values that it got; with
+    # `evaluate.shared: latest` a client is evaluated with the server's newest ones.
     shared_state: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: AlgorithmConfig | None = None, clients: int = 1) -> None:
@@ -247,25 +248,25 @@ class Algorithm:
         return default and not fields(own.Client)
 
     def refusal(self, run: Config) -> tuple[str, str] | None:
-        """(key, sentence) where the run's configuration asks for what this method cannot do: said
-        before anything starts. run: the whole configuration.
+        """Returns (key, sentence) if this method cannot do what the configuration asks for; the
+        run is refused before it starts. run: the whole configuration.
         """
         return None
 
     # -- what crosses ------------------------------------------------------------------------------
     def shared(self, layout: Layout, module: nn.Module) -> Layout:
-        """The part of the model that crosses; the rest is each client's own."""
+        """Returns the part of the model that is sent; each client keeps the rest as its own."""
         return layout
 
     def sizes(self, payload: type[Payload], client: ClientFacts) -> dict[str, int]:
-        """Exact bytes of the fields whose size the declaration leaves open (samples, arrays), for
-        this client.
+        """Returns the exact bytes of the fields whose size the declaration does not give (samples,
+        arrays), for this client.
         """
         return {}
 
     # -- state -------------------------------------------------------------------------------------
     def init_server(self, x: Tensors) -> State:
-        """x: the shared part of the initial model."""
+        """Returns the server's first state. x: the shared part of the initial model."""
         return first(self.Server, "init_server", **{self._field(self.model_field, "Server"): x})
 
     def prepare(self, server: OwnState, host: ServerHost) -> State:
@@ -276,21 +277,23 @@ class Algorithm:
         return kept
 
     def init_client(self, x: Tensors) -> State:
-        """x: the whole initial model. Called at a client's first participation."""
+        """Returns a client's first state; called at its first participation. x: the whole initial
+        model.
+        """
         return first(self.Client, "init_client")
 
     def enroll(self, server: OwnState, client_id: int, host: ServerHost) -> Payload | None:
-        """Returns what a client gets once, with its first task; None for most methods."""
+        """Returns the payload that a client gets once, with its first task; by default None."""
         return None
 
     def enrolled(self, client: OwnState, payload: OwnPayload, host: ClientHost) -> State:
-        """The client's state after it got its enrolment."""
+        """Returns the client's state after it got the payload of `enroll`."""
         kept: State = client
         return kept
 
     # -- a round -----------------------------------------------------------------------------------
     def broadcast(self, server: OwnState, phase: int, client_id: int) -> Payload:
-        """What goes down to this client. phase: which of `exchanges`, from 0. The same object for
+        """Returns the message to this client. phase: the index in `exchanges`. The same object for
         several clients is encoded once. Default: the shared model.
         """
         return self.Down(
@@ -300,20 +303,22 @@ class Algorithm:
     def client_update(
         self, phase: int, client: OwnState, down: OwnPayload, host: ClientHost
     ) -> tuple[State, Payload]:
-        """The client's part: (its next state, what goes up). client: its state as it was, which
-        stays what it is where the reply does not count. Every method writes its own.
+        """Does the client's work: returns (its next state, its reply). client: its state before,
+        which it keeps if the reply does not count. Every method has its own.
         """
         raise NotImplementedError(f"{type(self).__name__}.client_update")
 
     def outputs(self, module: nn.Module, x: Inputs) -> torch.Tensor:
-        """The model's outputs for inputs x as the local loss asks for them: tried on a batch before
-        anything starts.
+        """Returns the model's outputs for inputs x, computed as the local loss computes them. Tried
+        on a batch before the run starts.
         """
         out: torch.Tensor = module(x)
         return out
 
     def init_accumulator(self, server: OwnState, phase: int) -> State:
-        """The empty accumulator of an exchange. Default: sums, for `accumulate` here."""
+        """Returns the empty accumulator of an exchange. Default: sums, for the default
+        `accumulate`.
+        """
         sums = {name: Sum.empty() for name in self.summed or ("x",)}
         return first(self.Accumulator, "init_accumulator and accumulate", **sums)
 
@@ -325,9 +330,9 @@ class Algorithm:
         up: OwnPayload,
         host: ServerHost,
     ) -> State:
-        """The accumulator with one more reply; called in ascending client id. Default: the sums
-        that `summed` declares; without it, x is the sum of the weights that came up, each counting
-        its client's samples unless `weighting: uniform`.
+        """Returns the accumulator with one more reply; called in ascending client id. Default: the
+        sums that `summed` declares; without it, the sum x of the weights in the replies, weighted
+        by samples unless `weighting: uniform`.
         """
         weight = self.weight(getattr(up, self._field(up.roles.run, "Up")))
         if not self.summed:
@@ -342,24 +347,25 @@ class Algorithm:
     def server_update(
         self, accumulator: OwnState, server: OwnState, cohort: Sequence[int], host: ServerHost
     ) -> State:
-        """Next server state; between exchanges, what the next exchange needs as part of it. cohort:
-        the clients that were accumulated. Default: the mean of what came up is the shared model.
+        """Returns the server's next state; between exchanges this includes all that the next
+        exchange needs. cohort: the clients whose replies were accumulated. Default: the mean of the
+        replies is the shared model.
         """
         return self.with_model(server, accumulator.x.mean())
 
     def weight(self, run: Run) -> float:
-        """The weight of a reply in a mean: its samples n_i, or 1."""
+        """Returns the weight of a reply in a mean: its samples n_i, or 1."""
         uniform = getattr(self.config, "weighting", self.weighting) == "uniform"
         return 1.0 if uniform else float(run.n)
 
     def weights(self, server: OwnState, runs: Mapping[int, Run]) -> dict[int, float]:
-        """What each reply counted in the round that this state came out of, by client."""
+        """Returns the weight that each reply had in the round that led to this state, by client."""
         return {i: self.weight(run) for i, run in runs.items()}
 
     # -- what tables say of the method, from its declarations --------------------------------------
     def sends(self) -> tuple[str, str]:
-        """(down, up): what a client gets and returns in a round, such as ("|w| + p", "2|w|"); in
-        brackets what it gets once, with its first task.
+        """Returns (down, up): the values that a client gets and sends in a round, such as ("|w| +
+        p", "2|w|"); in brackets those that it gets once, with its first task.
         """
         down = _listed([exchange.down for exchange in self.exchanges], self.part)
         up = _listed([exchange.up for exchange in self.exchanges], self.part)
@@ -368,28 +374,30 @@ class Algorithm:
         return down, up
 
     def keeps(self) -> tuple[str, str]:
-        """(server, client): what each keeps between rounds; "-" where that is nothing."""
+        """Returns (server, client): the fields that each keeps between rounds; "-" for none."""
         server = [self.part if f.name == self.model_field else f.name for f in fields(self.Server)]
         client = [f.name for f in fields(self.Client)]
         return ", ".join(server) or "-", ", ".join(client) or "-"
 
     # -- what is evaluated -------------------------------------------------------------------------
     def global_model(self, server: OwnState) -> Tensors | None:
-        """The shared model that is evaluated; None where there is no complete global model."""
+        """Returns the model that is evaluated; None if there is no complete global model."""
         return self.shared_model(server) if self.has_global else None
 
     # -- the shared model --------------------------------------------------------------------------
     def shared_model(self, server: OwnState) -> Tensors | None:
-        """The model, or its shared part, in the server's state; None where it keeps none."""
+        """Returns the model, or its shared part, from the server's state; None if it has none."""
         return None if self.model_field is None else getattr(server, self.model_field)
 
     def with_model(self, server: OwnState, x: Tensors) -> State:
-        """The server's state with this shared model."""
+        """Returns the server's state with this shared model."""
         old: State = server
         return old.replace(**{self._field(self.model_field, "Server"): x})
 
     def _field(self, name: str | None, where: str) -> str:
-        """The field of that role, for what this base class does by default."""
+        """Returns the name of a field that a default of this class needs; raises ConfigError if
+        there is none.
+        """
         if name is None:
             raise ConfigError(
                 f"{type(self).__name__}.{where} declares no field that the defaults of Algorithm "
@@ -399,7 +407,7 @@ class Algorithm:
 
     @classmethod
     def shares(cls) -> bool:
-        """Whether a round brings down a model, or a part of one, that clients have in common."""
+        """Whether a round sends a model, or a part of one, that all clients share."""
         return any(
             field.form == "tensors" and field.kind == "state"
             for exchange in cls.exchanges
@@ -407,36 +415,36 @@ class Algorithm:
         )
 
     def shared_part(self, server: OwnState) -> Tensors | None:
-        """The global model, or the part of the model that is shared: what a run writes out, and
-        clients are evaluated with, beside their own part. None for a method that shares nothing.
+        """Returns the global model, or the shared part of the model: a run writes it to a file, and
+        clients are evaluated with it and their own part. None for a method that shares nothing.
         """
         if self.has_global:
             return self.global_model(server)
         return self.shared_model(server) if self.shares() else None
 
     def with_latest(self, client: OwnState, newest: OwnState | OwnPayload) -> State:
-        """The client's state with the fields of `shared_state` as `newest` has them."""
+        """Returns the client's state with the `shared_state` of `newest`."""
         old: State = client
         return old.replace(**{name: getattr(newest, name) for name in self.shared_state})
 
     def personal_model(
         self, client: OwnState, local: Tensors, host: ClientHost
     ) -> Tensors | Callable[[Inputs], torch.Tensor]:
-        """The client's model to evaluate: weights, or a function from inputs to outputs. Default:
-        its last local model. A function needs `beside`, so that its parts are written out.
+        """Returns the client's model to evaluate: weights, or a function from inputs to outputs.
+        Default: its last local model. For a function, `beside` has to return its tensors.
         """
         return local
 
     def beside(self, client: OwnState) -> Mapping[str, torch.Tensor]:
-        """The tensors of a client's personal predictor beside the local model, by name: they are
-        written with it to `personal/`.
+        """Returns the tensors, by name, that a client's personal predictor needs beside the local
+        model; they are written with it to `personal/`.
         """
         return {}
 
 
 def _listed(payloads: Sequence[type[Payload]], part: str) -> str:
-    """What crosses by these payloads: |part| for each field of tensors, the names of the others but
-    the counts of a training; "0" where that is nothing.
+    """Describes the contents of these payloads: |part| for each field of tensors, and the names of
+    the others but the training's counts; "0" for none.
     """
     declared = [item for payload in payloads for item in payload.fields.items()]
     tensors = sum(field.form in ("tensors", "parameters") for _, field in declared)

@@ -1,4 +1,4 @@
-"""What each half of a method is given: all that it may ask of the process that it runs in."""
+"""The interfaces that a method's functions get of the process that they run in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ClientHost(Protocol):
-    """The client half of a method gets this. Everything here is the site's own, or public.
+    """The interface for the client's functions. All of it is the site's own, or public.
 
     client_id, round (from 1), phase, device.
     n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
@@ -117,22 +117,22 @@ class ClientHost(Protocol):
         ...
 
     def drawing(self, purpose: str) -> AbstractContextManager[None]:
-        """Inside, what the model draws (dropout) comes from this client's stream of that name;
+        """Inside, the model's random draws (dropout) come from this client's stream of that name;
         `train` has its own.
         """
         ...
 
     def report(self, **values: float) -> None:
-        """Numbers for this client's line of clients.jsonl, at most 16 a round. They go with its
-        reply, where the site lets statistics out.
+        """Records numbers in this client's line of clients.jsonl, at most 16 per round. They are
+        sent with its reply, if the site's policy allows statistics.
         """
         ...
 
 
 class ServerHost(Protocol):
-    """The server half of a method gets this.
+    """The interface for the server's functions.
 
-    round (from 1), device. clients: N. cohort: ids whose replies were folded in this phase.
+    round (from 1), device. clients: N. cohort: ids whose replies were accumulated in this phase.
     staleness: updates between the model that a reply started from and the server's.
     lr: the clients' local learning rate of this round; lr_decay: over that of round 1. momentum,
     epochs: theirs. task: its loss and counts.
@@ -195,5 +195,5 @@ class ServerHost(Protocol):
         ...
 
     def warn(self, text: str) -> None:
-        """A sentence for the round's record, shown while the run goes on."""
+        """Adds a sentence to the round's record; it is shown during the run."""
         ...

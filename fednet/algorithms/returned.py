@@ -25,7 +25,7 @@ class Declared(Protocol):
     model_field: str | None
 
 
-# -- what each function returns: None, or what was expected ----------------------------------------
+# -- checks of each function: None, or what was expected -------------------------------------------
 def _a(kind: type | tuple[type, ...], expected: str) -> Check:
     return lambda method, given, found: None if isinstance(found, kind) else expected
 
@@ -69,7 +69,7 @@ def _pair(method: Declared, given: Given, found: object) -> str | None:
 
 
 def _partly(up: Payload, shared: Layout) -> str | None:
-    """Where a field's tensors are others than those that cross, which ones."""
+    """Names the tensors of a field that are not those that are sent; None if there are none."""
     for name in up.fields:
         value = getattr(up, name)
         if not isinstance(value, Tensors) or value.layout.parameters == shared.parameters:
@@ -119,11 +119,11 @@ RETURNS: Mapping[str, Check] = {
 
 
 class Diverged(FednetError):
-    """A client's training left the finite numbers: it would again, from the same start."""
+    """A client's training gave values that are not finite; from the same start it would again."""
 
 
 def finite(up: Payload, exempt: Collection[str]) -> None:
-    """Raises Diverged for tensors that are not finite, but in the buffers of these names."""
+    """Raises Diverged if tensors are not finite, except in the buffers of these names."""
     for name in up.fields:
         value = getattr(up, name)
         if isinstance(value, Tensors) and not value.is_finite(exempt):
@@ -134,8 +134,8 @@ def finite(up: Payload, exempt: Collection[str]) -> None:
 
 
 def first(kind: type[S], calls: str, **values: object) -> S:
-    """The first state of a kind, of these values, by a default. Raises ConfigError where the kind
-    declares other fields. calls: what takes the default's place.
+    """Makes a first state by default, of these values. Raises ConfigError if the kind declares
+    other fields. calls: the functions to write instead of the default.
     """
     fields = dataclasses.fields(kind)
     needed = {

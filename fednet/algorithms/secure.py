@@ -1,14 +1,13 @@
-"""A method whose server sees the sum of its clients' replies and none of them: the method's own
-halves, with a protocol of secure aggregation between them.
+"""Runs a method under secure aggregation: the server gets the sum of the clients' replies, and no
+single reply.
 
-The steps of the protocol are the exchanges of the round. Local training belongs to the step
-`masked`: what the client half of the method replies there is made whole numbers, masked, and summed
-by the server; `server_update` then gets the accumulator that it would have had. What a method sums
-it declares by `summed`, and a method that declares nothing is refused.
+The steps of the protocol are the exchanges of the round. Local training is in the step `masked`:
+the client's reply is converted to whole numbers and masked, and the server sums it. `server_update`
+then gets the same accumulator as without masks. A method declares in `summed` what is summed; a
+method that declares nothing is refused.
 
-A state that comes up (kind `state`) is summed as the difference to what came down, whose entries
-are small. What a client knows of a round beside its state, its keys above all, is with `secrets` of
-its host, in memory alone.
+Weights in a reply (kind `state`) are summed as the difference to the weights that the client got,
+whose entries are small. A client's keys are in `secrets` of its host, in memory only.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from fednet.config.schema import SecaggSection
     from fednet.training.hosts import ServerHost, SiteHost
 
-# By step, the kind under which its question is booked: what is asked in a step was answered before.
+# By step, the ledger kind of its question. A step asks for what an earlier step has answered.
 QUESTIONS = {
     "keys": "",
     "shares": "keys",
@@ -63,9 +62,8 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class SumPlan:
-    """The settings of the configuration. terms: of a round. point: by which a summed field's
-    entries become whole numbers, where the field's updates are weighted by samples, and where they
-    all count the same.
+    """The settings of a run. terms: of a round. point: the conversion of a summed field's entries
+    to whole numbers, for fields that are `weighted` and for `plain` ones.
     """
 
     terms: Callable[[int], Terms]
@@ -73,7 +71,7 @@ class SumPlan:
 
 
 class Between(State):
-    """The server's state between two steps: the method's as the round found it, and the
+    """The server's state between two steps: the method's from before the round, and the
     protocol's.
     """
 
@@ -82,13 +80,13 @@ class Between(State):
 
 
 class StepAnswers(State):
-    """Answers to one step, as far as they are folded."""
+    """The answers to one step so far."""
 
     gathered: Gathered
 
 
 class Secure(Algorithm):
-    """Mixed into a method by `secured`."""
+    """`secured` mixes this into a method."""
 
     plan: SumPlan
     steps: ClassVar[tuple[str, ...]]
@@ -108,7 +106,7 @@ class Secure(Algorithm):
     def masked(
         self, phase: int, up: Payload, down: OwnPayload, x: Tensors | None, host: SiteHost
     ) -> Payload:
-        """What leaves in the place of the method's reply. x: the weights that came down."""
+        """Returns the masked reply that is sent. x: the weights that the client got."""
         if self.steps[phase] != "masked":
             return up
         machine, question = self._mine(host, "masked"), _bytes(down.question)
@@ -173,17 +171,17 @@ class Secure(Algorithm):
         if machine.step is not None:
             return Between(inner=inner, machine=machine)
         host.cohort = machine.survivors
-        return super().server_update(self._unfolded(machine, inner), inner, machine.survivors, host)
+        return super().server_update(self._unmasked(machine, inner), inner, machine.survivors, host)
 
     def machine(self, server: object, round: int) -> SecureServer:
-        """The server half of the protocol as it is in this exchange."""
+        """Returns the server's state machine of the protocol in this exchange."""
         if isinstance(server, Between):
             found: SecureServer = server.machine
             return found
         return secagg.server(self.plan.terms(round))
 
-    def _unfolded(self, machine: SecureServer, inner: object) -> State:
-        """The accumulator that the method would have had of the survivors' replies."""
+    def _unmasked(self, machine: SecureServer, inner: object) -> State:
+        """Returns the accumulator that the method would have had of the survivors' replies."""
         base, total, sums = self.shared_model(inner), machine.total, {}
         assert base is not None
         for (name, how), part in zip(self.summed.items(), np.split(total, len(self.summed))):
@@ -212,7 +210,7 @@ class Secure(Algorithm):
 
     # -- what crosses ------------------------------------------------------------------------------
     def most(self, payload: type[Payload], round: int) -> dict[str, int]:
-        """Largest bytes of the fields whose declaration leaves them open."""
+        """Returns the largest bytes of the fields whose size the declaration does not give."""
         for step, exchange in zip(self.steps, self.exchanges):
             if payload in (exchange.down, exchange.up):
                 asked, answered = secagg.server(self.plan.terms(round)).most(step)
@@ -220,7 +218,7 @@ class Secure(Algorithm):
         return {}
 
     def exact(self, server: object, round: int, client: int) -> dict[str, int]:
-        """These bytes in the exchange that `server` is the state of, for this client."""
+        """Returns these bytes for this client, in the exchange that `server` is the state of."""
         asked, answered = self.machine(server, round).sizes(client)
         return {"question": asked, "answer": answered}
 
@@ -244,8 +242,8 @@ def planned(
     cohort: Callable[[int], Sequence[int]],
     parts: Sequence[Sized] | None,
 ) -> SumPlan:
-    """The plan of a run. cohort: of a round. parts: the clients' samples, where they are known.
-    Raises ConfigError where its sums cannot be had.
+    """Makes the plan of a run. cohort: of a round. parts: the clients' samples, if they are known.
+    Raises ConfigError if the run's sums are not possible.
     """
     section = config.privacy.secagg
     if config.model.buffers == "average" and shared.sizes[1] + shared.sizes[2]:
@@ -289,7 +287,7 @@ def planned(
 
 
 def made(config: Config) -> Algorithm:
-    """The method of a run's configuration, secured where that says so."""
+    """Makes the method of a configuration, under secure aggregation if that asks for it."""
     kind, section = registry.algorithm.get(config.algorithm.name), config.privacy.secagg
     if section.protocol != "none":
         kind = secured(kind, section)
@@ -298,7 +296,7 @@ def made(config: Config) -> Algorithm:
 
 
 def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
-    """The method with its replies summed under masks, as `privacy.secagg` says."""
+    """Makes a class of the method whose replies are summed under masks (`privacy.secagg`)."""
     (plain,) = method.exchanges
     steps, questions = steps_of(section.protocol), dict(QUESTIONS)
     if "consistency" not in steps:

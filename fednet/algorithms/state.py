@@ -1,8 +1,8 @@
-"""State that lives between rounds, as values, and how any of it is written down.
+"""The state that a method keeps between rounds, and its files.
 
 A method declares its state as a `State`: a frozen record of tensors, numbers, strings, None, and
-tuples, lists and dicts of these. One pair of functions, `dump` and `load`, then serves every
-checkpoint and every client's version: tensors to a flat dict (for safetensors), the rest to JSON.
+tuples, lists and dicts of these. One pair of functions, `dump` and `load`, serves every checkpoint
+and every client's version: tensors go into a flat dict (for safetensors), the rest into JSON.
 Nothing is pickled and nothing in a file is executed: a file is read against the types that the
 method declares.
 """
@@ -62,25 +62,27 @@ _KEPT = (bool, int, float, str, torch.Tensor, Tensors, PerClient, Layout)
 
 
 def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
-    """(tree, tensors): a JSON-ready tree, a dict where value is a State, in which tensors stand as
-    references into the flat dict beside it. Raises StateError for what no State may hold.
+    """Returns (tree, tensors): a tree for JSON (a dict if value is a State), with references to the
+    tensors of the flat dict. Raises StateError for a value that no State may hold.
     """
     tensors: dict[str, torch.Tensor] = {}
-    return _down(value, "", tensors), tensors
+    return _to_tree(value, "", tensors), tensors
 
 
 def foreign(value: object, path: str) -> str | None:
-    """Where a value holds what no State may, and what that is; None: nowhere. path: where it is."""
+    """Returns the path and type of a part that no State may hold; None if there is none. path: of
+    the value itself.
+    """
     if value is None or isinstance(value, _KEPT):
         return None
-    parts = _parts(value)
+    parts = _items(value)
     if parts is None:
         return f"{path}, not {type(value).__name__}"
     return next((found for name, part in parts if (found := foreign(part, f"{path}.{name}"))), None)
 
 
-def _parts(value: object) -> list[tuple[object, object]] | None:
-    """(name, part) of what may hold others; None of anything else."""
+def _items(value: object) -> list[tuple[object, object]] | None:
+    """The (name, part) of a record, mapping or sequence; None for any other value."""
     if isinstance(value, (State, Sum, TwoSums)):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
         return [(f.name, getattr(value, f.name)) for f in fields]
@@ -97,11 +99,13 @@ def _bytes(value: torch.Tensor) -> memoryview:
 
 def content_sha256(value: object) -> str:
     """SHA-256 of a state's content, from the hashes that its Tensors know of themselves."""
-    return hashlib.sha256(json.dumps(_down(value, "", None), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(_to_tree(value, "", None), sort_keys=True).encode()
+    ).hexdigest()
 
 
-def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> object:
-    """out: where the tensors go; None: their hashes stand in the tree instead."""
+def _to_tree(value: object, path: str, out: dict[str, torch.Tensor] | None) -> object:
+    """out: the dict that gets the tensors; None: the tree has their hashes instead."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
@@ -119,7 +123,7 @@ def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> obje
     if isinstance(value, Tensors):
         slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
         parts = {
-            p: _down(getattr(value, p), f"{path}.{p}", out)
+            p: _to_tree(getattr(value, p), f"{path}.{p}", out)
             for p in ("vector", "buffers", "counters")
         }
         return {"$tensors": slots, **parts}
@@ -127,20 +131,20 @@ def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> obje
         slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
         return {
             "$rows": {
-                str(c): (r if isinstance(r, str) else _down(r, f"{path}.{c}", out))
+                str(c): (r if isinstance(r, str) else _to_tree(r, f"{path}.{c}", out))
                 for c, r in sorted(value.rows.items())
             },
             "layout": slots,
         }
     if isinstance(value, Layout):
         return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
-    inside = _parts(value)
+    inside = _items(value)
     if inside is None:
         raise StateError(
             f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are "
             f"{ALLOWED}."
         )
-    down = [(name, _down(part, f"{path}.{name}", out)) for name, part in inside]
+    down = [(name, _to_tree(part, f"{path}.{name}", out)) for name, part in inside]
     if isinstance(value, dict):
         return {"$dict": [list(pair) for pair in down]}
     if isinstance(value, (tuple, list)):
@@ -155,7 +159,7 @@ def load(
     declaration differ.
     """
     try:
-        return _up(tree, tensors, kind, store)
+        return _from_tree(tree, tensors, kind, store)
     except (AttributeError, KeyError, TypeError, ValueError) as broken:
         raise StateError(
             f"a saved {kind.__qualname__} does not fit its declaration: {broken}"
@@ -180,7 +184,7 @@ def _tensors(tree: JsonMapping, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     return Tensors(layout, *parts)
 
 
-def _up(
+def _from_tree(
     tree: object, tensors: Mapping[str, torch.Tensor], kind: type | None, store: Rows | None
 ) -> object:
     if not isinstance(tree, dict):
@@ -198,10 +202,10 @@ def _up(
     if "$layout" in tree:
         return _layout(tree["$layout"])
     if "$dict" in tree:
-        return {k: _up(v, tensors, None, store) for k, v in tree["$dict"]}
+        return {k: _from_tree(v, tensors, None, store) for k, v in tree["$dict"]}
     if "$list" in tree:
-        return tuple(_up(v, tensors, None, store) for v in tree["$list"])
-    fields = {name: _up(v, tensors, None, store) for name, v in tree["$record"].items()}
+        return tuple(_from_tree(v, tensors, None, store) for v in tree["$list"])
+    fields = {name: _from_tree(v, tensors, None, store) for name, v in tree["$record"].items()}
     if kind is None:
         kind = TwoSums if "plain" in fields else Sum
     return kind(**fields)
@@ -223,8 +227,8 @@ def write_state(
 
     def save(aside: Path) -> None:
         try:
-            save_file(_apart(tensors), aside, metadata=about)
-        except SafetensorError as broken:  # what the system said is in its text only
+            save_file(_without_shared_memory(tensors), aside, metadata=about)
+        except SafetensorError as broken:  # the system's error is in its text only
             found = re.search(r"os error (\d+)", str(broken))
             number = int(found[1]) if found else errno.EIO
             raise OSError(number, os.strerror(number), str(aside)) from broken
@@ -238,9 +242,9 @@ def write_state(
     return about["check"]
 
 
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, none in the memory of another, which `save_file` refuses: two fields of a
-    State may be one value. All are contiguous and on the CPU, as `dump` gives them.
+def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies tensors that share memory with another, which `save_file` refuses: two fields of a
+    State may be one value. All are contiguous and on the CPU, as `dump` returns them.
     """
     apart, end = dict(tensors), 0
     for name in sorted(tensors, key=lambda n: tensors[n].data_ptr()):
@@ -252,7 +256,7 @@ def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def written(path: Path) -> tuple[JsonDict, str]:
-    """(tree, digest) of such a file as they stand there, its tensors unread. Raises StateError."""
+    """Reads (tree, digest) of such a file, without its tensors. Raises StateError."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -260,15 +264,15 @@ def written(path: Path) -> tuple[JsonDict, str]:
             about = file.metadata() or {}
         return json.loads(about["tree"]), about["check"]
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
-        raise _torn(path, broken) from broken
+        raise _damaged(path, broken) from broken
 
 
-def _torn(path: Path, broken: Exception) -> StateError:
+def _damaged(path: Path, broken: Exception) -> StateError:
     return StateError(f"{path}: not a whole fednet state file ({broken}); put back what was there.")
 
 
 def check_of(tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """The digest of a state's file, whatever order its tensors lie in."""
+    """The digest of a state's file; it does not depend on the order of the tensors."""
     segments: list[bytes | memoryview] = [tree.encode()]
     for name in sorted(tensors):
         one = tensors[name]
@@ -291,22 +295,22 @@ def read_state(path: Path, kind: type[K], store: Rows | None = None) -> K:
 
 
 def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
-    """(tree, tensors) as `dump` gave them, what was written beside the tree among its keys. Raises
-    StateError for a torn, altered or foreign file.
+    """Reads (tree, tensors) as `dump` returned them; the tree also has the keys that were written
+    `beside` it. Raises StateError for a torn, altered or foreign file.
     """
     from safetensors import SafetensorError
 
     try:
-        about, tensors = _whole(path)
+        about, tensors = _read(path)
         if about.get("check") != check_of(about["tree"], tensors):
-            raise ValueError("its content is not what was written there")
+            raise ValueError("its content was changed")
         tree = json.loads(about["tree"])
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
-        raise _torn(path, broken) from broken
+        raise _damaged(path, broken) from broken
     return tree, tensors
 
 
-def _whole(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     from safetensors import safe_open
 
     with safe_open(named(path), "pt") as file:
@@ -316,16 +320,16 @@ def _whole(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
 
 
 def read_named(path: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """Named tensors of a model's file, and its digest. Raises StateError for a file that is not as
-    it was written.
+    """Reads the named tensors of a model's file, and its digest. Raises StateError for a file that
+    was changed.
     """
     from safetensors import SafetensorError
 
     try:
-        about, tensors = _whole(path)
+        about, tensors = _read(path)
         check = about.pop("check", "")
         if check != check_of(json.dumps(about, sort_keys=True), tensors):
-            raise ValueError("its content is not what was written there")
+            raise ValueError("its content was changed")
     except (OSError, SafetensorError, ValueError) as broken:
         raise StateError(
             f"{path}: not a whole file of a model ({broken}); put back what was there."

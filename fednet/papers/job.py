@@ -218,7 +218,7 @@ def _evaluated(cell: Cell, scale: str) -> JsonDict:
     rounds = int(cell.config["rounds"])
     personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
     if scale == "mini":
-        evaluations = small.PERSONAL_LOOKS if personal else small.LOOKS
+        evaluations = small.PERSONAL_EVALUATIONS if personal else small.EVALUATIONS
     else:
         evaluations = EVALUATIONS if personal else rounds
     sections = {

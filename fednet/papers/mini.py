@@ -1,10 +1,9 @@
-"""A table's cells cut down until they end in minutes on two cores. No figure of a paper is to be
-expected from them.
+"""Reduces a table's cells so that their runs end in minutes on two cores.
 
-What is cut is chosen so that methods still part from each other: most of a small run's time would
-go into evaluating, large batches and wide networks, so those are cut first, and learning rates that
-suit thousands of steps a round are raised. The paper's share of participants, its heterogeneity,
-its ratio of local work and the method's own parameters stay.
+The numbers of such runs are not the paper's; the order of methods can be compared. Most of a small
+run's time would go into evaluations, large batches and wide networks, so these are reduced first,
+and learning rates that suit thousands of steps per round are raised. The paper's share of
+participants, its heterogeneity, its ratio of local work and the method's parameters stay.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CLIENTS, COHORT, BATCH = 20, 5, 16
 # SGD steps a round: at least so many, and so many for each local epoch of the paper
 STEPS = (10, 2)
 SHORT, LONG = 30, 60  # rounds; LONG where a round is the least work
-LOOKS, PERSONAL_LOOKS = 10, 2  # evaluations
+EVALUATIONS, PERSONAL_EVALUATIONS = 10, 2  # evaluations
 RATE = (0.05, 0.1)  # of lr / (1 - momentum), the length of a step in the long run
 MODELS: dict[str, JsonDict] = {
     "convnet3": {"width": 16},
@@ -30,11 +29,11 @@ MODELS: dict[str, JsonDict] = {
 }
 CONDENSATION = {"iterations": 25, "real_batch": 64}  # of FedDC
 
-MINI = "mini scale: not the paper's setting"  # above every figure of such runs
-# What a wrong variate of SCAFFOLD does grows with the steps of a client and with how rarely it
-# takes part: both as near to NIID-Bench's as a small run allows.
+MINI = "mini scale: not the paper's setting"  # above every picture of such runs
+# The effect of a wrong variate of SCAFFOLD grows with a client's steps and with the rounds between
+# its participations: both are as near to NIID-Bench's as a small run allows.
 NIID_STEPS, NIID_CLIENTS = 80, 50
-SAID = (
+DESCRIPTION = (
     f"mini scale: {SHORT} or {LONG} rounds (never more than the paper), "
     f"at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "
     f"{STEPS[0]}) of {BATCH} samples for each local epoch of the paper, the learning rate brought "
@@ -42,16 +41,16 @@ SAID = (
     f"to {RATE[1]}, ConvNet and VGG-11 with an eighth of the channels, the other convolutional "
     f"networks replaced by LeNet5 (ResNets with "
     "a projection head by FedPDC's CNN; that, and FedRDS's smallest, stay), FedDC condensing for "
-    f"{CONDENSATION['iterations']} iterations, accuracy taken {LOOKS} times a run "
-    f"({PERSONAL_LOOKS} where every client is evaluated); NIID-Bench's clients take {NIID_STEPS} "
-    f"steps, as with its 100 parties, for which there are {NIID_CLIENTS}; FedSMU's table is run "
-    f"without augmentation, local weight decay and clipping. "
+    f"{CONDENSATION['iterations']} iterations, accuracy taken {EVALUATIONS} times a run "
+    f"({PERSONAL_EVALUATIONS} where every client is evaluated); NIID-Bench's clients take "
+    f"{NIID_STEPS} steps, as with its 100 parties, for which there are {NIID_CLIENTS}; "
+    "FedSMU's table is run without augmentation, local weight decay and clipping. "
     "This is not the paper's setting, and its figures are no test of the paper's."
 )
 
 
 def mini(cell: Cell) -> Cell:
-    """The same cell at mini scale (`SAID` says how it differs), under a name that says so."""
+    """Returns the cell at mini scale, with `-mini` in its name (see `DESCRIPTION`)."""
     config = cell.config
     train = config["train"]
     m, share = participants(config)

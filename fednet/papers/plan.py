@@ -76,10 +76,10 @@ def plan(
     for key, found in paces.items():
         about = json.loads(key)
         if isinstance(found, str):
-            said = f"could not be measured: {found}"
+            pace = f"could not be measured: {found}"
         else:
-            said = f"{1e3 * found.step:.1f} ms for one step"
-        text.append(f"  {about['model']['name']}, {about['dataset']}: {said}")
+            pace = f"{1e3 * found.step:.1f} ms for one step"
+        text.append(f"  {about['model']['name']}, {about['dataset']}: {pace}")
     if job.changed:
         text.append(f"--set {job.changed}: not in this plan, which is of the table's own settings")
     return "\n".join(text)

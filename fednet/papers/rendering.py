@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from fednet.papers.mini import SAID
+from fednet.papers.mini import DESCRIPTION
 from fednet.papers.results import unrun
 from fednet.plain import JsonMapping
 
@@ -143,8 +143,8 @@ def spread(rows: Sequence[JsonMapping], key: str, digits: int = 2) -> str:
 
 
 def reading(rows: Sequence[JsonMapping], key: str, measure: str) -> str:
-    """A measure's mean and spread over seeds as it reads; who never got to a target is in no mean,
-    and is said.
+    """A measure's mean and spread over seeds as text. Runs that never reached a target are in no
+    mean, and are counted.
     """
     counted = measure in COUNTS or measure.startswith("rounds_to_")
     text = spread(rows, key, 0 if counted and len(rows) < 2 else 2)
@@ -198,7 +198,7 @@ def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
         left = (f"{', '.join(which)}: {', '.join(names)}" for names, which in alike.items())
         out.append(f"Not run here: {'; '.join(left)}.")
     if legend and any(r["scale"] == "mini" for r in rows):
-        out.append(SAID[0].upper() + SAID[1:])
+        out.append(DESCRIPTION[0].upper() + DESCRIPTION[1:])
     out.append(f"`paper` and `ours`: {_measures(rows)}.")
     if legend:
         out += _legend(rows)

@@ -19,7 +19,7 @@ from fednet.files import write_aside
 from fednet.papers import plan as planning
 from fednet.papers import rendering, results
 from fednet.papers.job import Reproduction, Request, plan
-from fednet.papers.mini import SAID
+from fednet.papers.mini import DESCRIPTION
 from fednet.plain import JsonDict
 from fednet.report import costs, metrics
 from fednet.report.read import open_run
@@ -48,7 +48,7 @@ def _run(job: Reproduction, asked: Request) -> int:
     """Does the runs that are not done yet, then writes the table of all of them."""
     say = speaker(asked.quiet)
     if job.scale == "mini":
-        say(SAID[0].upper() + SAID[1:])
+        say(DESCRIPTION[0].upper() + DESCRIPTION[1:])
     tasks = [t for _, _, t in job.runs(asked.out)]
     states = [marks.state(t, marks.digest(t, asked.load, asked.set)) for t in tasks]
     if asked.gather and not {"done", "failed", "edited"} & set(states):

@@ -3,7 +3,7 @@
     title, settings, anomalies   what the paper states, and what is doubtful in print
     base                         the configuration that all cells start from
     changes                      words -> what they change in it
-    mini                         words -> what the mini scale leaves as it says here
+    mini                         words -> the settings that the mini scale does not change
     tables                       by name
 
 A cell has four words: method, dataset, heterogeneity, variant (any of them may be empty). A line
@@ -58,8 +58,8 @@ class Cell:
     figures: by measure, what the paper prints (accuracies in percent), None where it prints none;
     the first is the one the table is about. versus: the cell's method is measured against this
     method of the same column; target_round: by the accuracy that has after so many rounds. kept:
-    what the mini scale leaves as it says here. no_run: the figure is the best of several settings
-    that the paper does not name, so that there is nothing to run.
+    the settings that the mini scale does not change. no_run: the figure is the best of several
+    settings that the paper does not name, so that nothing can be run.
 
     Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T),
     accuracy_in_T (in round T itself), solo_accuracy (mean over clients on the global test set),
@@ -85,8 +85,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the run, of letters that a directory may have; the same in two tables that one
-        run stands behind.
+        """The name of the run, of letters that a directory may have. Two tables that print the same
+        run have the same name for it.
         """
         words = (self.paper, self.dataset, self.variant, self.heterogeneity, self.method)
         text = "-".join(w.replace("+", "plus").replace(" ", "-") for w in words if w)
@@ -259,7 +259,7 @@ def _last(given: Any, words: Mapping[str, str]) -> Any:
 
 
 def _known(name: str) -> str:
-    """The table's name as it is written here, whatever its case."""
+    """The table's name as it is written in the YAML file, from a name in any case."""
     known = with_results()
     found = next((k for k in known if k.lower() == name.lower()), None)
     if found is not None:

@@ -225,7 +225,7 @@ def axis(by: str, bytes: str = "total", clock: str = "seconds") -> str:
 
 
 def counted(bytes: str) -> str:
-    """What MB means."""
+    """A sentence about which bytes MB counts."""
     return f"MB = 10^6 bytes {SENT[bytes]}, after compression, including protocol overhead"
 
 
@@ -277,16 +277,16 @@ def kinds_of(run: Run) -> dict[str, dict[str, int]]:
     }
 
 
-def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> JsonDict | None:
-    """Predicted and measured bytes of the method's own messages, by direction and kind; None
-    without a prediction.
+def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict | None:
+    """Compares the predicted bytes of the method's own messages with the measured ones, by
+    direction and kind. None without a prediction.
     """
-    if said is None:
+    if prediction is None:
         return None
     measured = ledger(run).method
     out: JsonDict = {}
     for way in ("up", "down"):
-        want = said.get(way) or {}
+        want = prediction.get(way) or {}
         for kind in sorted({*want, *measured[way]}):
             p, m = int(want.get(kind, 0)), measured[way].get(kind, 0)
             out.setdefault(way, {})[kind] = {"predicted": p, "measured": m, "difference": m - p}
@@ -314,6 +314,6 @@ def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> Json
         "messages": dict(book.messages),
         "kinds": kinds_of(run),
     }
-    if said := predicted(run, prediction):
-        out["predicted"] = said
+    if compared := predicted(run, prediction):
+        out["predicted"] = compared
     return out

@@ -1,6 +1,8 @@
-"""The figures of runs: what each is called, shows and says, and how it is drawn.
+"""Describes the figures of runs: name, title, note, data and how each is drawn.
 
-A figure is described once, as a `Figure`. `canvas` draws it into files and into the page.
+A function for each figure yields a `Figure`, or nothing if the run has no data for it. `canvas`
+draws it into files and into the page. To add a figure of one run, write such a function and name it
+in `details`; a new metric (`records.METRICS`) has its curves without a change here.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ if TYPE_CHECKING:
 
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 BARS = 60  # at most in a figure: with more rounds, a bar is the mean of several
-HOVER = 40_000  # the largest grid, in cells, that shows its values under the pointer
-NAMED = 30  # the most ticks that have names
+HOVER = 40_000  # cells of the largest grid that shows its values under the pointer
+NAMED = 30  # ticks that have names at most
 
 
 def of_run(run: Run) -> Iterator[Figure]:
-    """The figures that this run has data for."""
+    """Yields the figures that this run has data for."""
     for x in costs.COSTS:
         yield from curve(groups.group([run]), x)
     yield from details(run)
 
 
 def details(run: Run) -> Iterator[Figure]:
-    """The figures of one run that cannot be overlaid with those of another run."""
+    """Yields the figures of one run that cannot be overlaid with those of another run."""
     yield from traffic(run)
     yield from time_split(run)
     yield from participation(run)
@@ -96,7 +98,7 @@ def curve(
         ax = fig.add_subplot()
         for s in series:
             name = f"{s.label} (n={s.n})" if any(o.n > 1 for o in series) else s.label
-            look = style.line(s.place)
+            line = style.line(s.place)
             ax.plot(
                 s.x,
                 s.mean,
@@ -104,11 +106,11 @@ def curve(
                 markersize=3.5,
                 label=name,
                 gid=f"series-{s.place}",
-                **look,
+                **line,
             )
             if s.n > 1:
                 band = ax.fill_between(
-                    s.x, s.low, s.high, color=look["color"], alpha=0.18, linewidth=0
+                    s.x, s.low, s.high, color=line["color"], alpha=0.18, linewidth=0
                 )
                 band.set_gid(f"series-{s.place}-band")
         ax.set(xlabel=across, ylabel=label)
@@ -295,7 +297,7 @@ def participation(run: Run) -> Iterator[Figure]:
 
 
 def availability(run: Run) -> Iterator[Figure]:
-    """Only of a run whose clients come and go by a trace."""
+    """How many clients were available: only if the run follows a trace of availability."""
     rows = [r for r in run.rounds if r.here is not None]
     if not rows:
         return
@@ -315,10 +317,10 @@ def availability(run: Run) -> Iterator[Figure]:
         _legend(ax, [(COLOURS[i], name, "") for i, name in enumerate(counts)])
 
     yield Figure(
-        "there",
+        "availability",
         "Availability",
         "How many clients were available, were selected and completed in each round.",
-        ("round", "there", "asked", "completed"),
+        ("round", *counts),
         lambda: zip(rounds, *counts.values()),
         draw,
         legend=len(counts),
@@ -536,7 +538,7 @@ def caption(of: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
 
 
 def _seeds(of: Sequence[Group]) -> str:
-    """How many runs a line is the mean of."""
+    """A sentence that says over which seeds a line is the mean."""
     if len({tuple(g.seeds) for g in of}) == 1:
         seeds = ", ".join(map(str, of[0].seeds))
         which = f"seed {seeds}" if len(of[0].seeds) == 1 else f"seeds {seeds}"
@@ -558,7 +560,7 @@ def _inches(width: float | str) -> float:
     return float(found[1]) * INCHES[found[2]]
 
 
-# -- what several of them are made of --------------------------------------------------------------
+# -- parts of several figures ----------------------------------------------------------------------
 def size(n: float) -> str:
     """Bytes as a person reads them: 3.4 MB."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -682,8 +684,8 @@ def _named(axis: Axis, labels: Sequence[str]) -> None:
 
 
 def _sorted_clients(axis: Axis, clients: Sequence[int]) -> None:
-    """The ids of clients that are not in the order of their ids. If there are too many to read,
-    there are no numbers: they would be ranks, and look like ids.
+    """Writes the ids of clients at the ticks of an axis on which they are in another order. If they
+    are too many, there are no numbers: matplotlib's would be ranks, and be taken for ids.
     """
     axis.set_ticks([])
     _named(axis, [str(c) for c in clients])

@@ -56,12 +56,12 @@ def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Poin
     """Raises ConfigError if a run has no accuracy of its global model."""
     rows: list[tuple[float, float, float, float | None]] = []
     for run in runs:
-        said = run.summary
-        final = (said.accuracy or {}).get("final")
-        if final is None or said.bytes is None:
+        summary = run.summary
+        final = (summary.accuracy or {}).get("final")
+        if final is None or summary.bytes is None:
             raise ConfigError(f"{run.dir}: its summary has no final accuracy to draw.")
-        up, down = said.bytes["up"], said.bytes["down"]
-        rows.append((final, up / 1e6, down / 1e6, said.seconds_virtual))
+        up, down = summary.bytes["up"], summary.bytes["down"]
+        rows.append((final, up / 1e6, down / 1e6, summary.seconds_virtual))
     virtual = tuple(row[3] for row in rows if row[3] is not None)
     accuracy, ups, downs = (tuple(row[i] for row in rows) for i in range(3))
     return Point(label, accuracy, ups, downs, virtual, encode, decode)  # type: ignore[arg-type]

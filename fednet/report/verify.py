@@ -61,14 +61,14 @@ def compare(a: Run, b: Run) -> Verdict:
             f"only {longer.name} has round {first}."
         )
         return Verdict(False, len(shared), first, text=text)
-    said = [str(r.summary.get("model_sha256") or "") for r in (a, b)]
-    if all(said) and said[0] != said[1]:
+    final = [str(r.summary.get("model_sha256") or "") for r in (a, b)]
+    if all(final) and final[0] != final[1]:
         return Verdict(
             False,
             len(shared),
             shared[-1],
-            text=f"all rounds are the same, but the final models differ: {said[0][:12]} and "
-            f"{said[1][:12]}.",
+            text=f"all rounds are the same, but the final models differ: {final[0][:12]} and "
+            f"{final[1][:12]}.",
         )
     text = (
         f"{a.name} and {b.name} are bit-identical in all {len(shared)} rounds (model and client "
@@ -99,8 +99,8 @@ def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
     if a.model_sha256 != b.model_sha256:
         bare = not (a.tensor_sha256 and b.tensor_sha256)
         unnamed = " (set record.tensors to see which tensors differ)" if bare else ""
-        said = f"model_sha256 {_short(a.model_sha256)} and {_short(b.model_sha256)}"
-        return None, f"{said}{unnamed}{_why(a, b)}"
+        both = f"model_sha256 {_short(a.model_sha256)} and {_short(b.model_sha256)}"
+        return None, f"{both}{unnamed}{_why(a, b)}"
     if a.clients_sha256 != b.clients_sha256:
         return None, f"the models are the same, but the clients' states differ{_why(a, b)}"
     if a.evaluated_sha256 != b.evaluated_sha256:
@@ -111,7 +111,7 @@ def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
 
 
 def _why(a: Round, b: Round) -> str:
-    """Different clients explain different bits."""
+    """Names the clients that differ, as the reason of a difference; "" for none."""
     if (a.restarted or []) != (b.restarted or []):
         which = [x.restarted or [] for x in (a, b)]
         return (
