@@ -187,6 +187,7 @@ class Worker:
                     past.next,
                     reference,
                     past=dataclasses.replace(past, where=f"{key.phase}/"),
+                    stay=here,
                 )
                 if task.judge and main:
                     watch.turn("evaluating", 0, 0)

@@ -244,12 +244,14 @@ class Codec:
         cache: Cache | None = None,
         slot: str = "",
         past: Past = NO_PAST,
+        stay: bool = False,
     ) -> Encoded:
         """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot`
         and its field's name, so that the exchanges of a round keep apart; `reference`: the state
         that a lossily compressed state is sent as a difference to; `cache`: what was compressed
         already of a broadcast, which all its clients share; `past`: what the receiver remembers
-        too, where a chain needs it.
+        too, where a chain needs it. stay: tensors may stay on a GPU, for a receiver in this
+        process.
         """
         sender = _Sender(rng, residuals, cache, slot, past)
         form: list[Field] = []
@@ -265,12 +267,13 @@ class Codec:
             parts: list[tuple[str, str, list[int]]] = []
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)
+                if not stay or chain is not None:
+                    part = part.to("cpu")
                 raw = part.layout.nbytes
                 if chain is None:
                     size = raw
                     values.append(part)
                 else:
-                    part = part.to("cpu")
                     base = self.base(field.kind, reference)
                     data, decoded = sender.send(chain, name, value, part.vector, base)
                     arrays = [memoryview(data), _raw(part.buffers), _raw(part.counters)]

@@ -91,40 +91,50 @@ def engine(device: str, folder: Path) -> Iterator[JsonDict]:
 
 
 def _sampled(work: Workload, device: str, folder: Path, train: JsonDict) -> JsonDict:
-    """Where the threads of a run in this process are, 200 times a second, after its third round:
-    the shares of looks by function, with all that it calls, for the thread of the rounds.
+    """Where the threads of a run in this process are, 200 times a second, after its third round.
+    main, workers: by function, with all that it calls, how many of them were in it in a look.
     """
     import fednet
 
-    looks: Counter[str] = Counter()
-    main, rounds, over = threading.get_ident(), list[Any](), threading.Event()
+    main, workers, looks = Counter[str](), Counter[str](), 0
+    own, rounds, over = threading.get_ident(), list[Any](), threading.Event()
 
     def look() -> None:
+        nonlocal looks
         while not over.wait(0.005):
-            frame = sys._current_frames().get(main)
-            names = set()
-            while frame is not None:
-                code = frame.f_code
-                names.add(f"{Path(code.co_filename).stem}.{code.co_name}")
-                frame = frame.f_back
-            if len(rounds) >= 3:
-                looks.update(names)
-                looks["all"] += 1
+            if len(rounds) < 3:
+                continue
+            looks += 1
+            for thread, frame in sys._current_frames().items():
+                names = [f"{Path(f.f_code.co_filename).stem}.{f.f_code.co_name}" for f in up(frame)]
+                if thread == own:
+                    main.update(set(names))
+                elif names[0] != "threading.wait" and "tasks._do" in names:
+                    workers.update(set(names))
+
+    def up(frame: Any) -> Iterator[Any]:
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    config = work.config("sampled", 15, train=train)
+    config = {**work.config("sampled", 15, train=train), "report": False}
     fednet.run(
         config, in_process=True, out=folder, device=device, callback=rounds.append, quiet=True
     )
     over.set()
     thread.join()
-    most = [(name, n) for name, n in looks.most_common(90) if n > 0.02 * looks["all"]]
+
+    def shares(found: Counter[str]) -> JsonDict:
+        return {name: round(n / looks, 3) for name, n in found.most_common(70) if n > 0.01 * looks}
+
     return {
         "way": "sampled",
         "train": train,
         "round_s": statistics.median(r.seconds for r in rounds[3:]),
-        "shares": {name: round(n / looks["all"], 3) for name, n in most},
+        "main": shares(main),
+        "workers": shares(workers),
     }
 
 
@@ -323,7 +333,7 @@ def lines(record: JsonMapping) -> Iterator[str]:
         k: round(v, 4) if isinstance(v, float) else v
         for k, v in record.items()
         if not isinstance(v, (dict, list))
-        or k in ("train", "last", "failed", "failures", "longest", "by_phase", "shares")
+        or k in ("train", "last", "failed", "failures", "longest", "by_phase")
     }
     yield json.dumps(told)
 
