@@ -180,7 +180,7 @@ def _kernels_of(size: str, device: str, train: JsonMapping, name: str) -> JsonDi
         kernels = sorted(found.key_averages(), key=lambda k: -k.self_device_time_total)
         record["kernels_ms"] = sum(k.self_device_time_total for k in kernels) / 1e3
         record["longest"] = [
-            [k.key[:90], k.count, round(k.self_device_time_total / 1e3, 2)] for k in kernels[:14]
+            [k.key[:90], k.count, round(k.self_device_time_total / 1e3, 2)] for k in kernels[:20]
         ]
     except Exception as broken:
         record["failed"] = f"{type(broken).__name__}: {broken}"[-2000:]
@@ -195,7 +195,7 @@ def sizes(device: str, folder: Path) -> Iterator[JsonDict]:
 
 
 PARTS: dict[str, Part] = {
-    "engine": Part(75, engine),
+    "engine": Part(90, engine),
     "checks": Part(150, checks),
     "feddc": Part(60, feddc),
     "tcp": Part(75, tcp),
