@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ from fednet.data import pairs
 from fednet.errors import DataError, unknown
 from fednet.tensors import Inputs, mapped, to_device
 
-# (x, y): as given, arrays or tensors or mappings of them; tensors once held by a Data. One field
-# has both, so no type says which.
+# (x, y): any arrays, tensors or mappings of them before a Data is made; tensors afterwards.
 Split = tuple[Any, Any]
 
-# Raw forms that are kept; everything else is widened to one of them, or refused.
+# The types in which samples are kept; others are converted to one of them, or refused.
 KEPT = (torch.uint8, torch.float32, torch.int64)
 WIDER = {
     torch.float64: torch.float32,
@@ -42,11 +41,11 @@ RANDOM = (
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A dataset: training and test samples, as they are stored and sent (raw), not as a model sees
-    them (`inputs`).
+    """A dataset: training and test samples as they are stored and sent. `inputs` makes model inputs
+    of them.
 
-    train, test: (x, y), or a dataset of such pairs, as torch.utils.data.Dataset has them, which is
-    read once. test=None: no test samples.
+    train, test: (x, y), or a dataset of such pairs, such as a torch.utils.data.Dataset, which is
+        read once. test=None: no test samples.
         x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to
         0..1, then normalised by mean and std), float32 as is, int64 (such as token numbers) as is.
         y: int64 classes in 0..classes-1, of shape (n,) or (n, t) for sequences; or float32 values,
@@ -58,8 +57,7 @@ class Data:
         `scheme: natural`).
     mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
     names: the names of the classes.
-    notes: what a user should know of how the samples were read, one sentence each; a run prints
-        them at its start.
+    notes: remarks on how the samples were read, one sentence each, printed when a run starts.
     """
 
     train: Split
@@ -72,124 +70,40 @@ class Data:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        read = self._read("train")
-        read_test: Split | None = None if self.test is None else self._read("test")
-        if self.names is not None:
-            object.__setattr__(self, "names", tuple(str(n) for n in self.names))
-        read, read_test = self._numbered(read, read_test)
-        train: Split = _split(read, "train", self.classes)
-        test: Split
-        if read_test is None:
-            test = _take(train, slice(0, 0))
-        else:
-            test = _split(read_test, "test", self.classes)
+        notes = list(self.notes)
+        names = None if self.names is None else tuple(str(n) for n in self.names)
+        splits = {"train": _read(self.train, "train", notes)}
+        if self.test is not None:
+            splits["test"] = _read(self.test, "test", notes)
+        names, classes = _number_text(splits, names, self.classes, notes)
+        train = _split(splits["train"], "train", classes)
+        test = _take(train, slice(0, 0))
+        if "test" in splits:
+            test = _split(splits["test"], "test", classes)
         _same_form(train, test)
-        for field, value in (("train", train), ("test", test)):
-            object.__setattr__(self, field, value)
-        if self.groups is not None:
-            groups = plain(self.groups, "groups", text=True)
-            if isinstance(groups, np.ndarray) and groups.dtype.kind == "U":
-                groups = np.unique(groups, return_inverse=True)[1]
-            groups = _tensor(groups, "groups")
-            if groups.is_floating_point() or groups.shape != train[1].shape[:1]:
-                raise DataError(
-                    f"groups: expected one whole number for each of the {len(train[1])} training "
-                    f"samples, got {groups.dtype} of shape {tuple(groups.shape)}."
-                )
-            object.__setattr__(self, "groups", groups.to(torch.int64))
-        self._check_channels(train[0])
-        if self.names is not None and len(self.names) != self.classes:
-            raise DataError(f"names: {len(self.names)} class names for {self.classes} classes.")
-        flat = [name or "x" for name, part in named(train[0]).items() if _is_flat_bytes(part)]
+        groups = None if self.groups is None else _groups(self.groups, len(train[1]))
+        mean, std = _statistics(self.mean, self.std, train[0])
+        if names is not None and len(names) != classes:
+            raise DataError(f"names: {len(names)} class names for {classes} classes.")
+        parts = named(train[0]).items()
+        flat = [name or "x" for name, part in parts if part.dtype == torch.uint8 and part.ndim <= 2]
         if flat:
-            self._note(
+            notes.append(
                 f"{' and '.join(flat)}: uint8 values are divided by 255, as those of images are; "
                 f"give float32 for values that are no brightness."
             )
-
-    def _note(self, sentence: str) -> None:
-        if sentence not in self.notes:  # of the data that these were made from
-            object.__setattr__(self, "notes", (*self.notes, sentence))
-
-    def _read(self, which: str) -> tuple[Any, Any]:
-        """(x, y) of one split, as given or as read from a dataset of pairs."""
-        given = getattr(self, which)
-        if not isinstance(given, (tuple, list)) and hasattr(given, "columns"):
-            raise DataError(
-                f"{which}: a {type(given).__name__}; give its inputs and its labels as a pair, "
-                f"such as (df.drop(columns='label'), df['label'])."
-            )
-        if not isinstance(given, (tuple, list)) and pairs.is_dataset(given):
-            *given, drawn = pairs.read(given, which)
-            if drawn:
-                self._note(RANDOM.format(which))
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise DataError(
-                f"{which}: expected a pair of arrays (x, y), or a torch.utils.data.Dataset or a "
-                f"split of Hugging Face's, got {type(given).__name__}."
-            )
-        x, y = given
-        if isinstance(x, Mapping):
-            x = {name: plain(part, f"{which} x[{name!r}]") for name, part in x.items()}
-        else:
-            x = plain(x, f"{which} x")
-        column = getattr(y, "ndim", 0) == 2 and hasattr(y, "columns") and len(y.columns) == 1
-        y = plain(y, f"{which} y", text=True)
-        return x, y[:, 0] if column else y
-
-    def _numbered(
-        self, train: tuple[Any, Any], test: tuple[Any, Any] | None
-    ) -> tuple[tuple[Any, Any], tuple[Any, Any] | None]:
-        """Both splits with labels that are text as classes: numbered in the order of names, else
-        sorted.
-        """
-        splits = [train] if test is None else [train, test]
-        texts = [y for _, y in splits if isinstance(y, np.ndarray) and y.dtype.kind == "U"]
-        if not texts:
-            return train, test
-        if len(texts) < len(splits):
-            raise DataError("y: labels are text in one of train and test, and not in the other.")
-        found = np.unique(np.concatenate([y.ravel() for y in texts])).tolist()
-        if self.names is None:
-            object.__setattr__(self, "names", tuple(found))
-            order = ", ".join(f"{c} {name}" for c, name in enumerate(found[:20]))
-            more = ", ..." if len(found) > 20 else ""
-            self._note(f"y: labels are text, numbered in sorted order: {order}{more}.")
-        names = self.names or ()
-        strange = [name for name in found if name not in names]
-        if strange:
-            raise DataError(f"y: {unknown('label', strange[0], names)}")
-        if self.classes is None:
-            object.__setattr__(self, "classes", len(names))
-        if self.classes != len(names):
-            raise DataError(
-                f"y: {len(names)} labels, {', '.join(names[:5])}{', ...' * (len(names) > 5)}, for "
-                f"{self.classes} classes; give names, all classes in order."
-            )
-        number = {name: c for c, name in enumerate(names)}
-        numbered = [
-            np.array([number[label] for label in y.ravel().tolist()], np.int64).reshape(y.shape)
-            for y in texts
-        ]
-        return (train[0], numbered[0]), None if test is None else (test[0], numbered[1])
-
-    def _check_channels(self, x: Inputs) -> None:
-        if (self.mean is None) != (self.std is None):
-            raise DataError("mean and std: give both or neither.")
-        if self.mean is None or self.std is None:
-            return
-        mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "std", std)
-        if len(mean) != len(std) or min(std) <= 0:
-            raise DataError(f"mean {mean} and std {std}: expected as many of both, and std > 0.")
-        for name, part in named(x).items():
-            if part.dtype == torch.uint8 and (part.ndim < 2 or part.shape[1] != len(mean)):
-                raise DataError(
-                    f"{name or 'x'}: mean and std are for {len(mean)} channels, which dimension 1 "
-                    f"of "
-                    f"{tuple(part.shape)} is not."
-                )
+        made = {
+            "train": train,
+            "test": test,
+            "classes": classes,
+            "groups": groups,
+            "mean": mean,
+            "std": std,
+            "names": names,
+            "notes": tuple(dict.fromkeys(notes)),  # `replace` would repeat them
+        }
+        for field, value in made.items():
+            object.__setattr__(self, field, value)
 
     # -- sizes -------------------------------------------------------------------------------------
     @property
@@ -217,7 +131,7 @@ class Data:
 
     @property
     def form(self) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
-        """Of each input and of the targets: name, type, and shape of one sample."""
+        """Name, type and shape of one sample, for each input and for the targets."""
         parts = {**named(self.train[0]), "targets": self.train[1]}
         return tuple((name, part.dtype, tuple(part.shape[1:])) for name, part in parts.items())
 
@@ -228,7 +142,7 @@ class Data:
 
     @property
     def sample_nbytes(self) -> int:
-        """Bytes of one raw sample, without its label: what it costs on the wire."""
+        """Bytes of one raw sample when it is sent, without its label."""
         return sum(
             part[0:1].numel() * part.element_size()
             if len(part)
@@ -237,9 +151,7 @@ class Data:
         )
 
     def labels(self, which: str = "train") -> np.ndarray:
-        """(n,) int64: the class of each sample; zeros where y holds values or sequences (one class
-        for all).
-        """
+        """Returns (n,) int64, the class of each sample; zeros if y holds values or sequences."""
         y = getattr(self, which)[1]
         if self.classes is None or y.ndim != 1:
             return np.zeros(len(y), dtype=np.int64)
@@ -247,31 +159,29 @@ class Data:
 
     @property
     def table_classes(self) -> int:
-        """The number of columns of a table of samples by class: C, or 1 where `labels` tells none
-        apart.
-        """
+        """Columns of a table of samples by class: C, or 1 if y holds values or sequences."""
         return self.classes if self.classes is not None and self.train[1].ndim == 1 else 1
 
     @property
     def names_sha256(self) -> str:
-        """SHA-256 of the names of the classes in order; "" where they have none."""
+        """SHA-256 of the names of the classes in order; "" if there are none."""
         return "" if self.names is None else digest_of(self.names)
 
     # -- samples -----------------------------------------------------------------------------------
     def take(self, indices: np.ndarray | slice, which: str = "train") -> Split:
-        """Raw samples at these indices of one split, as a copy."""
+        """Returns a copy of the raw samples at these indices of one split."""
         return _take(getattr(self, which), indices)
 
     def inputs(self, x: Inputs, device: torch.device | str = "cpu") -> Inputs:
-        """Raw samples as model inputs on `device`: uint8 to float32 (x/255 - mean)/std, the rest as
-        it is.
+        """Returns raw samples as model inputs on `device`: uint8 as float32, (x/255 - mean)/std;
+        other types unchanged.
         """
         return mapped(x, lambda part: self._input(part, device))
 
     def _input(self, x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
         if x.dtype != torch.uint8:
             return to_device(x, device)
-        # The small form travels to the device.
+        # As bytes to the device: a quarter of the size.
         out = to_device(x, device).to(torch.float32).div_(255.0)
         if self.mean is None or self.std is None:
             return out
@@ -286,7 +196,7 @@ class Data:
         return replace(self, **changes)
 
     def sha256(self) -> str:
-        """SHA-256 over every sample, for a run's provenance."""
+        """Returns the SHA-256 of all samples, for a run's provenance."""
         whole = hashlib.sha256()
         for which in ("train", "test"):
             x, y = getattr(self, which)
@@ -308,8 +218,8 @@ def absent(what: str, path: str, looked: Path) -> DataError:
 
 
 def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1; sums in whole numbers,
-    so exact.
+    """Returns (mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1. The sums are
+    of whole numbers, so exact.
     """
     channels = x.shape[1]
     total, square = (
@@ -327,15 +237,116 @@ def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float,
 
 
 def named(x: Inputs) -> dict[str, torch.Tensor]:
-    """x as a dict: a lone tensor has the empty name."""
+    """Returns x as a dict; a single tensor has the empty name."""
     return x if isinstance(x, dict) else {"": x}
 
 
-def plain(value: Any, where: str, text: bool = False) -> Any:
-    """A list, or a Series or DataFrame of pandas, as a NumPy array; anything else as it is. text:
-    whether the array may hold text. Raises DataError for what holds neither that nor numbers.
+def _read(given: Any, which: str, notes: list[str]) -> Split:
+    """Returns (x, y) of one split, with lists and tables of pandas as arrays. given: a pair, or a
+    dataset of pairs, which is read. Adds to the notes.
     """
-    columns = getattr(value, "columns", ())
+    if not isinstance(given, (tuple, list)):
+        if hasattr(given, "columns"):
+            raise DataError(
+                f"{which}: a {type(given).__name__}; give its inputs and its labels as a pair, "
+                f"such as (df.drop(columns='label'), df['label'])."
+            )
+        if pairs.is_dataset(given):
+            *given, random = pairs.read(given, which)
+            if random:
+                notes.append(RANDOM.format(which))
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise DataError(
+            f"{which}: expected a pair of arrays (x, y), or a torch.utils.data.Dataset or a "
+            f"split of Hugging Face's, got {type(given).__name__}."
+        )
+    x, y = given
+    if isinstance(x, Mapping):
+        x = {name: _plain(part, f"{which} x[{name!r}]") for name, part in x.items()}
+    else:
+        x = _plain(x, f"{which} x")
+    one_column = getattr(y, "ndim", 0) == 2 and hasattr(y, "columns") and len(y.columns) == 1
+    y = _plain(y, f"{which} y", text=True)
+    return x, y[:, 0] if one_column else y
+
+
+def _number_text(
+    splits: dict[str, Split],
+    names: tuple[str, ...] | None,
+    classes: int | None,
+    notes: list[str],
+) -> tuple[tuple[str, ...] | None, int | None]:
+    """Numbers labels that are text, in place: in the order of names, else sorted. Returns the names
+    and the number of classes; adds to the notes.
+    """
+    texts = {w: y for w, (_, y) in splits.items() if isinstance(y, np.ndarray) and _is_text(y)}
+    if not texts:
+        return names, classes
+    if len(texts) < len(splits):
+        raise DataError("y: labels are text in one of train and test, and not in the other.")
+    found = np.unique(np.concatenate([y.ravel() for y in texts.values()])).tolist()
+    if names is None:
+        names = tuple(found)
+        order = ", ".join(f"{c} {name}" for c, name in enumerate(found[:20]))
+        more = ", ..." if len(found) > 20 else ""
+        notes.append(f"y: labels are text, numbered in sorted order: {order}{more}.")
+    for name in found:
+        if name not in names:
+            raise DataError(f"y: {unknown('label', name, names)}")
+    if classes is not None and classes != len(names):
+        raise DataError(
+            f"y: {len(names)} labels, {', '.join(names[:5])}{', ...' * (len(names) > 5)}, for "
+            f"{classes} classes; give names, all classes in order."
+        )
+    number = {name: c for c, name in enumerate(names)}
+    for which, y in texts.items():
+        numbers = np.array([number[label] for label in y.ravel().tolist()], np.int64)
+        splits[which] = splits[which][0], numbers.reshape(y.shape)
+    return names, len(names)
+
+
+def _is_text(y: np.ndarray) -> bool:
+    return y.dtype.kind == "U"
+
+
+def _groups(given: Any, samples: int) -> torch.Tensor:
+    """Returns the owners as (n,) int64. Text is numbered in sorted order."""
+    groups = _plain(given, "groups", text=True)
+    if isinstance(groups, np.ndarray) and _is_text(groups):
+        groups = np.unique(groups, return_inverse=True)[1]
+    groups = _tensor(groups, "groups")
+    if groups.is_floating_point() or groups.shape != (samples,):
+        raise DataError(
+            f"groups: expected one whole number for each of the {samples} training samples, got "
+            f"{groups.dtype} of shape {tuple(groups.shape)}."
+        )
+    return groups.to(torch.int64)
+
+
+def _statistics(
+    mean: Sequence[float] | None, std: Sequence[float] | None, x: Inputs
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Returns the mean and deviation as tuples, checked against the channels of x."""
+    if (mean is None) != (std is None):
+        raise DataError("mean and std: give both or neither.")
+    if mean is None or std is None:
+        return None, None
+    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+    if len(mean) != len(std) or min(std) <= 0:
+        raise DataError(f"mean {mean} and std {std}: expected as many of both, and std > 0.")
+    for name, part in named(x).items():
+        if part.dtype == torch.uint8 and (part.ndim < 2 or part.shape[1] != len(mean)):
+            raise DataError(
+                f"{name or 'x'}: mean and std are for {len(mean)} channels; dimension 1 of "
+                f"{tuple(part.shape)} has another number."
+            )
+    return mean, std
+
+
+def _plain(value: Any, where: str, text: bool = False) -> Any:
+    """Returns a list, or a Series or DataFrame of pandas, as a NumPy array; anything else as it is.
+    text: whether the array may hold text. Raises DataError for an array without numbers.
+    """
     if hasattr(value, "to_numpy"):
         made = value.to_numpy()
     elif isinstance(value, list):
@@ -349,28 +360,21 @@ def plain(value: Any, where: str, text: bool = False) -> Any:
         return made
     if made.dtype == object and made.size and all(isinstance(v, str) for v in made.flat):
         made = made.astype(str)
-    if made.dtype.kind in "biuf" or (text and made.dtype.kind == "U"):
+    if made.dtype.kind in "biuf" or (text and _is_text(made)):
         return made
+    columns = getattr(value, "columns", ())
     other = [c for c in columns if value[c].to_numpy().dtype.kind not in "biuf"]
     if len(columns) > 1 and other:
         raise DataError(
             f"{where}: the columns {', '.join(map(repr, other[:5]))} hold no numbers; leave them "
             f"out, or make numbers of them, such as by pandas.get_dummies(df)."
         )
-    raise DataError(f"{where}: an array of {made.dtype} holds no numbers; {_remedy(made)}.")
-
-
-def _remedy(made: np.ndarray) -> str:
+    remedy = "give integers or floats"
     if made.dtype.kind in "mM":
-        return "give times as numbers, such as by .astype('int64')"
-    missing = [v for v in made.flat if v is None or v != v] if made.dtype == object else []
-    if missing:
-        return "it lacks values: fill them in (fillna), or leave these samples out (dropna)"
-    return "give integers or floats"
-
-
-def _is_flat_bytes(x: torch.Tensor) -> bool:
-    return x.dtype == torch.uint8 and x.ndim <= 2
+        remedy = "give times as numbers, such as by .astype('int64')"
+    elif made.dtype == object and any(v is None or v != v for v in made.flat):
+        remedy = "it lacks values: fill them in (fillna), or leave these samples out (dropna)"
+    raise DataError(f"{where}: an array of {made.dtype} holds no numbers; {remedy}.")
 
 
 def _tensor(value: object, where: str) -> torch.Tensor:
@@ -388,7 +392,7 @@ def _tensor(value: object, where: str) -> torch.Tensor:
 
 
 def _split(pair: tuple[Any, Any], which: str, classes: int | None) -> Split:
-    """(x, y) as tensors, checked."""
+    """Returns (x, y) as checked tensors."""
     x: Inputs
     if isinstance(pair[0], Mapping):
         if not pair[0]:
@@ -427,7 +431,7 @@ def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
     if y.is_floating_point():
         raise DataError(
             f"{which}: y holds floats but classes={classes}; give whole numbers, or classes=None."
-            f"{said_of(y)}"
+            f"{one_hot_hint(y)}"
         )
     y = y.to(torch.int64)
     if y.numel() and (int(y.min()) < 0 or int(y.max()) >= classes):
@@ -438,17 +442,14 @@ def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
     return y
 
 
-def said_of(y: torch.Tensor) -> str:
-    """A sentence more about labels that were refused, where each is a row with a single 1."""
+def one_hot_hint(y: torch.Tensor) -> str:
+    """Returns a sentence for an error about labels that look one-hot; "" for others."""
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
         return ""
     some = y[:1000]
-    whole = bool(((some == 0) | (some == 1)).all()) and bool((some.sum(1) == 1).all())
-    return (
-        " They look one-hot: give the number of each sample's class, such as y.argmax(1)."
-        if whole
-        else ""
-    )
+    if bool(((some == 0) | (some == 1)).all()) and bool((some.sum(1) == 1).all()):
+        return " They look one-hot: give the number of each sample's class, such as y.argmax(1)."
+    return ""
 
 
 def _same_form(train: Split, test: Split) -> None:

@@ -1,8 +1,8 @@
-"""What each side gives to its half of a method: the site its data and its training, the server its
-public set.
+"""The hosts that a method's two halves work with: a `SiteHost` gives it a client's data and local
+training, a `ServerHost` the server's public set.
 
-`Setting` is what both sides of a run agree on; a `SiteHost` lives for one task of one logical
-client, a `ServerHost` for the run, and is told of each round.
+A `SiteHost` exists for one task of one client. A `ServerHost` exists for the whole run; `begin`
+starts each round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import nn
 
 from fednet import seeds
 from fednet.data.base import Data
-from fednet.errors import LocalProtocolError
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import Hooks
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
@@ -31,13 +30,12 @@ from fednet.wire.payload import Run, Samples
 
 
 class SiteHost:
-    """A `ClientHost`: one task of one logical client.
+    """Implements `ClientHost` for one task of one client.
 
-    train, test: its splits as model inputs (x, y) on the scratch's device. rest: the tensors that
-    do not cross (a client's own buffers), taken from `initial` if None. progress(step, steps):
-    called after each optimizer step. pack: trains this client together with others (`train.pack`),
-    where the method leaves the loss to the task. `trained` holds the whole local model, once there
-    is one. The ten arguments are the run's (two), the task's (three) and the client's.
+    train, test: the client's splits as model inputs (x, y) on the scratch's device. rest: tensors
+    that are not sent (a client's own buffers); None: those of `initial`. progress(step, steps):
+    called after each optimizer step. pack: trains this client together with others (`train.pack`)
+    if the method uses the task's loss. `trained` is the whole local model after training.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class SiteHost:
         progress: Callable[[int, int], None] | None = None,
         pack: Pack | None = None,
     ) -> None:
-        """See above for the arguments."""
         self.setting = setting
         self.scratch, self.pack = scratch, pack
         self.secrets: Secrets | None = None
@@ -75,7 +72,7 @@ class SiteHost:
 
     @cached_property
     def class_counts(self) -> np.ndarray:
-        """(C,) int64; all 0 where the targets are no classes."""
+        """(C,) int64 training samples by class; all 0 if the targets are not classes."""
         y = self.data[1]
         if y.is_floating_point() or not self.classes:
             return np.zeros(self.classes or 0, dtype=np.int64)
@@ -83,7 +80,7 @@ class SiteHost:
 
     # -- models ------------------------------------------------------------------------------------
     def whole(self, x: Tensors) -> Tensors:
-        """x with what it leaves out taken from the site's own tensors."""
+        """Returns x completed with the site's own tensors."""
         return x if x.layout == self.layout else self.rest.to(x.device).merge(x)
 
     def model(self, x: Tensors) -> nn.Module:
@@ -96,25 +93,21 @@ class SiteHost:
         return module
 
     def fresh(self, purpose: str, k: int) -> Tensors:
-        if self.setting.factory is None:
-            raise LocalProtocolError("fresh initialisations need the setting's factory")
+        assert self.setting.factory is not None
         seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
         return Tensors.of(self.setting.factory(seed), self.layout)
 
     def drawing(
         self, purpose: str, loss: Callable[..., torch.Tensor] | None = None
     ) -> AbstractContextManager[None]:
-        """See `ClientHost.drawing`. Where something may draw, clients beside this one may not
-        meanwhile.
+        """See `ClientHost.drawing`. Only if something may draw is torch's generator seeded, which
+        excludes other clients of the process meanwhile.
         """
-        drawn = (
-            self.scratch.may_draw or may_draw(self.task) or (loss is not None and may_draw(loss))
-        )
-        return (
-            seeds.scope(self.setting.config.seed, purpose, self.round, self.client_id, self.device)
-            if drawn
-            else contextlib.nullcontext()
-        )
+        parts = (self.task,) if loss is None else (self.task, loss)
+        if not self.scratch.may_draw and not any(map(may_draw, parts)):
+            return contextlib.nullcontext()
+        seed = self.setting.config.seed
+        return seeds.scope(seed, purpose, self.round, self.client_id, self.device)
 
     # -- learning ----------------------------------------------------------------------------------
     def train(
@@ -134,8 +127,8 @@ class SiteHost:
         more: Samples | None = None,
         stream: str = "order",
     ) -> Trained:
-        """See `ClientHost.train`, whose arguments these are. x may be a part of the model
-        (`shared`); what is returned has x's layout.
+        """Trains as `ClientHost.train` describes. x may be a part of the model (`shared`); the
+        result has x's layout.
         """
         self.scratch.load(self.whole(x))
         hooks = Hooks(proximal, toward, add_to_grad, scale_grad, add_to_step, only)
@@ -156,8 +149,8 @@ class SiteHost:
         return Trained(self.trained.select(x.layout), run, course.extra)
 
     def _packed(self, descent: Descent, stream: str) -> Course | None:
-        """The descent together with other clients'; None where there is no pack, or nothing to
-        train.
+        """Trains together with other clients. Returns None without a pack, or if there is nothing
+        to train.
         """
         if self.pack is None:
             return None
@@ -169,7 +162,7 @@ class SiteHost:
     def _by_itself(
         self, descent: Descent, loss: Loss | None, stream: str, extra: Tensors | None
     ) -> Course:
-        """The descent with draws of this client's own: the stream's name is part of theirs."""
+        """Trains this client alone. The stream's name is part of the names of its random draws."""
         where = "" if stream == "order" else f"/{stream}"
         augment = None
         if (change := self.setting.augment) is not None:
@@ -185,12 +178,12 @@ class SiteHost:
             )
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
-        """See `ClientHost.gradient`. `.x` has x's layout: the gradient, beside x's own buffers. One
-        pass, no step.
+        """Computes the gradient as `ClientHost.gradient` describes. `.x` has x's layout: the
+        gradient, and x's own buffers.
         """
         at = self.whole(x)
         self.scratch.load(at)
-        # A method that never trains is judged where its gradient was taken.
+        # A method that never trains is evaluated with the model of its gradient.
         if self.trained is None:
             self.trained = at
         data, config = self._with(more), self.train_config
@@ -206,22 +199,22 @@ class SiteHost:
         return self.task.loss(module(x), y)
 
     def recalibrated(self, x: Tensors) -> Tensors:
-        """x, whole, with BatchNorm statistics measured over the client's training samples."""
+        """Returns the whole model x with BatchNorm statistics of the client's training samples."""
         size = self.setting.config.evaluate.batch_size
         return recalibrated(self.scratch, self.whole(x), self.data[0], size)
 
     def evaluate(
         self, model: Tensors | Callable[[Inputs], torch.Tensor], data: Pair | None = None
     ) -> Counts:
-        """Counts on the client's test split (or on given inputs) of weights, or of what
-        `Algorithm.personal_model` gave.
+        """Evaluates weights, or a function from `Algorithm.personal_model`, on the client's test
+        split or on given inputs.
         """
         data = self.test if data is None else data
         if data is None:
             return Counts.none(self.classes)
-        judged = self.model(model) if isinstance(model, Tensors) else model
-        with drawing(self.scratch.module, self.device):  # what `judged` calls, if it is a function
-            return evaluate(judged, data, self.task, self.setting.config.evaluate.batch_size)
+        evaluated = self.model(model) if isinstance(model, Tensors) else model
+        with drawing(self.scratch.module, self.device):  # a function may call the module
+            return evaluate(evaluated, data, self.task, self.setting.config.evaluate.batch_size)
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:
@@ -235,10 +228,10 @@ class SiteHost:
 
 
 class ServerHost:
-    """A `ServerHost`. scratch: makes the model to work with, on `device`, once one is wanted: a
-    server that only aggregates has no need of it. `public`: the held-out samples (`Data`), or None.
-    `begin` names the round; `reported` and `warnings` hold what the method said in it, `blamed` by
-    client how it broke a protocol of secure aggregation.
+    """Implements `ServerHost`. scratch: makes a model to work with, on `device`, when it is first
+    needed; a server that only aggregates needs none. public: the held-out samples, or None.
+    `reported` and `warnings` are what the method reported in this round; `blamed`: by client, how
+    it broke a protocol of secure aggregation.
     """
 
     def __init__(
@@ -263,7 +256,7 @@ class ServerHost:
         self.begin(1)
 
     def begin(self, round: int, phase: int = 0, cohort: Sequence[int] = ()) -> None:
-        """A phase begins. cohort: the ids whose replies are folded in it, in ascending order."""
+        """Begins a phase. cohort: the clients whose replies are aggregated, in ascending order."""
         self.round, self.phase, self.cohort = round, phase, tuple(cohort)
         self.lr = self.setting.lr(round)
         self.lr_decay = self.lr / self.setting.lr(1)
@@ -289,13 +282,13 @@ class ServerHost:
         ).eval()
 
     def recalibrated(self, x: Tensors, inputs: Inputs) -> Tensors:
-        """x with BatchNorm statistics measured over `inputs`, on `device`."""
+        """Returns x with BatchNorm statistics of `inputs`, which are on `device`."""
         whole = self.setting.initial.to(x.device).merge(x)
         size = self.setting.config.evaluate.batch_size
         return recalibrated(self.scratch, whole, inputs, size).select(x.layout)
 
     def evaluate(self, x: Tensors, samples: Samples | Pair | None = None) -> Counts:
-        """Counts of x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on
+        """Evaluates x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on
         `device`.
         """
         data = self.public_inputs if samples is None else samples
@@ -317,9 +310,7 @@ class ServerHost:
         train_mode: bool = True,
         loss: Callable[[nn.Module, Inputs, torch.Tensor], torch.Tensor] | None = None,
     ) -> Tensors:
-        """See `ServerHost.fit`, whose arguments these are. The class-weighted loss is the weighted
-        mean over each batch.
-        """
+        """Trains as `ServerHost.fit` describes. weights: of the classes, (C,)."""
         self.model(x)
         inputs = moved(samples.x, self.device), samples.y.to(self.device)
         chosen = self._loss(weights) if loss is None else loss

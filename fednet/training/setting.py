@@ -1,4 +1,4 @@
-"""What both sides of a run agree on."""
+"""The constants of a run that both sides share: configuration, model layout, task."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fednet.secagg import SecureClient, Terms
 
 Pair = tuple[Inputs, torch.Tensor]
-"""(x, y): model inputs, and what they should give."""
+"""(x, y): model inputs and targets."""
 
 
 class Secrets(Protocol):
-    """Keeps the secure-aggregation machines of a site's clients while their round goes on."""
+    """Keeps the secure-aggregation machines of a site's clients during a round."""
 
     def machine(
         self, terms: Terms, round_number: int, client: int, fresh: bool
@@ -41,9 +41,9 @@ class Secrets(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What stays the same through a run.
+    """The constants of a run.
 
-    layout: of the whole model; shared: the part that crosses; head: names of the last Linear's
+    layout: of the whole model; shared: the part that is sent; head: names of the last Linear's
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
     `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C).
     factory(seed): a module freshly initialised from that seed. width: of what the last Linear gets,
@@ -79,7 +79,7 @@ class Setting:
         data: Data | None,
         input_shape: tuple[int, ...],
     ) -> Setting:
-        """The setting of a configuration. data: None where there are none here."""
+        """Makes the setting of a configuration. data: None if there are none here."""
         return cls(
             layout=begun.layout,
             shared=shared,
@@ -98,32 +98,32 @@ class Setting:
         )
 
     def module(self) -> nn.Module:
-        """One of this model, as the run begins."""
+        """Returns a new module of the model, as it was initialised."""
         assert self.factory is not None
         return self.factory(self.config.seed)
 
     @functools.cached_property
     def blank(self) -> nn.Module:
-        """One to look at, and to put values into on their way to a file."""
+        """A module to inspect, and to fill with values that are written to a file."""
         return self.module()
 
     @functools.cached_property
     def innermost(self) -> bool:
-        """Whether the model has kernels, and works as exactly with their channels innermost."""
+        """Whether the model has convolutions, and is as exact with their channels innermost."""
         return bears_channels_last(self.module, self.input_shape, self.config.seed)
 
     @property
     def features(self) -> int:
-        """Width of what the model's head gets; 0 where there is no linear head."""
+        """Width of the head's input; 0 without a linear head."""
         found = (s.shape[1] for s in self.layout.slots if s.name in self.head and len(s.shape) == 2)
         return next(found, self.width)
 
     def lr(self, round: int) -> float:
-        """The local learning rate of a round, from 1."""
+        """Returns the local learning rate of a round, from 1."""
         return float(self.config.train.lr_at(round, self.config.rounds))
 
     def inputs(self, samples: Samples, device: torch.device) -> Pair:
-        """Raw samples as model inputs (x, y) on `device`."""
+        """Returns raw samples as model inputs (x, y) on `device`."""
         x = moved(samples.x, device)
         return (self.normalise(x) if self.normalise is not None else x), samples.y.to(device)
 
@@ -134,5 +134,5 @@ def _inputs(data: Data, x: Inputs) -> Inputs:
 
 
 def moved(x: Inputs, device: torch.device) -> Inputs:
-    """x on `device`; each of its tensors, where x is a dict."""
+    """Returns x on `device`."""
     return mapped(x, lambda part: to_device(part, device))

@@ -12,7 +12,7 @@ import torch
 
 from fednet import capacity, config
 from fednet.data import Data, balanced_test, cache, split
-from fednet.data.base import channel_statistics, said_of
+from fednet.data.base import channel_statistics, one_hot_hint
 from fednet.errors import ConfigError, DataError
 from fednet.training.tasks.classification import Classification
 
@@ -183,7 +183,7 @@ def test_labels_that_look_one_hot_are_said_to_by_whoever_refuses_them():
         split(data, config.load(None, {"clients": 2}).data, 2, 0)
     with pytest.raises(ConfigError, match=r"cannot compare .* They look one-hot"):
         Classification().loss(torch.zeros(4, 3), data.train[1])
-    assert "one-hot" not in said_of(torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    assert "one-hot" not in one_hot_hint(torch.tensor([[0, 1, 1], [1, 0, 0]]))
 
 
 def test_channel_statistics_are_those_of_the_pixels():

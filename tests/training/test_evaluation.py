@@ -48,15 +48,6 @@ def test_evaluation_is_in_eval_mode_and_changes_no_buffer():
     assert all(torch.equal(v, before[k]) for k, v in norm.state_dict().items())
 
 
-def test_a_class_at_each_position_of_a_sequence():
-    outputs = torch.stack([X, X])  # (2, 4, 3)
-    y = torch.stack([Y, 1 - Y])
-    task = Classification()
-    assert task.counts(outputs, y).tolist() == [[1, 3, 0], [4, 4, 0]]
-    assert task.losses(outputs, y).shape == (2,)
-    assert float(task.losses(outputs, y).mean()) == pytest.approx(float(task.loss(outputs, y)))
-
-
 class Noisy(nn.Module):
     def forward(self, x):
         return x + torch.randn_like(x)
