@@ -1,8 +1,8 @@
-"""`split`: which client has which samples.
+"""`split` divides a dataset between the clients.
 
-In this order, each from its own random stream: the server's public samples leave the training pool,
-then the validation samples, then the pool is divided over the clients, then the test set. Public
-and validation samples never come from the test set, and no client has any of them.
+In this order, each step with its own random stream: the server's public samples leave the training
+pool, then the validation samples, then the pool is divided over the clients, then the test set.
+Public and validation samples never come from the test set, and no client has any of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fednet.data.base import Data, one_hot_hint
-from fednet.data.federation import Federation
+from fednet.data.federation import Federation, class_table
 from fednet.data.loading import call
 from fednet.errors import ConfigError, DataError
 from fednet.loading import place
@@ -60,7 +60,7 @@ def split(
     part = partitioner.get(scheme)
     where = f"data.partition (scheme {scheme!r})"
     parts = _partition(part, where, options, data, pool, clients, seed)
-    table = _table(data.labels(), parts, data.table_classes)
+    table = class_table(data.labels(), parts, data.table_classes)
     noise: JsonDict = {"feature_noise": section.feature_noise, "seed": seed}
     if tests == "merge_split":
         return replace(_cut(data, parts, held, validation, seed, scheme), **noise)
@@ -130,8 +130,8 @@ def _partition(
     clients: int,
     seed: int,
 ) -> list[np.ndarray]:
-    """Indices into data.train, one array a client, checked: every client has some, and no sample
-    has two owners.
+    """Returns indices into data.train, one array a client. Checks that every client has samples,
+    and no sample two owners.
     """
     if getattr(part, "by_class", False) and (data.classes is None or data.train[1].ndim != 1):
         raise ConfigError(
@@ -175,8 +175,8 @@ def _partition(
 def _tests(
     part: object, options: JsonDict, data: Data, table: np.ndarray, seed: int
 ) -> list[np.ndarray]:
-    """Indices into data.test: by the scheme's own division of the test set where it has one, else
-    like_train.
+    """Returns indices into data.test: by the scheme's own division of the test set if it has one,
+    else like the training samples.
     """
     y = data.labels("test")
     if hasattr(part, "test"):
@@ -194,8 +194,8 @@ def _tests(
 
 
 def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """The test set, each class cut in proportion to what the clients have of it; every test sample
-    is used once.
+    """Divides the test set: each class in proportion to the clients' training samples of it. Every
+    test sample is used once.
 
     train: (N, C) training samples by client and class. The cuts floor(cumsum(n_ic) * test_c / n_c)
     are computed in whole numbers: the cumsum of floats could end just under one and lose a sample.
@@ -212,7 +212,7 @@ def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
 
 
 def _merged(data: Data) -> Data:
-    """Train and test samples as one training set, in that order."""
+    """Joins train and test samples to one training set, in that order."""
 
     def joined(a: Inputs, b: Inputs) -> Inputs:
         if isinstance(a, dict) and isinstance(b, dict):
@@ -236,10 +236,9 @@ def _cut(
     seed: int,
     scheme: str,
 ) -> Federation:
-    """merge_split: 75 % of each client's part, at least one sample, is for training, and the rest
-    for testing. The data are laid out again, so that no test sample is a training sample:
-    data.train holds what is trained on (or public, or validation), data.test what the clients are
-    tested on.
+    """merge_split: 75 % of each client's part, at least one sample, is for training, the rest for
+    testing. The new data.train has the training, public and validation samples, data.test the
+    clients' test samples.
     """
     cuts = []
     for i, part in enumerate(parts):
@@ -256,12 +255,8 @@ def _cut(
 
 
 def _at(kept: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Where each index stands among the sorted `kept`."""
+    """Returns the positions of the indices in the sorted `kept`."""
     return _sorted([np.searchsorted(kept, part) for part in parts])
-
-
-def _table(y: np.ndarray, parts: list[np.ndarray], classes: int) -> np.ndarray:
-    return np.stack([np.bincount(y[part], minlength=classes) for part in parts])
 
 
 def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:

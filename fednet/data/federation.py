@@ -1,4 +1,4 @@
-"""Which client has which samples, and what one client trains and is evaluated on."""
+"""The division of a dataset between clients, and the samples of one client."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from fednet.tensors import Inputs, to_device
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What one client has at home: its slice of `data`, made into model inputs when asked for.
+    """The samples of one client: its part of `data`, made into model inputs when they are used.
 
-    Only the slice becomes float32, never the whole dataset. On the CPU bytes are kept as bytes:
-    four times as many clients stay in memory, and to make float32 of them takes a seventh of
-    gathering them anew (1.3 ms against 8.8 ms for 500 images of 3 kB where this was measured).
+    On the CPU images are kept as bytes, so that four times as many clients fit into memory. Making
+    float32 of them takes a seventh of gathering them again (1.3 ms against 8.8 ms for 500 images of
+    3 kB where this was measured).
     """
 
     data: Data
     part: np.ndarray  # indices into data.train
     own_test: np.ndarray  # indices into data.test
     device: torch.device
-    change: Callable[[Inputs, str], Inputs] | None = None  # of this client's inputs: see `noise`
+    change: Callable[[Inputs, str], Inputs] | None = None  # adds feature skew, see `noise`
 
     @property
     def train(self) -> tuple[Inputs, torch.Tensor]:
-        """(x, y): the training split as model inputs, one tensor (or a dict of them), on
-        `device`.
-        """
+        """(x, y): the training split as model inputs on `device`."""
         return self._inputs(self._kept, "train") if self._as_bytes else self._kept
 
     @cached_property
@@ -51,19 +49,17 @@ class Site:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the training split's x, as it is kept from the first time it is asked for."""
+        """Bytes of the training inputs as they are kept in memory."""
         x = self._kept[0]
         return sum(part.nbytes for part in (x.values() if isinstance(x, dict) else (x,)))
 
     @cached_property
     def test(self) -> tuple[Inputs, torch.Tensor]:
-        """(x, y): the client's own test split, likewise; may be empty."""
+        """(x, y): the client's own test split; may be empty."""
         return self._inputs(self.data.take(self.own_test, "test"), "test")
 
     def raw(self, chosen: np.ndarray | None = None) -> Split:
-        """Training samples as stored (uint8 where images are), on the CPU; `chosen`: positions
-        0..n-1, default all.
-        """
+        """Returns training samples as stored, on the CPU. chosen: positions 0..n-1; None: all."""
         return self.data.take(self.part if chosen is None else self.part[chosen])
 
     @property
@@ -77,7 +73,7 @@ class Site:
 
     @property
     def n_targets(self) -> int:
-        """Labels or values in the test split: more than its samples where each has several."""
+        """Labels or values in the test split; a sample may have several."""
         return self.n_test * self.data.targets_each
 
     @property
@@ -86,7 +82,7 @@ class Site:
 
     @cached_property
     def class_counts(self) -> np.ndarray:
-        """(C,) int64 training samples by class; (1,) where y holds values."""
+        """(C,) int64 training samples by class; (1,) if y holds values."""
         return np.bincount(self.data.labels()[self.part], minlength=self.data.table_classes)
 
     def _inputs(self, raw: Split, which: str) -> tuple[Inputs, torch.Tensor]:
@@ -99,10 +95,10 @@ class Federation:
     """The data and their division. All index arrays are sorted int64; parts, validation and public
     are disjoint.
 
-    data: may be laid out differently from what was loaded (merge_split): indices are into this one.
-    parts: into data.train, one array a client. tests: into data.test, likewise (empty arrays for
-    `client_test: none`). validation, public: into data.train. feature_noise: of the last client, as
-    `noise` has it; seed: of its draws.
+    data: may be divided into train and test otherwise than the loaded data (merge_split). parts:
+    indices into data.train, one array a client. tests: into data.test (empty arrays for
+    `client_test: none`). validation, public: into data.train. feature_noise: the sigma of `noise`;
+    seed: of its draws.
     """
 
     data: Data
@@ -119,21 +115,19 @@ class Federation:
         return len(self.parts)
 
     def table(self) -> np.ndarray:
-        """(N, C) int64 training samples by client and class."""
-        y = self.data.labels()
-        return np.stack([np.bincount(y[p], minlength=self.data.table_classes) for p in self.parts])
+        """Returns (N, C) int64 training samples by client and class."""
+        return class_table(self.data.labels(), self.parts, self.data.table_classes)
 
     def test_targets(self, client: int) -> int:
-        """Labels or values in one client's own test samples."""
+        """Returns the number of labels or values in one client's own test samples."""
         return len(self.tests[client]) * self.data.targets_each
 
     def test_table(self) -> np.ndarray:
-        """(N, C) int64 own test samples by client and class."""
-        y = self.data.labels("test")
-        return np.stack([np.bincount(y[t], minlength=self.data.table_classes) for t in self.tests])
+        """Returns (N, C) int64 own test samples by client and class."""
+        return class_table(self.data.labels("test"), self.tests, self.data.table_classes)
 
     def sha256(self, client: int) -> str:
-        """SHA-256 of one client's training indices as little-endian int64 bytes."""
+        """Returns the SHA-256 of one client's training indices as little-endian int64 bytes."""
         return hashlib.sha256(self.parts[client].astype("<i8").tobytes()).hexdigest()
 
     def site(self, client: int, device: torch.device | str = "cpu") -> Site:
@@ -141,21 +135,17 @@ class Federation:
         return Site(self.data, self.parts[client], self.tests[client], torch.device(device), change)
 
     def public_data(self) -> Data | None:
-        """The server's public samples as `train` of a Data of their own, or None where there are
-        none.
+        """Returns the server's public samples as `train` of a Data of their own; None without
+        any.
         """
         return self._only(self.public)
 
     def validation_data(self) -> Data | None:
-        """The validation samples as `train` of a Data of their own, or None where there are
-        none.
-        """
+        """Returns the validation samples as `train` of a Data of their own; None without any."""
         return self._only(self.validation)
 
     def facts(self, client: int) -> JsonDict:
-        """What predicts a client's message sizes: the fields of
-        `fednet.algorithms.base.ClientFacts`.
-        """
+        """Returns the fields of `ClientFacts`, by which the sizes of messages are predicted."""
         counts = np.bincount(
             self.data.labels()[self.parts[client]], minlength=self.data.table_classes
         )
@@ -168,7 +158,7 @@ class Federation:
         }
 
     def to_json(self) -> JsonDict:
-        """What `partition.json` holds."""
+        """Returns the contents of `partition.json`."""
         return {
             "scheme": self.scheme,
             **({"feature_noise": self.feature_noise} if self.feature_noise else {}),
@@ -190,31 +180,33 @@ class Federation:
         }
 
     def export(self) -> JsonDict:
-        """The index lists, as `data.partition: {scheme: file}` reads them back."""
+        """Returns the index lists in the form that `data.partition: {scheme: file}` reads."""
         return {"train": [p.tolist() for p in self.parts], "test": [t.tolist() for t in self.tests]}
 
     def _only(self, indices: np.ndarray) -> Data | None:
-        return (
-            self.data.replace(train=self.data.take(indices), test=None, groups=None)
-            if len(indices)
-            else None
-        )
+        if not len(indices):
+            return None
+        return self.data.replace(train=self.data.take(indices), test=None, groups=None)
+
+
+def class_table(y: np.ndarray, parts: list[np.ndarray], classes: int) -> np.ndarray:
+    """Returns (N, C) int64 samples by client and class. parts: indices into y."""
+    return np.stack([np.bincount(y[part], minlength=classes) for part in parts])
 
 
 def noise(
     data: Data, sigma: float, seed: int, client: int, clients: int
 ) -> Callable[[Inputs, str], Inputs] | None:
-    """Feature skew: what adds Gaussian noise of standard deviation sigma * client / (clients - 1)
-    to a client's inputs, so that the first has none and the last sigma; None where there is none.
+    """Returns a function that adds Gaussian noise of standard deviation sigma * client / (clients -
+    1) to a client's inputs (feature skew); None for no noise. It takes (inputs, `train` or `test`).
 
-    The levels are those of the code of Li et al., ICDE 2022 (arXiv:2102.02079: `--noise`), whose
-    section IV calls sigma i / N a variance. sigma: in units of 0..1 for uint8 images (before mean
-    and std), else of the inputs themselves; whole numbers are left alone. Drawn once for each
-    sample, before any augmentation: it is a property of the client's data, its own test split
-    included. That code draws it anew each time that a sample is loaded, after the augmentation, and
-    judges the global model on as many copies of the test set, with the noise of each client; here
-    the server's test set has none.
-    What is called takes (inputs, `train` or `test`).
+    sigma: in units of 0..1 for uint8 images (before mean and std), else of the inputs themselves.
+    Whole numbers are not changed. The levels are those of the code of Li et al., ICDE 2022
+    (arXiv:2102.02079: `--noise`), whose section IV calls sigma i / N a variance.
+
+    Departs from that code: the noise is drawn once for each sample, before any augmentation, and
+    the server's test set has none. The code draws it each time that a sample is loaded, after the
+    augmentation, and evaluates on one copy of the test set for each client, with its noise.
     """
     level = sigma * client / max(1, clients - 1)
     if level == 0:
@@ -238,8 +230,8 @@ def noise(
 
 
 def balanced_test(data: Data, seed: int) -> np.ndarray:
-    """Sorted indices of a class-balanced test set: of each class as many as the rarest one has
-    (FedABC, Eq. 8).
+    """Returns sorted indices of a test set with as many samples of each class as the rarest class
+    has (FedABC, Eq. 8).
     """
     y = data.labels("test")
     counts = np.bincount(y, minlength=data.table_classes)

@@ -1,19 +1,18 @@
-"""Models by name, built from a run's seed.
+"""Builds models by name, from a run's seed.
 
-A model is a function or an `nn.Module` class under `@model("name")`, called as
-`build(*, input_shape, classes, **options)`, of the first two with those that it takes. Its options
-are its annotated keyword arguments, or a `msgspec.Struct` as its attribute `Options`. The module it
-returns has
+A model is a function or an `nn.Module` class under `@model("name")`. It is called with
+`input_shape` and `classes`, if it takes them, and with its options: its annotated keyword
+arguments, or a `msgspec.Struct` as its attribute `Options`. The module has
 
-    features(x)     what the last Linear gets: head(features(x)) == forward(x)
     head            the last Linear
-    projection(x)   only where there is a projection head before the last Linear: its output,
-                    which is features(x) too
-    encode(x)       beside `projection`: what the projection head gets, which is `projector`
+    features(x)     the input of the last Linear: head(features(x)) == forward(x)
+    projector       only with a projection head before the last Linear: that head
+    encode(x)       the input of the projection head
+    projection(x)   the output of the projection head, equal to features(x)
 
-Its parameters are float32, in which sums over clients are made; bf16 and fp16 are ways to compute
-(`train.precision`), and a float64 or bfloat16 parameter is refused. It returns one tensor, and its
-layers know their sizes when it is built. A buffer may not have a name that nn.Module has.
+Its parameters are float32; bf16 and fp16 are ways to compute (`train.precision`), and a float64 or
+bfloat16 parameter is refused. It returns one tensor, and its layers have their sizes when it is
+built. A buffer may not have a name that nn.Module has.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from fednet.plain import JsonDict, JsonMapping
 if typing.TYPE_CHECKING:
     from torch import nn
 
-# Of the `model:` section, but not the model's: see config.py.
+# Keys of the `model:` section that are not options of the model.
 ENGINE_KEYS = frozenset({"buffers", "adapters", "base", "sha256", "clients", "others"})
 
 
 def section(settings: ModelSection) -> JsonDict:
-    """The `model:` section of a configuration as `build` takes it."""
+    """Returns the `model:` section of a configuration as `build` takes it."""
     own = {"name": settings.name, "weights": settings.weights, "adapters": settings.adapters}
     return {**own, **settings.options}
 
 
 def without_files(settings: ModelSection) -> ModelSection:
-    """The `model:` section of a configuration without the files that it names."""
+    """Returns the `model:` section of a configuration without the files that it names."""
     adapters = settings.adapters
     if adapters is not None:
         adapters = msgspec.structs.replace(adapters, weights=None)
@@ -61,18 +60,18 @@ def build(
     seed: int,
     size: int | None = None,
 ) -> nn.Module:
-    """The model of a `model:` section, initialised from (seed, "init"); torch's global generator is
-    left as it was.
+    """Builds the model of a `model:` section, initialised from (seed, "init"). torch's global
+    generator does not change.
 
     input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a
-    .safetensors file to start from; `adapters` (a section, or None) are put on last. Raises
-    ConfigError for an unknown name or option, a shape that does not fit, a file that does not, a
-    model that this machine has no memory for. size: its bytes, where one like it was built before.
+    .safetensors file to start from; `adapters` (a section, or None) are added last. size: the
+    model's bytes, if known. Raises ConfigError for an unknown name or option, a shape or file that
+    does not fit, or a model larger than this machine's memory.
     """
     if size is None:
         size = nbytes(section, input_shape, classes)
     if size is not None:
-        # The module, and the values that it starts from.
+        # The module, and a copy of its initial values.
         capacity.check_memory(2 * size, f"model {section.get('name')}")
     try:
         with seeds.scope(seed, "init"):
@@ -96,8 +95,8 @@ def build(
 
 
 def nbytes(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> int | None:
-    """Bytes of the model's parameters and buffers, without taking them; None for one that does not
-    say: its builder needs values.
+    """Returns the bytes of the model's parameters and buffers, without allocating them; None for a
+    builder that needs their values.
     """
     import torch
 
@@ -112,13 +111,13 @@ def nbytes(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> 
 
 
 def bytes_of(module: nn.Module) -> int:
-    """The bytes of the module's parameters and buffers, the frozen ones too."""
+    """Returns the bytes of the module's parameters and buffers, the frozen ones too."""
     held = (*module.parameters(), *module.buffers())
     return sum(t.numel() * t.element_size() for t in held)
 
 
 def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The model that `build` makes, but initialised from torch's current generator, and never from
+    """Builds the model as `build` does, but initialised from torch's current generator, never from
     a file.
     """
     from torch import nn
@@ -156,8 +155,8 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
 
 
 def head_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the tensors of `module.head` where that is a Linear, else of the last Linear; () if
-    there is none. A tied tensor goes by its first name, as in the layout.
+    """Returns the names of the tensors of `module.head` if that is a Linear, else of the last
+    Linear; () if there is none. A tied tensor has its first name, as in the layout.
     """
     from torch import nn
 
@@ -168,15 +167,15 @@ def head_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def tensor_names(module: nn.Module, parts: typing.Iterable[nn.Module]) -> tuple[str, ...]:
-    """Names of the parameters of these parts of the module; a tied one goes by its first name, as
-    in the layout.
+    """Returns the names of the parameters of these parts of the module. A tied one has its first
+    name, as in the layout.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return tuple(dict.fromkeys(names[id(p)] for part in parts for p in part.parameters()))
 
 
 def head_width(module: nn.Module) -> int:
-    """The width of the last Linear's input; 0 if there is none."""
+    """Returns the width of the last Linear's input; 0 if there is none."""
     state = module.state_dict(keep_vars=True)
     return next((state[n].shape[1] for n in head_names(module) if state[n].dim() == 2), 0)
 
@@ -184,9 +183,9 @@ def head_width(module: nn.Module) -> int:
 def load(module: nn.Module, path: str | Path) -> nn.Module:
     """Fills a module from a .safetensors file, in place.
 
-    The file holds the model's tensors by name, or all of them but the head's, which then keep their
-    initialisation (a backbone trained on other classes). Of a tied tensor one name is enough. Half
-    precision is widened. Anything else is a ConfigError.
+    The file holds the model's tensors by name, or all except the head's, which then keep their
+    initialisation (a backbone trained on other classes). One name of a tied tensor is enough. Half
+    precision is converted. Raises ConfigError for anything else.
     """
     import torch
     from safetensors import SafetensorError
@@ -242,8 +241,8 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
 
 
 def image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """(c, h, w) of a model that needs images of at least smallest x smallest; ConfigError for
-    another shape.
+    """Returns (c, h, w). Raises ConfigError unless inputs are images of at least smallest x
+    smallest.
     """
     if len(input_shape) != 3:
         raise ConfigError(
@@ -260,5 +259,5 @@ def image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, 
 
 
 def flat(input_shape: tuple[int, ...]) -> int:
-    """Values in one sample."""
+    """Returns the number of values in one sample."""
     return math.prod(input_shape)

@@ -7,12 +7,12 @@ B    (out, r): zero at the start, so that the adapted model begins as the model
 
     h = W x + (alpha / r) B A x
 
-A layer keeps its name and those of its own tensors; A and B stand beside them as `lora_A` and
-`lora_B`. Layers that are read rather than called (inside torch's MultiheadAttention and Transformer
-layers) and grouped convolutions carry none.
+A layer keeps its name and the names of its tensors, and gets `lora_A` and `lora_B`. Layers whose
+weights are read without calling them (inside torch's MultiheadAttention and Transformer layers) and
+grouped convolutions get none.
 
-Beside a run's model lie its adapters alone, as the package `peft` reads and writes them
-(`adapter_config.json` and `adapter_model.safetensors`); neither needs that package.
+A run also writes its adapters alone, in the form of the package `peft` (`adapter_config.json` and
+`adapter_model.safetensors`). The package is not needed to read or write them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
         if not named:
             raise _nothing(pattern, can, cannot)
         chosen |= set(named)
-    # Linear and Conv2d, and a user's own of either: all that is asked of them is a weight.
+    # Linear and Conv2d, whose common type has no weight.
     carriers: list[Any] = [module.get_submodule(n) for n in chosen]
     weights: list[torch.Tensor] = [layer.weight for layer in carriers]
     nbytes = sum((w[0].numel() + len(w)) * w.element_size() for w in weights) * section.rank
@@ -94,7 +94,7 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
 
 
 def layers(module: nn.Module) -> tuple[list[str], dict[str, str]]:
-    """(names of the layers that can carry adapters, names of others like them and why not)."""
+    """Returns (names of layers that can have adapters, other Linear and Conv2d: why not)."""
     can, cannot = list[str](), dict[str, str]()
     within: list[str] = []
     holders = _holders(module)
@@ -127,9 +127,7 @@ def layers(module: nn.Module) -> tuple[list[str], dict[str, str]]:
 
 
 def _holders(module: nn.Module) -> dict[int, list[str]]:
-    """The names that each parameter has by the modules that hold it; a module with several names
-    counts once.
-    """
+    """Returns the names of each parameter, by its id. A module with several names counts once."""
     found: dict[int, list[str]] = {}
     for name, part in module.named_modules():
         for leaf, parameter in part.named_parameters(recurse=False):
@@ -164,16 +162,16 @@ def _nothing(pattern: str, can: list[str], cannot: Mapping[str, str]) -> ConfigE
     )
 
 
-# -- without them ----------------------------------------------------------------------------------
+# -- merging ---------------------------------------------------------------------------------------
 def adapted(module: nn.Module) -> Iterator[tuple[str, Lora]]:
-    """The layers with adapters, by name."""
+    """Yields the layers with adapters, by name."""
     for name, part in module.named_modules():
         if isinstance(part, Lora):
             yield name, part
 
 
 def merged(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict of the module as it was before `adapt`, W + (alpha / r) B A in W's place."""
+    """Returns the state dict of the model without adapters, with W + (alpha / r) B A for W."""
     state = {name: t.detach().clone() for name, t in module.state_dict().items()}
     for name, part in module.named_modules(remove_duplicate=False):
         if not isinstance(part, Lora):
@@ -188,9 +186,7 @@ def merged(module: nn.Module) -> dict[str, torch.Tensor]:
 
 # -- peft ------------------------------------------------------------------------------------------
 def to_peft(module: nn.Module, beside: Iterable[str] = ()) -> dict[str, torch.Tensor]:
-    """The adapters under peft's names, in its shapes. beside: names of other tensors that were
-    trained, which stand with them.
-    """
+    """Returns the adapters with peft's names and shapes. beside: names of other trained tensors."""
     state = module.state_dict()
     found = {f"{PREFIX}{name}": state[name].clone() for name in beside}
     for name, part in adapted(module):
@@ -202,7 +198,7 @@ def to_peft(module: nn.Module, beside: Iterable[str] = ()) -> dict[str, torch.Te
 
 
 def peft_config(module: nn.Module, rank: int, alpha: float, beside: Iterable[str] = ()) -> JsonDict:
-    """What `adapter_config.json` says of them."""
+    """Returns the contents of `adapter_config.json`."""
     return {
         "peft_type": "LORA",
         "task_type": None,
@@ -219,8 +215,8 @@ def peft_config(module: nn.Module, rank: int, alpha: float, beside: Iterable[str
 
 
 def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
-    """Fills a module's adapters from a folder that `peft`, or a run, has written, in place, and the
-    other tensors of the module that stand there. Raises ConfigError for a folder that has none, or
+    """Fills a module's adapters, in place, from a folder that `peft` or a run has written, and
+    other tensors of the module that are there. Raises ConfigError if the folder has no adapters, or
     those of other layers, another rank or another scale.
     """
     from safetensors import SafetensorError
@@ -229,10 +225,10 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     source = f"model.adapters.weights: {str(folder)!r}"
     about, tensors = (places.expanded(folder, "model.adapters.weights") / name for name in FILES)
     try:
-        said = json.loads(named(about).read_text(encoding="utf-8"))
+        config = json.loads(named(about).read_text(encoding="utf-8"))
         given = load_file(named(tensors))
-        r, alpha = int(said["r"]), float(said["lora_alpha"])
-        scale = alpha / math.sqrt(r) if said.get("use_rslora") else alpha / r
+        r, alpha = int(config["r"]), float(config["lora_alpha"])
+        scale = alpha / math.sqrt(r) if config.get("use_rslora") else alpha / r
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as e:
         raise ConfigError(
             f"{source} is no folder with {' and '.join(FILES)} of a LoRA adapter ({e})."

@@ -1,4 +1,4 @@
-"""The model that a run starts from, and as many more of its kind as a process needs."""
+"""The model that a run starts from, and further models of its kind."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """module: as the run begins; layout: of what is trained of it; factory(seed): another one,
-    initialised from that seed, whose frozen tensors are this one's. sha256: of the module, "" where
-    nobody asks; hollow: it is yet to come from the server.
+    """The initial model of a run. layout: of its trained part. factory(seed): builds another
+    module, initialised from that seed, with the same frozen tensors. sha256: of the module, "" if
+    it is not needed. hollow: the server has not sent the values yet.
     """
 
     module: nn.Module
@@ -44,7 +44,7 @@ def start(
     outputs: int,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Start:
-    """The model that a run's training starts from. given: the values to begin with, from elsewhere.
+    """Builds the model that training starts from. given: its values, if they come from elsewhere.
     Raises ConfigError.
     """
     unread = models.section(models.without_files(config.model))
@@ -73,22 +73,22 @@ def start(
 
 
 def pinned_by_sites(config: Config) -> bool:
-    """Whether sites have to know what training starts from: a part of it stays, or all of it comes
-    from the server.
+    """Whether sites need the digest of the initial model: part of it is never sent, or all of it
+    comes from the server.
     """
     part = config.train.only or config.model.adapters is not None
     return bool(part) or config.model.base == "server"
 
 
 def pinned(config: Config, sha256: str) -> Config:
-    """The configuration as the server sends it to clients: with the digest of the model that
-    training starts from, where sites have to know it.
+    """Returns the configuration as the server sends it to clients: with the digest of the initial
+    model, if they need it.
     """
     return _with_sha256(config, sha256) if pinned_by_sites(config) else config
 
 
 def unpinned(config: Config) -> Config:
-    """The configuration as the server had it."""
+    """Returns the configuration without that digest."""
     return _with_sha256(config, None)
 
 
@@ -97,7 +97,7 @@ def _with_sha256(config: Config, sha256: str | None) -> Config:
 
 
 def received(config: Config) -> Config:
-    """The configuration as a client has it: files that the server alone has are not looked for."""
+    """Returns the configuration as a client uses it: without files that only the server has."""
     if config.model.base == "sites":
         return config
     return config.replace(model=models.without_files(config.model))
@@ -120,7 +120,7 @@ def _another(config: Config, found: str, sent: bool) -> ConfigError:
 
 
 def filled(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The module with these values. Raises ConfigError where they are not a model's of its kind."""
+    """Fills the module with these values. Raises ConfigError if they are another model's."""
     try:
         module.load_state_dict(dict(given), strict=True)
     except RuntimeError as other:
@@ -131,28 +131,27 @@ def filled(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
 
 
 def sha256(module: nn.Module) -> str:
-    """The SHA-256 of all tensors of a state dict, by name: what two sites agree on where a part of
-    it never crosses.
+    """Returns the SHA-256 of a state dict. Sites compare it if a part of the model is never
+    sent.
     """
-    return combine(
-        hashlib.sha256(
-            f"{name} {t.dtype} {tuple(t.shape)}".encode()
-            + t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            if t.numel()
-            else name.encode()
-        ).hexdigest()
-        for name, t in module.state_dict().items()
-    )
+    digests = []
+    for name, t in module.state_dict().items():
+        content = name.encode()
+        if t.numel():
+            values = t.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            content = f"{name} {t.dtype} {tuple(t.shape)}".encode() + values.numpy().tobytes()
+        digests.append(hashlib.sha256(content).hexdigest())
+    return combine(digests)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters and buffers, tied ones once."""
+    """Yields all parameters and buffers, tied ones once."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
-# -- as the server sends it (`model.base: server`) -------------------------------------------------
-BASE = "base"  # its kind in the books
+# -- the model that the server sends (`model.base: server`) ----------------------------------------
+BASE = "base"  # its kind in the ledger
 
 
 class Base(Payload):
@@ -162,14 +161,14 @@ class Base(Payload):
 
 
 def packed(module: nn.Module) -> Base:
-    """The module's state dict."""
+    """Returns the module's state dict as a payload."""
     named = {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}
     data = np.frombuffer(bytearray(save(named)), dtype=np.uint8)
     return Base(base=torch.from_numpy(data))  # type: ignore[call-arg]
 
 
 def unpacked(data: bytes) -> Mapping[str, torch.Tensor]:
-    """The tensors by name. Raises RemoteProtocolError if this is no .safetensors file."""
+    """Returns the tensors by name. Raises RemoteProtocolError if it is no .safetensors file."""
     try:
         return load(data)
     except SafetensorError as broken:

@@ -1,11 +1,10 @@
-"""Which tensors of a model are trained, and so sent (`train.only`, `model.adapters`), and which of
-its modules are frozen.
+"""Decides which tensors of a model are trained, and so sent (`train.only`, `model.adapters`), and
+which of its modules are frozen.
 
 Patterns are globs over the names of the state dict; a tied tensor is matched by any of its names. A
-module without a trained tensor is frozen as `requires_grad_(False)` and `eval()` together freeze
-it: its dropout is off, its BatchNorm normalises with the running statistics that it has, and they
-stay as they are. So a buffer goes with the parameters of its own module: it is trained, and
-crosses, where one of these is; of a module without parameters, where a pattern names it.
+module without a trained tensor is frozen, as by `requires_grad_(False)` and `eval()`: its dropout
+is off, and its BatchNorm uses its running statistics without changing them. A buffer is trained and
+sent if a parameter of its module is; in a module without parameters, if a pattern names it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def layout_of(config: Config, module: nn.Module) -> Layout:
-    """The layout of what is trained of a module. Raises ConfigError for a pattern that names
-    nothing that can be.
+    """Returns the layout of a module's trained part. Raises ConfigError for a pattern that matches
+    no tensor that can be trained.
     """
     whole = Layout.of(module)
     only = config.train.only
@@ -36,7 +35,7 @@ def layout_of(config: Config, module: nn.Module) -> Layout:
 
 
 def named_by(whole: Layout, patterns: tuple[str, ...]) -> Layout:
-    """The part of a layout that patterns name, with the buffers that go with it."""
+    """Returns the part of a layout that patterns name, with its buffers."""
     parameters = {s.name: s for s in whole.slots if s.role == "parameter"}
     owners = {owner(name) for s in parameters.values() for name in s.names}
     free = {s.name: s for s in whole.slots if s.role != "parameter" and owner(s.name) not in owners}
@@ -62,7 +61,7 @@ def _matches(slot: Slot, pattern: str) -> bool:
 
 
 def owner(name: str) -> str:
-    """The module that a tensor belongs to."""
+    """Returns the name of the module that a tensor belongs to."""
     return name.rpartition(".")[0]
 
 
@@ -80,16 +79,16 @@ def _nothing(pattern: str, known: list[str], whole: Layout) -> ConfigError:
 
 def moves(module: nn.Module, layout: Layout, kind: type[nn.Module]) -> bool:
     """Whether a module has parts of that kind that are not frozen."""
-    still = {id(part) for part in frozen_parts(module, layout)}
-    return any(isinstance(part, kind) and id(part) not in still for part in module.modules())
+    frozen = {id(part) for part in frozen_parts(module, layout)}
+    return any(isinstance(part, kind) and id(part) not in frozen for part in module.modules())
 
 
 def frozen_parts(module: nn.Module, layout: Layout) -> list[nn.Module]:
-    """The modules that have parameters or numeric buffers, none of which the layout has."""
+    """Returns the modules with parameters or numeric buffers of which the layout has none."""
     import torch
 
     state = module.state_dict(keep_vars=True)
-    moving = {id(state[name]) for name in layout.names}
+    trained = {id(state[name]) for name in layout.names}
     found = []
     for part in module.modules():
         held = [
@@ -97,6 +96,6 @@ def frozen_parts(module: nn.Module, layout: Layout) -> list[nn.Module]:
             for t in part.state_dict(keep_vars=True).values()
             if t.is_floating_point() or t.dtype == torch.int64
         ]
-        if held and not any(id(t) in moving for t in held):
+        if held and not any(id(t) in trained for t in held):
             found.append(part)
     return found

@@ -1,5 +1,5 @@
-"""A user's own traces. What cannot be is refused, with its line: seconds that go back or are below
-0, spells that overlap, clients that do not exist or are left out, seconds that are left out.
+"""Reads a user's own traces. Impossible values are refused with their line: seconds that go back
+or are below 0, spells that overlap, clients that do not exist or are left out, missing seconds.
 
     availability  CSV `client,from,to`: seconds, by client, then by time; a client that is never
                   available has the line `client,0,0`
@@ -72,7 +72,7 @@ def availability(text: str, path: str, clients: int) -> list[Presence] | tuple[P
     ids of their own.
     """
     if text.lstrip()[:1] == "{":
-        return tuple(_device(key, value, at) for key, value, at in _entries(text, path))
+        return tuple(_device(value, at) for value, at in _entries(text, path))
     spells: list[list[tuple[float, float]]] = [[] for _ in range(clients)]
     never = "; if it is never available, write `{},0,0`"
     for at, client, (start, end) in _by_client(
@@ -93,8 +93,8 @@ def availability(text: str, path: str, clients: int) -> list[Presence] | tuple[P
     return [Presence(tuple(each)) for each in spells]
 
 
-def _device(key: str, value: Any, at: str) -> Presence:  # value: as read from a user's file
-    """Reads one device's entry of FedScale's or FLASH's JSON."""
+def _device(value: Any, at: str) -> Presence:  # value: as read from a user's file
+    """Returns the availability of one device of FedScale's or FLASH's JSON."""
     try:
         if "ready_time" in value:
             pairs = [(float(a), float(b)) for a, b in value["ready_time"] or ()]
@@ -106,22 +106,22 @@ def _device(key: str, value: Any, at: str) -> Presence:  # value: as read from a
             active, inactive = value["active"], value["inactive"]
             if len(active) != len(inactive):
                 raise ConfigError(
-                    f"{at}: device {key} becomes active {len(active)} times and inactive "
+                    f"{at}: it becomes active {len(active)} times and inactive "
                     f"{len(inactive)} times; expected the same number."
                 )
             pairs = [(float(a), float(b)) for a, b in zip(active, inactive)]
     except (KeyError, TypeError, ValueError, OverflowError) as broken:
         raise ConfigError(
-            f"{at}: device {key}: expected active, inactive and finish_time (FedScale), or "
+            f"{at}: expected active, inactive and finish_time (FedScale), or "
             f"trace_start, trace_end and ready_time (FLASH); {type(broken).__name__}: {broken}."
         ) from None
     if not 0 <= begin < end < math.inf:
-        raise ConfigError(f"{at}: device {key}: its trace goes from second {begin:g} to {end:g}.")
+        raise ConfigError(f"{at}: its trace goes from second {begin:g} to {end:g}.")
     before = begin
     for number, (a, b) in enumerate(pairs, 1):
         if not before <= a <= b <= end:
             raise ConfigError(
-                f"{at}: device {key}, spell {number}: from second {a:g} to {b:g}; expected "
+                f"{at}, spell {number}: from second {a:g} to {b:g}; expected "
                 f"ascending seconds from {before:g} to the trace's end, {end:g}."
             )
         before = b
@@ -136,7 +136,7 @@ def paces(text: str, path: str, clients: int, batch: int) -> Iterator[Pace]:
     if text.lstrip()[:1] == "{":
         found = [
             Pace(TRAINED * batch * _above(value, "computation", at) / 1e3)
-            for _, value, at in _entries(text, path)
+            for value, at in _entries(text, path)
         ]
         yield from (found[c % len(found)] for c in range(clients))
         return
@@ -182,7 +182,7 @@ def _series(path: str, clients: int) -> dict[int, tuple[Rates, Rates]]:
     found = text(path, "link.trace", LINKS)
     if found.lstrip()[:1] == "{":
         series = {}
-        for number, (_, value, at) in enumerate(_entries(found, path)):
+        for number, (value, at) in enumerate(_entries(found, path)):
             rates = Rates([_above(value, "communication", at) / 1e3])
             series[number] = rates, rates
         return series
@@ -304,22 +304,17 @@ def _cut(line: str, most: int = 60) -> str:
     return repr(line) if len(line) <= most else f"{line[:most]!r} and {len(line) - most} more"
 
 
-def _entries(text: str, path: str) -> Iterator[tuple[str, object, str]]:
-    """Yields (key, value, place) of a JSON object; place: the line of the key."""
+def _entries(text: str, path: str) -> Iterator[tuple[object, str]]:
+    """Yields (value, place) of each device in a JSON object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as broken:  # also: a number too long, nesting too deep
         line, why = getattr(broken, "lineno", 1), getattr(broken, "msg", broken)
         raise ConfigError(f"{path}:{line}: {why}; expected JSON.") from None
-    place, line = 0, 1
-    for key, value in found.items():
-        next_place = text.find(json.dumps(key), place)
-        if next_place >= 0:
-            line += text.count("\n", place, next_place)
-            place = next_place
-        yield str(key), value, f"{path}:{line}"
     if not found:
         raise ConfigError(f"{path}: it is empty; expected devices by id.")
+    for key, value in found.items():
+        yield value, f"{path}: device {_cut(key)}"
 
 
 def _above(value: Any, key: str, at: str) -> float:  # value: as read from a user's file
