@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import pytest
 
 from fednet import papers
 from fednet.errors import ConfigError
-from fednet.papers.tables import DATASETS, lay
+from fednet.papers.tables import lay
 
 TABLES = papers.with_results()
 CELLS = [c for t in TABLES for c in papers.cells(t)]
@@ -17,10 +18,6 @@ def only(table: str, **wanted: str) -> papers.Cell:
         c for c in papers.cells(table) if all(getattr(c, k) == v for k, v in wanted.items())
     ]
     return found
-
-
-def settings(paper: str) -> dict:
-    return papers.paper(paper)["settings"]
 
 
 def numbers(value: object) -> list[float]:
@@ -110,92 +107,27 @@ def test_cells_of_one_name_are_one_run():
     ).name in {c.name for c in papers.cells("fedabc/table2")}
 
 
-@pytest.mark.parametrize("paper", [p for p in papers.NAMES if p not in papers.FIELD])
-def test_sizes_of_the_federation_and_local_training_are_the_papers(paper):
-    said = settings(paper)
-    optimizer = said["optimizer"]
+STATED = {
+    "clients": ("clients",),
+    "participation": ("participation",),
+    "local_epochs": ("train", "epochs"),
+    "local_steps": ("train", "steps"),
+    "batch_size": ("train", "batch_size"),
+    "lr": ("train", "lr"),
+    "momentum": ("train", "momentum"),
+    "weight_decay": ("train", "weight_decay"),
+}
+
+
+@pytest.mark.parametrize("paper", papers.NAMES)
+def test_runs_have_the_numbers_that_the_paper_states(paper):
+    settings = papers.paper(paper)["settings"]
+    stated = {**settings, **settings.get("optimizer", {})}
     for cell in (c for c in CELLS if c.paper == paper and c.method != "SOLO"):
-        config = cell.config
-        assert config["clients"] == said["clients"]
-        if said.get("participation") is not None:
-            assert config["participation"] == said["participation"]
-        for key, value in (
-            ("lr", optimizer.get("lr")),
-            ("momentum", optimizer.get("momentum")),
-            ("weight_decay", optimizer.get("weight_decay")),
-            ("batch_size", optimizer.get("batch_size") or said.get("batch_size")),
-        ):
-            if value is not None:
-                assert config["train"][key] == value
-        if isinstance(said.get("local_epochs"), int):
-            assert config["train"]["epochs"] == said["local_epochs"]
-        if paper != "fedrds":
-            assert (
-                float(cell.heterogeneity.partition("=")[2]) == config["data"]["partition"]["alpha"]
-            )
-        assert config["data"]["dataset"] == DATASETS[cell.dataset]
-
-
-@pytest.mark.parametrize("paper", papers.FIELD)
-def test_sizes_of_the_fields_tables_are_the_printed_ones(paper):
-    said = settings(paper)
-
-    def stated(key: str, cell: papers.Cell) -> object:
-        """Of all cells, or by what tells them apart."""
-        value = said.get(key)
-        if not isinstance(value, dict):
-            return value
-        return next(v for k, v in value.items() if k in (cell.variant, cell.dataset))
-
-    for cell in (c for c in CELLS if c.paper == paper):
-        config, train = cell.config, cell.config["train"]
-        if paper == "niidbench":
-            assert f"{config['clients']} parties" == cell.variant
-        else:
-            assert config["clients"] == said["clients"]
-        if stated("participation", cell) is not None:
-            assert config["participation"] == stated("participation", cell)
-        if "clients_per_round" in said:
-            assert config["participation"] * said["clients"] == said["clients_per_round"]
-        for key, own in (("local_epochs", "epochs"), ("local_steps", "steps")):
-            assert said.get(key) is None or train[own] == said[key]
-        for key, value in {**said, **said.get("optimizer", {})}.items():
-            if key in ("lr", "batch_size", "momentum", "weight_decay"):
-                assert isinstance(value, str) or train[key] == value
-        if paper != "mcmahan" and stated("rounds", cell) is not None:
-            assert config["rounds"] == stated("rounds", cell)
-        mu = said.get("FedProx_mu", {}).get(cell.variant, {}).get(cell.heterogeneity)
-        if cell.method == "FedProx" and mu is not None and cell.table == "cifar10":
-            assert config["algorithm"]["mu"] == mu
-        assert config["data"]["dataset"] == DATASETS[cell.dataset]
-
-
-def test_rounds_and_values_that_differ_between_datasets_are_the_papers():
-    for cell in CELLS:
-        said = settings(cell.paper).get("datasets", {}).get(cell.dataset, {})
-        if cell.table == "figure2":  # ends where the figure looks
-            assert f"round={cell.config['rounds']}" == cell.variant
-        elif isinstance(said.get("rounds"), int) and cell.method != "SOLO":
-            assert cell.config["rounds"] == said["rounds"]
-        if cell.paper == "fedabc":
-            assert cell.config["train"]["lr"] == said["lr"]
-            if cell.method == "FedABC":
-                algorithm = cell.config["algorithm"]
-                assert [algorithm[k] for k in ("m_p", "m_n", "m_nn", "focal_gamma")] == [
-                    said[k] for k in ("m_p", "m_n", "m_nn", "focal_exponent")
-                ]
-        if cell.paper == "fedrds":
-            row = settings("fedrds")["table2"][cell.dataset]
-            assert cell.config["train"]["lr"] == row["lr"]
-            assert cell.config["train"]["batch_size"] == row["batch_size"]
-            assert cell.table == "figure5" or cell.config["train"]["epochs"] == row["local_epochs"]
-            assert cell.config["participation"] == row["fraction_clients"]
-            assert (
-                cell.table in ("figureA1", "figure6")
-                or cell.config["data"]["public"]["fraction"] == row["beta_shared"]
-            )
-            if cell.method == "FedRDS" and cell.table != "figureA1":
-                assert cell.config["algorithm"]["alpha"] == row["alpha_shared_per_client"]
+        for key, path in STATED.items():
+            if isinstance(stated.get(key), (int, float)):
+                value = functools.reduce(lambda at, k: at.get(k, {}), path, cell.config)
+                assert value == stated[key], (cell.name, key)
 
 
 def test_laying_another_part_on_a_mapping_drops_the_options_of_the_one_below():

@@ -73,13 +73,6 @@ def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
     assert book.method == {"up": {"state": 14}, "down": {"state": 5}}
 
 
-def test_records_of_clients_pass_one_at_a_time(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=5, clients=4, personalised=True))
-    page._tiles(run)
-    list(figures.details(run))
-    assert "clients" not in run.__dict__
-
-
 def test_who_is_not_judged_at_the_end_of_a_large_run_has_no_line_in_the_figure(tmp_path):
     path = write(tmp_path / "a", rounds=2, clients=4, share=1.0, personalised=True)
     rows = [r.line() for r in open_run(path).clients]

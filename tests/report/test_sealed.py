@@ -44,13 +44,12 @@ def test_a_damaged_file_of_records_is_an_error_that_names_it(
         list(open_run(copy).lines(name))
 
 
-@pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("verb", ["compare", "verify", "report"])
 def test_no_table_is_made_of_damaged_records(
-    whole: Path, tmp_path: Path, verb: str, how: str, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(whole, tmp_path / "r")
-    damaged(copy / "rounds.jsonl", how)
+    damaged(copy / "rounds.jsonl", "a line doubled")
     words = [str(copy), str(whole)] if verb != "report" else [str(copy)]
     assert main.main([verb, *words]) == 2
     said = capsys.readouterr()
