@@ -11,7 +11,7 @@ Clients are weighted by their samples, as in FedAvg. The authors' code averages 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import joined, parted, say_if_whole
+from fednet.algorithms.split import split_model, warn_if_not_split, whole_model
 
 
 @algorithm("fedbn")
@@ -40,10 +40,10 @@ class FedBN(Algorithm):
         return layout.without(own)
 
     def client_update(self, phase, client, down, host):
-        y = host.train(joined(down.x, client.bn, host))
-        up, own = parted(y.x, host)
+        y = host.train(whole_model(down.x, client.bn, host))
+        up, own = split_model(y.x, host)
         return self.Client(bn=own), self.Up(x=up, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
-        say_if_whole(host)
+        warn_if_not_split(host)
         return super().server_update(accumulator, server, cohort, host)

@@ -107,12 +107,10 @@ class FedDC(Algorithm):
         return None
 
     def sizes(self, payload, client):
+        if payload is not self.Up:
+            return {}
         one = math.prod(client.input_shape) * FLOAT_BYTES + LABEL_BYTES
-        return (
-            {"s": len(present(client.class_counts, self.config.cond_min)) * one}
-            if payload is self.Up
-            else {}
-        )
+        return {"s": len(present(client.class_counts, self.config.cond_min)) * one}
 
     def outputs(self, module, x):
         if module.training:  # else there is one sample in all, and BatchNorm is not tried on it
@@ -127,9 +125,7 @@ class FedDC(Algorithm):
         return client, self.Up(x=y.x, s=Samples(client.x, client.y), run=y.run)
 
     def condensed(self, host):
-        """S_i, from streams of its own and nets that were never trained: nothing of it depends on
-        w^t.
-        """
+        """Makes S_i, from its own random streams and untrained nets: it does not depend on w^t."""
         x, y = host.data
         model = host.model(host.initial)
         with host.drawing("condense/draws"):
@@ -166,26 +162,22 @@ class FedDC(Algorithm):
         )
 
     def server_update(self, accumulator, server, cohort, host):
-        theta, s = (
-            accumulator.x.mean(),
-            Samples(torch.cat(accumulator.images), torch.cat(accumulator.labels)),
-        )
+        theta = accumulator.x.mean()
+        s = Samples(torch.cat(accumulator.images), torch.cat(accumulator.labels))
         host.report(condensed_images=len(s))
         if not self.config.ft_epochs or not len(s):
             return server.replace(x=theta)
         lr = host.lr if self.config.ft_lr is None else self.config.ft_lr
         weights = class_weights(s.y, host.classes) if self.config.ft_balance == "class" else None
-        # Eq. 7
-        return server.replace(
-            x=host.fit(
-                theta,
-                s,
-                epochs=self.config.ft_epochs,
-                lr=lr,
-                batch_size=self.config.ft_batch,
-                weights=weights,
-            )
+        theta = host.fit(  # Eq. 7
+            theta,
+            s,
+            epochs=self.config.ft_epochs,
+            lr=lr,
+            batch_size=self.config.ft_batch,
+            weights=weights,
         )
+        return server.replace(x=theta)
 
 
 @algorithm("feddcplus")

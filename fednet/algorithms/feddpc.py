@@ -85,11 +85,10 @@ class FedDPC(Algorithm):
             c = dg / accumulator.gg
         elif self.config.scaling:
             dd = up.d.dot(up.d)
-        f = (
-            self.factor(client_id, dd, dd - c * c * accumulator.gg, host)
-            if self.config.scaling
-            else 1.0
-        )
+        f = 1.0
+        if self.config.scaling:
+            rr = dd - c * c * accumulator.gg
+            f = self.factor(client_id, dd, rr, host)
         return self.Accumulator(
             u=accumulator.u.add(up.d, scale=f), gg=accumulator.gg, along=accumulator.along + f * c
         )
@@ -103,16 +102,13 @@ class FedDPC(Algorithm):
             )
             return 0.0
         ratio = math.sqrt(dd / rr)
-        return self.config.lam + (
-            ratio if self.config.max_ratio is None else min(ratio, self.config.max_ratio)
-        )
+        if self.config.max_ratio is not None:
+            ratio = min(ratio, self.config.max_ratio)
+        return self.config.lam + ratio
 
     def server_update(self, accumulator, server, cohort, host):
-        m, along, eta_g = (
-            accumulator.u.count,
-            accumulator.along,
-            host.lr if self.config.server_lr is None else self.config.server_lr,
-        )
+        m, along = accumulator.u.count, accumulator.along
+        eta_g = host.lr if self.config.server_lr is None else self.config.server_lr
 
         def step(u, g, x):
             delta = ((u - along * g.double()) / m).float()

@@ -62,11 +62,9 @@ class FedExP(Algorithm):
 
     def server_update(self, accumulator, server, cohort, host):
         d, a = accumulator.d, accumulator.d.weight
-        eps = (
-            self.config.eps
-            * host.lr_decay**2
-            * (d.count if self.config.eps_mode == "times_m" else 1)
-        )
+        eps = self.config.eps * host.lr_decay**2
+        if self.config.eps_mode == "times_m":
+            eps *= d.count
         mean_square = float(torch.dot(d.vector, d.vector)) / a**2  # ||D||^2
         below = 2 * (mean_square + eps)
         eta_g = max(1.0, accumulator.squares / a / below) if below else 1.0

@@ -98,10 +98,9 @@ class FedGA(Algorithm):
         if self.config.mode == "stale":
             start = self.displaced(down.x, down.g, client.g)
             y = host.train(start)
-            d = start - y.x
-            g_i = (
-                d.params / (host.lr * tau(y.run.steps, host.momentum)) if y.run.steps else client.g
-            )
+            d, g_i = start - y.x, client.g
+            if y.run.steps:
+                g_i = d.params / (host.lr * tau(y.run.steps, host.momentum))
             return self.Client(g=g_i), self.Up(d=d.with_buffers(y.x), run=y.run)
         if phase == 0:
             found = host.gradient(down.x)
@@ -129,12 +128,10 @@ class FedGA(Algorithm):
         if d.count < server.asked:
             host.warn(
                 f"fedga: {server.asked - d.count} of {server.asked} clients were lost between the "
-                f"trips; "
-                "the displacements of the others do not cancel."
+                f"trips; the displacements of the others do not cancel."
             )
         x = d.step(server.x, -1.0)
         if self.config.mode == "exact":
             return self.Server(x=x)
-        return self.Server(
-            x=x, g=accumulator.d.weighted(accumulator.trained) if accumulator.trained else server.g
-        )
+        g = accumulator.d.weighted(accumulator.trained) if accumulator.trained else server.g
+        return self.Server(x=x, g=g)

@@ -75,10 +75,8 @@ class FedPDC(Algorithm):
             y = host.train(down.x, proximal=pull)
             return client, self.Up(x=y.x, run=y.run)
         if self.config.penalty == "scale":
-            y = host.train(
-                down.x,
-                loss=(lambda m, x, y: (1 + pull) * host.task.loss(m(x), y)) if pull else None,
-            )
+            scaled = (lambda m, x, y: (1 + pull) * host.task.loss(m(x), y)) if pull else None
+            y = host.train(down.x, loss=scaled)
             return client, self.Up(x=y.x, run=y.run)
         y = host.train(down.x)  # Eq. 6 as printed: its constant has no gradient
         return client, self.Up(x=y.x, run=y.run)
@@ -94,9 +92,9 @@ class FedPDC(Algorithm):
     def accumulate(self, accumulator, server, client_id, up, host):
         p = host.evaluate(up.x).accuracy
         weight = p if self.config.weighting == "accuracy" else self.weight(up.run)
-        alike = (
-            accumulator.alike.add(up.x) if accumulator.alike is not None and weight == 0 else None
-        )
+        alike = None
+        if accumulator.alike is not None and weight == 0:
+            alike = accumulator.alike.add(up.x)
         return self.Accumulator(
             x=accumulator.x.add(up.x, weight), p={**accumulator.p, client_id: p}, alike=alike
         )

@@ -9,7 +9,7 @@ first participation a client starts from the common initial head.
 """
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
+from fednet.algorithms.split import last_linears, split_model, warn_if_not_split, whole_model
 
 
 @algorithm("fedper")
@@ -34,10 +34,10 @@ class FedPer(Algorithm):
         return layout.without(last_linears(module, self.config.personal_layers))
 
     def client_update(self, phase, client, down, host):
-        y = host.train(joined(down.x, client.head, host))  # base and head jointly
-        base, head = parted(y.x, host)
+        y = host.train(whole_model(down.x, client.head, host))  # base and head jointly
+        base, head = split_model(y.x, host)
         return self.Client(head=head), self.Up(x=base, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
-        say_if_whole(host)
+        warn_if_not_split(host)
         return super().server_update(accumulator, server, cohort, host)  # the mean of the bases

@@ -173,11 +173,11 @@ class FedProto(Algorithm):
 
 
 def within(n: torch.Tensor, most: int) -> torch.Tensor:
-    """(C,) counts as they are; of more than the client's samples count for, in proportion less. A
-    client may say more than it has, and `round.max_share` may let less of what it has count.
+    """Returns the counts (C,), scaled down if their sum is above `most`. A client may report more
+    samples than it has, and `round.max_share` may reduce how many of its samples count.
     """
-    said = float(n.double().sum())
-    return n if said <= most else (n.double() * (most / said)).long()
+    total = float(n.double().sum())
+    return n if total <= most else (n.double() * (most / total)).long()
 
 
 @torch.no_grad()

@@ -31,7 +31,6 @@ class FedProx(Algorithm):
         if host.lr * self.config.mu >= 2 * (1 + host.momentum):
             host.warn(
                 f"fedprox: mu {self.config.mu:g} is unstable at lr {host.lr:g}: lr * mu should "
-                f"stay below "
-                f"{2 * (1 + host.momentum):g}."
+                f"stay below {2 * (1 + host.momentum):g}."
             )
         return super().server_update(accumulator, server, cohort, host)

@@ -107,12 +107,10 @@ class FedRDS(Algorithm):
         return client.replace(x=payload.samples.x, y=payload.samples.y)
 
     def sizes(self, payload, client):
+        if payload is not self.Enrolment:
+            return {}
         n = part_of(self.config.alpha, client.public_n)
-        return (
-            {"samples": n * (client.sample_nbytes + LABEL_BYTES)}
-            if payload is self.Enrolment
-            else {}
-        )
+        return {"samples": n * (client.sample_nbytes + LABEL_BYTES)}
 
     # -- a round -----------------------------------------------------------------------------------
     def client_update(self, phase, client, down, host):

@@ -14,7 +14,7 @@ paper's mean is uniform.
 """
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
+from fednet.algorithms.split import last_linears, split_model, warn_if_not_split, whole_model
 
 
 @algorithm("fedrep")
@@ -47,7 +47,7 @@ class FedRep(Algorithm):
     def client_update(self, phase, client, down, host):
         base = [s.name for s in host.shared.parameters.slots]
         head = [s.name for s in host.layout.parameters.without(base).slots]
-        x, runs = joined(down.x, client.head, host), []
+        x, runs = whole_model(down.x, client.head, host), []
         h, b, steps = self.head_epochs(host), self.config.body_epochs, host.train_config.steps
         counts = (h, b) if steps is None else divided(steps, h, b)
         for count, names, stream in zip(counts, (head, base), ("order", "order/body")):
@@ -56,7 +56,7 @@ class FedRep(Algorithm):
                     x, **{"epochs" if steps is None else "steps": count}, only=names, stream=stream
                 )
                 x, runs = y.x, [*runs, y.run]
-        up, own = parted(x, host)
+        up, own = split_model(x, host)
         return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
 
     def head_epochs(self, host) -> int:
@@ -74,7 +74,7 @@ class FedRep(Algorithm):
         return None
 
     def server_update(self, accumulator, server, cohort, host):
-        say_if_whole(host)
+        warn_if_not_split(host)
         return super().server_update(accumulator, server, cohort, host)  # the mean of the bases
 
 

@@ -14,7 +14,7 @@ only personal models are evaluated.
 from typing import Literal
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
+from fednet.algorithms.split import last_linears, split_model, warn_if_not_split, whole_model
 
 
 @algorithm("lgfedavg")
@@ -40,12 +40,11 @@ class LGFedAvg(Algorithm):
         return layout if k == "all" else layout.select(filter(layout.has, last_linears(module, k)))
 
     def client_update(self, phase, client, down, host):
-        y = host.train(joined(down.x, client.own, host))  # theta^l_i and theta^g together
-        up, own = parted(y.x, host)
+        y = host.train(whole_model(down.x, client.own, host))  # theta^l_i and theta^g together
+        up, own = split_model(y.x, host)
         return self.Client(own=own), self.Up(x=up, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
-        say_if_whole(host)
-        return super().server_update(
-            accumulator, server, cohort, host
-        )  # the mean of the global layers
+        warn_if_not_split(host)
+        # The mean of the global layers.
+        return super().server_update(accumulator, server, cohort, host)

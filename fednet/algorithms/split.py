@@ -1,5 +1,5 @@
-"""Models split in two: a part that crosses and a part that stays at each client (LG-FedAvg, FedPer,
-FedRep).
+"""Splits a model into a shared part and a part that stays at each client (LG-FedAvg, FedPer,
+FedRep, FedBN).
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from fednet.models import tensor_names
 
 
 def last_linears(module: nn.Module, k: int) -> set[str]:
-    """Names of the tensors of the last k Linear layers, in the module's own order; of all where it
-    has fewer. A weight that is tied to an embedding is one of them, under its first name.
+    """Returns the names of the tensors of the last k Linear layers, in the module's order; of all
+    if it has fewer. A weight that is tied to an embedding is included, under its first name.
     """
     linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
     return set(tensor_names(module, linear[len(linear) - min(k, len(linear)) :]))
 
 
-def joined(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors:
-    """The client's whole model: what came down over its own part, which is the common initial one
-    at first.
+def whole_model(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors:
+    """Returns the client's whole model: its own part (at first the common initial one), and the
+    shared part that it got.
     """
     return host.initial.to(part.device).merge(own).merge(part)
 
 
-def parted(whole: Tensors, host: ClientHost) -> tuple[Tensors, Tensors]:
-    """(what goes up, what stays)."""
+def split_model(whole: Tensors, host: ClientHost) -> tuple[Tensors, Tensors]:
+    """Returns (the shared part, the client's own part)."""
     return whole.select(host.shared), whole.select(host.layout.without(host.shared.names))
 
 
-def say_if_whole(host: ServerHost) -> None:
-    """Warns, in the first round, where the split is none: nothing crosses, or all of it does."""
+def warn_if_not_split(host: ServerHost) -> None:
+    """Warns, in the first round, if the model is not split: nothing is shared, or all of it."""
     kept, sent = len(host.layout.slots) - len(host.shared.slots), len(host.shared.slots)
     if host.round == 1 and not sent:
         host.warn("no part of the model is shared: every client trains alone (as `local` does).")
