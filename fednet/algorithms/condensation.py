@@ -1,5 +1,5 @@
-"""Dataset condensation by gradient matching: one synthetic image a class that trains a random net
-as the real ones do.
+"""Dataset condensation by gradient matching: makes one synthetic image per class, on which a random
+net has the same gradient as on the real images.
 
 The inner loop of FedDC's Algorithm 1, and its Eq. 6 and 8; the matching itself is Zhao, Mopuri and
 Bilen, "Dataset Condensation with Gradient Matching", ICLR 2021 (arXiv:2006.05929).
@@ -100,7 +100,7 @@ def condense(
     velocity = torch.zeros_like(images)
     batched = not any(isinstance(m, _NOT_BATCHED) for m in model.modules())
     at_once = CPU_IMAGES if batched and x.device.type == "cpu" else how.real_batch
-    # On x's device until the end: a look at it would have the card wait for the next net.
+    # It stays on x's device until the end: reading it would make the GPU wait.
     distance = torch.zeros(len(labels), device=x.device)
     model.train()
     for k in range(how.iterations):
@@ -121,8 +121,8 @@ def condense(
 
 
 def check(model: nn.Module, x: Inputs) -> None:
-    """Raises ConfigError where nothing can be condensed from samples like x with this model, in
-    train mode: each image is its only one in a pass.
+    """Raises ConfigError if samples like x cannot be condensed with this model. In train mode each
+    image is alone in its pass.
     """
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         found = "a dict of tensors" if isinstance(x, dict) else x.dtype

@@ -1,4 +1,4 @@
-"""The paper's table beside ours, as text and as Markdown, with what a reader has to know of it."""
+"""Prints the paper's numbers beside ours, as text and as Markdown, with notes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fednet.plain import JsonMapping
 
 # Of rounds; also what begins with rounds_to_.
 COUNTS = ("best_round", "flat_after_round", "steady_after_round")
-LEGEND = (  # what a reader of any of these tables has to know
+LEGEND = (  # notes below the tables
     "Accuracies in percent; MB (10^6 bytes) over all clients, both directions; best is the maximum "
     "over rounds on the test set, the papers' rule where they name one; last 10 is the mean of the "
     "last ten evaluated rounds, of all where there are fewer.",
@@ -23,29 +23,12 @@ LEGEND = (  # what a reader of any of these tables has to know
     "`personal`: each client's own model on its own test samples; `drift`: the same models on "
     "class-balanced test samples; best, last 10 and final are of the global model.",
 )
-HEAD = (
-    "dataset",
-    "setting",
-    "method",
-    "paper",
-    "ours",
-    "difference",
-    "best",
-    "at round",
-    "last 10",
-    "final",
-    "personal",
-    "drift",
-    "rounds",
-    "MB",
-    "seconds",
-    "seeds",
-)
+WORDS = ("dataset", "setting", "method", "seeds")  # columns of text; the others are numbers
 
 
 # -- rows by method -------------------------------------------------------------------------------
 def targeted(measure: object) -> bool:
-    """Whether it is what it took to a target, which a run may never get to."""
+    """Whether a measure is the cost to reach a target, which a run may never reach."""
     return str(measure).startswith(("rounds_to_", "mb_to_"))
 
 
@@ -78,56 +61,57 @@ def deviation(rows: Sequence[JsonMapping], key: str) -> float | None:
 
 # -- the table -------------------------------------------------------------------------------------
 def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
-    """(heading, lines): a line a method and setting; ± is the standard deviation over seeds. Empty
-    columns are left out, and settings of `unbegun`, which `notes` names.
+    """Returns (heading, lines): a line for each setting and method; ± is the standard deviation
+    over seeds. Empty columns are left out, and settings of `unbegun`, which `notes` names.
     """
-    lines, left_out = [], unbegun(rows)
-    for (dataset, variant, heterogeneity), methods in grouped(rows).items():
-        if (dataset, variant, heterogeneity) in left_out:
-            continue
-        for method, runs in methods.items():
-            done = [r for r in runs if r["status"] == "done"]
-            paper = runs[0]["paper"]
-            ours = mean(done, "ours")
-            name = method if runs[0].get("in_paper") != "no" else f"{method} (not in the paper)"
-            word, _, reason = ("", "", "") if done else str(runs[0]["status"]).partition(": ")
-            measure = str(runs[0]["measure"] or "")
-            left = Counter(str(r["status"]).partition(":")[0] for r in runs if unrun(r))
-            seeds = ",".join(str(s) for s in sorted(int(r["seed"]) for r in done)) + (
-                f" ({', '.join(f'{n} {state}' for state, n in left.items())})" if left else ""
-            )
-            text = reading(done, "ours", measure) if done else word
-            # The mean is then of those that got there.
-            alike = runs[0]["scale"] != "mini" and not runs[0]["changed"] and "never" not in text
-            apart = (
-                f"{ours - paper:+.2f}" if alike and ours is not None and paper is not None else ""
-            )
-            lines.append(
-                [
-                    dataset,
-                    " ".join(p for p in (variant, heterogeneity) if p),
-                    name,
-                    _text(paper),
-                    text,
-                    apart,
-                    spread(done, "best"),
-                    _text(mean(done, "best_round"), 0),
-                    spread(done, "last10"),
-                    spread(done, "final"),
-                    spread(done, "pfl"),
-                    spread(done, "drift"),
-                    _text(mean(done, "rounds"), 0),
-                    _text(mean(done, "mb"), 1),
-                    _text(mean(done, "seconds"), 1),
-                    seeds if done else reason,
-                ]
-            )
-    kept = [i for i in range(len(HEAD)) if any(line[i] for line in lines)]
-    return [HEAD[i] for i in kept], [[line[i] for i in kept] for line in lines]
+    found = []
+    left_out = unbegun(rows)
+    for column, methods in grouped(rows).items():
+        if column not in left_out:
+            dataset, *setting = column
+            place = {"dataset": dataset, "setting": " ".join(p for p in setting if p)}
+            found += [{**place, **_line(method, runs)} for method, runs in methods.items()]
+    heading = [name for name in found[0] if any(line[name] for line in found)] if found else []
+    return heading, [[line[name] for name in heading] for line in found]
+
+
+def _line(method: str, runs: Sequence[JsonMapping]) -> dict[str, str]:
+    """A method's texts by column. runs: its rows, one for each seed."""
+    first = runs[0]
+    done = [r for r in runs if r["status"] == "done"]
+    paper, ours, difference = first["paper"], mean(done, "ours"), ""
+    if done:
+        text = reading(done, "ours", str(first["measure"] or ""))
+        seeds = ",".join(str(seed) for seed in sorted(int(r["seed"]) for r in done))
+        left = Counter(str(r["status"]).partition(":")[0] for r in runs if unrun(r))
+        if left:
+            seeds += f" ({', '.join(f'{n} {state}' for state, n in left.items())})"
+    else:
+        text, _, seeds = str(first["status"]).partition(": ")  # the reason instead of seeds
+    as_printed = first["scale"] != "mini" and not first["changed"]
+    # If a run never reached its target, the mean is of the others.
+    if as_printed and "never" not in text and ours is not None and paper is not None:
+        difference = f"{ours - paper:+.2f}"
+    return {
+        "method": method if first.get("in_paper") != "no" else f"{method} (not in the paper)",
+        "paper": _text(paper),
+        "ours": text,
+        "difference": difference,
+        "best": spread(done, "best"),
+        "at round": _text(mean(done, "best_round"), 0),
+        "last 10": spread(done, "last10"),
+        "final": spread(done, "final"),
+        "personal": spread(done, "pfl"),
+        "drift": spread(done, "drift"),
+        "rounds": _text(mean(done, "rounds"), 0),
+        "MB": _text(mean(done, "mb"), 1),
+        "seconds": _text(mean(done, "seconds"), 1),
+        "seeds": seeds,
+    }
 
 
 def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """By setting of which no run was begun, its methods; none where that is so of all."""
+    """The settings of which no run was begun, with their methods; empty if that is so of all."""
     found = grouped(rows)
     left = {
         column: tuple(methods)
@@ -163,33 +147,32 @@ def _text(value: float | None, digits: int = 2) -> str:
 
 
 def as_text(rows: Sequence[JsonMapping]) -> str:
+    """The table and its notes as text."""
     head, lines = table(rows)
-    wide = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-    left = [i for i, name in enumerate(head) if name in ("dataset", "setting", "method", "seeds")]
-    out = [
-        "  ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, wide))
-        ).rstrip()
-        for line in (head, *lines)
-    ]
+    whole = [head, *lines]
+    widths = [max(len(line[i]) for line in whole) for i in range(len(head))]
+    out = []
+    for line in whole:
+        cells = [
+            cell.ljust(width) if name in WORDS else cell.rjust(width)
+            for name, cell, width in zip(head, line, widths)
+        ]
+        out.append("  ".join(cells).rstrip())
     return "\n".join([*out, "", *notes(rows)])
 
 
 def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
-    """legend: False where the page has `LEGEND` and what the mini scale is."""
+    """The table and its notes as Markdown. legend: False for a page that has `LEGEND` and the
+    description of the mini scale elsewhere.
+    """
     head, lines = table(rows)
-    bar = ["---" if name in ("dataset", "setting", "method", "seeds") else "---:" for name in head]
-    return (
-        "\n".join(
-            ["| " + " | ".join(line) + " |" for line in (head, bar, *lines)]
-            + ["", *(f"- {n}" for n in notes(rows, legend))]
-        )
-        + "\n"
-    )
+    bar = ["---" if name in WORDS else "---:" for name in head]
+    text = ["| " + " | ".join(line) + " |" for line in (head, bar, *lines)]
+    return "\n".join([*text, "", *(f"- {n}" for n in notes(rows, legend))]) + "\n"
 
 
 def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
-    """Lines below the table: the scale, what is shown, what was changed."""
+    """The lines below the table: the scale, the measures, the changed settings."""
     out = []
     alike: dict[tuple[str, ...], list[str]] = {}  # settings by their methods
     for column, names in unbegun(rows).items():
@@ -222,7 +205,7 @@ def _legend(rows: Sequence[JsonMapping]) -> list[str]:
 
 
 def _measures(rows: Sequence[JsonMapping]) -> str:
-    """What `ours` is: the measure of most rows, then whose is another."""
+    """Names the measure of most rows, and the methods whose measure is another."""
     found: dict[str, list[str]] = {}
     for r in rows:
         found.setdefault(str(r["measure"]), []).append(str(r["method"]))

@@ -1,9 +1,8 @@
-"""Drawing a figure: into files, and from the same drawing into the page.
+"""Draws a figure into files, and puts the same drawing on the page.
 
 Matplotlib is imported only when something is drawn. The same run gives the same files, byte for
-byte. On the page the colours are CSS variables, which follow its light or dark theme, a series can
-be hidden by its name, and the values under the pointer are in `data-hover`, which the page's script
-reads.
+byte. On the page the colours are CSS variables, which follow the light or dark theme; the legend
+hides a series by its number; the page's script reads the values for the pointer from `data-hover`.
 """
 
 from __future__ import annotations
@@ -36,13 +35,12 @@ LEFT, RIGHT, BOTTOM, TITLE, LEGEND_ROW = 0.78, 0.15, 0.5, 0.34, 0.22
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to be drawn. note: a sentence that says what it shows. size: inches. rows(): the
-    data it shows, under `columns`.
+    """A figure to be drawn. note: a sentence about it. size: inches. rows(): its data, under
+    `columns`; made only when they are needed, since a grid of many clients has millions.
 
-    hover: what the pointer shows in its first axes. Kind `lines` has series `s` with their label,
-    x, value m and half band h; kind `heat` has cells `v` by row r and column c. legend: entries
-    above the axes, in rows of 4. left, right: margins in inches. Rows are made only when they are
-    needed: a grid of many clients has millions, and a page needs none of them.
+    hover: the values that the pointer shows in its first axes. Kind `lines` has series `s` with
+    their label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
+    legend: the number of entries above the axes, in rows of 4. left, right: margins in inches.
     """
 
     name: str

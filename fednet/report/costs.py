@@ -118,7 +118,7 @@ def ledger(run: Run) -> Spent:
     """
     spent = Spent()
     servers: dict[int, set[int]] = defaultdict(set)
-    for w in run.messages():
+    for w in run.lines("wire"):
         spent.add(w)
         servers[round_of(w)].add(w.incarnation)
     # Only a round in which two servers took part can have a payload twice.
@@ -146,7 +146,7 @@ def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
         return
 
     def used() -> Iterator[Wire]:
-        return (w for w in run.messages() if w.useful and round_of(w) in rounds)
+        return (w for w in run.lines("wire") if w.useful and round_of(w) in rounds)
 
     last = _newest(used())
     yield from (w for w in used() if not _counts(w, last))

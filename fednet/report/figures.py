@@ -57,8 +57,8 @@ def details(run: Run) -> Iterator[Figure]:
 # -- curves over the rounds ------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Series:
-    """The curve of a group: its mean over n seeds with the 95 % interval. place: of the group among
-    all groups, which decides on its colour, dashes and marker.
+    """The curve of a group: its mean over n seeds with the 95 % interval. place: the index of the
+    group, which determines its colour, dashes and marker.
     """
 
     label: str
@@ -78,8 +78,8 @@ def curve(
     bytes: str = "total",
     clock: str | None = None,
 ) -> Iterator[Figure]:
-    """The curves of the groups that were evaluated, in one figure. clock: of the groups that are
-    drawn if x is seconds; needed if the groups have several.
+    """Yields the curves of the groups that were evaluated, in one figure. clock: only groups with
+    this clock are drawn if x is seconds; needed if the groups have several.
     """
     if x == "seconds" and clock is None:
         (clock,) = groups.clocks(of)
@@ -141,7 +141,7 @@ def curve(
 
 
 def _values(s: Series) -> JsonDict:
-    """The values of a line that the pointer shows."""
+    """The values of a line, for the pointer."""
     return {
         "i": s.place,
         "l": s.label,
@@ -153,16 +153,17 @@ def _values(s: Series) -> JsonDict:
 
 
 def _within(series: Sequence[Series], share: bool) -> tuple[float, float]:
-    """The range of y, from the means: a band that is so wide that it would flatten them is cut off,
-    and so is a loss that is not finite. share: values are 0..1.
+    """Returns the range of y. It depends on the means: a band that is so wide that it would flatten
+    the lines is cut off, and so is a loss that is not finite. share: values are 0..1.
     """
-    means, lows, highs = (
-        [v for s in series for v in values(s) if math.isfinite(v)] or [0.0]
-        for values in (lambda s: s.mean, lambda s: s.low, lambda s: s.high)
-    )
+
+    def finite(name: str) -> list[float]:
+        return [v for s in series for v in getattr(s, name) if math.isfinite(v)] or [0.0]
+
+    means = finite("mean")
     span = (max(means) - min(means)) or 0.1
-    low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
-    high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
+    low = max(min(finite("low")) - 0.05 * span, min(means) - 0.4 * span)
+    high = min(max(finite("high")) + 0.05 * span, max(means) + 0.4 * span)
     return (max(0.0, low), min(1.0, high)) if share else (low, high)
 
 
@@ -333,9 +334,8 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         return
     which, clients, rounds, table = found
     last = metrics.last_of(table)
-    label = metric(f"{which}_accuracy" if which != "global" else "client_accuracy").titled(
-        run.own_model
-    )
+    name = "client_accuracy" if which == "global" else f"{which}_accuracy"
+    label = metric(name).titled(run.own_model)
 
     def bars(fig: MplFigure) -> None:
         ax = fig.add_subplot()
@@ -528,7 +528,7 @@ def figure(
 
 
 def caption(of: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
-    """The caption of a figure: setting, seeds, band, links and which bytes count."""
+    """Returns the caption of a figure: setting, seeds, band, links and which bytes count."""
     across = costs.axis(x, bytes, of[0].clock)
     runs = [r for g in of for r in g.runs]
     text = f"{groups.titled(of, y).capitalize()} against {across}: "
@@ -562,7 +562,7 @@ def _inches(width: float | str) -> float:
 
 # -- parts of several figures ----------------------------------------------------------------------
 def size(n: float) -> str:
-    """Bytes as a person reads them: 3.4 MB."""
+    """Bytes as text, such as 3.4 MB."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n >= unit:
             return f"{n / unit:.3g} {name}"
@@ -604,7 +604,7 @@ def _bars(
 
 
 def _stacked(bars: dict[str, Bars]) -> JsonDict:
-    """What the pointer shows of stacked bars: all parts of the bar that it is at."""
+    """The values of stacked bars, for the pointer: it shows all parts of a bar."""
     series = [
         {"l": label, "x": _digits(x.tolist()), "m": _digits(height.tolist())}
         for label, (x, height, _) in bars.items()
@@ -619,7 +619,7 @@ def _digits(values: Sequence[float]) -> list[float]:
 def _shades(
     fig: MplFigure, table: np.ndarray, rounds: Sequence[int], ylabel: str, what: str
 ) -> Axes:
-    """A grid of values 0..1, rows downwards; blank where nothing was evaluated."""
+    """Draws a grid of values 0..1, rows downwards; cells that were not evaluated are blank."""
     ax = fig.add_subplot()
     image = ax.imshow(table, aspect="auto", vmin=0, vmax=1)
     _ground(ax)
@@ -634,8 +634,8 @@ def _shades(
 def _cells(
     table: np.ndarray, rows: Sequence[object], columns: Sequence[object], what: str, **more: object
 ) -> JsonDict | None:
-    """What the pointer shows of a grid (rows, columns) of counts, codes or rates: its cell by row
-    and column; None for a grid that is too large.
+    """The values of a grid (rows, columns) of counts, codes or rates, for the pointer; None for a
+    grid that is too large.
     """
     if len(rows) * len(columns) > HOVER:
         return None
@@ -648,7 +648,7 @@ def _cells(
 
 
 def _legend(ax: Axes, entries: Sequence[tuple[str, str, str]]) -> None:
-    """(colour, text, hatch) above the axes, four in a row."""
+    """Draws a legend of (colour, text, hatch) above the axes, four in a row."""
     from matplotlib.patches import Patch
 
     handles = []
@@ -674,7 +674,7 @@ def _ground(ax: Axes) -> None:
 
 
 def _whole(axis: Axis) -> None:
-    """Ticks at whole numbers only."""
+    """Sets ticks at whole numbers only."""
     axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # as AutoLocator has it
 
 
@@ -692,5 +692,5 @@ def _sorted_clients(axis: Axis, clients: Sequence[int]) -> None:
 
 
 def _room(labels: Sequence[str]) -> float:
-    """The left margin, in inches, for names as long as these."""
+    """Returns the left margin, in inches, for names as long as these."""
     return min(2.0, 0.5 + 0.075 * max(map(len, labels)))

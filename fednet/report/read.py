@@ -1,4 +1,4 @@
-"""A run directory, read back.
+"""Reads a run directory.
 
     run = open_run("runs/quickstart")
     run.rounds[-1].test_accuracy, run.summary["bytes"], run.model()
@@ -86,12 +86,8 @@ class Run:
 
     # Of the type that FILES has for the name.
     def lines(self, name: str) -> Iterator[Any]:
-        """The rows of `NAME.jsonl`, one at a time."""
+        """The rows of `NAME.jsonl`, one at a time: those of a long run need not fit in memory."""
         return reading.rows(self.dir, self.dir / f"{name}.jsonl", FILES[name])
-
-    def messages(self) -> Iterator[Wire]:
-        """The rows of `wire.jsonl`, one at a time: those of a long run need not fit in memory."""
-        return self.lines("wire")
 
     # -- often needed ------------------------------------------------------------------------------
     @property
@@ -190,9 +186,7 @@ class Run:
 
 
 def once(make: F) -> F:
-    """Makes a function of a run compute once per `Run`, from the files as they were when first
-    read.
-    """
+    """Decorates a function of a run: it computes once per `Run`."""
 
     @functools.wraps(make)
     def kept(run: Run, *more: object) -> object:

@@ -37,7 +37,7 @@ def test_one_changed_byte_amid_many_lines_is_named_by_its_line(tmp_path):
     lines = [files.line({"round": 1, "client": i, "bytes": 64}) for i in range(5000)]
     lines[4321] = lines[4321].replace(b"64", b"65")
     (path / "wire.jsonl").write_bytes(b"".join(lines))
-    found = open_run(path).messages()
+    found = open_run(path).lines("wire")
     assert [next(found).client for _ in range(4321)] == list(range(4321))
     with pytest.raises(StateError, match=r"wire\.jsonl:4322: .*check is of another text"):
         next(found)

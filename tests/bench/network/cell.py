@@ -198,7 +198,7 @@ def _rounds(directory: Path) -> JsonDict:
     try:
         run = open_run(directory)
         done = [r for r in run.rounds if not r.void]
-        ledger = sum(row.bytes for row in run.messages())
+        ledger = sum(row.bytes for row in run.lines("wire"))
         first = next((e.elapsed for e in run.events if e.type == "first_task"), None)
         seconds = run.events[-1].elapsed - first if first is not None else 0.0
     except FednetError as broken:
