@@ -67,8 +67,8 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
 
 
 def _made(nbytes: int) -> Array:
-    """New memory, of the system and not of malloc's heap: what is allocated between two such arrays
-    would keep the place of one that is let go of.
+    """Returns new memory, of the system and not of malloc's heap: what is allocated between two
+    such arrays would keep the place of one that is let go of.
     """
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -80,7 +80,7 @@ def _made(nbytes: int) -> Array:
 
 
 def copied(values: Array) -> Array:
-    """A copy, in memory that is lent."""
+    """Returns a copy, in memory that is lent."""
     own = lend(len(values), values.dtype)
     own[:] = values
     return own
@@ -95,7 +95,7 @@ def _take(name: int, nbytes: int) -> Array | None:
 
 
 def _give_back(array: Array) -> None:
-    """Called wherever the last holder is let go of, in any thread: no lock may be waited for."""
+    """Keeps an array that nobody holds any more. Runs in any thread, and may wait for no lock."""
     _idle[id(array)] = array
     while len(_idle) > KEPT:
         _idle.pop(next(iter(list(_idle))), None)

@@ -32,13 +32,13 @@ def require_linux() -> None:
 
 
 def processors() -> int:
-    """How many processors this process may run on."""
+    """Returns how many processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:
-    """Bytes of memory that a process could still use: free or in the system's caches, and within
-    the limit of its control group. What cannot be read is no limit.
+    """Returns bytes of memory that a process could still use: free or in the system's caches, and
+    within the limit of its control group. What cannot be read is no limit.
     """
     found = [1 << 62]
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -51,7 +51,7 @@ def free_memory() -> int:
 
 
 def check_memory(nbytes: int, what: str) -> None:
-    """Raises ConfigError where there is not enough memory. what: takes so many bytes."""
+    """Raises ConfigError if there is not enough memory. what: takes so many bytes."""
     if nbytes > (free := free_memory()):
         raise ConfigError(f"{what} takes {_shown(nbytes)} of memory; {_shown(free)} are free here.")
 

@@ -36,7 +36,9 @@ _beyond: int | None = None  # the limit without what is kept back
 
 
 def limit(raised: bool = False) -> int:
-    """How many there may be. raised: as many as the system lets this process, from now on."""
+    """Returns how many descriptors this process may have. raised: it first raises the limit as far
+    as the system allows.
+    """
     soft, most = _limits()
     if raised and soft < most and _set(most):
         soft = most
@@ -44,7 +46,7 @@ def limit(raised: bool = False) -> int:
 
 
 def count() -> int:
-    """How many there are."""
+    """Returns how many descriptors this process has."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return len(list(Path(folder).iterdir()))
@@ -52,15 +54,15 @@ def count() -> int:
 
 
 def keep_back() -> None:
-    """From now on this process has `KEPT` fewer than the system lets it, but for `reaching`."""
+    """Lowers this process's limit to `KEPT` fewer than the system allows, but for `reaching`."""
     global _beyond
     _beyond = limit(raised=True)
     _set(_beyond - min(KEPT, _beyond // 8))
 
 
 def reaching(opens: Callable[[], Opened]) -> Opened:
-    """What `opens` returns, which opens a file: with a descriptor that was kept back where there is
-    no other. Raises what it raises.
+    """Returns what `opens` returns, which opens a file: with a descriptor that was kept back where
+    there is no other. Raises what it raises.
     """
     until = time.monotonic() + PATIENCE_S
     while True:
@@ -80,11 +82,11 @@ def reaching(opens: Callable[[], Opened]) -> Opened:
                     raise
             finally:
                 _set(soft)
-        time.sleep(0.01)  # whoever waits for a connection to be accepted was quicker
+        time.sleep(0.01)  # a waiting connection took it first
 
 
 def synced(file: int, path: Path | str) -> None:
-    """What was written there is on the disk. The system's own error does not say of which file."""
+    """Flushes a file to the disk. The system's own error does not name the file."""
     try:
         os.fsync(file)
     except OSError as broken:
@@ -92,9 +94,9 @@ def synced(file: int, path: Path | str) -> None:
 
 
 def named(path: Path | str, there: bool = True) -> Path:
-    """A file that a user named, or of a run's directory, to be read whole. Raises OSError where
-    none lies there, a named pipe or a device among them: whoever reads it may wait for ever. What
-    the shell itself pipes in, by `<(...)` or /dev/stdin, has a writer. there: it must be.
+    """Returns a file that a user named, or of a run's directory, to be read whole. Raises OSError
+    if none lies there, a named pipe or a device among them: whoever reads it may wait for ever.
+    What the shell itself pipes in, by `<(...)` or /dev/stdin, has a writer. there: it must be.
     """
     path = Path(path)
     if not (there or path.exists()):
@@ -107,7 +109,7 @@ def named(path: Path | str, there: bool = True) -> Path:
 
 
 def _limits() -> tuple[int, int]:
-    """The limit as it is, and as it may be."""
+    """Returns the limit as it is, and as it may be."""
     soft, hard = (
         n if 0 <= n < MOST else MOST  # unlimited is -1
         for n in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -116,7 +118,7 @@ def _limits() -> tuple[int, int]:
 
 
 def _set(soft: int) -> bool:
-    """False where the system has a lower limit of its own."""
+    """Sets the limit. Returns False if the system has a lower limit of its own."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -35,13 +35,14 @@ _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+
 
 
 # Characters of a value, a key or a path in a sentence, and of a sentence.
-LONGEST, WHOLE = 300, 4000
+LONGEST = 300
+WHOLE = 4000
 _LONG = re.compile(rf"""'[^'\n]{{{LONGEST},}}'(?!\w)|"[^"\n]{{{LONGEST},}}"|\S{{{LONGEST + 1},}}""")
 
 
 def brief(text: str, most: int = LONGEST) -> str:
-    """The text; of a long one its beginning, its length and its last whole words (half of a path
-    would not be recognised as one by `without_paths`).
+    """Returns the text; of a long one its beginning, its length and its last whole words (half of a
+    path would not be recognised as one by `without_paths`).
     """
     if len(text) <= most:
         return text
@@ -50,7 +51,7 @@ def brief(text: str, most: int = LONGEST) -> str:
 
 
 def shortened(sentence: str) -> str:
-    """A sentence with each long value in it made brief."""
+    """Returns a sentence with each long value in it made brief."""
     return brief(_LONG.sub(lambda found: brief(found[0]), sentence), WHOLE)
 
 
@@ -141,7 +142,7 @@ class StopRequested(KeyboardInterrupt):
 
 
 def raise_stop(number: int, _: object = None) -> NoReturn:
-    """A signal handler."""
+    """Raises StopRequested. A signal handler."""
     raise StopRequested(number)
 
 
@@ -154,8 +155,8 @@ def signal_name(number: int) -> str:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for a clean stop. SIGHUP, which comes when a terminal is closed, is not
-    one for a process that `nohup` started.
+    """Returns the signals that ask for a clean stop. SIGHUP, which comes when a terminal is closed,
+    is not one for a process that `nohup` started.
     """
     found = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -165,42 +166,40 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def last_work(ends: bool) -> Iterator[None]:
-    """Around the work of a process. ends: the process ends after it. Then a request to stop raises
+    """Wraps the work of a process. ends: the process ends after it. Then a request to stop raises
     StopRequested until that work handles such requests itself; afterwards Ctrl-C ends the process
     at once, and other requests are ignored, so that it ends with its own status.
     """
-    if ends:  # where a parent ignored it, the system keeps no status of processes that end
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in stop_signals() if ends else []:
+    numbers = stop_signals() if ends else []
+    for number in numbers:
         signal.signal(number, raise_stop)
     try:
         yield
-    except Exception as broken:  # a library in C makes its own of what came while it was imported
-        if isinstance(broken.__cause__, KeyboardInterrupt):
-            raise broken.__cause__ from None
-        raise
     finally:
-        for number in stop_signals() if ends else []:
+        for number in numbers:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or the first that begins with it; None if none is close
-    enough to be meant.
+    """Returns the known name closest to `name`, or the first that begins with it; None if none is
+    close enough to be meant.
     """
-    spelled, typed = {k.lower(): k for k in known}, name.lower()
+    spelled = {k.lower(): k for k in known}
+    typed = name.lower()
     found = difflib.get_close_matches(typed, list(spelled), n=1, cutoff=0.6)
     begun = [k for k in spelled if len(typed) > 1 and k.startswith(typed)]
     return next((spelled[k] for k in (*found, *begun)), None)
 
 
 def lacking(what: str, package: str) -> str:
-    """The sentence for an optional package that is not installed."""
+    """Returns the sentence for an optional package that is not installed."""
     return f"{what} needs the package {package}, which is not installed: pip install {package}."
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """The sentences for an unknown name: what was found, the nearest valid name, all valid ones."""
+    """Returns the sentences for an unknown name: what was found, the nearest valid name, all valid
+    ones.
+    """
     names = sorted(known)
     guess = nearest(str(name), names)
     hint = f" Did you mean {guess!r}?" if guess else ""
@@ -208,14 +207,14 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
 
 
 def without_paths(text: str) -> str:
-    """A reason as it may leave this site, without what looks like a path: nobody elsewhere learns
-    which files there are.
+    """Returns a reason as it may leave this site, without what looks like a path: nobody elsewhere
+    learns which files there are.
     """
     return _PATH.sub("(a path)", text)
 
 
 def why(broken: OSError) -> str:
-    """The system's reason, and the file."""
+    """Returns the system's reason, and the file."""
     return f"{broken.strerror or broken}{f' ({broken.filename})' if broken.filename else ''}"
 
 
@@ -240,7 +239,7 @@ LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v
 
 
 def refused(broken: BaseException) -> str | None:
-    """The sentence for an error that is the machine's; None for any other."""
+    """Returns the sentence for an error that is the machine's; None for any other."""
     if isinstance(broken, OSError) and broken.errno in REFUSED:
         return f"{broken.strerror}{f': {broken.filename}' if broken.filename else ''}."
     if not no_memory(broken):
@@ -257,12 +256,12 @@ def complain(text: str, whole: bool = False) -> None:
 
 
 def timed(text: str) -> str:
-    """A line of the console with the time of day before it."""
+    """Returns a line of the console with the time of day before it."""
     return f"{time.strftime('%H:%M:%S')}  {text}"
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:
-    """A function that prints a line on stdout, and goes on where nobody can read it."""
+    """Returns a function that prints a line on stdout, and goes on where nobody can read it."""
 
     def say(line: str) -> None:
         try:

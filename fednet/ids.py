@@ -17,8 +17,8 @@ NUMBER = "[0-9]{1,18}"
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids as a user wrote them. what: the flag or key, for errors. listed: ascending; share: (k,
-    of), from 1.
+    """Holds ids as a user wrote them. what: the flag or key, for errors. listed: ascending; share:
+    (k, of), from 1.
     """
 
     text: str
@@ -27,8 +27,8 @@ class Ids:
     share: tuple[int, int] | None = None
 
     def resolve(self, clients: int) -> tuple[int, ...]:
-        """The ids, ascending. clients: how many there are. Shares are contiguous, and differ in
-        size by at most one. Raises ConfigError.
+        """Returns the ids, ascending. clients: how many there are. Shares are contiguous, and
+        differ in size by at most one. Raises ConfigError.
         """
         if self.share is not None:
             k, of = self.share
@@ -48,7 +48,7 @@ class Ids:
 
 
 def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
-    """Ascending ids, with each run of consecutive ones as (first, last)."""
+    """Returns ascending ids, with each run of consecutive ones as (first, last)."""
     found: list[int | tuple[int, int]] = []
     at = 0
     while at < len(ids):
@@ -61,18 +61,18 @@ def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
 
 
 def as_text(ids: Iterable[int]) -> str:
-    """The ids as `0-3, 7`."""
+    """Returns the ids as `0-3, 7`."""
     return ranges_as_text(ranges(sorted(ids)))
 
 
 def ranges_as_text(found: Iterable[int | tuple[int, int]]) -> str:
-    """The same, of what `ranges` returned."""
+    """Returns the same, of what `ranges` returned."""
     return ", ".join(str(i) if isinstance(i, int) else f"{i[0]}-{i[1]}" for i in found)
 
 
 def expanded(found: Sequence[object], most: int) -> list[int]:
-    """The ids of such ranges, as a peer sent them. Raises ValueError for anything else, and for
-    more than `most` ids, before they take memory.
+    """Returns the ids of such ranges, as a peer sent them. Raises ValueError for anything else, and
+    for more than `most` ids, before they take memory.
     """
     ends: list[tuple[int, int]] = []
     for item in found:
@@ -89,7 +89,8 @@ def parse(text: str, what: str = "--id") -> Ids:
     """Reads `3`, `0-24,40` or `3/4`. what: the flag or key in errors. Raises ConfigError."""
     share = re.fullmatch(rf"\s*({NUMBER})\s*/\s*({NUMBER})\s*", text)
     if share:
-        k, of = int(share[1]), int(share[2])
+        k = int(share[1])
+        of = int(share[2])
         if not 1 <= k <= of:
             raise ConfigError(
                 f"{what} {text}: expected a share from 1/{of or 1} to {of or 1}/{of or 1}."
@@ -102,7 +103,8 @@ def parse(text: str, what: str = "--id") -> Ids:
             raise ConfigError(
                 f"{what} {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}."
             )
-        first, last = int(span[1]), int(span[2] or span[1])
+        first = int(span[1])
+        last = int(span[2] or span[1])
         if last < first or last > LARGEST:
             raise ConfigError(
                 f"{what} {text}: the range {piece.strip()} goes from {first} to {last}; expected "

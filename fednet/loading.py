@@ -48,16 +48,19 @@ def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
 
 
 def loaded() -> dict[str, str]:
-    """The files loaded in this process, {name: SHA-256}. A client and a server compare them."""
+    """Returns the files loaded in this process, {name: SHA-256}. A client and a server compare
+    them.
+    """
     entries = list(_loaded.values())
     return dict(zip(names([e.path for e in entries]), (e.sha256 for e in entries)))
 
 
 def names(files: Sequence[Path | str]) -> list[str]:
-    """A different name for each file: `a.py`, and `a-2.py` for another `a.py`."""
+    """Returns a different name for each file: `a.py`, and `a-2.py` for another `a.py`."""
     given = list[str]()
     for path in map(Path, files):
-        n, name = 1, path.name
+        n = 1
+        name = path.name
         while name in given:
             n += 1
             name = f"{path.stem}-{n}{path.suffix}"
@@ -106,7 +109,7 @@ def _load(path: Path) -> Loaded:
 
 
 def _beside(path: Path, broken: BaseException) -> str:
-    """What to do where a file imports another that lies beside it."""
+    """Returns what to do where a file imports another beside it."""
     name = (broken.name or "").partition(".")[0] if isinstance(broken, ImportError) else ""
     if not name or not any((path.parent / place).exists() for place in (f"{name}.py", name)):
         return ""
@@ -126,14 +129,14 @@ def _module(path: Path, sha256: str) -> str:
 
 
 def module_of(path: Path) -> str | None:
-    """The name of the module that the file became; None where it was not loaded."""
+    """Returns the name of the module that the file became; None if it was not loaded."""
     known = _loaded.get(str(path.resolve()))
     return _module(known.path, known.sha256) if known else None
 
 
 def partless(kind: str) -> str:
     """For a missing part of that kind: a sentence that names a loaded file which registers nothing;
-    "" where there is none.
+    "" if there is none.
     """
     bare = [
         e.path.name for e in _loaded.values() if not registry.of_module(_module(e.path, e.sha256))
@@ -142,15 +145,16 @@ def partless(kind: str) -> str:
 
 
 def paths() -> list[Path]:
-    """The files that were loaded, or that raised while they were."""
+    """Returns the files that were loaded, or that raised while they were."""
     return list(_tried)
 
 
 def own_frames(broken: BaseException) -> Iterator[TracebackType]:
-    """The entries of an exception's traceback in a user's own code, outermost first: in a loaded
-    file, in a package that offers parts, or in a notebook that defined one.
+    """Returns the entries of an exception's traceback in a user's own code, outermost first: in a
+    loaded file, in a package that offers parts, or in a notebook that defined one.
     """
-    homes, at = registry.homes(), broken.__traceback__
+    homes = registry.homes()
+    at = broken.__traceback__
     while at is not None:
         home = str(at.tb_frame.f_globals.get("__name__")).partition(".")[0]
         if home in homes or home.startswith(PREFIX):
@@ -159,7 +163,7 @@ def own_frames(broken: BaseException) -> Iterator[TracebackType]:
 
 
 def place(part: Callable[..., object]) -> str:
-    """The file and line of a function or a class, without the folder."""
+    """Returns the file and line of a function or a class, without the folder."""
     code = getattr(inspect.unwrap(part), "__code__", None)
     if code is not None:
         return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
@@ -167,8 +171,8 @@ def place(part: Callable[..., object]) -> str:
 
 
 def raised(broken: BaseException, anywhere: bool = False) -> str:
-    """An exception's message, and in which line of a user's own code it arose, without the folder.
-    anywhere: or of any code.
+    """Returns an exception's message, and in which line of a user's own code it arose, without the
+    folder. anywhere: or of any code.
     """
     ours = isinstance(broken, FednetError)
     found = [(at.tb_frame.f_code.co_filename, at.tb_lineno) for at in own_frames(broken)]
@@ -221,7 +225,8 @@ def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
 
 
 def _takes(kind: type, own: FunctionType, base: Callable[..., object]) -> None:
-    expected, found = inspect.signature(base), inspect.signature(own)
+    expected = inspect.signature(base)
+    found = inspect.signature(own)
     try:
         found.bind(*expected.parameters)
     except TypeError:

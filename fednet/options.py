@@ -25,7 +25,7 @@ _CALL = re.compile(r"\s*([a-z0-9][a-z0-9_-]*)\s*(?:\(([^()]*)\))?\s*")
 def options_of(
     part: Callable[..., object], given: Collection[str] = ()
 ) -> type[msgspec.Struct] | None:
-    """The type that a part's options are checked against: its attribute `Options`, else its
+    """Returns the type that a part's options are checked against: its attribute `Options`, else its
     signature. None: it takes any (`**options`).
 
     given: arguments that fednet fills in itself, which the configuration cannot give. A text in an
@@ -59,7 +59,7 @@ def takes(part: Callable[..., object], option: str) -> bool:
 
 
 def hints_of(part: object) -> dict[str, object]:
-    """The annotations of the parameters of a function or class that msgspec can check."""
+    """Returns the annotations of the parameters of a function or class that msgspec can check."""
     target = part
     if isinstance(part, type) and part.__init__ is not object.__init__:  # type: ignore[misc]
         target = part.__init__  # type: ignore[misc]

@@ -10,14 +10,14 @@ from fednet.errors import ConfigError
 
 
 def runs() -> Path:
-    """The folder of runs: FEDNET_OUT, else `runs` in the working directory."""
+    """Returns the folder of runs: FEDNET_OUT, else `runs` in the working directory."""
     return Path(os.environ.get("FEDNET_OUT") or "runs")
 
 
 def cache() -> Path:
-    """The user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet. Without a home directory, as
-    in many containers, a folder among the temporary files; raises ConfigError where that is another
-    user's.
+    """Returns the user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet. Without a home
+    directory, as in many containers, a folder among the temporary files; raises ConfigError where
+    that is another user's.
     """
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "fednet"
@@ -36,7 +36,7 @@ def cache() -> Path:
 
 
 def expanded(path: Path | str, key: str) -> Path:
-    """A path that a user gave, with `~` as the home directory. key: for the error."""
+    """Returns a path that a user gave, with `~` as the home directory. key: for the error."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -25,8 +25,8 @@ _UNREADABLE = (TypeError, NameError, AttributeError, SyntaxError)
 
 @contextlib.contextmanager
 def meeting() -> Iterator[None]:
-    """Lets in one thread at a time, and calls `meet` at its end. Functions that a user's threads
-    may call do their imports in here.
+    """Admits one thread at a time, and calls `meet` at its end. Functions that a user's threads may
+    call do their imports in here.
     """
     with _meeting:
         yield
@@ -49,14 +49,14 @@ def meet() -> None:
 
 
 def part_of(share: float, n: int) -> int:
-    """floor(share * n) for the share as it is written: 0.29 of 100 is 29, although the product of
-    the floats is a little less.
+    """Returns floor(share * n) for the share as it is written: 0.29 of 100 is 29, although the
+    product of the floats is a little less.
     """
     return math.floor(share * n + 1e-9)
 
 
 def plain(value: object) -> object:
-    """An array or a set, as a list for JSON."""
+    """Returns an array or a set, as a list for JSON."""
     if hasattr(value, "tolist"):
         found: object = value.tolist()
         return found

@@ -1,9 +1,10 @@
 """Named parts: algorithms, models, datasets, partitioners, compressors, tasks.
 
-A part is one file with a decorator, `@algorithm("scaffold")`. Names in fednet's own packages are
-found in the text of their files, so that they are known without importing torch; a part is imported
-when it is asked for. Installed packages offer theirs by the entry point groups `fednet.algorithms`,
-`fednet.models`, ...; a user's own file (`--load`) registers as it is imported.
+A part is one file with a decorator, `@algorithm("scaffold")`. The files of fednet's own packages
+are indexed by reading their text, not by importing them, so that their names are known without
+torch; a part is imported when it is asked for. Installed packages offer theirs by the entry point
+groups `fednet.algorithms`, `fednet.models`, ...; a user's own file (`--load`) registers as it is
+imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,20 +29,16 @@ Part = Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A part that need not be imported.
-
-    summary: the first paragraph of its docstring, in `Registry.entries` only.
-    attribute: its name in the module, where an entry point gives one.
-    """
+    """A part that need not be imported. facts: its literal class attributes, such as paper."""
 
     name: str
     module: str
     summary: str = ""
-    attribute: str = ""
+    attribute: str = ""  # its name in the module, where an entry point gives one
 
 
 class Registry:
-    """The parts of one kind. kind: the decorator's name. package: has fednet's own parts."""
+    """Holds the parts of one kind. kind: the decorator's name. package: has fednet's own parts."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -50,7 +47,9 @@ class Registry:
         self._index: dict[str, Entry] | None = None
 
     def __call__(self, name: str) -> Callable[[P], P]:
-        """The decorator, `@algorithm("mine")`. Raises ConfigError if another part has the name."""
+        """Returns the decorator, `@algorithm("mine")`. Raises ConfigError if another part has the
+        name.
+        """
         if not isinstance(name, str):
             raise ConfigError(f'@{self.kind} is given a name: @{self.kind}("mine").')
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
@@ -71,7 +70,9 @@ class Registry:
         return keep
 
     def get(self, name: str) -> Part:
-        """The part of that name. Raises ConfigError, which names the nearest and all others."""
+        """Returns the part of that name. Raises ConfigError, which names the nearest and all
+        others.
+        """
         if name not in self._parts:
             entry = self.index().get(name)
             if entry is None:
@@ -90,32 +91,26 @@ class Registry:
         return self._parts[name]
 
     def loaded(self, name: str) -> Part:
-        """The part of that name if it was imported, else None."""
+        """Returns the part of that name if it was imported, else None."""
         return self._parts.get(name)
 
     def names(self) -> list[str]:
         return sorted({*self.index(), *self._parts})
 
     def own(self) -> dict[str, Part]:
-        """The parts that are not fednet's: of loaded files and of installed packages."""
+        """Returns the parts that are not fednet's: of loaded files and of installed packages."""
         names = {*self._parts, *(e.name for e in self.index().values() if not _shipped(e.module))}
         found = {name: self.get(name) for name in sorted(names)}
         return {name: part for name, part in found.items() if not _shipped(part.__module__)}
 
     def entries(self) -> list[Entry]:
-        """An entry for each part, sorted by name. Imports nothing."""
-        known = dict(self.index())
-        for module, text in self._files():
-            known |= {entry.name: entry for entry in self._read(text, module)}
+        """Returns an entry for each part, sorted by name. Imports nothing."""
+        known = self.index()
         return [known[n] if n in known else self._describe(n) for n in self.names()]
 
     def index(self) -> dict[str, Entry]:
-        """Return an entry for each part of fednet and of installed packages, by name."""
         if self._index is None:
-            mark = re.compile(rf'^@{self.kind}\("([^"]+)"', re.MULTILINE)
-            self._index = {}
-            for module, text in self._files():
-                self._index |= {name: Entry(name, module) for name in mark.findall(text)}
+            self._index = {e.name: e for e in self._scan()}
             for point in entry_points(group=f"fednet.{self.kind}s"):
                 module, _, attribute = point.value.partition(":")
                 self._index.setdefault(point.name, Entry(point.name, module, "", attribute))
@@ -125,16 +120,18 @@ class Registry:
         part = self._parts[name]
         return Entry(name, part.__module__, _first_paragraph(part.__doc__))
 
-    def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the text of each module of fednet's own package."""
+    def _scan(self) -> list[Entry]:
         spec = importlib.util.find_spec(self.package)
         assert spec is not None
+        entries = []
         for folder in spec.submodule_search_locations or []:
             for path in sorted(Path(folder).glob("*.py")):
-                yield f"{self.package}.{path.stem}", path.read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8")
+                if f"@{self.kind}(" in text:
+                    entries += self._read(text, f"{self.package}.{path.stem}")
+        return entries
 
     def _read(self, text: str, module: str) -> list[Entry]:
-        """Return an entry with a summary for each part that a module's text defines."""
         found = []
         for node in ast.parse(text).body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -157,13 +154,13 @@ def _shipped(module: str) -> bool:
 
 
 def _written(part: Part) -> tuple[str, str]:
-    """The file and name of a part, which are the same where a file is imported twice."""
+    """Returns the file and name of a part, which are the same where a file is imported twice."""
     module = sys.modules.get(part.__module__)
     return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
 
 
 def _first_paragraph(docstring: str | None) -> str:
-    """A docstring's first paragraph, in one line."""
+    """Returns a docstring's first paragraph, in one line."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 
@@ -185,7 +182,7 @@ ALL = {
 
 
 def of_module(module: str) -> list[str]:
-    """Names of the parts, of any kind, that the module registered."""
+    """Returns names of the parts, of any kind, that the module registered."""
     return sorted(
         {
             name
@@ -197,7 +194,7 @@ def of_module(module: str) -> list[str]:
 
 
 def homes() -> set[str]:
-    """The top-level modules of the imported parts that are not fednet's own."""
+    """Returns the top-level modules of the imported parts that are not fednet's own."""
     parts = (part for kind in ALL.values() for part in kind._parts.values())
     return {part.__module__.partition(".")[0] for part in parts} - {__name__.partition(".")[0]}
 

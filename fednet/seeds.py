@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:
-    """A 64-bit number for (seed, purpose, round, client): the first 8 bytes of their SHA-256, less
-    the top bit.
+    """Returns a 64-bit number for (seed, purpose, round, client): the first 8 bytes of their
+    SHA-256, less the top bit.
     """
     text = f"fednet/{seed}/{purpose}/{round}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def rng(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
-    """A NumPy generator of its own for (seed, purpose, round, client)."""
+    """Returns a NumPy generator of its own for (seed, purpose, round, client)."""
     return np.random.Generator(np.random.Philox(key(seed, purpose, round, client)))
 
 
 def torch_rng(seed: int, purpose: str, round: int = 0, client: int = -1) -> torch.Generator:
-    """A CPU torch generator of its own for (seed, purpose, round, client)."""
+    """Returns a CPU torch generator of its own for (seed, purpose, round, client)."""
     import torch
 
     return torch.Generator().manual_seed(key(seed, purpose, round, client))
@@ -62,7 +62,8 @@ def scope(
         torch.default_generator.manual_seed(start)
         if devices:
             torch.cuda.manual_seed(start)
-        numpys, pythons = np.random.get_state(), random.getstate()
+        numpys = np.random.get_state()
+        pythons = random.getstate()
         np.random.seed(start % 2**32)
         random.seed(start)
         try:

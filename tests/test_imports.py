@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,13 +60,6 @@ def test_everything_that_is_exported_is_there() -> None:
     code = "from fednet import *\nimport fednet\nassert set(fednet.__all__) <= set(globals())"
     run(sys.executable, "-c", code)
     assert set(fednet._HOME) == set(fednet.__all__) - {"__version__"}
-
-
-def test_imports_run_downwards() -> None:
-    beside = Path(sys.executable).parent
-    tool = shutil.which("lint-imports", path=str(beside)) or shutil.which("lint-imports")
-    assert tool is not None, "import-linter is in the test extra: pip install '.[test]'"
-    run(tool, "--no-cache")
 
 
 def imported(file: Path) -> Iterator[tuple[str, str]]:
@@ -137,8 +129,3 @@ def test_top_level_names_are_those_that_are_promised() -> None:
         fednet.nothing  # noqa: B018
     assert fednet.Algorithm.__module__ == "fednet.algorithms.base"
     assert fednet.Delta is not None
-
-
-def test_each_folder_of_tests_is_a_package_so_that_two_files_may_have_one_name() -> None:
-    folders = {file.parent for file in (ROOT / "tests").rglob("test_*.py")}
-    assert [str(f) for f in sorted(folders) if not (f / "__init__.py").exists()] == []

@@ -170,17 +170,6 @@ def test_a_method_whose_init_takes_other_things_is_told_where_they_belong(tmp_pa
         configuration.load(None, {"algorithm": "own-init"}, [tmp_path / "mine.py"])
 
 
-def test_what_one_test_registers_is_not_there_in_the_next(tmp_path):
-    (tmp_path / "left.py").write_text('import fednet\nfednet.model("left-loaded")(lambda: None)\n')
-    before = set(registry.model.names())
-    for _ in range(2):
-        with forgotten():
-            registry.model("left-here")(lambda: None)
-            load_parts([tmp_path / "left.py"])
-            assert {"left-here", "left-loaded"} <= set(registry.model.names())
-        assert set(registry.model.names()) == before
-
-
 def test_an_error_in_an_installed_part_is_said_with_its_line(tmp_path, monkeypatch, alone):
     """Its file is no loaded one: the package that offers the part tells that it is the user's."""
     (tmp_path / "offered").mkdir()

@@ -4,8 +4,6 @@ once.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -19,7 +17,6 @@ from fednet.tensors import (
     blockwise,
     dot,
     dots,
-    values,
 )
 from fednet.tensors.values import BLOCK
 
@@ -81,15 +78,10 @@ def test_a_sum_steps_as_its_mean_does(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_what_a_sum_measures_scales_and_takes_away(n: int) -> None:
+def test_what_a_sum_scales_and_takes_away(n: int) -> None:
     values, less = [tensors(n, k, 2) for k in (1, 2)], tensors(n, 5)
-    measured, plain = Sum.empty(), Sum.empty()
-    for value in values:
-        measured, square = measured.measure(value, 2.0)
-        plain = plain.add(value, 2.0)
-        assert square == dot(value.vector, value.vector)
-    assert torch.equal(measured.vector, plain.vector)
-    assert measured.weight == plain.weight == 4.0
+    plain = Sum.empty().add(values[0], 2.0).add(values[1], 2.0)
+    assert plain.weight == 4.0
     scaled = Sum.empty().add(values[0], 2.0, scale=0.5).add(values[1], 2.0, scale=-1.0, less=less)
     assert torch.equal(
         scaled.vector, values[0].vector.double() - 2.0 * (values[1].vector - less.vector).double()
@@ -123,36 +115,3 @@ def test_a_plain_tensor_is_no_tensors_and_is_told_how_to_become_some():
     with pytest.raises(TypeError, match=r"got Tensor; x\.with_vector"):
         x + x.vector
     assert torch.equal((x + x.with_vector(x.vector)).vector, 2 * x.vector)
-
-
-def test_two_threads_give_the_bits_of_one(monkeypatch):
-    n = 3 * BLOCK + 7
-
-    def results():
-        total, both = Sum.empty(), TwoSums.empty()
-        for k in range(3):
-            total = total.add(tensors(n, k), 0.3 + k, less=tensors(n, 9) if k else None)
-            both = both.add(tensors(n, k), 1.0 + k)
-        return total.mean().vector, total.vector, both.rest, both.plain.vector
-
-    asked = []
-    monkeypatch.setattr(values, "processors", lambda: asked.append(1) or 2)
-    one = results()
-    assert not asked
-    monkeypatch.setattr(values, "SHARED", n)
-    assert all(torch.equal(a, b) for a, b in zip(one, results()))
-    assert asked
-    monkeypatch.setattr(values, "processors", lambda: 1)
-    monkeypatch.setattr(values, "_second", [])
-    assert all(torch.equal(a, b) for a, b in zip(one, results()))
-
-
-def test_a_forked_process_shares_its_work_too(monkeypatch):
-    monkeypatch.setattr(values, "SHARED", BLOCK)
-    monkeypatch.setattr(values, "processors", lambda: 2)
-    x = tensors(2 * BLOCK, 1)
-    expected = Sum.empty().add(x, 2.0).mean().vector  # its thread is there
-    if not (pid := os.fork()):
-        same = torch.equal(Sum.empty().add(x, 2.0).mean().vector, expected)
-        os._exit(0 if same else 1)
-    assert os.waitpid(pid, 0)[1] == 0

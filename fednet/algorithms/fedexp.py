@@ -57,8 +57,9 @@ class FedExP(Algorithm):
 
     def accumulate(self, accumulator, server, client_id, up, host):
         a = self.weight(up.run)
-        d, square = accumulator.d.measure(up.d, a)
-        return self.Accumulator(d=d, squares=accumulator.squares + a * square)
+        return self.Accumulator(
+            d=accumulator.d.add(up.d, a), squares=accumulator.squares + a * up.d.dot(up.d)
+        )
 
     def server_update(self, accumulator, server, cohort, host):
         d, a = accumulator.d, accumulator.d.weight

@@ -48,9 +48,10 @@ class QFedAvg(Algorithm):
 
     def accumulate(self, accumulator, server, client_id, up, host):
         q, loss = self.config.q, up.loss + EPSILON
-        d, square = accumulator.d.measure(up.d, loss**q)
+        square = up.d.dot(up.d)
         return self.Accumulator(
-            d=d, h=accumulator.h + q * loss ** (q - 1) * square / host.lr + loss**q
+            d=accumulator.d.add(up.d, loss**q),
+            h=accumulator.h + q * loss ** (q - 1) * square / host.lr + loss**q,
         )
 
     def server_update(self, accumulator, server, cohort, host):

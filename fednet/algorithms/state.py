@@ -25,9 +25,8 @@ from fednet.descriptors import named, reaching, synced
 from fednet.errors import ConfigError, StateError
 from fednet.files import appear, digest, unfinished
 from fednet.plain import JsonDict, JsonMapping
-from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
+from fednet.tensors import Layout, PerClient, Rows, Slot, Sum, Tensors, TwoSums
 from fednet.tensors.layout import Role
-from fednet.tensors.rows import PerClient, Rows
 from fednet.wire.payload import Weights
 
 S = TypeVar("S", bound="State")

@@ -138,7 +138,6 @@ def run(args: argparse.Namespace) -> int:
     policy = policies.policy(
         args.policy, args.data, args.allow, download=args.download, faults=args.faults
     )
-    policy.check_asked(ids.parse(args.id))
     for place in policy.places:
         try:
             named(place, there=False)

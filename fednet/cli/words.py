@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fednet.plain import JsonMapping
-from fednet.records import mb, percent, said
+from fednet.records import line_parts, mb, percent
 from fednet.records.table import OWN
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ def round_line(record: Row) -> str:
     pieces = [f"round {record.get('round', '?')}"]
     if record.get("void"):
         pieces.append("discarded: too few replies")
-    pieces += said(record)
+    pieces += line_parts(record)
     if "completed" in record and "selected" in record:
         pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
-    pieces += said(record, costs=True)
+    pieces += line_parts(record, costs=True)
     for client, reason in dict(record.get("dropped") or {}).items():
         pieces.append(f"client {client} dropped ({reason})")
     return "  ".join(pieces)

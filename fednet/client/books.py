@@ -1,6 +1,6 @@
 """A client process's own records: the book of all its messages (wire.jsonl), and two accounts of
 the site, next to the folders of the runs: what its clients have answered with noise
-(answers.jsonl), and what they have sent under masks (masked.jsonl).
+(answers.jsonl), and what they have sent under masks (masked.jsonl); and their secrets in memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fednet import secagg
 from fednet.client.policy import BudgetSection
 from fednet.config import Config, PrivacySection
 from fednet.descriptors import named, synced
@@ -24,10 +25,11 @@ from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
 from fednet.files import line, opened, plain_line, repair, unchecked, write_all
 from fednet.plain import JsonDict
+from fednet.secagg import SecureClient, Terms
 
 
 class Book:
-    """The book of a process's messages. It keeps rows that come before it is opened. Several
+    """Writes the book of a process's messages. It keeps rows that come before it is opened. Several
     processes may share a file: one of them writes at a time, after it has cut off a line that
     another process did not finish before it was killed.
     """
@@ -68,10 +70,10 @@ class Book:
 
 
 class Account:
-    """A site's account of what has left it, over all runs of its state directory: a line for each
-    payload, on disk before the payload leaves. Any thread may call it. Several processes may share
-    the directory: what one writes counts for all. what: the contents, for errors. Line: the fields
-    of a line that `_count` gets.
+    """Keeps a site's account of what has left it, over all runs of its state directory: a line for
+    each payload, on disk before the payload leaves. Any thread may call it. Several processes may
+    share the directory: what one writes counts for all. what: the contents, for errors. Line: the
+    fields of a line that `_count` gets.
     """
 
     what = ""
@@ -140,8 +142,8 @@ class _Answer(msgspec.Struct):
 
 
 class Answers(Account):
-    """The account of what clients have answered with noise of their own. most: (epsilon, delta)
-    that all answers of a client may spend together, None: no bound.
+    """Keeps the account of what clients have answered with noise of their own. most: (epsilon,
+    delta) that all answers of a client may spend together, None: no bound.
     """
 
     what = "what this site's clients have answered with noise, and may still spend"
@@ -194,9 +196,9 @@ class _Vector(msgspec.Struct):
 
 
 class Masked(Account):
-    """The account of vectors that have left under masks. A second sum with the same vector, over
-    other clients, would show the difference of the two sums: so a vector leaves once, and a client
-    sends one in each round of a configuration, whatever the name of the run or the server.
+    """Keeps the account of vectors that have left under masks. A second sum with the same vector,
+    over other clients, would show the difference of the two sums: so a vector leaves once, and a
+    client sends one in each round of a configuration, whatever the name of the run or the server.
     """
 
     what = "what this site's clients have sent under masks, and must not send again"
@@ -234,8 +236,47 @@ class Masked(Account):
             self._write(file, row)
 
 
+class Secrets:
+    """Holds the clients' secrets in the current rounds of secure aggregation. They are only in
+    memory: when the process ends they are gone, and its clients have dropped out. Any thread may
+    call it. account: of what left this site; configuration: the digest of the run's.
+    """
+
+    def __init__(self, account: Masked, configuration: str) -> None:
+        self._account = account
+        self._configuration = configuration
+        self._lock = threading.Lock()
+        self._machines: dict[int, tuple[int, SecureClient]] = {}  # by client, with their round
+
+    def machine(self, terms: Terms, round_number: int, client: int, fresh: bool) -> SecureClient:
+        """Returns the client's machine of this round. fresh: makes it if there is none, and forgets
+        those of earlier rounds; else raises LeftRound if it is not here.
+        """
+        with self._lock:
+            known, machine = self._machines.get(client, (0, None))
+            if machine is not None and known == round_number:
+                return machine
+            if not fresh:
+                raise LeftRound(
+                    f"secure aggregation: client {client}'s keys of round {round_number} were with "
+                    f"another process, or with this one before it was started again"
+                )
+            for other in [c for c, (r, _) in self._machines.items() if r < round_number]:
+                del self._machines[other]
+            machine = secagg.client(terms, client)
+            self._machines[client] = round_number, machine
+            return machine
+
+    def leaves(self, client: int, round_number: int, vector: bytes) -> None:
+        """Writes down that this client's vector leaves in this round. Raises LeftRound if one did
+        before.
+        """
+        self._account.leaves(client, self._configuration, round_number, vector)
+
+
 # Files next to the folders of a site's runs: no run may have such a name.
-ANSWERS, MASKED = "answers.jsonl", "masked.jsonl"
+ANSWERS = "answers.jsonl"
+MASKED = "masked.jsonl"
 
 
 def configuration_of(config: Config) -> str:

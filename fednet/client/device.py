@@ -23,8 +23,8 @@ CACHED_SHARE = 0.1  # of a GPU's memory for such data: what `slots.SPARE` leaves
 
 
 class Device:
-    """A device's data and scratch models. Any thread may call it. load(client) returns a client's
-    data; scratch(device, setting) makes a scratch model, of which each thread has its own.
+    """Holds a device's data and scratch models. Any thread may call it. load(client) returns a
+    client's data; scratch(device, setting) makes a scratch model, of which each thread has its own.
     """
 
     def __init__(

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fednet import capacity, ids, loading
 from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
@@ -41,23 +39,12 @@ LEFT = -1  # instead of an exit status: this process was asked to end before the
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """What a launcher tells a client process. together: it started others that may host the same
-    clients. share: of a GPU's memory, where other processes are known to use it too.
-    """
-
-    together: bool = False
-    share: float = 1.0
-
-
-ALONE = Launched()
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """The options of `fednet-client`, whose --help explains each. ids: as `--id` has them. server:
     its address, or, if that is None, run: the directory of its run. reset: a client whose state is
-    missing starts again from nothing.
+    missing starts again from nothing. gpu_share: None if a user started this process; else the
+    launcher that did starts others too, which may host the same clients, and each may use this
+    share of its GPU.
     """
 
     ids: str
@@ -72,7 +59,7 @@ class Options:
     explain: bool = False
     quiet: bool = True
     give_up_s: float | None = None
-    launched: Launched = ALONE
+    gpu_share: float | None = None
 
 
 def main(options: Options) -> int:
@@ -89,7 +76,7 @@ def main(options: Options) -> int:
     devices = place(options.device)
     say = speaker(options.quiet)
     address, pair = _server(options, say)
-    states = StatesHold(options.launched.together)
+    states = StatesHold(shared=options.gpu_share is not None)
     prepare: Callable[[ClientLoop, m.Welcome], Prepared]
     if options.explain:
         prepare = partial(explain, options.policy, asked, options.state)
@@ -97,29 +84,34 @@ def main(options: Options) -> int:
         prepare = Preparer(
             options.policy, asked, devices, options.state, reset=options.reset, say=say, hold=states
         )
+    protocol = ClientProtocol(
+        secrets.token_hex(6),
+        ids=list(asked.listed),
+        share=asked.share,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=",".join(devices),
+        slots=len(devices),
+        versions=determinism.versions(),
+        files=loading.loaded(),
+    )
     loop = ClientLoop(
-        _protocol(options, asked, devices),
+        protocol,
         _transport(options, address, pair),
         prepare,
         curve=pair is not None,
         finder=None if options.run is None else RunFinder(options.run),
         faults=options.policy.faults,
-        devices=[memory_of(device, options.launched.share) for device in devices],
+        devices=[memory_of(device, options.gpu_share or 1.0) for device in devices],
         most=len(asked.listed) or MOST,
     )
     # Ctrl-C and a closed terminal reach all processes; a launcher stops those that it started.
-    for number in stop_signals() if options.launched is ALONE else [signal.SIGTERM]:
+    for number in stop_signals() if options.gpu_share is None else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
     say(f"connecting to {address}")
-    return _until_over(loop, states, options.give_up_s, say)
-
-
-def _until_over(
-    loop: ClientLoop, states: StatesHold, give_up_s: float | None, say: Callable[[str], None]
-) -> int:
     try:
-        end = loop.run(say, give_up_s)
+        end = loop.run(say, options.give_up_s)
     except Explained:
         return 0
     except OSError as broken:
@@ -149,9 +141,15 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
     if run is None:
         address = str(options.server)
     else:
-        if read_server(run) is None:
+        began = time.monotonic()
+        if (found := read_server(run)) is None:
             say(f"waiting for {run / 'server.json'}")
-        address, public = wait_for_server(run, options.give_up_s)
+        while found is None:
+            if options.give_up_s is not None and time.monotonic() - began > options.give_up_s:
+                raise given_up(options.give_up_s)
+            time.sleep(0.02)
+            found = read_server(run)
+        address, public = found
     if options.keys is not None:
         from fednet.transport import keys
 
@@ -187,20 +185,6 @@ def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTr
     return ZmqClient(address, keys=pair, reread=reread, on_refused=refused)
 
 
-def _protocol(options: Options, asked: ids.Ids, devices: Sequence[str]) -> ClientProtocol:
-    return ClientProtocol(
-        secrets.token_hex(6),
-        ids=list(asked.listed),
-        share=asked.share,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        device=",".join(devices),
-        slots=len(devices),
-        versions=determinism.versions(),
-        files=loading.loaded(),
-    )
-
-
 class RunFinder:
     """Finds the server of a run directory. over: the run has been finished for `DONE_S`, and no
     server goes on with it.
@@ -221,38 +205,15 @@ class RunFinder:
         return None if found is None else found[0]
 
 
-class Announced(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The fields of server.json."""
-
-    address: str
-    public_key: str | None = None
-    host: str = ""
-    pid: int = 0
-    incarnation: int = 0
-
-
 def read_server(run: Path) -> tuple[str, str | None] | None:
     """Returns (address, public key) of the server of a run directory; None while there is none.
-    Raises StateError if server.json is damaged, or has what a person may not write there.
+    Raises StateError if server.json is damaged.
     """
-    remedy = (
-        "the server writes it again when it is started; a file written or changed by hand has an "
-        "address, a public_key if the server has keys, and no check"
-    )
+    remedy = "the server writes it again when it is started"
     try:
-        found = read_record(run / "server.json", remedy, by_hand=Announced)
+        found = read_record(run / "server.json", remedy)
     except OSError:
         return None
     host = found.get("host", "")
     here = "127.0.0.1" if host == socket.gethostname() else host
     return reached_at(found["address"], here), found.get("public_key")
-
-
-def wait_for_server(run: Path, give_up_s: float | None) -> tuple[str, str | None]:
-    """Waits for a run's server.json. Raises CannotGoOn if there is none for give_up_s."""
-    began = time.monotonic()
-    while (found := read_server(run)) is None:
-        if give_up_s is not None and time.monotonic() - began > give_up_s:
-            raise given_up(give_up_s)
-        time.sleep(0.02)
-    return found

@@ -51,7 +51,7 @@ class Finder(Protocol):
 
 
 class ClientLoop:
-    """Carries out what the protocol asks for after messages, finished tasks and ticks.
+    """Carries out the protocol's instructions after messages, finished tasks and ticks.
 
     prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
     only for another run. curve: the connection is encrypted, or its bytes are counted as if it

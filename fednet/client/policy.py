@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
 
 MB = 1_000_000
-SECTIONS = {
-    "data": "dataset",
-    "data.partition": "partitioner",
-    "model": "model",
-    "algorithm": "algorithm",
-}  # of a configuration, which may name a part of a site's own: its kind
 
 
 class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,23 +91,6 @@ class Policy:
         return cls(data=data, download=True, faults=True, local=True)
 
     # -- before a run ------------------------------------------------------------------------------
-    def check_asked(self, asked: numbers.Ids) -> None:
-        """Raises ConfigError if --id names clients that the policy does not. The clients of a share
-        are known only when the server has said how many there are.
-        """
-        if self.ids is not None and self.ids.share is None and asked.share is None:
-            self._check_served(asked, asked.listed, self.ids.listed)
-
-    def _check_served(
-        self, asked: numbers.Ids, wanted: Iterable[int], served: Iterable[int]
-    ) -> None:
-        beyond = sorted(set(wanted) - set(served))
-        if beyond and self.ids is not None:
-            raise ConfigError(
-                f"--id {asked.text}: the policy names clients {self.ids.text}, and {beyond[0]} is "
-                f"none of them."
-            )
-
     def check_ids(self, welcomed: Sequence[int], asked: numbers.Ids, config: Config) -> None:
         """Raises ConfigError if the server makes this process host other clients than it asked for,
         or some that the policy does not name.
@@ -126,7 +103,12 @@ class Policy:
             )
         if self.ids is not None:
             served = self.ids.resolve(config.clients) if self.ids.share else self.ids.listed
-            self._check_served(asked, wanted, served)
+            beyond = sorted(set(wanted) - set(served))
+            if beyond:
+                raise ConfigError(
+                    f"--id {asked.text}: the policy names clients {self.ids.text}, and {beyond[0]} "
+                    f"is none of them."
+                )
 
     def read(self, text: str) -> Config:
         """Returns the configuration that a server sent. Raises ConfigError if it gives text to
@@ -305,32 +287,11 @@ def check_text(config: Config, allowed: Collection[str]) -> None:
                 )
 
 
-def check_text_keys(keys: Collection[str], where: str) -> None:
-    """Raises ConfigError for a key of a policy's `text` that is no option of a part of the site's
-    own. where: the list, for the error.
-    """
-    known: set[str] = set()
-    free: set[str] = set()  # sections with a part that takes any option
-    for section, kind in SECTIONS.items():
-        for part in getattr(registry, kind).own().values():
-            declared = declared_options(part, kind)
-            if declared is None:
-                free.add(section)
-            else:
-                known |= {f"{section}.{field.encode_name}" for field in _fields(declared)}
-    for key in keys:
-        if key not in known and key.rpartition(".")[0] not in free:
-            if not known:
-                raise ConfigError(
-                    f"{where}: {key!r} is no option of a part of this site's own; load its file "
-                    f"with --load, or leave the key out."
-                )
-            raise ConfigError(f"{where}: {unknown('option', key, known)}")
-
-
 def _sections(config: Config) -> Iterator[tuple[str, str, str, JsonDict]]:
     """Yields (key, kind of part, its name, its options)."""
-    data, model, algorithm = config.data, config.model, config.algorithm
+    data = config.data
+    model = config.model
+    algorithm = config.algorithm
     scheme = data.partition.scheme
     yield "data", "dataset", data.dataset, _but_path(data.options)
     yield "data.partition", "partitioner", scheme, _but_path(data.partition.options)
@@ -415,16 +376,15 @@ def policy(
         alone: tuple[Path, ...] = () if data is None else (data,)
         kinds = None if allow is None else tuple(allow)
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
-    said = read(file)
-    check_kinds(said.allow or (), f"{file}: allow")
-    check_text_keys(said.text, f"{file}: text")
+    given = read(file)
+    check_kinds(given.allow or (), f"{file}: allow")
     for name, flag, in_file in (
-        ("download", download, said.download),
-        ("faults", faults, said.faults),
+        ("download", download, given.download),
+        ("faults", faults, given.faults),
     ):
         if flag and in_file is False:
             raise ConfigError(f"--{name}: the policy {file} says {name}: false.")
-    named = (said.data,) if isinstance(said.data, str) else said.data
+    named = (given.data,) if isinstance(given.data, str) else given.data
     places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
         data = places[0]
@@ -432,20 +392,20 @@ def policy(
         raise ConfigError(f"--data {data}: the policy {file} names {_all(places)}.")
     elif data is not None and not places:
         places = (data,)
-    kinds = said.allow
+    kinds = given.allow
     if allow is not None:
         kinds = tuple(k for k in allow if kinds is None or k in kinds)
     return Policy(
-        ids=None if said.ids is None else numbers.parse(str(said.ids), f"{file}: ids"),
+        ids=None if given.ids is None else numbers.parse(str(given.ids), f"{file}: ids"),
         data=data,
         places=places,
         allow=kinds,
-        text=said.text,
-        download=download or bool(said.download),
-        faults=faults or bool(said.faults),
-        privacy=said.privacy,
-        max_model_mb=said.max_model_mb,
-        max_samples=said.max_samples,
+        text=given.text,
+        download=download or bool(given.download),
+        faults=faults or bool(given.faults),
+        privacy=given.privacy,
+        max_model_mb=given.max_model_mb,
+        max_samples=given.max_samples,
     )
 
 

@@ -53,6 +53,7 @@ class Preparer:
     hold: StatesHold | None = None
 
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
+        """Prepares data, model and workers, and opens the process's book."""
         with on_one_line():
             return self._prepare(loop, welcome)
 
@@ -64,7 +65,8 @@ class Preparer:
         determinism.set_switches(config.train)
         root = state_directory(self.state, welcome.run)
         check_folder(root)
-        self._take_states(root, clients)
+        if self.hold is not None:
+            self.hold.take(root, clients)
         data = self._load_data(config, clients)
         experiment = data.experiment
         packing = None
@@ -91,16 +93,6 @@ class Preparer:
             beside=config.schedule.mode != "sync",
             largest=payload_bound(experiment),
         )
-
-    def _take_states(self, root: Path, clients: Sequence[int]) -> None:
-        """Takes these clients' states for this process alone, and removes what is half written."""
-        from fednet.experiment.store import clear_clients
-
-        clear = functools.partial(clear_clients, root)
-        if self.hold is None:
-            clear(clients)
-        else:
-            self.hold.take(root, clients, clear)
 
     def _load_data(self, config: Config, clients: Sequence[int]) -> SiteData:
         from fednet.data.site import alone
@@ -144,8 +136,7 @@ class Preparer:
     def _workers(
         self, config: Config, root: Path, data: SiteData, packing: Packing | None
     ) -> list[Worker]:
-        from fednet.client.books import MASKED, Masked, account_of, configuration_of
-        from fednet.client.secrets import Secrets
+        from fednet.client.books import MASKED, Masked, Secrets, account_of, configuration_of
         from fednet.client.worker import Worker
         from fednet.experiment.store import ClientStore
 
@@ -202,8 +193,8 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
 
 @dataclass(frozen=True, slots=True)
 class SiteData:
-    """The data of the clients that a process hosts. own: by client, if sites bring their own data;
-    else they are the run's, divided. device: where facts are counted.
+    """Gives the data of the clients that a process hosts. own: by client, if sites bring their own
+    data; else they are the run's, divided. device: where facts are counted.
     """
 
     experiment: Experiment
@@ -310,7 +301,8 @@ def _data_folder(data: Path | None, client: int) -> Path | None:
 
 def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
     """Returns lines that say what would leave this site each round, from the declarations."""
-    method, lines = experiment.algorithm, []
+    method = experiment.algorithm
+    lines = []
     for client in clients:
         if experiment.config.model.base == "server":
             lines.append(f"client {client}, once, with its first task: down the whole model (base)")

@@ -10,7 +10,6 @@ memory alone, again and again.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -32,8 +31,8 @@ Job = Callable[[int], None]  # gets the number of the device on which it runs
 
 # -- the memory of a device ------------------------------------------------------------------------
 class GpuMemory:
-    """The memory of a CUDA device, in bytes. share: of it, where other processes are known to use
-    it too.
+    """Measures the memory of a CUDA device, in bytes. share: of it, where other processes are known
+    to use it too.
     """
 
     def __init__(self, name: str, share: float = 1.0) -> None:
@@ -89,8 +88,8 @@ class NoRoom(FednetError):
 # -- slots -----------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Device:
-    """limit: tasks that may run at once. measured: the limit is known. failures: how often in a row
-    a task ran out of memory while it was alone.
+    """Counts the tasks of a device. limit: tasks that may run at once. measured: the limit is
+    known. failures: how often in a row a task ran out of memory while it was alone.
     """
 
     memory: GpuMemory | None
@@ -103,7 +102,7 @@ class _Device:
 
 
 class Slots:
-    """A queue of jobs, and a thread for each slot of each device. Any thread may call it.
+    """Does jobs from a queue, with a thread for each slot of each device. Any thread may call it.
 
     most: clients that this process hosts. inline: the caller does the jobs by `work_inline`; there
     are threads only if clients are packed. changed() is called when the number of tasks that may
@@ -130,7 +129,7 @@ class Slots:
 
     @property
     def total(self) -> int:
-        """How many tasks may run at once, as far as is known."""
+        """Returns how many tasks may run at once, as far as is known."""
         with self._lock:
             return sum(device.limit for device in self._devices)
 
@@ -140,8 +139,8 @@ class Slots:
             return self._devices[device].limit
 
     def pack(self, n: int) -> None:
-        """From now on n tasks run on each device at once, as they are trained together: nothing is
-        measured. With 1 they are no longer packed.
+        """Makes n tasks run on each device at once from now on, since they are trained together:
+        nothing is measured. With 1 they are no longer packed.
         """
         with self._lock:
             for device in self._devices:
@@ -204,15 +203,9 @@ class Slots:
                     return
 
     def _do(self, job: Job | None, number: int) -> None:
-        """Does a job. If a user's model forks and the child returns from the job, the child ends:
-        it has none of the other threads, and the parent does the rest.
-        """
-        process = os.getpid()
         try:
             if job is not None:
                 job(number)
-            if os.getpid() != process:
-                os._exit(1)
         finally:
             with self._lock:
                 self._unfinished -= 1

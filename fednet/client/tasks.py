@@ -83,7 +83,7 @@ class Done:
 
 
 class Tasks:
-    """The tasks that the server gave this process and that are not answered yet.
+    """Does the tasks that the server gave this process.
 
     doing: by client, what its task is at, for the server. hand_over(done) passes what came of a
     task to the thread of the loop. inline: the server runs in this process too. faults: planned

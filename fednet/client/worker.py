@@ -17,7 +17,7 @@ from fednet import seeds
 from fednet.algorithms.returned import finite
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
-from fednet.client.books import Answers
+from fednet.client.books import Answers, Secrets
 from fednet.client.device import Device
 from fednet.client.evaluation import (
     ClientEvaluation,
@@ -26,7 +26,6 @@ from fednet.client.evaluation import (
     set_trained,
 )
 from fednet.client.policy import Policy
-from fednet.client.secrets import Secrets
 from fednet.data.federation import Site
 from fednet.descriptors import named
 from fednet.errors import (
@@ -138,10 +137,13 @@ class Worker:
             raise RemoteProtocolError("the payload was damaged on its way")
         task, body, base = split_base_model(self.experiment, task, body)
         exp = self._complete(base)
-        config, method, key = exp.config, exp.algorithm, task.key
+        config = exp.config
+        method = exp.algorithm
+        key = task.key
         record, start = self._load(task)
         made: list[tuple[Key, Encoded]] = []
-        state_sha256, kept = "", False
+        state_sha256 = ""
+        kept = False
 
         with self.device.stream():
             host = self._host(exp, key, record, step)

@@ -24,24 +24,26 @@ from fednet.algorithms.secure import Secure, made, planned
 from fednet.config import Config, parts
 from fednet.data.base import Data
 from fednet.data.federation import Federation
-from fednet.errors import FednetError
+from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism, selection, trial
 from fednet.experiment.judging import JUDGED, Judgement, evaluation_payload
-from fednet.experiment.settings import Source, settings_of
 from fednet.models.adapters import merged
-from fednet.models.start import packed, unpinned
+from fednet.models.start import Start, packed, start, unpinned
 from fednet.tensors import Layout
+from fednet.training import packable
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting
+from fednet.training.tasks.classification import Classification
+from fednet.training.tasks.regression import Regression
 from fednet.wire import compress
 from fednet.wire.codec import Codec, Encoded, not_finite
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """What both sides build. federation: None where sites bring their own data. shapes: of a model
-    input, and the number of outputs. sha256, hollow: see `models.start`. unlike: the settings of
-    clients with a model of their own. remarks: on the data and the trial.
+    """Holds what both sides build from one configuration. federation: None if sites bring their own
+    data. shapes: of a model input, and the number of outputs. sha256, hollow: see `models.start`.
+    unlike: the settings of clients with a model of their own.
     """
 
     config: Config
@@ -56,20 +58,24 @@ class Experiment:
     sha256: str = ""
     hollow: bool = False
     unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know of how the data were read."""
+        return () if self.data is None else self.data.notes
 
     def setting_of(self, client: int) -> Setting:
-        """The setting of the client's own model."""
+        """Returns the setting of the client's own model."""
         return self.unlike.get(client, self.setting)
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:
-        """One a model; the first is that of the run's model."""
+        """Returns a setting for each model; the first is that of the run's model."""
         return tuple(dict.fromkeys((self.setting, *self.unlike.values())))
 
     @property
     def divided(self) -> Federation:
-        """The run's data. Not to be used where sites bring their own."""
+        """Returns the run's data. Not to be used where sites bring their own."""
         assert self.federation is not None
         return self.federation
 
@@ -92,15 +98,15 @@ class Experiment:
 
     @functools.cached_property
     def agreed(self) -> Tensors:
-        """The model that every client has: the initial one. A state that is compressed with loss is
-        sent as the difference to it.
+        """Returns the model that every client has: the initial one. A state that is compressed with
+        loss is sent as the difference to it.
         """
         return self.setting.initial.select(self.shared)
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of what both sides must agree on before the first task: the layout, and the model that
-        differences are to.
+        """Returns a digest of what both sides must agree on before the first task: the layout, and
+        the model that differences are to.
         """
         chain = self.down.chains.get("state")
         if self.unlike:
@@ -119,15 +125,15 @@ class Experiment:
 
     @functools.cached_property
     def base(self) -> Encoded | None:
-        """The model that training starts from, encoded, where the server sends it to each client
-        once; None where sites make it.
+        """Returns the model that training starts from, encoded, where the server sends it to each
+        client once; None if sites make it.
         """
         sent = packed(self.holding(self.setting.initial)) if self.base_comes else None
         return None if sent is None else self.down.encode(sent)
 
     def starting_from(self, named: Mapping[str, torch.Tensor]) -> Experiment:
-        """This experiment, started from these tensors. Raises ConfigError where their model is not
-        the configuration's.
+        """Returns this experiment, started from these tensors. Raises ConfigError if their model is
+        not the configuration's.
         """
         source = Source(self.data, self.federation, self.shapes, self.setting.classes)
         made = _fitted(self.config, self.algorithm, source, named)
@@ -136,7 +142,7 @@ class Experiment:
     def scratch(
         self, device: str | torch.device = "cpu", setting: Setting | None = None
     ) -> Scratch:
-        """A new model to work with. setting: of a client's own model."""
+        """Returns a new model to work with. setting: of a client's own model."""
         setting, wanted = setting or self.setting, self.config.train.memory_format
         last = wanted == "channels_last" or (
             wanted == "auto" and torch.device(device).type == "cpu" and setting.innermost
@@ -144,14 +150,14 @@ class Experiment:
         return Scratch(setting.module(), setting.layout, device, channels_last=last)
 
     def state_dict(self, x: Tensors, setting: Setting | None = None) -> dict[str, torch.Tensor]:
-        """The state dict of the configuration's model, as `load_state_dict(strict=True)` takes it:
-        x, with adapters merged, and the initial values of all tensors that x lacks. Tied tensors
-        stand under each of their names, each tensor with the model's type.
+        """Returns the state dict of the configuration's model, as `load_state_dict(strict=True)`
+        takes it: x, with adapters merged, and the initial values of all tensors that x lacks. Tied
+        tensors stand under each of their names, each tensor with the model's type.
         """
         return merged(self.holding(x, setting))
 
     def holding(self, x: Tensors, setting: Setting | None = None) -> nn.Module:
-        """A module with x, and the initial values of what x lacks. It is not to be changed."""
+        """Returns a module with x, and the initial values of what x lacks. Do not change it."""
         own = setting or self.setting
         return own.initial.merge(x.to("cpu")).into(own.blank)
 
@@ -164,11 +170,11 @@ class Experiment:
         return ClientFacts(**self.federation.facts(client), features=features)
 
     def samples(self, client: int) -> int:
-        """How many samples the client can train on at most: its own, and the public ones."""
+        """Returns the most samples that the client can train on: its own, and the public ones."""
         return len(self.divided.parts[client]) + len(self.divided.public)
 
     def bounds(self, payload: type[Payload], client: int, round: int = 1) -> dict[str, int]:
-        """The largest size in bytes of each field whose declaration leaves it open."""
+        """Returns the largest size in bytes of each field whose declaration leaves it open."""
         if payload is Judgement:
             return {
                 "counts": len(JUDGED) * 2 * self.setting.counts_width * 8,
@@ -189,10 +195,12 @@ class Experiment:
         sizes: Mapping[str, int] | None = None,
         round: int = 0,
     ) -> dict[str, int]:
-        """The bytes by kind of one payload for one client: exact, but a bound with zstd or where
-        sites bring their own data. sizes: of fields whose declaration leaves them open, if known.
+        """Returns the bytes by kind of one payload for one client: exact, but a bound with zstd or
+        where sites bring their own data. sizes: of fields whose declaration leaves them open, if
+        known.
         """
-        codec, kinds = getattr(self, direction), dict[str, int]()
+        codec = getattr(self, direction)
+        kinds = dict[str, int]()
         bounds = self.bounds(payload, client) if sizes is None else sizes
         for name, field in payload.fields.items():
             kinds[field.kind] = (
@@ -214,7 +222,7 @@ class Experiment:
 
     @functools.cached_property
     def evaluation(self) -> type[Payload]:
-        """The type of the message that asks a client to evaluate."""
+        """Returns the type of the message that asks a client to evaluate."""
         latest = self.config.evaluate.shared == "latest"
         return evaluation_payload(type(self.algorithm), latest)
 
@@ -264,26 +272,25 @@ def build(
     if known is not None and same and config.model.sha256 in (None, known[2].sha256):
         exp = known[2]
     else:
-        exp, tried = _built(config, root, data), False
-    if exp.data is None or tried:
-        return exp
-    found = (*exp.data.notes, *try_on(exp, exp.data))
-    return dataclasses.replace(exp, remarks=tuple(dict.fromkeys(found)))
+        exp = _built(config, root, data)
+        tried = False
+    if exp.data is not None and not tried:
+        try_on(exp, exp.data)
+    return exp
 
 
-def try_on(experiment: Experiment, data: Data) -> list[str]:
-    """Tries each model on two samples of the data. Returns remarks; raises ConfigError."""
-    found = []
+def try_on(experiment: Experiment, data: Data) -> None:
+    """Tries each model on two samples of the data. Raises ConfigError."""
     for setting in experiment.settings:
-        found += trial.fits(experiment.algorithm, setting, data)
+        trial.fits(experiment.algorithm, setting, data)
         trial.merges(setting, experiment.shapes, data)
-    return found
 
 
 def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:
     from fednet import data as rooms
 
-    algorithm, federation = made(config), None
+    algorithm = made(config)
+    federation = None
     if config.data.dataset == "site":
         from fednet.data.site import declared, outputs
 
@@ -295,7 +302,9 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
             data, config.data, config.clients, config.seed, uses_public=algorithm.uses_public
         )
         data = federation.data
-        input_shape, classes, width = data.input_shape, data.classes, data.outputs
+        input_shape = data.input_shape
+        classes = data.classes
+        width = data.outputs
         trial.finite(data)  # a site's own data are checked where they are read
     source = Source(data, federation, (input_shape, width), classes or 0)
     return _fitted(config, algorithm, source)
@@ -332,8 +341,86 @@ def _fitted(
     )
 
 
+# -- the settings of the models --------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run's data, and what a model has to know of them. data, federation: None if sites bring
+    their own. shapes: of a model input, and the number of outputs.
+    """
+
+    data: Data | None
+    federation: Federation | None
+    shapes: tuple[tuple[int, ...], int]
+    classes: int
+
+
+def settings_of(
+    config: Config,
+    algorithm: Algorithm,
+    source: Source,
+    given: Mapping[str, torch.Tensor] | None,
+) -> tuple[Start, Setting, dict[int, Setting]]:
+    """Returns what training starts from, the setting of the run's model, and by client the settings
+    of other models. given: the tensors that training starts from, where the server sent them.
+    """
+    first, *others = parts.each_model(config)
+    begun = start(first, *source.shapes, given)
+    setting = _setting(first, algorithm, source, begun)
+    unlike = [_setting(own, algorithm, source, start(own, *source.shapes)) for own in others]
+    _check_sizes(config, algorithm, source.shapes[0], [setting, *unlike])
+    owners = parts.model_owners(config)
+    return begun, setting, {client: unlike[place] for client, place in owners.items()}
+
+
+def _setting(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> Setting:
+    module = begun.module
+    layout = begun.layout
+    shared = algorithm.shared(layout, module)
+    trial.check_shared(config, algorithm, shared)
+    if config.train.pack > 1:
+        packable.check(module, any(slot.role != "parameter" for slot in layout.slots))
+    task = registry.task.get(config.task)()
+    classes = max(1, source.classes)
+    width = classes
+    data = source.data
+    if data is not None and len(data.train[1]):
+        # Tried on a module that is thrown away: a call may change what it keeps.
+        if isinstance(task, Classification) and data.train[1].ndim > 1:
+            task.class_axis = trial.sequence_axis(config, begun.factory(config.seed), data)
+        if type(task) not in (Classification, Regression):
+            width = trial.counts_width(config, begun.factory(config.seed), task, data)
+    if config.data.dataset == "site" and width != classes:
+        raise ConfigError(
+            f"task {config.task}: it counts {width} classes, and the server, which has no data to "
+            f"try it on, expects {classes}; let it count those that data.classes says, or one "
+            f"where there are none."
+        )
+    shape = source.shapes[0]
+    return Setting.of(config, begun, shared, task, source.classes, width, data, shape)
+
+
+def _check_sizes(
+    config: Config, algorithm: Algorithm, input_shape: tuple[int, ...], settings: list[Setting]
+) -> None:
+    """Raises ConfigError if a message would not have the same size with all clients' models."""
+    first, *others = settings
+    payloads = [p for e in algorithm.exchanges for p in (e.down, e.up)]
+    for other in others:
+        one, two = (
+            ClientFacts(0, (1,) * s.classes, 0, input_shape, 0, s.features) for s in (first, other)
+        )
+        if any(algorithm.sizes(p, one) != algorithm.sizes(p, two) for p in payloads):
+            names = [s.config.model.name for s in (first, other)]
+            raise ConfigError(
+                f"model: the heads of {names[0]} and {names[1]} get {one.features} and "
+                f"{two.features} features, and {config.algorithm.name} sends features; give models "
+                f"whose heads get as many."
+            )
+
+
+# -- the codecs ------------------------------------------------------------------------------------
 def _codecs(config: Config, shared: Layout, exempt: frozenset[str]) -> tuple[Codec, Codec]:
-    """The codecs for messages to clients, and to the server."""
+    """Returns the codecs for messages to clients, and to the server."""
     shapes = tuple(slot.shape for slot in shared.slots if slot.role == "parameter")
 
     def codec(way: str) -> Codec:

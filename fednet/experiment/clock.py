@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 
 class VirtualClock:
-    """world: who is there when, and how fast devices are."""
+    """Computes times from bytes, links and steps. world: who is there when, and how fast devices
+    are.
+    """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.world = config, worlds.of(config)
+        self.config = config
+        self.world = worlds.of(config)
         self._links: dict[int, tuple[LinkShape, float]] = {}
 
     def _link(self, client: int) -> tuple[LinkShape, float]:
-        """A client's link, and the milliseconds of its training step."""
+        """Returns a client's link, and the milliseconds of its training step."""
         if client not in self._links:
             if self.world.pace is not None:
                 step_ms = self.world.pace[client].step_s * 1e3
@@ -53,9 +56,9 @@ class VirtualClock:
         delay: float = 0.0,
         at: float = 0.0,
     ) -> dict[str, float]:
-        """The seconds from the task, sent at second `at` of the run, to the whole reply, for one
-        client in one phase: sending, both ways, and training. down, up: all bytes of the messages,
-        as the ledger has them; slow, delay: planned faults.
+        """Returns the seconds from the task, sent at second `at` of the run, to the whole reply,
+        for one client in one phase: sending, both ways, and training. down, up: all bytes of the
+        messages, as the ledger has them; slow, delay: planned faults.
         """
         link, _ = self._link(client)
         draw = seeds.rng(self.config.seed, "jitter", round, client)
@@ -78,8 +81,8 @@ class VirtualClock:
         slow: float = 1.0,
         delay: float = 0.0,
     ) -> Leaves | None:
-        """How many parts of its task or of its reply have been sent when the client leaves; the
-        part during which it leaves counts. None where it stays, or its link has no rate.
+        """Returns how many parts of its task or of its reply have been sent when the client leaves;
+        the part during which it leaves counts. None if it stays, or its link has no rate.
         """
         until = self.world.until(client, at)
         stays = 0.0 if until is None else until - at
@@ -94,11 +97,12 @@ class VirtualClock:
     def late(
         self, times: Mapping[int, float], leaves: Mapping[int, float] | None = None
     ) -> dict[int, str]:
-        """The clients that do not count, and why: gone before they were done, beyond the deadline,
-        or not among the first k (ties to the smaller id). leaves: seconds after which a client is
-        gone.
+        """Returns the clients that do not count, and why: gone before they were done, beyond the
+        deadline, or not among the first k (ties to the smaller id). leaves: seconds after which a
+        client is gone.
         """
-        deadline, first = self.config.round.deadline, self.config.first
+        deadline = self.config.round.deadline
+        first = self.config.first
         gone = {c: s for c, s in (leaves or {}).items() if c in times and times[c] > s}
         late = {
             c: "deadline"
@@ -122,11 +126,12 @@ class VirtualClock:
         lost: bool = False,
         leaves: Mapping[int, float] | None = None,
     ) -> float:
-        """How long the phase took: until the last client that counts, or until the deadline if one
-        missed it. A client that leaves is waited for until it has left, and a lost one for
+        """Returns how long the phase took: until the last client that counts, or until the deadline
+        if one missed it. A client that leaves is waited for until it has left, and a lost one for
         `patience`.
         """
-        section, late = self.config.round, self.late(times, leaves)
+        section = self.config.round
+        late = self.late(times, leaves)
         last = max((t for c, t in times.items() if c not in late), default=0.0)
         if self.config.first is not None and len(times) - len(late) >= self.config.first:
             return last
@@ -137,7 +142,7 @@ class VirtualClock:
 
     @property
     def patience(self) -> float:
-        """How many seconds a lost client is waited for."""
+        """Returns how many seconds a lost client is waited for."""
         section = self.config.round
         waits = [s for s in (section.deadline, section.lost.closed) if s is not None]
         return min(waits, default=0.0)
@@ -149,8 +154,8 @@ class VirtualClock:
         span: float,
         leaves: Mapping[int, float] | None = None,
     ) -> dict[str, float]:
-        """What a phase's time was spent on: training and sending of the last client that counts;
-        the rest is waiting.
+        """Returns what a phase's time was spent on: training and sending of the last client that
+        counts; the rest is waiting.
         """
         late = self.late(times, leaves)
         last = max((c for c in times if c not in late), key=lambda c: (times[c], -c), default=None)
@@ -159,9 +164,9 @@ class VirtualClock:
 
 
 def crossing(message: m.Task | m.Reply) -> int:
-    """All bytes of a message with its payload, as the ledger counts them without CURVE: the header,
-    and the body beside it or in parts with a header each. Other traffic, such as the requests for
-    parts, is small and takes no time here.
+    """Returns all bytes of a message with its payload, as the ledger counts them without CURVE: the
+    header, and the body beside it or in parts with a header each. Other traffic, such as the
+    requests for parts, is small and takes no time here.
     """
     total = framing(len(encode(message)))
     for index in range(-(-message.size // m.PART)):
@@ -175,15 +180,16 @@ def crossing(message: m.Task | m.Reply) -> int:
 
 
 def task_bytes(run: str, key: m.Key, job: Job) -> int:
-    """The bytes of a task as the first server of the run sends it for the first time; without
-    `keep`, which depends on the last checkpoint, and so on crashes.
+    """Returns the bytes of a task as the first server of the run sends it for the first time;
+    without `keep`, which depends on the last checkpoint, and so on crashes.
     """
     return crossing(message_of(job, key, run=run, inc=1))
 
 
 def reply_bytes(reply: Reply) -> int:
-    """The bytes of a reply (`server.inbox.Reply`), header and payload, as it was sent."""
-    record, form = reply.record, list(reply.record.form)
+    """Returns the bytes of a reply (`server.inbox.Reply`), header and payload, as it was sent."""
+    record = reply.record
+    form = list(reply.record.form)
     return crossing(
         m.Reply(
             run=" " * 16,

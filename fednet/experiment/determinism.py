@@ -34,7 +34,7 @@ _kept: list[torch.library.Library] = []
 
 def set_switches(train: TrainSection | None = None) -> JsonDict:
     """Sets thread counts and determinism switches of this process; returns them, for the record.
-    train: None where there is no configuration yet. Raises ConfigError.
+    train: None if there is no configuration yet. Raises ConfigError.
     """
     import torch
 
@@ -70,7 +70,7 @@ def set_switches(train: TrainSection | None = None) -> JsonDict:
 
 
 def choose_kernels(portable: bool) -> None:
-    """Chooses the CPU kernels that this process computes with. Raises ConfigError where that is not
+    """Chooses the CPU kernels that this process computes with. Raises ConfigError if that is not
     possible, or not any more.
     """
     global _portable
@@ -135,21 +135,21 @@ def portable() -> bool:
 
 
 def processor() -> str:
-    """Its maker and the widest instructions that torch has kernels for, such as `AuthenticAMD with
-    AVX2`. Torch is not asked, since it would then choose its kernels.
+    """Returns its maker and the widest instructions that torch has kernels for, such as
+    `AuthenticAMD with AVX2`. Torch is not asked, since it would then choose its kernels.
     """
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
-    said = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-    flags = said.get("flags", "").split()
+    known = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    flags = known.get("flags", "").split()
     widest = [name for name in ("avx512f", "avx2") if name in flags]
-    maker = said.get("vendor_id", platform.machine())
+    maker = known.get("vendor_id", platform.machine())
     return f"{maker} with {widest[0].upper()}" if widest else maker
 
 
 def versions() -> dict[str, str]:
-    """What the bits of a run may depend on beside its configuration: versions, and the processor,
-    unless the bits are portable.
+    """Returns what the bits of a run may depend on beside its configuration: versions, and the
+    processor, unless the bits are portable.
     """
     import torch
 
@@ -164,9 +164,9 @@ def versions() -> dict[str, str]:
 
 
 def changed_since(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str | None:
-    """A remark on a resumed run whose last server had other versions or another device; None where
-    its bits are those of a run that was never stopped. events: the starts of its servers so far;
-    here: `versions`, with the `device`.
+    """Returns a remark on a resumed run whose last server had other versions or another device;
+    None if its bits are those of a run that was never stopped. events: the starts of its servers so
+    far; here: `versions`, with the `device`.
     """
     starts = [event["versions"] for event in events]
     before = starts[-1] if starts else here

@@ -13,7 +13,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -37,24 +37,21 @@ AMOUNTS = {"crash": 1.0, "delay": 1.0, "slow": 2.0, "drop_during_upload": 0.5}
 
 @dataclass(frozen=True, eq=False)
 class FaultPlan:
-    """The planned faults of a run. A fault strikes a client only in a round in which it has a task.
-    usual: the exchange in which faults strike that name none.
+    """Says which planned fault strikes which client. A fault strikes a client only in a round in
+    which it has a task. usual: the exchange in which faults strike that name none.
     """
 
     config: Config
     usual: int = 0
-
-    @classmethod
-    def of(cls, config: Config, usual: int = 0) -> FaultPlan:
-        return cls(config, usual)
+    _away: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     @functools.cached_property
     def empty(self) -> bool:
         return not (self.config.faults.random or self.config.faults.schedule)
 
     def strike(self, round: int, client: int, exchange: int | None = None) -> list[Fault]:
-        """The faults of a client, in the order of `KINDS`; of those that lose its reply only the
-        earliest. exchange: of the round; None: any.
+        """Returns the faults of a client, in the order of `KINDS`; of those that lose its reply
+        only the earliest. exchange: of the round; None: any.
         """
         found = dict[str, float]()
         if exchange in (None, self.usual):
@@ -80,11 +77,11 @@ class FaultPlan:
         """Whether the client crashed in an earlier round and is not back yet."""
         if self.empty:
             return False
-        known = self._away
-        if (round, client) not in known:
-            earlier = range(max(1, round - self._longest), round)
-            known[round, client] = any(self._crashed(t, client, round) for t in earlier)
-        return known[round, client]
+        if (round, client) not in self._away:
+            lasted = [f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash"]
+            earlier = range(max(1, round - max([1, *lasted])), round)
+            self._away[round, client] = any(self._crashed(t, client, round) for t in earlier)
+        return self._away[round, client]
 
     def _crashed(self, before: int, client: int, round: int) -> bool:
         """Whether the client crashed in round `before`, and is not back in `round`."""
@@ -94,7 +91,7 @@ class FaultPlan:
         return any(before + crash.amount >= round for crash in crashes)
 
     def server(self, round: int) -> list[str]:
-        """The points of the round, of `POINTS`, at which the server is to die."""
+        """Returns the points of the round, of `POINTS`, at which the server is to die."""
         section = self.config.faults
         crashes = [f for f in section.schedule if (f.kind, f.round) == ("server_crash", round)]
         points = [str(crash.at) for crash in crashes]
@@ -110,23 +107,15 @@ class FaultPlan:
         rng = seeds.rng(self.config.seed, f"fault/{kind}", round, client)
         return bool(rng.random() < rate)
 
-    @functools.cached_property
-    def _away(self) -> dict[tuple[int, int], bool]:
-        return {}
-
-    @functools.cached_property
-    def _longest(self) -> int:
-        return max([1, *(f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash")])
-
 
 def drops(faults: Iterable[Fault]) -> str:
-    """The fault among these that loses the client's reply; "" if none does."""
+    """Returns the fault among these that loses the client's reply; "" if none does."""
     return next((f.kind for f in faults if f.kind in DROPS), "")
 
 
 def struck(run: Path) -> set[tuple[int, int, str]]:
-    """(round, client, kind) of the faults that have struck a run; of the server's the kind is
-    `server_crash POINT`.
+    """Returns (round, client, kind) of the faults that have struck a run; of the server's the kind
+    is `server_crash POINT`.
     """
     faults = reading.events(run, "fault")
     return {(event["round"], event["client"], event["kind"]) for event in faults}
@@ -134,14 +123,14 @@ def struck(run: Path) -> set[tuple[int, int, str]]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The rounds of a recorded run: who completed each exchange, and why others did not."""
+    """Repeats the rounds of a recorded run: who completed each exchange, and why others did not."""
 
     rounds: dict[int, JsonDict]
 
     @classmethod
     def of(cls, config: Config, exchanges: int) -> Replay | None:
-        """None where nothing is replayed. exchanges: of a round of this run. Raises ConfigError
-        where the record has fewer rounds than this run, or rounds of another kind.
+        """Reads the record; None if nothing is replayed. exchanges: of a round of this run. Raises
+        ConfigError where the record has fewer rounds than this run, or rounds of another kind.
         """
         where = config.faults.replay
         if where is None:
@@ -185,11 +174,11 @@ class Replay:
         return cls({row["round"]: row for row in rows})
 
     def selected(self, round: int) -> list[int]:
-        """The clients that were asked."""
+        """Returns the clients that were asked."""
         return list(self.rounds[round]["selected"])
 
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """The clients of a phase's cohort that did not complete it, and why."""
+        """Returns the clients of a phase's cohort that did not complete it, and why."""
         row = self.rounds[round]
         phases = row["completed_by_phase"]
         completed = phases[index] if index < len(phases) else []
@@ -199,7 +188,7 @@ class Replay:
 
 
 class Faults:
-    """The faults of a running server: the plan, what has struck already, and a replay.
+    """Applies the faults of a running server: the plan, what has struck already, and a replay.
 
     struck: before a resume. note(round, kind): records a crash of the server, before it happens.
     usual: see `FaultPlan`. exchanges: of a round.
@@ -213,14 +202,15 @@ class Faults:
         usual: int,
         exchanges: int,
     ) -> None:
-        self.plan = FaultPlan.of(config, usual)
+        self.plan = FaultPlan(config, usual)
         self.replay = Replay.of(config, exchanges)
-        self._struck, self._note = struck, note
+        self._struck = struck
+        self._note = note
         self._virtual = config.link.clock == "virtual"
         self._rounds = config.schedule.mode == "sync"
 
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """The clients of a phase's cohort that are not asked, and why."""
+        """Returns the clients of a phase's cohort that are not asked, and why."""
         if self.replay is not None:  # without rounds, see `fednet.server.asynchronous`
             return self.replay.out(round, index, cohort) if self._rounds else {}
         if self.plan.empty:
@@ -236,7 +226,7 @@ class Faults:
         return found
 
     def of(self, round: int, index: int, client: int) -> list[Fault]:
-        """The faults to send with a client's task: those that have not struck yet."""
+        """Returns the faults to send with a client's task: those that have not struck yet."""
         if self.plan.empty or self.replay is not None:
             return []
         return [
@@ -247,7 +237,7 @@ class Faults:
         ]
 
     def time(self, round: int, index: int, client: int) -> tuple[float, float]:
-        """(factor of slowness, seconds of delay), for the virtual clock."""
+        """Returns (factor of slowness, seconds of delay), for the virtual clock."""
         struck = [] if self.plan.empty else self.plan.strike(round, client, index)
         found = {f.kind: f.amount for f in struck}
         return found.get("slow", 1.0), found.get("delay", 0.0)

@@ -25,7 +25,7 @@ Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 
 def of(config: Config, client: int) -> ClientLinkSection:
-    """The link of one client, in figures."""
+    """Returns the link of one client, in figures."""
     section = config.link
     profile = section.profile
     if profile is not None and profile.startswith("choice("):
@@ -49,7 +49,7 @@ def _draw(text: str, rng: np.random.Generator) -> float:
 
 
 def shape(config: Config, client: int) -> LinkShape:
-    """The link of one client, for the transport."""
+    """Returns the link of one client, for the transport."""
     link = of(config, client)
     delays = (link.latency_ms or 0.0, link.jitter_ms or 0.0)
     # They are all numbers, which the types do not say: `of` has drawn those given as text.
@@ -65,7 +65,7 @@ def emulated(config: Config) -> bool:
 
 
 def shaper(config: Config) -> Shaper | None:
-    """Emulates the links of `config.link`; None where there is nothing to emulate."""
+    """Emulates the links of `config.link`; None if there is nothing to emulate."""
     if not emulated(config):
         return None
     rng = seeds.rng(config.seed, "jitter/emulated")

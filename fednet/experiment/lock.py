@@ -17,7 +17,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ ENDING_S = 10.0  # how long the processes that a holder forked may take to end a
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a lock's file."""
+    """The process that a lock's file names."""
 
     host: str
     pid: int
@@ -48,12 +48,14 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def me() -> Holder:
-    """This process as a holder, with a new token."""
+    """Returns this process as a holder, with a new token."""
     return Holder(host=socket.gethostname(), pid=os.getpid(), token=secrets.token_hex(8))
 
 
 def started_at(pid: int) -> str | None:
-    """When a process of this machine was started, since ids are used again; None: it has ended."""
+    """Returns when a process of this machine was started, since ids are used again; None: it has
+    ended.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -64,14 +66,16 @@ def started_at(pid: int) -> str | None:
 
 # -- a run's directory -----------------------------------------------------------------------------
 class Lock:
-    """A file that this process, and those that it has forked, hold locked."""
+    """Holds a file locked, for this process and those that it has forked."""
 
     def __init__(self, path: Path, file: int, holder: Holder) -> None:
-        self.path, self._file, self.holder = path, file, holder
+        self.path = path
+        self._file = file
+        self.holder = holder
 
     def check(self) -> None:
-        """Raises CannotGoOn where another process has taken the lock since, as one of another
-        machine can where `flock` reaches this machine alone.
+        """Raises CannotGoOn if another process has taken the lock since, as one of another machine
+        can where `flock` reaches this machine alone.
         """
         now = read(self.path)
         if now is None or now.token != self.holder.token:
@@ -121,7 +125,9 @@ def take(path: Path) -> Lock:
 
 
 def _locked(path: Path) -> int | None:
-    """The file, opened and locked; None where another process holds it, or has just deleted it."""
+    """Returns the file, opened and locked; None if another process holds it, or has just deleted
+    it.
+    """
     file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,8 +138,8 @@ def _locked(path: Path) -> int | None:
 
 
 def read(path: Path) -> Holder | None:
-    """Who holds that file, or held it last; None where it names nobody, as while it is being made.
-    Raises StateError where it is damaged.
+    """Returns who holds that file, or held it last; None if it names nobody, as while it is being
+    made. Raises StateError if it is damaged.
     """
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size:
@@ -184,90 +190,64 @@ def refuse_held(directory: Path) -> None:
     os.close(file)
 
 
-def inherited(directory: Path) -> bool:
-    """Whether a process that forked this one holds the directory."""
-    lock = _held.get(directory.resolve())
-    return lock is not None and lock.holder.pid != os.getpid()
-
-
 def check(directory: Path) -> None:
-    """Raises CannotGoOn where a directory that this process held is another's now."""
+    """Raises CannotGoOn if a directory that this process held is another's now."""
     if (lock := _held.get(directory.resolve())) is not None:
         lock.check()
 
 
 # -- the states of clients -------------------------------------------------------------------------
 NAME_BYTES = 64  # of a client's part of the file: which process uses its state
-GUARD = -1  # in place of a client: the part that is locked while others are being locked
 
 
 class StatesHold:
-    """A process's lock on the states of its clients in one folder: in a file that has a part for
-    each client, which names the process that locked it. Processes that host other clients may share
-    the folder. shared: so may processes that host the same ones; their launcher takes care of that.
+    """Locks the states of a process's clients in one folder. The folder's file `lock` has a part
+    for each client; it is locked while a process uses the client's state, and names that process.
+    Processes that host other clients may share the folder. shared: so may processes that host the
+    same ones; their launcher takes care of that.
     """
 
     def __init__(self, shared: bool = False) -> None:
         self._kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         self._file = -1
 
-    def take(
-        self,
-        folder: Path,
-        ids: Sequence[int],
-        clear: Callable[[set[int]], None] = lambda ids: None,
-    ) -> None:
+    def take(self, folder: Path, ids: Iterable[int]) -> None:
         """Locks the states of `ids`, in place of those locked before. Raises ConfigError that names
-        the process which uses the state of one of `ids`. clear: called with those of them that no
-        other process uses, before one can.
+        the process which uses the state of one of `ids`.
         """
         self.release()
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = file = opened(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = opened(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         name = f"process {os.getpid()} on {socket.gethostname()}".encode()[:NAME_BYTES]
-        try:
-            _lock_part(file, GUARD, fcntl.F_WRLCK)
-            free = {client for client in ids if _lock_part(file, client, fcntl.F_WRLCK)}
-            for client in ids:
-                if client not in free and not _lock_part(file, client, self._kind):
-                    other = os.pread(file, NAME_BYTES, _part(client)).rstrip(b"\0")
-                    raise ConfigError(
-                        f"--state: the state of client {client} in {folder} is in use by "
-                        f"{other.decode(errors='replace')}; give this one a folder of its own, or "
-                        f"stop that one."
-                    )
-            clear(free)
-            for client in ids:
-                os.pwrite(file, name.ljust(NAME_BYTES, b"\0"), _part(client))
-                _lock_part(file, client, self._kind)
-            _lock_part(file, GUARD, fcntl.F_UNLCK)
-        except BaseException:
-            self.release()
-            raise
+        # Ascending: of two processes that want some of the same clients, one gets all of them.
+        for client in sorted(ids):
+            if not _lock_part(self._file, self._kind, client * NAME_BYTES, NAME_BYTES):
+                other = os.pread(self._file, NAME_BYTES, client * NAME_BYTES).rstrip(b"\0")
+                self.release()
+                raise ConfigError(
+                    f"--state: the state of client {client} in {folder} is in use by "
+                    f"{other.decode(errors='replace') or 'another process'}; give this one a "
+                    f"folder of its own, or stop that one."
+                )
+            os.pwrite(self._file, name.ljust(NAME_BYTES, b"\0"), client * NAME_BYTES)
 
     def release(self) -> None:
         if self._file >= 0:
             # Processes that this one has forked do not keep it.
-            _lock_part(self._file, GUARD, fcntl.F_UNLCK, nbytes=0)
+            _lock_part(self._file, fcntl.F_UNLCK, 0, 0)
             os.close(self._file)
             self._file = -1
 
 
-def _part(client: int) -> int:
-    """Where a client's part of the file begins."""
-    return (client + 1) * NAME_BYTES
-
-
-def _lock_part(file: int, client: int, kind: int, nbytes: int = NAME_BYTES) -> bool:
-    """Locks the part of a client, or changes or ends its lock; False where another process has
-    locked it. `GUARD` is waited for. kind: F_RDLCK, F_WRLCK, F_UNLCK. nbytes: 0 for all that
-    follows. These are open file description locks, see fcntl(2).
+def _lock_part(file: int, kind: int, start: int, nbytes: int) -> bool:
+    """Locks a part of a file, or ends its lock; nbytes: 0 for all that follows. Returns False if
+    another process has locked it. kind: F_RDLCK, F_WRLCK, F_UNLCK. These are open file description
+    locks, see fcntl(2).
     """
-    command = fcntl.F_OFD_SETLKW if client == GUARD else fcntl.F_OFD_SETLK
     # struct flock: kind, whence, start, length, process
-    request = struct.pack("hhqqi4x", kind, os.SEEK_SET, _part(client), nbytes, 0)
+    request = struct.pack("hhqqi4x", kind, os.SEEK_SET, start, nbytes, 0)
     try:
-        fcntl.fcntl(file, command, request)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
     except BlockingIOError:
         return False
     return True

@@ -11,8 +11,8 @@ from fednet.errors import ConfigError
 
 
 def cores() -> int:
-    """How many cores this process may use: the least of its affinity, its cgroup's quota and what
-    Slurm granted.
+    """Returns how many cores this process may use: the least of its affinity, its cgroup's quota
+    and what Slurm granted.
     """
     found = [processors()]
     quota = Path("/sys/fs/cgroup/cpu.max")
@@ -27,8 +27,8 @@ def cores() -> int:
 
 
 def place(device: str) -> list[str]:
-    """The devices of auto, cpu, cuda, cuda:0 or cuda:0,2. Raises ConfigError for a GPU that is not
-    there.
+    """Returns the devices of auto, cpu, cuda, cuda:0 or cuda:0,2. Raises ConfigError for a GPU that
+    is not there.
     """
     if device == "cpu":
         return ["cpu"]
@@ -54,7 +54,7 @@ def place(device: str) -> list[str]:
 
 
 def check(device: str) -> None:
-    """Raises ConfigError where there is no such device. "auto" is not looked at, so that a process
+    """Raises ConfigError if there is no such device. "auto" is not looked at, so that a process
     that computes nothing need not import torch.
     """
     if device != "auto":
@@ -62,8 +62,8 @@ def check(device: str) -> None:
 
 
 def workers(wanted: int | None, devices: list[str], clients: int) -> list[str]:
-    """The device of each worker: as many as wanted, or one a GPU, else one a core; at most one a
-    client.
+    """Returns the device of each worker: as many as wanted, or one a GPU, else one a core; at most
+    one a client.
     """
     if wanted is None:
         wanted = len(devices) if devices[0] != "cpu" else cores()

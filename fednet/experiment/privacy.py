@@ -51,7 +51,7 @@ TAILS = 8
 
 # -- an update's norm ------------------------------------------------------------------------------
 def updates(up: Payload, x: Tensors | None) -> Iterable[tuple[str, Tensors, float]]:
-    """(field, value, norm of its update) of a reply's tensors. x: what the client was sent."""
+    """Yields (field, value, norm of its update) of a reply's tensors. x: what was sent."""
     for name, field in up.fields.items():
         value = getattr(up, name)
         if isinstance(value, Tensors):
@@ -63,13 +63,14 @@ def _update(value: Tensors, kind: str, x: Tensors | None) -> Tensors:
 
 
 def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
-    """The reply with each update scaled to norm `bound` where it is above `slack * bound`; other
-    updates keep their bits.
+    """Returns the reply with each update scaled to norm `bound` where it is above `slack * bound`;
+    other updates keep their bits.
     """
     changed = {}
     for name, value, norm in updates(up, x):
         if norm > slack * bound:
-            kind, factor = up.fields[name].kind, bound / norm
+            kind = up.fields[name].kind
+            factor = bound / norm
             short = _update(value, kind, x).vector * factor
             changed[name] = value.with_vector(
                 x.vector.to(value.device) + short if kind == "state" and x is not None else short
@@ -79,8 +80,8 @@ def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
 
 # -- noise -----------------------------------------------------------------------------------------
 class Noise:
-    """Gaussian noise from a secret in `file` (mode 0600). It does not come from the run's seed:
-    with that, which every client knows, anyone could compute the noise and subtract it.
+    """Draws Gaussian noise from a secret in `file` (mode 0600). It does not come from the run's
+    seed: with that, which every client knows, anyone could compute the noise and subtract it.
 
     The same value sent for the same question gets the same noise again, so that a round repeated
     after a crash reveals nothing new. Anything else gets other noise: the difference of two values
@@ -88,7 +89,9 @@ class Noise:
     """
 
     def __init__(self, file: Path, drawn: bool = False) -> None:
-        """drawn: this secret was used before. Raises StateError where it is missing or another."""
+        """Reads the secret, or makes it. drawn: it was used before. Raises StateError if it is
+        missing or another.
+        """
         if not file.exists() and not drawn:
             file.parent.mkdir(parents=True, exist_ok=True)
             secret = secrets.token_bytes(32)
@@ -103,14 +106,14 @@ class Noise:
             )
 
     def add(self, value: torch.Tensor, scale: float, question: bytes) -> tuple[torch.Tensor, str]:
-        """The value in float64 with N(0, scale^2) added, and an id of this answer. question: all
-        that was asked, or a cryptographic digest of it.
+        """Returns the value in float64 with N(0, scale^2) added, and an id of this answer.
+        question: all that was asked, or a cryptographic digest of it.
         """
-        said = value.detach().cpu().contiguous()
+        sent = value.detach().cpu().contiguous()
         asked = hashlib.sha256(question).digest()
         key = hmac.new(self._secret, asked, hashlib.sha256)
-        key.update(said.numpy().tobytes())
-        drawn = self._draw(said.numel(), scale, key.digest())
+        key.update(sent.numpy().tobytes())
+        drawn = self._draw(sent.numel(), scale, key.digest())
         return value.double() + drawn.to(value.device), key.hexdigest()
 
     @staticmethod
@@ -120,7 +123,7 @@ class Noise:
 
 
 def noise_of(config: Config, where: str, file: Path, drawn: bool) -> Noise | None:
-    """The noise that this side adds, the client or the server; None where it adds none."""
+    """Returns the noise that this side adds, the client or the server; None if it adds none."""
     section = config.privacy
     return Noise(file, drawn) if section.noise and section.where == where else None
 
@@ -136,20 +139,20 @@ class Question:
 
     @classmethod
     def of(cls, config: Config, run: str, task: Task, record: Record, body: memoryview) -> Question:
-        """Of everything that the answer to a task depends on, so that two questions never have the
-        same digest. record: the client's state; body: the task's payload.
+        """Makes a digest of everything that the answer to a task depends on, so that two questions
+        never have the same digest. record: the client's state; body: the task's payload.
         """
         key = task.key.round, task.key.phase, task.key.client
         settings = msgspec.json.encode(config, order="deterministic")
-        told = msgspec.json.encode((key, task.form, task.enrol, record.sha256(), body.nbytes))
-        whole = hashlib.sha256(b"%d %b%b" % (len(settings), settings, told))
+        task_text = msgspec.json.encode((key, task.form, task.enrol, record.sha256(), body.nbytes))
+        whole = hashlib.sha256(b"%d %b%b" % (len(settings), settings, task_text))
         whole.update(body)
         return cls(run, task.key.round, task.key.client, whole.digest())
 
 
 def at_client(config: Config) -> PrivacySection:
-    """What each client applies itself. Under secure aggregation nobody sees less than the sum of
-    the fewest clients that it needs, so each adds its part of that sum's noise.
+    """Returns what each client applies itself. Under secure aggregation nobody sees less than the
+    sum of the fewest clients that it needs, so each adds its part of that sum's noise.
     """
     section = config.privacy
     if section.secagg.protocol == "none" or section.where != "client":
@@ -166,8 +169,8 @@ def protect(
     question: Question,
     account: Callable[[Question, str, PrivacySection], None] | None = None,
 ) -> P:
-    """The client's part: clipping, and with `where: client` noise. account: called before an answer
-    leaves; it raises ConfigError where the budget is used up.
+    """Returns the client's part: clipping, and with `where: client` noise. account: called before
+    an answer leaves; it raises ConfigError where the budget is used up.
     """
     assert section.clip is not None
     up = clipped(up, x, section.clip)
@@ -184,18 +187,19 @@ def protect(
 
 
 def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
-    """The server's part, of one reply: it is clipped again, and has weight 1."""
+    """Returns the server's part, of one reply: it is clipped again, and has weight 1."""
     assert section.clip is not None
     if section.where == "server":
         up = clipped(up, x, section.clip, SLACK)
-    run, name = run_of(up), up.roles.run
+    run = run_of(up)
+    name = up.roles.run
     if run is None or name is None:
         return up
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=1)})
 
 
 def noised(fold: S, section: PrivacySection, noise: Noise | None, round: int) -> S:
-    """The accumulator with noise on its sum, where the server adds it."""
+    """Returns the accumulator with noise on its sum, where the server adds it."""
     assert section.clip is not None
     if section.where != "server" or not section.noise or noise is None:
         return fold
@@ -211,8 +215,8 @@ def noised(fold: S, section: PrivacySection, noise: Noise | None, round: int) ->
 
 # -- what it amounts to ----------------------------------------------------------------------------
 def epsilon(noises: Mapping[float, int], delta: float) -> float:
-    """The epsilon of several answers together, for one client's data being replaced by other data.
-    noises: by noise multiplier, how many answers.
+    """Returns the epsilon of several answers together, for one client's data being replaced by
+    other data. noises: by noise multiplier, how many answers.
     """
     dp_accounting, rdp = accounting()
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -248,7 +252,8 @@ class Accountant:
     """
 
     def __init__(self, config: Config) -> None:
-        self._config, section = config, config.privacy
+        self._config = config
+        section = config.privacy
         dp_accounting, rdp = accounting()
         gaussian = dp_accounting.GaussianDpEvent(section.noise / 2)
         self._events = {"epsilon": gaussian}
@@ -266,7 +271,9 @@ class Accountant:
         self._taken: dict[int, int] = {}
 
     def spent(self, round: int) -> dict[str, float]:
-        """The privacy spent by `round` rounds. Rounds are to be asked for in ascending order."""
+        """Returns the privacy spent by `round` rounds. Rounds are to be asked for in ascending
+        order.
+        """
         in_seconds = self._config.availability.trace is not None
         for r in range(self._round + 1, round + 1) if not in_seconds else ():
             for client in selection.cohort(self._config, r):
@@ -288,8 +295,9 @@ class Accountant:
 
 
 def check(experiment: Experiment) -> None:
-    """Raises ConfigError where DP-FedAvg is not possible. Called before anything starts."""
-    config, method = experiment.config, experiment.algorithm
+    """Raises ConfigError if DP-FedAvg is not possible. Called before anything starts."""
+    config = experiment.config
+    method = experiment.algorithm
     if config.privacy.clip is None:
         return
     if not method.sums_updates:
@@ -302,7 +310,8 @@ def check(experiment: Experiment) -> None:
             "privacy.clip: this model's BatchNorm statistics would leave their clients unclipped; "
             "set model.buffers: local."
         )
-    own, room = at_client(config), config.privacy.secagg.clip
+    own = at_client(config)
+    room = config.privacy.secagg.clip
     least = config.privacy.clip * (1 + TAILS * own.noise)
     if own.secagg.protocol != "none" and own.noise and room < least:
         raise ConfigError(

@@ -25,7 +25,7 @@ from fednet.experiment import lock
 from fednet.files import Lines, clear_asides, plain_line, read_lines, repair, write_json
 from fednet.plain import JsonDict
 from fednet.records import Client, Event, Round, reading
-from fednet.records.manifest import ANEW, read_manifest
+from fednet.records.manifest import RESTORE, read_manifest
 
 TRACKED = ("tensorboard", "mlruns", "wandb")
 CUT = ("rounds.jsonl", "clients.jsonl")
@@ -33,7 +33,7 @@ NEVER_CUT = ("wire.jsonl", "events.jsonl")
 
 
 def writable(folder: Path, flag: str) -> None:
-    """Makes the folder. Raises ConfigError where nothing can be written there."""
+    """Makes the folder. Raises ConfigError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -47,7 +47,7 @@ def writable(folder: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def removed_if_empty(folder: Path) -> Iterator[None]:
-    """At the end, removes the folder and those above it that did not exist before and are empty: a
+    """Removes the folder at the end, and those above it that did not exist before and are empty: a
     command that is refused before it begins leaves nothing behind.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -60,7 +60,7 @@ def removed_if_empty(folder: Path) -> Iterator[None]:
 
 
 def runs_of(out: Path, name: str) -> list[Path]:
-    """The directories of the runs of that name, oldest first: NAME, NAME-2, NAME-3, ..."""
+    """Returns the directories of the runs of that name, oldest first: NAME, NAME-2, NAME-3, ..."""
     found: list[Path] = []
     while ((path := _next(out, name, found)) / "config.yaml").exists():
         found.append(path)
@@ -72,9 +72,9 @@ def _next(out: Path, name: str, found: list[Path]) -> Path:
 
 
 def claim(out: Path, name: str, resume: bool) -> Path:
-    """The directory for a run. No finished round is ever overwritten. With `resume` it is the
-    newest run of that name. Without, an unfinished run that has a round is an error, and beside a
-    finished run the new one is NAME-2, NAME-3, ...
+    """Returns the directory for a run. No finished round is ever overwritten. With `resume` it is
+    the newest run of that name. Without, an unfinished run that has a round is an error, and beside
+    a finished run the new one is NAME-2, NAME-3, ...
     """
     writable(out, "--out")
     found = runs_of(out, name)
@@ -118,10 +118,8 @@ def has_rounds(path: Path) -> bool:
 
 def forget(path: Path) -> None:
     """Removes the directory of a run that was refused before it began, so that its name is free
-    again. Nothing is removed where a run has begun, or in a process that a user's own part forked.
+    again. Nothing is removed if a run has begun.
     """
-    if lock.inherited(path):
-        return
     if not (path / "checkpoint" / "manifest.json").exists() and not has_rounds(path):
         _clear(path)
 
@@ -147,7 +145,7 @@ def _clear(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
     for folder in ("checkpoint", "log", "code", "figures", "state", "keys", *TRACKED):
         shutil.rmtree(path / folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # something of the user's own lies in it
+    with contextlib.suppress(OSError):  # it holds something of the user's own
         path.rmdir()
 
 
@@ -158,7 +156,7 @@ def clear_run(path: Path) -> None:
 
 
 class RunDirectory:
-    """The files of a run that the server writes."""
+    """Writes the files of a run, for the server."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -166,7 +164,8 @@ class RunDirectory:
             (path / folder).mkdir(parents=True, exist_ok=True)
         for name in CUT + NEVER_CUT:
             repair(path / name)
-        self.rounds, self.clients = Lines(path / "rounds.jsonl"), Lines(path / "clients.jsonl")
+        self.rounds = Lines(path / "rounds.jsonl")
+        self.clients = Lines(path / "clients.jsonl")
         self.wire = Lines(path / "wire.jsonl", plain_line)
         self.events = Lines(path / "events.jsonl")
         self._started = time.monotonic()
@@ -174,7 +173,7 @@ class RunDirectory:
     def event(
         self, type: str, round: int = 0, client: int = -1, bytes: int = 0, **more: object
     ) -> None:
-        """One line of events.jsonl. elapsed: seconds since this server process started."""
+        """Appends a line to events.jsonl. elapsed: seconds since this server process started."""
         self.events.append(
             Event(
                 round=round,
@@ -198,7 +197,7 @@ class RunDirectory:
 
     def flush(self, fsync: bool = False) -> dict[str, int]:
         """Hands all lines to the operating system, with `fsync` also to the disk; returns the
-        lengths of the files. Raises StateError where somebody has removed, cut or replaced one.
+        lengths of the files. Raises StateError if somebody has removed, cut or replaced one.
         """
         files = self.rounds, self.clients, self.wire, self.events
         lengths = {lines.path.name: lines.flush(fsync) for lines in files}
@@ -226,7 +225,7 @@ def round_ms(seconds: float) -> float:
 def check_lengths(
     path: Path, lengths: Mapping[str, int], known: str = "the checkpoint knows of"
 ) -> None:
-    """Raises StateError where a run's file of lines is shorter than it should be, and
+    """Raises StateError if a run's file of lines is shorter than it should be, and
     FileNotFoundError where one is missing.
     """
     for name, length in lengths.items():
@@ -238,7 +237,7 @@ def check_lengths(
 
 
 def resume_hint(path: Path) -> str:
-    """What a resume of that run would find, for a message about a run that ended early."""
+    """Returns what a resume of that run would find, for a message about a run that ended early."""
     if not (path / "config.yaml").exists():
         return f"{path} was deleted or moved, and its results with it"
     try:
@@ -248,30 +247,21 @@ def resume_hint(path: Path) -> str:
             return "no round was finished yet; --resume starts it from the beginning"
         check_lengths(path, read_manifest(path / "checkpoint")[0].lengths)
     except (OSError, StateError):
-        return f"its checkpoint or records are damaged; {ANEW}"
+        return f"its checkpoint or records are damaged; {RESTORE}"
     return "the last checkpoint is saved; continue with --resume"
 
 
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
-    """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError where
-    a file is shorter than that.
+    """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError if a
+    file is shorter than that.
     """
     known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
     for name in known:
         (path / name).touch()
     check_lengths(path, known)
     for name, length in known.items():
-        file = path / name
-        with file.open("rb") as lines:
-            lines.seek(max(0, length - 1))
-            whole = not length or lines.read(1) == b"\n"
-        if not whole:
-            raise StateError(
-                f"{file}: no line ends at byte {length}, as the checkpoint has it; put the file "
-                f"back as it was, or start the run again under another name."
-            )
         if name in CUT:
-            os.truncate(file, length)
+            os.truncate(path / name, length)
 
 
 def check_records(path: Path, rounds: int) -> None:

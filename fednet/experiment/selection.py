@@ -18,15 +18,16 @@ from fednet.errors import ConfigError
 
 
 def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> list[int]:
-    """The clients asked in a round (from 1), ascending: the first `config.asked` of the round's
-    order that are available. here: who is, where that depends on the time and not on the round.
+    """Returns the clients asked in a round (from 1), ascending: the first `config.asked` of the
+    round's order that are available. here: who is, where that depends on the time and not on the
+    round.
     """
     present = available(config, round) if here is None else here
     return sorted(order(config, round, present)[: config.asked])
 
 
 def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list[int]:
-    """The round's order of the clients that are there."""
+    """Returns the round's order of the clients that are there."""
     drawn = seeds.rng(config.seed, "selection", round).permutation(config.clients)
     return [int(i) for i in drawn if here[i]]
 
@@ -35,14 +36,16 @@ T = TypeVar("T")
 
 
 def available(config: Config, round: int) -> np.ndarray:
-    """(N,) bool: which clients are available in a round, by `availability`."""
-    section, n = config.availability, config.clients
+    """Returns (N,) bool: which clients are available in a round, by `availability`."""
+    section = config.availability
+    n = config.clients
     if section.model == "bernoulli":
         return seeds.rng(config.seed, "availability", round).random(n) < _given(
             section, "p", section.p
         )
     if section.model == "markov":
-        up, down = _given(section, "up", section.up), _given(section, "down", section.down)
+        up = _given(section, "up", section.up)
+        down = _given(section, "down", section.down)
         return _chains(config.seed, n, up, down).at(round)
     return np.ones(n, dtype=bool)
 
@@ -54,31 +57,29 @@ def _given(section: AvailabilitySection, key: str, value: T | None) -> T:
 
 
 class _Chains:
-    """Markov chains, one a client: off -> on with probability `up`, on -> off with `down`, from
-    their stationary distribution. The last rounds are kept, so that later ones start from them.
+    """Draws Markov chains, one for each client: off -> on with probability `up`, on -> off with
+    `down`, from their stationary distribution. Any thread may ask.
     """
 
-    KEPT = 32  # rounds, beside the start
-
     def __init__(self, seed: int, n: int, up: float, down: float) -> None:
-        self._seed, self._n, self._up, self._down = seed, n, up, down
+        self._seed = seed
+        self._n = n
+        self._up = up
+        self._down = down
         stationary = up / (up + down) if up + down else 1.0
-        self._known = {0: seeds.rng(seed, "availability", 0).random(n) < stationary}
+        # By round, from the start on: (N,) bool.
+        self._known = [seeds.rng(seed, "availability", 0).random(n) < stationary]
         self._lock = threading.Lock()
 
     def at(self, round: int) -> np.ndarray:
-        """(N,) bool, read-only: which clients are there in a round."""
+        """Returns (N,) bool, read-only: which clients are available in a round."""
         with self._lock:
-            known = self._known
-            last = max(t for t in known if t <= round)
-            here = known[last]
-            for t in range(last + 1, round + 1):
-                draw = seeds.rng(self._seed, "availability", t).random(self._n)
-                here = known[t] = np.where(here, draw >= self._down, draw < self._up)
+            while len(self._known) <= round:
+                draw = seeds.rng(self._seed, "availability", len(self._known)).random(self._n)
+                here = np.where(self._known[-1], draw >= self._down, draw < self._up)
                 here.setflags(write=False)
-                if len(known) > self.KEPT + 1:
-                    del known[next(t for t in known if t)]
-            return here
+                self._known.append(here)
+            return self._known[round]
 
 
 _chains = functools.lru_cache(maxsize=4)(_Chains)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +50,20 @@ class Record(State):
         return own and self.buffers is None and not self.residuals
 
     def past(self, where: str, round: int) -> Past:
-        """What compressors remember: for its next messages, and to be kept in the next record."""
+        """Returns what compressors remember: for its next messages, and to be kept in the next
+        record.
+        """
         known = self.residuals or {}
         return Past(known, dict(known), where, round)
 
     def own(self, initial: Tensors) -> Tensors | None:
-        """The whole initial model with the client's own buffers. None where it has none."""
+        """Returns the whole initial model with the client's own buffers. None if it has none."""
         if self.buffers is None or self.counters is None:
             return None
         return Tensors(initial.layout, initial.vector, self.buffers, self.counters)
 
     def sha256(self) -> str:
-        """ "" where nothing is kept."""
+        """Returns the SHA-256 of the record; "" if nothing is kept."""
         return self._sha256
 
     @functools.cached_property
@@ -86,8 +88,9 @@ LOST = (
 
 
 class ClientStore:
-    """The state directory of one run: `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local`
-    beside it). fsync: what is saved survives a power loss (`checkpoint.fsync`).
+    """Reads and writes the state directory of one run:
+    `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local` beside it). fsync: what is saved
+    survives a power loss (`checkpoint.fsync`).
     """
 
     def __init__(self, root: Path, client_state: type[State], fsync: bool = False) -> None:
@@ -99,9 +102,9 @@ class ClientStore:
         return self.root / f"client-{client}"
 
     def load(self, client: int, version: str, sha256: str = "") -> Record | None:
-        """That version of a client's record; None for "", the version before its first. sha256: of
-        the record as the server knows it, "" where it does not. Raises StateError where the record
-        is missing or another.
+        """Returns that version of a client's record; None for "", the version before its first.
+        sha256: of the record as the server knows it, "" if it does not. Raises StateError if the
+        record is missing or another.
         """
         if not version:
             return None
@@ -116,8 +119,8 @@ class ClientStore:
         return found
 
     def local(self, client: int, version: str, may_lack: bool = False) -> Tensors | None:
-        """The local model that was kept with that version; None where none was. Raises StateError
-        where it is another, or missing, unless it `may_lack`.
+        """Returns the local model that was kept with that version; None if none was. Raises
+        StateError where it is another, or missing, unless it `may_lack`.
         """
         record = self._folder(client) / f"{version}.safetensors"
         known = written(record)[0].get("local") if version and record.exists() else None
@@ -145,7 +148,7 @@ class ClientStore:
         )
 
     def _rounds(self, client: int) -> list[int]:
-        """The rounds whose states are kept here for a client."""
+        """Returns the rounds whose states are kept here for a client."""
         paths = self._folder(client).glob("*.safetensors")
         found = (_VERSION.fullmatch(path.name) for path in paths)
         return sorted({int(match[2]) for match in found if match is not None and not match[3]})
@@ -162,32 +165,22 @@ class ClientStore:
         write_state(folder / f"{version}.safetensors", record, self._fsync, beside)
 
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
-        """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones
-        belong to another worker, if the server gave this one up without its knowledge.
+        """Deletes the versions of earlier rounds than `version`, but for those to keep, and what a
+        killed process left half written of them. Later ones belong to another worker, if the server
+        gave this one up without its knowledge.
         """
-        folder, now = self._folder(client), int(version.split("-")[0])
-        if not folder.is_dir():
-            return
-        for path in folder.iterdir():
+        now = int(version.split("-")[0])
+        for path in self._folder(client).iterdir():
             found = _VERSION.fullmatch(path.name)
-            if found is not None and found[1] not in keep and int(found[2]) < now:
+            if found is None or int(found[2]) >= now:
+                continue
+            if path.name.startswith(".") or found[1] not in keep:
                 path.unlink(missing_ok=True)
 
 
-def clear_clients(root: Path, clients: Iterable[int]) -> None:
-    """Removes what a killed process left half written of these clients, whose states this process
-    has locked (`lock.StatesHold`).
-    """
-    clients = set(clients)
-    for folder in root.glob("client-*"):
-        number = folder.name.removeprefix("client-")
-        if number.isdecimal() and int(number) in clients:
-            clear_asides(folder)
-
-
 def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
-    """A record whose `algorithm` field is of the method's own type, and the SHA-256 that was
-    written with it. The file's digest covers both.
+    """Returns a record whose `algorithm` field is of the method's own type, and the SHA-256 that
+    was written with it. The file's digest covers both.
     """
     tree, tensors = read_tree(path)
     try:
@@ -202,13 +195,13 @@ def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
         raise StateError(f"{path}: not this client's state ({broken}); {LOST}.") from broken
 
 
-ROW_NAME = re.compile(r"([1-9][0-9]*)-([0-9a-f]{32})")
+ROW_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class RowStore:
-    """The rows of a `PerClient` on disk, a file each: parameters, buffers and counters as they lie
-    in memory. A row's name is a new number and its digest, so that no row of a checkpoint is ever
-    overwritten or taken for another; `prune` deletes those that no checkpoint names.
+    """Keeps the rows of a `PerClient` on disk, a file each: parameters, buffers and counters as
+    they are in memory. A row's name is its digest, so that a row of a checkpoint is never
+    overwritten by another; `prune` deletes those that no checkpoint names.
     """
 
     def __init__(self, root: Path, fsync: bool = False) -> None:
@@ -217,22 +210,19 @@ class RowStore:
         root.mkdir(parents=True, exist_ok=True)
         clear_asides(root)
         self._names = {path.stem for path in root.glob("*.row")}
-        self._next = 1 + max(map(_number, self._names), default=0)
 
-    def known(self, rows: PerClient) -> None:
-        """Tells it the rows of a checkpoint. Raises StateError where one is missing or not of its
-        size. Its bytes are compared with its name when it is read.
+    def check(self, rows: PerClient) -> None:
+        """Raises StateError if a row of a checkpoint is missing or not of its size. Its bytes are
+        compared with its name when it is read.
         """
-        names = list(rows.names.values())
-        self._next = max(self._next, 1 + max(map(_number, names), default=0))
-        for name in names:
+        for name in rows.names.values():
             self._find(name, rows.layout)
 
     def _path(self, name: str) -> Path:
         return self.root / f"{name}.row"
 
     def _find(self, name: object, layout: Layout) -> Path:
-        """The row's file. A damaged checkpoint must not name a file outside of the folder."""
+        """Returns the row's file. A damaged checkpoint must not name a file in another folder."""
         if not isinstance(name, str) or not ROW_NAME.fullmatch(name):
             raise StateError(f"{name!r} is not the name of a row.")
         path = self._path(name)
@@ -246,8 +236,7 @@ class RowStore:
 
     def write(self, row: Tensors) -> str:
         """Writes a row and returns its name."""
-        name = f"{self._next}-{digest(_segments(row)).hex()}"
-        self._next += 1
+        name = digest(_segments(row)).hex()
         self._names.add(name)
         path = self._path(name)
         with unfinished(path) as aside:
@@ -260,15 +249,15 @@ class RowStore:
         return name
 
     def read(self, name: str, layout: Layout) -> Tensors:
-        """The row, mapped from its file. Raises StateError where it is not what was written, or the
-        name is not one that `write` gave.
+        """Returns the row, mapped from its file. Raises StateError if it is not what was written,
+        or the name is not one that `write` returned.
         """
         path = self._find(name, layout)
         p, b, _ = layout.sizes
         raw: np.ndarray = np.zeros(0, dtype=np.uint8)
         if layout.nbytes:
             raw = reaching(lambda: np.memmap(path, dtype=np.uint8, mode="c"))
-        if digest([raw.data]).hex() != name.partition("-")[2]:
+        if digest([raw.data]).hex() != name:
             raise StateError(
                 f"{path}: not the row that was written there; put it back, or start the run again "
                 f"under another name."
@@ -285,19 +274,14 @@ class RowStore:
         self._names &= keep
 
 
-def _number(name: str) -> int:
-    number = name.partition("-")[0]
-    return int(number) if number.isdecimal() else 0
-
-
 def _segments(row: Tensors) -> list[memoryview]:
-    """A row's bytes, in the order of its file."""
+    """Returns a row's bytes, in the order of its file."""
     parts = (p.to("cpu").contiguous() for p in (row.vector, row.buffers, row.counters) if p.numel())
     return [p.numpy().data.cast("B") for p in parts]
 
 
 def on_disk(state: State, rows: RowStore) -> State:
-    """A server's state, with what it keeps for every client in files of `rows`."""
+    """Returns a server's state, with what it keeps for every client in files of `rows`."""
     changed = {}
     for name, value in vars(state).items():
         if isinstance(value, PerClient) and value.store is None:

@@ -40,7 +40,7 @@ CHUNK = 2**22  # values of a float split that are looked at at a time
 
 
 def finite(data: object) -> None:
-    """Raises DataError where an input or target is not finite."""
+    """Raises DataError if an input or target is not finite."""
     for which in ("train", "test"):
         x, y = getattr(data, which)
         parts = {f"inputs {name!r}" if name else "inputs": part for name, part in named(x).items()}
@@ -53,7 +53,9 @@ def finite(data: object) -> None:
 
 
 def _not_finite(part: torch.Tensor) -> int | None:
-    """The first row with such a value. A sum in float64 of finite float32 values is finite."""
+    """Returns the first row with a value that is not finite. A sum in float64 of finite float32
+    values is finite.
+    """
     step = max(1, CHUNK // max(1, part[:1].numel()))
     for start in range(0, len(part), step):
         some = part[start : start + step]
@@ -63,13 +65,14 @@ def _not_finite(part: torch.Tensor) -> int | None:
     return None
 
 
-def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
+def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
     """Tries the model, the task, and what the method needs of the model, on two training samples.
-    Returns remarks, which are no errors; raises ConfigError.
+    Raises ConfigError.
     """
     if not len(data.train[1]):
-        return []
-    config, task = setting.config, setting.task
+        return
+    config = setting.config
+    task = setting.task
     module = setting.module()
     if config.train.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)
@@ -111,9 +114,19 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
                 raise ConfigError(f"{what}: {_message(broken)}{_hint(x)}") from broken
             out = tensor(shown, out)
             if isinstance(task, Classification) and data.classes is not None:
-                _as_wide(shown, task.classes_last(out, y), data.classes)
-            loss = _loss(shown, task, config.task, out, y)
-    _check_gradients(shown, module)
+                width = task.classes_last(out, y).shape[-1]
+                if width != data.classes:
+                    raise ConfigError(
+                        f"{shown}: it gives {width} outputs for {data.classes} classes; its last "
+                        f"layer needs as many as `classes` says."
+                    )
+            _check_loss(shown, task, config.task, out, y)
+    for name, p in module.named_parameters():
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise ConfigError(
+                f"{shown}: the gradient of its parameter {name!r} is sparse; fednet trains with "
+                f"dense gradients: build the layer with sparse=False."
+            )
     width = counted(config.task, task, out, y).shape[1]
     if width != setting.counts_width:
         raise other_width(task, setting.counts_width, width)
@@ -138,11 +151,16 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
         raise ConfigError(
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
         )
-    return _scales(config.task, task, out, y, loss)
+    losses = _called(config.task, task.losses, out.detach(), y)
+    if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:
+        raise ConfigError(
+            f"task {config.task}: losses ({place(task.losses)}) gave {_form(losses)}, expected "
+            f"({len(y)},), the loss of each sample."
+        )
 
 
 def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) -> None:
-    """Where the model has adapters: tries whether the model that will be written, with the adapters
+    """Tries, if the model has adapters, whether the model that will be written, with the adapters
     merged into its weights, gives the outputs of the adapted one. shapes: as `models.build` takes
     them. Raises ConfigError.
     """
@@ -152,7 +170,8 @@ def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) ->
     shown = f"model {config.model.name}"
     x, _ = samples(data)
     section = {**models.section(models.without_files(config.model)), "adapters": None}
-    module, plain = setting.module(), models.build(section, *shapes, config.seed)
+    module = setting.module()
+    plain = models.build(section, *shapes, config.seed)
     begun = _evaluated(config, module, data.inputs(x))
     draw = seeds.torch_rng(config.seed, "trial/adapters")
     with torch.no_grad():
@@ -181,13 +200,15 @@ def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) ->
 
 
 def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
-    """Two training samples, as they are stored: the first with the smallest label and the first
-    with the largest. So they differ, and at least one has a label where some value means "none".
+    """Returns two training samples, as they are stored: the first with the smallest label and the
+    first with the largest. So they differ, and at least one has a label where some value means
+    "none".
     """
     y = data.train[1].flatten(1) if data.train[1].ndim > 1 else data.train[1][:, None]
     if not y.numel():
         return data.take(slice(0, SAMPLES))
-    lowest, highest = int(y.amin(1).argmin()), int(y.amax(1).argmax())
+    lowest = int(y.amin(1).argmin())
+    highest = int(y.amax(1).argmax())
     if lowest == highest:
         return data.take(slice(0, SAMPLES))
     x, labels = data.take(np.array([lowest, highest]))
@@ -195,21 +216,21 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
 
 
 def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> int:
-    """The number of classes C by which the task counts, found with two training samples."""
+    """Returns the number of classes C by which the task counts, found with two training samples."""
     x, y = samples(data)
     out = _evaluated(config, module, data.inputs(x))
     return counted(config.task, task, out, y).shape[1]
 
 
 def sequence_axis(config: Config, module: nn.Module, data: Data) -> int:
-    """The axis of the classes in the model's outputs for sequences; see `class_axis`."""
+    """Returns the axis of the classes in the model's outputs for sequences; see `class_axis`."""
     x, y = samples(data)
     x = data.inputs(x)
     return class_axis(module, x, y, _evaluated(config, module, x))
 
 
 def _evaluated(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
-    """The model's outputs in eval mode, one tensor. Raises ConfigError."""
+    """Returns the model's outputs in eval mode, one tensor. Raises ConfigError."""
     shown = f"model {config.model.name}"
     with torch.no_grad(), seeds.scope(config.seed, "trial"):
         try:
@@ -228,22 +249,13 @@ def _batch(x: Inputs) -> str:
 
 
 def tensor(shown: str, out: object) -> torch.Tensor:
-    """The outputs of a model. Raises ConfigError where they are not one tensor."""
+    """Returns the outputs of a model. Raises ConfigError if they are not one tensor."""
     if not isinstance(out, torch.Tensor):
         raise ConfigError(
             f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
             f"classes)."
         )
     return out
-
-
-def _check_gradients(shown: str, module: nn.Module) -> None:
-    for name, p in module.named_parameters():
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise ConfigError(
-                f"{shown}: the gradient of its parameter {name!r} is sparse; fednet trains with "
-                f"dense gradients: build the layer with sparse=False."
-            )
 
 
 def _digest(parameter: torch.Tensor) -> bytes:
@@ -335,8 +347,8 @@ def check_sizes(name: str, algorithm: Algorithm) -> None:
                 )
 
 
-def _loss(shown: str, task: Task, name: str, out: torch.Tensor, y: torch.Tensor) -> float:
-    """One loss, with a backward pass."""
+def _check_loss(shown: str, task: Task, name: str, out: torch.Tensor, y: torch.Tensor) -> None:
+    """Computes the loss and a backward pass. Raises ConfigError if that is not possible."""
     if not out.requires_grad:
         raise ConfigError(
             f"{shown}: no gradient comes to its parameters from its outputs; look for no_grad or "
@@ -350,7 +362,6 @@ def _loss(shown: str, task: Task, name: str, out: torch.Tensor, y: torch.Tensor)
             f"{shown}: its loss is {value} before any training; look at its initialisation and at "
             f"the scale of the data."
         )
-    return value
 
 
 def _called(
@@ -359,7 +370,7 @@ def _called(
     out: torch.Tensor,
     y: torch.Tensor,
 ) -> object:
-    """The result of a function of the task. Raises ConfigError where it fails."""
+    """Returns the result of a function of the task. Raises ConfigError if it fails."""
     try:
         return function(out, y)
     except FednetError:
@@ -372,7 +383,7 @@ def _called(
 
 
 def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
-    """The task's loss of a batch. Raises ConfigError where it is no scalar with a graph."""
+    """Returns the task's loss of a batch. Raises ConfigError if it is no scalar with a graph."""
     if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
         raise ConfigError(
             f"task {name}: loss ({place(task.loss)}) gave {_form(loss)}, expected a scalar with a "
@@ -382,11 +393,12 @@ def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
 
 
 def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The task's counts of a batch. Raises ConfigError where they are no counts, or not the sum of
-    the counts of single samples: then batches of another size would give other sums.
+    """Returns the task's counts of a batch. Raises ConfigError if they are no counts, or not the
+    sum of the counts of single samples: then batches of another size would give other sums.
     """
     counts = scored(name, task, out, y)
-    total, targets = int(counts[1].sum()), y.numel()
+    total = int(counts[1].sum())
+    targets = y.numel()
     if total > targets:
         raise ConfigError(
             f"task {name}: counts ({place(task.counts)}) gave a total of {total} for {targets} "
@@ -410,7 +422,7 @@ def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.
 
 
 def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The task's counts of a batch. Raises ConfigError where they are no counts."""
+    """Returns the task's counts of a batch. Raises ConfigError if they are no counts."""
     counts = _called(name, task.counts, out.detach(), y)
     if not (
         isinstance(counts, torch.Tensor)
@@ -422,34 +434,6 @@ def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.T
             f"int64, correct and total by class, so that sums are exact."
         )
     return counts
-
-
-def _scales(name: str, task: Task, out: torch.Tensor, y: torch.Tensor, loss: float) -> list[str]:
-    """A remark where the training loss is not the mean of the losses of single samples, by which
-    models are evaluated. Raises ConfigError where these are no losses.
-    """
-    losses = _called(name, task.losses, out.detach(), y)
-    if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:
-        raise ConfigError(
-            f"task {name}: losses ({place(task.losses)}) gave {_form(losses)}, expected "
-            f"({len(y)},), the loss of each sample."
-        )
-    mean = float(losses.double().mean())
-    if math.isclose(mean, loss, rel_tol=1e-3, abs_tol=1e-6):
-        return []
-    return [
-        f"task {name}: on the same two samples its loss is {loss:.4g} and the mean of its losses "
-        f"{mean:.4g}, so train_loss and test_loss cannot be compared with each other."
-    ]
-
-
-def _as_wide(shown: str, out: torch.Tensor, classes: int) -> None:
-    width = out.shape[-1]
-    if width != classes:
-        raise ConfigError(
-            f"{shown}: it gives {width} outputs for {classes} classes; its last layer needs as "
-            f"many as `classes` says."
-        )
 
 
 def _message(broken: Exception) -> str:

@@ -29,8 +29,8 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
 
 
 def endpoint(config: Config, directory: Path, device: str, data: Path | None) -> Endpoint:
-    """The server's end, with all clients behind it. Nothing is encrypted, but bytes are counted as
-    if it were.
+    """Returns the server's end, with all clients behind it. Nothing is encrypted, but bytes are
+    counted as if it were.
     """
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
@@ -41,7 +41,8 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
     from fednet.transport.inproc import Inproc
 
     network = Inproc(config.seed)
-    transport, client_end = network.server(), network.client()
+    transport = network.server()
+    client_end = network.client()
     chosen = placement.place(device)[0]
     worker = ClientProtocol(
         "in-process",
@@ -83,9 +84,9 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
 
 
 def part(config: Config) -> int:
-    """Bytes of a payload's parts. Payloads cross whole, and large ones as tensors, unless something
-    needs their bytes (compressors, noise, masks, attacks), they may be cut short (a planned loss,
-    an emulated link), or the order of arrival counts.
+    """Returns the bytes of a payload's parts. Payloads cross whole, and large ones as tensors,
+    unless something needs their bytes (compressors, noise, masks, attacks), they may be cut short
+    (a planned loss, an emulated link), or the order of arrival counts.
     """
     sections = (
         config.wire,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Linux kills this process when its parent ends, in whatever way. parent: its process id, where
-    it may have ended already.
+    """Makes Linux kill this process when its parent ends, in whatever way. parent: its process id,
+    where it may have ended already.
     """
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -20,7 +20,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def go_first(points: int) -> None:
-    """When memory runs out, Linux kills this process before its parent, as if it used so many
+    """Makes Linux kill this process before its parent when memory runs out, as if it used so many
     thousandths of all memory more.
     """
     with contextlib.suppress(OSError, ValueError):  # a container may not let it

@@ -76,35 +76,31 @@ class Worker:
         here = "cpu" if device == "cpu" else "cuda"
         own = "~/.fednet/ray-state"
         state = self._directory / "state" if shared else places.expanded(own, "clients' states")
+        options = join.Options(
+            ids,
+            Policy.of_run(Path(data) if data else None),
+            server=server,
+            device=here,
+            state=state,
+            keys=self._folder / "client.key" if curve else None,
+            load=self._load,
+            gpu_share=share,
+        )
         try:
-            return max(
-                0,
-                join.main(
-                    join.Options(
-                        ids,
-                        Policy.of_run(Path(data) if data else None),
-                        server=server,
-                        device=here,
-                        state=state,
-                        keys=self._folder / "client.key" if curve else None,
-                        load=self._load,
-                        launched=join.Launched(True, share),
-                    )
-                ),
-            )
+            return max(0, join.main(options))
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def gpu_share(workers: int, gpus: int) -> float:
-    """The share of a GPU for each worker, so that every GPU holds a whole number of them: 5 on 2
-    GPUs get a third each. Ray counts in ten-thousandths and rounds down, so all fit.
+    """Returns the share of a GPU for each worker, so that every GPU holds a whole number of them: 5
+    on 2 GPUs get a third each. Ray counts in ten-thousandths and rounds down, so all fit.
     """
     return 1 / -(-workers // gpus)
 
 
 class Fleet:
-    """The actors, and the thread that watches them."""
+    """Starts the actors, and watches them in a thread."""
 
     def __init__(
         self,
@@ -115,8 +111,12 @@ class Fleet:
         wanted: int | None,
         keys: Path | None,
     ) -> None:
-        self.ray, self.config, self.directory, self.keys = ray, config, directory, keys
-        self._note, devices = how.display.note, how.device
+        self.ray = ray
+        self.config = config
+        self.directory = directory
+        self.keys = keys
+        self._note = how.display.note
+        devices = how.device
         there = ray.cluster_resources()
         gpus = int(there.get("GPU", 0)) if devices != "cpu" else 0
         if devices.startswith("cuda") and not gpus:
@@ -134,14 +134,13 @@ class Fleet:
                 f"{self.workers}, by train.threads of {threads}"
             )
         self.device = "cuda" if gpus else "cpu"
-        self.asks: dict[str, float] = {"num_cpus": threads} | (
-            {"num_gpus": gpu_share(self.workers, gpus)} if gpus else {}
-        )
+        self.asks: dict[str, float] = {"num_cpus": threads}
+        if gpus:
+            self.asks["num_gpus"] = gpu_share(self.workers, gpus)
         self.failure = ""
         self._failures = 0
-        self._running: dict[
-            object, tuple[int, Actor]
-        ] = {}  # the task's reference -> its number and its actor
+        # By the task's reference: its number and its actor.
+        self._running: dict[object, tuple[int, Actor]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="fednet-ray", daemon=True)
 
@@ -157,9 +156,7 @@ class Fleet:
     def _look_after(self) -> None:
         try:
             self._watch()
-        except (
-            Exception
-        ) as broken:  # nobody would see it in a thread: it ends the run, which reports it
+        except Exception as broken:  # in a thread nobody would see it: the run reports it
             log.exception("ray")
             self._give_up(f"Ray: {broken}".splitlines()[0])
 
@@ -225,17 +222,16 @@ class Fleet:
             keys.allow(self.keys, range(self.config.clients), public)
         # With one directory of states, any worker may host any client; else each hosts a share.
         ids = f"0-{self.config.clients - 1}" if shared else f"{k + 1}/{self.workers}"
-        self._running[
-            actor.work.remote(
-                ids,
-                address,
-                self.device,
-                self.config.data.root,
-                shared,
-                self.keys is not None,
-                self.asks.get("num_gpus", 1.0),
-            )
-        ] = k, actor
+        reference = actor.work.remote(
+            ids,
+            address,
+            self.device,
+            self.config.data.root,
+            shared,
+            self.keys is not None,
+            self.asks.get("num_gpus", 1.0),
+        )
+        self._running[reference] = k, actor
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
@@ -282,7 +278,7 @@ def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | Non
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[ModuleType]:
-    """The module of Ray, connected to a cluster."""
+    """Yields the module of Ray, connected to a cluster."""
     try:
         import ray
     except ImportError:

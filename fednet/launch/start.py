@@ -46,20 +46,20 @@ def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
     """Inside, the run's directory is locked. Nothing in it was changed, but a run without a
     finished round was removed.
     """
-    while True:
-        with removed_if_empty(out), lock.holding(path := claim(out, config.name, resume)):
-            if claim(out, config.name, resume) == path:
-                if not resume:
-                    renew(path)
-                yield path
-                return  # else another process has finished a run there meanwhile
+    with removed_if_empty(out):
+        path = claim(out, config.name, resume)
+        with lock.holding(path):
+            if not resume:
+                renew(path)
+            yield path
 
 
 def fill(config: Config, path: Path) -> tuple[Config, bool]:
     """Writes the configuration into the run's directory. Returns it, and whether the run is already
     finished.
     """
-    known, code = path / "config.yaml", path / "code"
+    known = path / "config.yaml"
+    code = path / "code"
     if known.exists():
         check_code(config, code)
         old = configuration.load(known, [])
@@ -85,7 +85,7 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
 
 
 def check_code(config: Config, code: Path) -> None:
-    """Raises ConfigError where a user's own file differs from the run's copy of it."""
+    """Raises ConfigError if a user's own file differs from the run's copy of it."""
     for file, name in zip(config.load, loading.names(config.load)):
         kept = code / name
         if kept.exists() and kept.read_bytes() != Path(file).read_bytes():
@@ -99,7 +99,8 @@ def check_resumable(old: Config, new: Config) -> None:
     """Raises ConfigError that lists the keys which a resume may not change, or where the finished
     rounds would have had other learning rates.
     """
-    before, after = _flat(configuration.to_mapping(old)), _flat(configuration.to_mapping(new))
+    before = _flat(configuration.to_mapping(old))
+    after = _flat(configuration.to_mapping(new))
     changed = sorted(
         k
         for k in {**before, **after}
@@ -123,7 +124,7 @@ def check_resumable(old: Config, new: Config) -> None:
 
 
 def _flat(tree: JsonMapping, above: str = "") -> JsonDict:
-    """Nested mappings as one, by dotted keys."""
+    """Returns nested mappings as one, by dotted keys."""
     flat: JsonDict = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -162,7 +163,7 @@ def serve(
     keys: Path | None = None,
     data: Path | None = None,
 ) -> int:
-    """`fednet-server`. Returns the exit status; raises FednetError with one."""
+    """Runs `fednet-server`. Returns the exit status; raises FednetError with one."""
     capacity.require_linux()
     with contextlib.ExitStack() as ending:
         directory = ending.enter_context(own_directory(config, launch.out, launch.resume))
@@ -189,8 +190,8 @@ def run_command(
     in_process: bool = False,
     on: str | None = None,
 ) -> int:
-    """`fednet run`. on: "ray" for workers of a cluster. Returns the exit status; raises FednetError
-    with one.
+    """Runs `fednet run`. on: "ray" for workers of a cluster. Returns the exit status; raises
+    FednetError with one.
     """
     if not in_process:
         capacity.require_linux()
@@ -217,7 +218,7 @@ def run_command(
 
 
 def _left(launch: Launch, directory: Path) -> int:
-    """A resume of a finished run: it draws the report if there is none."""
+    """Handles a resume of a finished run: draws the report if there is none. Returns 0."""
     launch.display.note(f"{directory} is finished.")
     if not (directory / "report.html").exists():
         launch.report(directory)

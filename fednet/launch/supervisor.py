@@ -73,7 +73,9 @@ class Child:
             os.kill(self.pid, number)
 
     def status(self) -> int:
-        """Its exit status, once it has ended; of one that a signal ended, minus its number."""
+        """Returns its exit status once it has ended; minus the signal's number if a signal ended
+        it.
+        """
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
@@ -115,12 +117,15 @@ def fork(role: str, work: Callable[[], int], logs: Path) -> Child:
 
 
 class Supervisor:
-    """The launcher of one run."""
+    """Launches one run, and replaces its processes."""
 
     def __init__(
         self, config: Config, directory: Path, how: Hosting, *, workers: int | None
     ) -> None:
-        self.config, self.directory, self.how, self.wanted = config, directory, how, workers
+        self.config = config
+        self.directory = directory
+        self.how = how
+        self.wanted = workers
         self.children: dict[int, Child] = {}  # by the descriptor that tells when one has ended
         self.server_rounds: list[int] = []  # the rounds in which a server died
         self.planned = 0  # of its deaths, those that the configuration asked for
@@ -136,7 +141,7 @@ class Supervisor:
         os.set_blocking(self.pipe_in, False)
 
     def run(self) -> int:
-        """The whole run; returns its exit status. Nothing that was started here outlives this."""
+        """Does the whole run; returns its exit status. No process that it starts outlives it."""
         self.places = placement.workers(self.wanted, self._devices(), self.config.clients)
         (self.directory / "server.json").unlink(missing_ok=True)
         with uncollected():
@@ -208,7 +213,7 @@ class Supervisor:
         return 0
 
     def _tell(self, event: str, fields: JsonMapping) -> None:
-        """In the server's process: tells the launcher of a worker."""
+        """Tells the launcher of a worker."""
         if event == "away" and fields["why"] == "silent":
             event = "silent"
         if event in ("ready", "silent"):
@@ -233,7 +238,7 @@ class Supervisor:
             device=device,
             state=self.directory / "state",
             keys=keys,
-            launched=join.Launched(True, share),
+            gpu_share=share,
         )
         return max(0, join.main(options))
 
@@ -242,7 +247,7 @@ class Supervisor:
         """Waits until the server ends by itself; returns its status. 0: the run is done."""
         while True:
             ready = connection.wait([self.pipe, *self.children])
-            self._hear()  # first: what a death means depends on whether that worker was ready
+            self._read_pipe()  # first: what a death means depends on whether that worker was ready
             for child in self._ended(ready):
                 status = child.status()
                 if child.role != "server":
@@ -255,16 +260,16 @@ class Supervisor:
                     raise stopped_by(StopRequested(self.stopping))
                 self._server_died(status)
 
-    def _hear(self) -> None:
-        """Reads what the server has said. A worker that it calls silent lives, but hangs: it is
+    def _read_pipe(self) -> None:
+        """Reads what the server has written. A worker that it calls silent lives, but hangs: it is
         killed, so that another takes its place.
         """
         try:
-            said = os.read(self.pipe, PIPE_BYTES).decode()
+            text = os.read(self.pipe, PIPE_BYTES).decode()
         except BlockingIOError:
             return
         workers = {c.pid: c for c in self.children.values() if c.role != "server"}
-        for line in said.splitlines():
+        for line in text.splitlines():
             event, pid = line.split()
             child = workers.get(int(pid))
             if child is None:
@@ -313,14 +318,14 @@ class Supervisor:
                 child.signal(number)
 
     def _ended(self, ready: Container[object]) -> list[Child]:
-        """The children that have ended, which are looked after no more. ready: by `wait`."""
+        """Removes the children that have ended, and returns them. ready: by `wait`."""
         ended = [descriptor for descriptor in self.children if descriptor in ready]
         for descriptor in ended:
             os.close(descriptor)
         return [self.children.pop(descriptor) for descriptor in ended]
 
     def _end_all(self, grace_s: float) -> None:
-        """grace_s: for those that end by themselves."""
+        """Ends all children. grace_s: for those that end by themselves."""
         self._reap(grace_s)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for child in self.children.values():

@@ -10,7 +10,17 @@ not know, and a field that a line leaves out has its default. Each number that i
 """
 
 from fednet.records.rows import FILES, JUDGED, Client, Event, Round, Row, Summary, Wire
-from fednet.records.table import COSTS, METRICS, Metric, mb, metric, names, percent, said, shown
+from fednet.records.table import (
+    COSTS,
+    METRICS,
+    Metric,
+    line_parts,
+    mb,
+    metric,
+    names,
+    percent,
+    shown,
+)
 
 __all__ = [
     "COSTS",
@@ -24,10 +34,10 @@ __all__ = [
     "Row",
     "Summary",
     "Wire",
+    "line_parts",
     "mb",
     "metric",
     "names",
     "percent",
-    "said",
     "shown",
 ]

@@ -14,7 +14,7 @@ from fednet.plain import JsonDict
 # No path: a manifest names no file elsewhere.
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
 FORMAT = 1  # of a run's directory, as this release writes it
-ANEW = "restore the files from a backup, or start the run again under another name"
+RESTORE = "restore the files from a backup, or start the run again under another name"
 
 
 class UnderWay(msgspec.Struct, kw_only=True):
@@ -62,17 +62,17 @@ class RunProgress(msgspec.Struct, kw_only=True):
     at: float = 0.0
 
     def tasks(self) -> set[tuple[int, int]]:
-        """(round, client) of the tasks under way."""
+        """Returns (round, client) of the tasks under way."""
         return {(task.round, client) for client, task in self.under_way.items()}
 
 
 def read_manifest(checkpoint: Path) -> tuple[RunProgress, dict[str, str]]:
-    """A checkpoint's progress, and its files by name, among them `server`. Raises StateError where
-    it is damaged or of another format.
+    """Returns a checkpoint's progress, and its files by name, among them `server`. Raises
+    StateError if it is damaged or of another format.
     """
     path = checkpoint / "manifest.json"
     try:
-        manifest = read_record(path, ANEW)
+        manifest = read_record(path, RESTORE)
         if manifest["format"] != FORMAT:
             raise StateError(
                 f"{path.parents[1]}: another release of fednet wrote this run's directory (format "
@@ -86,4 +86,4 @@ def read_manifest(checkpoint: Path) -> tuple[RunProgress, dict[str, str]]:
             **files,
         }
     except (OSError, KeyError, TypeError, ValueError) as broken:  # msgspec's are ValueErrors
-        raise StateError(f"{path}: not a whole checkpoint ({broken}); {ANEW}.") from broken
+        raise StateError(f"{path}: not a whole checkpoint ({broken}); {RESTORE}.") from broken

@@ -36,13 +36,14 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 def contents(run: Path) -> dict[str, dict[str, object]]:
-    """What `summary.json` has on the files of records of a run that is over."""
+    """Returns what `summary.json` has on the files of records of a run that is over."""
     there = [name for name in RECORDS if (run / name).exists()]
     return {name: msgspec.to_builtins(_contents(run / name)) for name in there}
 
 
 def _contents(path: Path) -> Contents:
-    whole, size = xxhash.xxh3_128(), 0
+    whole = xxhash.xxh3_128()
+    size = 0
     with reaching(lambda: named(path).open("rb")) as file:
         while block := file.read(BLOCK_BYTES):
             whole.update(block)
@@ -51,7 +52,9 @@ def _contents(path: Path) -> Contents:
 
 
 def read_summary(run: Path) -> Summary:
-    """Empty while the run is live. Raises StateError where it is not what was written."""
+    """Reads summary.json; returns an empty one while the run is live. Raises StateError if it is
+    not what was written.
+    """
     path = run / "summary.json"
     try:
         return msgspec.json.decode(named(path).read_bytes(), type=Summary)
@@ -62,7 +65,7 @@ def read_summary(run: Path) -> Summary:
 
 
 def check(run: Path, names: tuple[str, ...] = RECORDS) -> None:
-    """Raises StateError where one of these files is not what a finished run left, or the run has no
+    """Raises StateError if one of these files is not what a finished run left, or the run has no
     summary.
     """
     if not (run / "summary.json").exists():
@@ -76,10 +79,10 @@ def check(run: Path, names: tuple[str, ...] = RECORDS) -> None:
 
 
 def rows(run: Path, path: Path, kind: type[R]) -> Iterator[R]:
-    """The rows of a file of a run; none where it is not there and none need be. A
-    last line that is being written is left out. Raises StateError for a line that is not as it was
-    written, a field of another type, and a file of which anything is missing, doubled or swapped:
-    that of a finished run after its last row.
+    """Returns the rows of a file of a run; none if it is not there and need not be. A last line
+    that is being written is left out. Raises StateError for a line that is not as it was written, a
+    field of another type, and a file of which anything is missing, doubled or swapped: that of a
+    finished run after its last row.
     """
     over = (run / "summary.json").exists()
     known = (read_summary(run).records or {}).get(path.name) if over else None
@@ -95,9 +98,8 @@ def rows(run: Path, path: Path, kind: type[R]) -> Iterator[R]:
 
 def _read(path: Path, kind: type[R], written: Contents | None) -> Iterator[R]:
     whole = xxhash.xxh3_128()
-    seen = None if written is None else whole.update
     last = 0
-    for row in read_rows(path, kind.decoder(), kind.together(), seen):
+    for row in read_rows(path, kind.decoder(), whole.update):
         if path.name == "rounds.jsonl":
             if last and row.round != last + 1:
                 raise StateError(
@@ -111,14 +113,14 @@ def _read(path: Path, kind: type[R], written: Contents | None) -> Iterator[R]:
 
 
 def events(run: Path, kind: str) -> Iterator[JsonDict]:
-    """The events of one type, of a run that may go on."""
+    """Returns the events of one type, of a run that may go on."""
     path = run / "events.jsonl"
     found = read_lines(path) if path.exists() else iter(())
     return (event for event in found if event["type"] == kind)
 
 
 def _lengths(run: Path) -> Mapping[str, int]:
-    """Of a run that is not over: how long its files are at least."""
+    """Returns how long the files of a run that is not over are at least."""
     if not (run / "checkpoint" / "manifest.json").exists():
         return {}
     return read_manifest(run / "checkpoint")[0].lengths

@@ -33,7 +33,9 @@ class Row(msgspec.Struct, kw_only=True):
 
     @classmethod
     def decoder(cls: type[R]) -> Callable[[Text], R]:
-        """A decoder of a line's text. It raises as `of` does, and ValueError for other text."""
+        """Returns a decoder of a line's text. It raises as `of` does, and ValueError for other
+        text.
+        """
         direct = msgspec.json.Decoder(cls).decode
 
         def decode(text: Text) -> R:
@@ -46,13 +48,8 @@ class Row(msgspec.Struct, kw_only=True):
 
         return decode
 
-    @classmethod
-    def together(cls: type[R]) -> Callable[[Text], list[R]] | None:
-        """A decoder of several lines at once; None where a row has more than its fields."""
-        return msgspec.json.Decoder(cls).decode_lines
-
     def line(self) -> JsonDict:
-        """The row as it is written."""
+        """Returns the row as it is written."""
         return {
             name: value
             for name, value in msgspec.structs.asdict(self).items()
@@ -60,7 +57,7 @@ class Row(msgspec.Struct, kw_only=True):
         }
 
     def set(self, **fields: object) -> None:
-        """Several fields at once. Raises AttributeError for one that the row does not have."""
+        """Sets several fields. Raises AttributeError for one that the row does not have."""
         for name, value in fields.items():
             setattr(self, name, value)
 
@@ -246,10 +243,6 @@ class Event(Row, kw_only=True):
     @classmethod
     def decoder(cls) -> Callable[[Text], Event]:
         return lambda text: cls.of(json.loads(text))
-
-    @classmethod
-    def together(cls) -> None:
-        return None
 
     def line(self) -> JsonDict:
         whole = super().line()

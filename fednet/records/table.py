@@ -16,7 +16,7 @@ def percent(share: float) -> str:
 
 
 def mb(count: float) -> str:
-    """Bytes as MB, 10^6."""
+    """Returns bytes as MB, 10^6."""
     return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
 
 
@@ -24,14 +24,15 @@ def mb(count: float) -> str:
 class Metric:
     """A number of each round.
 
-    name: as `--y` has it; label: on an axis and in a table, see `titled`; field: where it stands in
+    name: as `--y` has it; label: on an axis and in a table, see `titled`; field: its place in
     a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
     `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page,
     compare (its last value) and track (TensorBoard). word and form: how the line says it. share: it
     is 0..1. unless: in the line only where none of these other metrics has a value.
 
-    An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and `said`
-    replace by what the clients' own models are: `personal` or `local` (`Round.own_model`).
+    An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and
+    `line_parts` replace by what the clients' own models are: `personal` or `local`
+    (`Round.own_model`).
     """
 
     name: str
@@ -44,11 +45,11 @@ class Metric:
     unless: tuple[str, ...] = ()
 
     def titled(self, own: str = OWN) -> str:
-        """Its label, with what the clients' own models are."""
+        """Returns its label, with what the clients' own models are."""
         return self.label.replace("{own}", own)
 
     def of(self, row: JsonMapping | Row) -> float | None:
-        """Its value in a round's row, of several numbers their mean; None where it was not
+        """Returns its value in a round's row, of several numbers their mean; None if it was not
         measured, or is no number.
         """
         head, _, key = self.field.partition(".")
@@ -139,12 +140,12 @@ def names() -> list[str]:
 
 
 def shown(place: str) -> list[Metric]:
-    """The metrics that are shown there."""
+    """Returns the metrics that are shown there."""
     return [m for m in METRICS if place in m.places.split()]
 
 
-def said(row: JsonMapping | Row, costs: bool = False) -> list[str]:
-    """The pieces of a round's line that its metrics have, or its costs."""
+def line_parts(row: JsonMapping | Row, costs: bool = False) -> list[str]:
+    """Returns the pieces of a round's line that its metrics have, or its costs."""
     metrics = COSTS if costs else METRICS
     own = row.get("own_model") or OWN
     found = {

@@ -22,7 +22,7 @@ from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_record, write_record
 from fednet.plain import plain
 from fednet.records import reading
-from fednet.records.manifest import ANEW, FORMAT, RunProgress, UnderWay, read_manifest
+from fednet.records.manifest import FORMAT, RESTORE, RunProgress, UnderWay, read_manifest
 from fednet.tensors import Layout, Slot, Tensors
 
 
@@ -111,16 +111,18 @@ class Checkpoints:
         """What belongs to the checkpoint under that name. Raises StateError as `load` does."""
         files = read_manifest(self.folder)[1]
         if name not in files:
-            raise StateError(f"{self.folder}/manifest.json: {name} is not there; {ANEW}.")
+            raise StateError(f"{self.folder}/manifest.json: {name} is not there; {RESTORE}.")
         return self._get(files[name], kind)
 
     def _get(self, name: str, kind: type[S]) -> S:
         path = self.folder / name
         value = read_state(path, kind, self.rows)
         if content_name(value) != name:
-            raise StateError(f"{path}: holds another state than the one it is named for; {ANEW}.")
+            raise StateError(
+                f"{path}: holds another state than the one it is named for; {RESTORE}."
+            )
         for rows in _per_client(value):
-            self.rows.known(rows)
+            self.rows.check(rows)
         return value
 
 

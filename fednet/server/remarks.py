@@ -13,7 +13,7 @@ from fednet.training.samples import FEW
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
-    """The remarks of the data and the trial, then those of the configuration."""
+    """The remarks of the data, then those of the configuration."""
     config = experiment.config
     yield from experiment.remarks
     few = clients_with_small_last_batch(experiment)

@@ -7,15 +7,26 @@ averaged where a sum of states says so (`Sum`). A copy, a hash or a message is t
 one buffer, whatever the number of layers.
 """
 
-from fednet.tensors.inputs import Inputs, mapped
-from fednet.tensors.layout import Layout, Slot
+from fednet.tensors.layout import Inputs, Layout, Slot, mapped
 from fednet.tensors.sums import Sum, TwoSums, mean
-from fednet.tensors.values import CHUNK, Tensors, blockwise, combine, dot, dots, to_device
+from fednet.tensors.values import (
+    CHUNK,
+    PerClient,
+    Rows,
+    Tensors,
+    blockwise,
+    combine,
+    dot,
+    dots,
+    to_device,
+)
 
 __all__ = [
     "CHUNK",
     "Inputs",
     "Layout",
+    "PerClient",
+    "Rows",
     "Slot",
     "Sum",
     "Tensors",

@@ -1,4 +1,4 @@
-"""Which tensors a model has, and where each lies in the flat vector of its role."""
+"""What a model takes, which tensors it has, and where each is in the flat vector of its role."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ Role = Literal["parameter", "buffer", "counter"]
 ITEM = {"parameter": 4, "buffer": 4, "counter": 8}  # bytes of an element
 
 
+Inputs = torch.Tensor | dict[str, torch.Tensor]
+"""Of n samples: a tensor (n, ...), or one by name for a model of several inputs."""
+
+
+def mapped(x: Inputs, one: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    """Returns `one(x)`, or of several inputs `one` of each, by name."""
+    return {name: one(part) for name, part in x.items()} if isinstance(x, dict) else one(x)
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One named tensor of a layout. aliases: the other names of a tied tensor, which the state dict
@@ -30,7 +39,7 @@ class Slot:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the tensor, the first one first."""
+        """Returns all names of the tensor, the first one first."""
         return (self.name, *self.aliases)
 
     @property
@@ -43,7 +52,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tensors there are, in state-dict order, and where each lies in the vector of its
+    """Says which tensors there are, in state-dict order, and where each is in the vector of its
     role.
     """
 
@@ -51,7 +60,8 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """The layout of a module: its trainable parameters and its buffers, tied tensors once.
+        """Returns the layout of a module: its trainable parameters and its buffers, tied tensors
+        once.
 
         Buffers that are neither floats nor int64 (masks, tables) are left out: they are constants.
         Raises ConfigError for a parameter that is not float32, and for a tensor that cannot be
@@ -107,7 +117,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, tuple[Role, int, int, tuple[int, ...]]]:
-        """name -> (role, start, end, shape) in the vector of that role."""
+        """Returns, by name, (role, start, end, shape) in the vector of that role."""
         ends: dict[str, int] = {"parameter": 0, "buffer": 0, "counter": 0}
         places = {}
         for s in self.slots:
@@ -117,12 +127,12 @@ class Layout:
         return places
 
     def size(self, role: Role) -> int:
-        """Number of elements of that role."""
+        """Returns number of elements of that role."""
         return sum(s.numel for s in self.slots if s.role == role)
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
-        """Elements of parameters, buffers, counters."""
+        """Returns elements of parameters, buffers, counters."""
         return self.size("parameter"), self.size("buffer"), self.size("counter")
 
     @cached_property
@@ -136,12 +146,12 @@ class Layout:
 
     @cached_property
     def _firsts(self) -> dict[str, str]:
-        """Each name of each tensor -> the name that its slot has."""
+        """Returns each name of each tensor -> the name that its slot has."""
         return {name: s.name for s in self.slots for name in s.names}
 
     def first(self, name: str) -> str:
-        """The name under which the layout has a tensor that may be tied. KeyError: it has none of
-        that name.
+        """Returns the name under which the layout has a tensor that may be tied. KeyError: it has
+        none of that name.
         """
         return self._firsts[name]
 
@@ -150,9 +160,9 @@ class Layout:
         return name in self._firsts
 
     def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:
-        """The part of the layout with these names, in the same order; any name of a tied tensor
-        will do. An unknown name raises KeyError. A function that answers differently for two names
-        of one tensor raises ConfigError.
+        """Returns the part of the layout with these names, in the same order; any name of a tied
+        tensor will do. An unknown name raises KeyError. A function that answers differently for two
+        names of one tensor raises ConfigError.
         """
         if callable(keep):
             return Layout(tuple(s for s in self.slots if _agreed(keep, s)))
@@ -162,7 +172,7 @@ class Layout:
         return self._of({self._firsts[name] for name in wanted})
 
     def without(self, names: Iterable[str]) -> Layout:
-        """The layout less these names; those that it does not have are passed over."""
+        """Returns the layout less these names; those that it does not have are passed over."""
         gone = {self._firsts.get(name) for name in names}
         return self._of({s.name for s in self.slots} - gone)
 
@@ -171,13 +181,13 @@ class Layout:
 
     @cached_property
     def parameters(self) -> Layout:
-        """The layout of the trainable parameters alone."""
+        """Returns the layout of the trainable parameters alone."""
         return Layout(tuple(s for s in self.slots if s.role == "parameter"))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over names, shapes and roles: two sides with the same digest mean the same
-        bytes.
+        """Returns SHA-256 over names, shapes and roles: two sides with the same digest mean the
+        same bytes.
         """
         return hashlib.sha256(repr(self.slots).encode()).hexdigest()
 
@@ -186,8 +196,8 @@ class Layout:
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """Each name of the module's state dict -> the first name of that tensor: a tied tensor stands
-    there under several, and a layout has it under the first.
+    """Returns each name of the module's state dict -> the first name of that tensor: a tied tensor
+    stands there under several, and a layout has it under the first.
     """
     found: dict[str, str] = {}
     seen: dict[int, str] = {}
@@ -207,7 +217,9 @@ def _agreed(keep: Callable[[str], bool], slot: Slot) -> bool:
 
 
 def _refuse_shared_memory(module: nn.Module) -> None:
-    """Two parameters over the same memory would be trained apart here, and together in torch."""
+    """Raises ConfigError for two parameters over the same memory: they would be trained separately
+    here, and together in torch.
+    """
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters():
         if parameter.is_meta or parameter.layout != torch.strided or not parameter.numel():

@@ -6,20 +6,17 @@ Sums are in float64, block by block, so that no float64 copy of a whole vector i
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import Protocol, overload
 
 import torch
 from torch import nn
 
 from fednet.buffers import FROM_BYTES, lend
-from fednet.capacity import processors
 from fednet.errors import StateError
 from fednet.tensors.layout import Layout, Role
 
@@ -30,13 +27,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # Elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits
 # depend on it.
 CHUNK = 1 << 16
-# Elements of a vector whose sum is over before its parts would have been named.
-SHORT = 1 << 14
-# Elements that are gone through together where what is made of them has its place already, and no
-# bits depend on it: a shorter way is over before the processor has seen where it leads, and took a
-# third longer.
+# Elements that are computed at once where no bits depend on it.
 BLOCK = 1 << 18
-SHARED = 1 << 22  # elements that two threads share
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +50,7 @@ class Tensors:
     # -- making ------------------------------------------------------------------------------------
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device | str = "cpu") -> Tensors:
-        """Parameters, buffers and counters of zeros."""
+        """Returns parameters, buffers and counters of zeros."""
         p, b, i = layout.sizes
         return cls(
             layout,
@@ -69,7 +61,7 @@ class Tensors:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout | None = None) -> Tensors:
-        """A copy of a module's tensors."""
+        """Returns a copy of a module's tensors."""
         layout = layout or Layout.of(module)
         return cls.pack(layout, module.state_dict())
 
@@ -93,7 +85,7 @@ class Tensors:
 
     # -- reading -----------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A view of one tensor, shaped; by any name of a tied one."""
+        """Returns a view of one tensor, shaped; by any name of a tied one."""
         role, start, end, shape = self.layout.places[self.layout.first(name)]
         return self._role(role)[start:end].view(shape)
 
@@ -119,12 +111,13 @@ class Tensors:
 
     @property
     def params(self) -> Tensors:
-        """The parameters alone: what control variates and momenta are shaped like."""
-        none_f, none_i = self.buffers[:0], self.counters[:0]
+        """Returns the parameters alone: what control variates and momenta are shaped like."""
+        none_f = self.buffers[:0]
+        none_i = self.counters[:0]
         return Tensors(self.layout.parameters, self.vector, none_f, none_i)
 
     def select(self, layout: Layout) -> Tensors:
-        """The part of these tensors that `layout` names (a copy, unless it is the whole)."""
+        """Returns the part that `layout` names: a copy, unless it is the whole."""
         if layout == self.layout:
             return self
         return (
@@ -134,7 +127,9 @@ class Tensors:
         )
 
     def merge(self, part: Tensors | None) -> Tensors:
-        """These tensors with those of `part` in their places. `part` may name only what is here."""
+        """Returns these tensors with those of `part` in their places. `part` may name only what is
+        here.
+        """
         if part is None or not part.layout.slots:
             return self
         if part.layout == self.layout:
@@ -146,27 +141,27 @@ class Tensors:
 
     # -- changing ----------------------------------------------------------------------------------
     def with_vector(self, vector: torch.Tensor) -> Tensors:
-        """These buffers and counters with other parameters, (P,) float32."""
+        """Returns these buffers and counters with other parameters, (P,) float32."""
         return Tensors(self.layout, vector, self.buffers, self.counters)
 
     def with_buffers(self, other: Tensors) -> Tensors:
-        """These parameters with the buffers and counters of `other`."""
+        """Returns these parameters with the buffers and counters of `other`."""
         layout = other.layout if self.layout != other.layout else self.layout
         device = self.vector.device
         return Tensors(layout, self.vector, other.buffers.to(device), other.counters.to(device))
 
     def clone(self) -> Tensors:
-        """A copy that shares no memory with this one."""
+        """Returns a copy that shares no memory with this one."""
         return Tensors(
             self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone()
         )
 
     def zeros_like(self) -> Tensors:
-        """Zeros of the same layout, on the same device; buffers and counters too."""
+        """Returns zeros of the same layout, on the same device; buffers and counters too."""
         return Tensors.zeros(self.layout, self.device)
 
     def to(self, device: torch.device | str) -> Tensors:
-        """The same on another device; itself where it is there already."""
+        """Returns the same on another device; itself where it is there already."""
         if self.device == torch.device(device):
             return self
         return Tensors(
@@ -203,30 +198,32 @@ class Tensors:
         return self.with_vector(-self.vector)
 
     def plus(self, other: Tensors, factor: float = 1.0) -> Tensors:
-        """These parameters + factor * those of `other`, in one pass."""
+        """Returns these parameters + factor * those of `other`, in one pass."""
         return self.with_vector(blockwise(lambda a, b: a + factor * b, self, other))
 
     def dot(self, other: Tensors) -> float:
-        """Inner product over the parameters, in float64."""
+        """Returns inner product over the parameters, in float64."""
         return dot(self.vector, self._other(other))
 
     def dots(self, other: Tensors) -> tuple[float, float]:
-        """(<self, self>, <self, other>) over the parameters, in float64 and in one pass."""
+        """Returns (<self, self>, <self, other>) over the parameters, in float64 and in one pass."""
         return dots(self.vector, self._other(other))
 
     def norm(self) -> float:
-        """Euclidean norm over the parameters, in float64."""
+        """Returns Euclidean norm over the parameters, in float64."""
         return self.dot(self) ** 0.5
 
     # What comes is asked for it twice: whether it is finite, and how it compares with others.
     @cached_property
     def square(self) -> float:
-        """The norm's square in float32: not finite where a parameter is not, or it is too large."""
+        """Returns the norm's square in float32: not finite where a parameter is not, or it is too
+        large.
+        """
         return float(torch.dot(self.vector, self.vector))
 
     # -- identity ----------------------------------------------------------------------------------
     def tensor_sha256(self) -> dict[str, str]:
-        """SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
+        """Returns SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
         return dict(self._hashes)
 
     # A round's record and its checkpoint both ask, of a value that does not change.
@@ -239,11 +236,11 @@ class Tensors:
         }
 
     def sha256(self) -> str:
-        """SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
+        """Returns SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
         return combine(self.tensor_sha256().values())
 
     def is_finite(self, exempt: Collection[str] = ()) -> bool:
-        """True if every parameter and buffer is finite, but for those of these names. The square
+        """Whether every parameter and buffer is finite, but for those of these names. The square
         and the sum first: a NaN or an infinity leaves neither finite.
         """
         whole = (math.isfinite(self.square) or bool(torch.isfinite(self.vector).all())) and (
@@ -257,11 +254,72 @@ class Tensors:
 
 
 def combine(hashes: Iterable[str]) -> str:
-    """SHA-256 of the concatenation of hex digests."""
+    """Returns SHA-256 of the concatenation of hex digests."""
     whole = hashlib.sha256()
     for h in hashes:
         whole.update(bytes.fromhex(h))
     return whole.hexdigest()
+
+
+# -- tensors by client ---------------------------------------------------------------------------
+class Rows(Protocol):
+    """Keeps rows that memory does not hold (`experiment.store.RowStore`)."""
+
+    def write(self, row: Tensors) -> str:
+        """Keeps a row; returns the name that `read` takes."""
+        ...
+
+    def read(self, name: str, layout: Layout) -> Tensors:
+        """Returns the row of that name. Raises StateError if it is gone, or of another layout."""
+        ...
+
+
+class PerClient(Mapping[int, Tensors]):
+    """Maps each client to its `Tensors`, such as FedVARP's y_i; a missing row reads as zeros of
+    `like`.
+
+    A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the
+    engine), rows are on disk, one file a row, and memory holds none of them.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rows: Mapping[int, Tensors | str] | None = None,
+        store: Rows | None = None,
+    ) -> None:
+        self.layout = layout
+        self.rows: Mapping[int, Tensors | str] = rows or {}
+        self.store = store
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Returns, by client, the name of its row in the store. Empty without a store."""
+        return {c: row for c, row in self.rows.items() if isinstance(row, str)}
+
+    def __getitem__(self, client: int) -> Tensors:
+        row = self.rows.get(client)
+        if row is None:
+            return Tensors.zeros(self.layout)
+        if isinstance(row, Tensors):
+            return row
+        assert self.store is not None
+        return self.store.read(row, self.layout)
+
+    def known(self, client: int) -> Tensors | None:
+        """Returns the client's row, None if there is none yet."""
+        return self[client] if client in self.rows else None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def put(self, client: int, row: Tensors) -> PerClient:
+        """Returns the mapping with this row in the place of the client's."""
+        kept = row if self.store is None else self.store.write(row)
+        return PerClient(self.layout, {**self.rows, client: kept}, self.store)
 
 
 # -- flat vectors ----------------------------------------------------------------------------------
@@ -277,11 +335,11 @@ def blockwise(
     function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
     *values: torch.Tensor | Tensors,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """function(*vectors), computed over the same cache-sized blocks of flat vectors of one length,
-    one after the other.
+    """Returns function(*vectors), computed over the same cache-sized blocks of flat vectors of one
+    length, one after the other.
 
     values: vectors, or Tensors for their parameters, brought to the device of the first. function:
-    elementwise; it gives one vector, or a tuple of vectors. What lies between its operations stays
+    elementwise; it gives one vector, or a tuple of vectors. What is between its operations stays
     in the cache: an expression of several operations is one pass through memory, with the bits that
     it has without.
     """
@@ -309,12 +367,12 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
 
 
 def blocks(x: torch.Tensor, n: int = CHUNK) -> Sequence[torch.Tensor]:
-    """x in parts of n elements."""
+    """Returns x in parts of n elements."""
     return (x,) if x.numel() <= n else x.split(n)
 
 
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Inner product of two flat vectors in float64, without a float64 copy of either."""
+    """Returns inner product of two flat vectors in float64, without a float64 copy of either."""
     total = 0.0
     for left, right in zip(blocks(a), blocks(b)):
         wide = left.double()
@@ -323,7 +381,7 @@ def dot(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def dots(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """(<a, a>, <a, b>) as `dot` gives them, in one pass."""
+    """Returns (<a, a>, <a, b>) as `dot` gives them, in one pass."""
     square = product = 0.0
     for left, right in zip(blocks(a), blocks(b)):
         wide = left.double()
@@ -332,95 +390,39 @@ def dots(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     return square, product
 
 
-def fold(
-    x: torch.Tensor,
-    *totals: tuple[torch.Tensor, float],
-    less: torch.Tensor | None = None,
-    fresh: bool = False,
-    measure: bool = False,
-) -> float:
-    """total += weight * (x - less) for each (total, weight), in float64 and in one pass; fresh:
-    total = instead. The difference is rounded to float32. Returns ||x||^2 if it is to be
-    measured.
+def accumulate(
+    total: torch.Tensor | None, x: torch.Tensor, weight: float, less: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Adds weight * (x - less) to `total`, in float64 and in place, and returns it. total: None for
+    a new sum. The difference is rounded to float32.
     """
-    if len(x) <= SHORT and less is None and not (fresh or measure):
-        for total, weight in totals:
-            total.add_(x, alpha=weight)
-        return 0.0
-    if measure:
-        return _fold(x, totals, less, fresh, True)
-    _halves(
-        len(x),
-        x.device,
-        lambda s: _fold(
-            x[s], [(t[s], w) for t, w in totals], None if less is None else less[s], fresh
-        ),
-    )
-    return 0.0
-
-
-def _fold(
-    x: torch.Tensor,
-    totals: Sequence[tuple[torch.Tensor, float]],
-    less: torch.Tensor | None,
-    fresh: bool,
-    measure: bool = False,
-) -> float:
-    square, place = 0.0, torch.empty(min(len(x), BLOCK), dtype=torch.float64, device=x.device)
-    others = itertools.repeat(None) if less is None else blocks(less, BLOCK)
-    for part, other, *into in zip(blocks(x, BLOCK), others, *(blocks(t, BLOCK) for t, _ in totals)):
-        wide = place[: len(part)].copy_(part if other is None else part - other)
-        for block, (_, weight) in zip(into, totals):
-            if fresh:
-                torch.mul(wide, weight, out=block)
-            else:
-                block.add_(wide, alpha=weight)
-        if measure:
-            square = sum((torch.dot(w, w).item() for w in blocks(wide)), square)
-    return square
-
-
-def _halves(n: int, device: torch.device, work: Callable[[slice], object]) -> None:
-    """Elementwise work on n elements, by two threads where they are many: a round's last reply
-    kept a processor busy that is free by now.
-    """
-    if n < SHARED or device.type != "cpu" or processors() < 2:
-        work(slice(n))
-        return
-    middle = n // 2 // BLOCK * BLOCK
-    other = _second[0].submit(work, slice(middle, n))
-    try:
-        work(slice(middle))
-    finally:
-        other.result()
-
-
-def _renew() -> None:
-    _second[:] = [ThreadPoolExecutor(1, "fednet-second")]
-
-
-_second: list[ThreadPoolExecutor] = []
-_renew()
-os.register_at_fork(after_in_child=_renew)  # a forked process has only the thread that forked
+    fresh = total is None
+    if total is None:
+        total = room(len(x), torch.float64, x.device)
+    wide = torch.empty(min(len(x), BLOCK), dtype=torch.float64, device=x.device)
+    for start in range(0, len(x), BLOCK):
+        block = slice(start, start + BLOCK)
+        part = x[block] if less is None else x[block] - less[block]
+        values = wide[: len(part)].copy_(part)
+        if fresh:
+            torch.mul(values, weight, out=total[block])
+        else:
+            total[block].add_(values, alpha=weight)
+    return total
 
 
 def quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:
-    """total / divisor in float64, rounded to float32."""
-    made = room(len(total), torch.float32, total.device)
-
-    def divide(s: slice) -> None:
-        place = torch.empty_like(total[s][:BLOCK])
-        for into, part in zip(blocks(made[s], BLOCK), blocks(total[s], BLOCK)):
-            into.copy_(torch.div(part, divisor, out=place[: len(part)]))
-
-    _halves(len(total), total.device, divide)
-    return made
+    """Returns total / divisor, divided in float64 and rounded to float32."""
+    result = room(len(total), torch.float32, total.device)
+    for into, part in zip(blocks(result, BLOCK), blocks(total, BLOCK)):
+        into.copy_(part / divisor)
+    return result
 
 
 def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """x on `device`. To a GPU by way of pinned memory: the copy has its place in the current
-    stream, and nobody waits for it. torch keeps the pinned block until the copy is done, and for
-    the next one of its size.
+    """Returns x on `device`. To a GPU by way of pinned memory: the copy has its place in the
+    current stream, and nobody waits for it. torch keeps the pinned block until the copy is done,
+    and for the next one of its size.
     """
     if torch.device(device).type != "cuda" or x.device.type != "cpu" or not x.numel():
         return x.to(device)

@@ -19,8 +19,7 @@ import fednet
 from fednet import config as configuration
 from fednet import registry, secagg
 from fednet.algorithms.secure import Between, Secure
-from fednet.client.books import Masked
-from fednet.client.secrets import Secrets
+from fednet.client.books import Masked, Secrets
 from fednet.errors import ConfigError, LeftRound
 from fednet.experiment import build, privacy
 from fednet.secagg import BelowThreshold, Terms, primitives

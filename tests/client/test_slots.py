@@ -171,22 +171,6 @@ def test_what_counts_as_out_of_memory(broken, short):
     assert slots.is_out_of_memory(broken) is short
 
 
-def test_a_gpu_is_asked_for_its_memory_and_takes_its_share(monkeypatch):
-    asked = []
-
-    class Cuda:
-        max_memory_reserved = staticmethod(lambda name: asked.append(name) or 30)
-        mem_get_info = staticmethod(lambda name: (60, 100))
-        memory_reserved = staticmethod(lambda name: 20)
-        empty_cache = staticmethod(lambda: asked.append("released"))
-
-    whole, third = slots.GpuMemory("cuda:1"), slots.GpuMemory("cuda:1", 1 / 3)
-    whole._cuda = third._cuda = Cuda
-    assert (whole.need(), whole.room(), third.room()) == (30, 80, 33)
-    whole.release()
-    assert asked == ["cuda:1", "released"]
-
-
 def test_clients_that_are_packed_run_together_from_the_first_task_on_and_nothing_is_measured(made):
     s = made(Fake(100, 45), Fake(100, 45))
     s.pack(20)

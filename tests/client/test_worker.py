@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from typing import ClassVar
 
@@ -90,25 +89,6 @@ def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
         assert server.said(m.Failed)[0].reason == f"{raised.__name__}: enough"
         server.say(*task(exp, m.Key(1, 0, 1, 0)))
         server.listen(lambda: server.said(m.Reply))
-
-
-def test_what_a_method_forked_ends_where_it_comes_back_and_the_task_is_done_once(
-    tmp_path,
-    monkeypatch,
-    exp,  # noqa: F811
-):
-    statuses = []
-
-    def update(honest, host):
-        if not (child := os.fork()):
-            raise SystemExit
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        return honest()
-
-    replaced(monkeypatch, update)
-    reply, _ = answer(exp, tmp_path)
-    assert isinstance(reply, m.Reply)
-    assert statuses == [1]
 
 
 def many_reports(honest, host):

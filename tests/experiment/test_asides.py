@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from fednet.algorithms.state import write_state
 from fednet.data import cache
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import clear_run
-from fednet.experiment.store import ClientStore, Record, RowStore, clear_clients
+from fednet.experiment.store import ClientStore, Record, RowStore
 from fednet.files import ASIDE, clear_asides, write_aside, write_first
 from fednet.server.checkpoint import Checkpoints, RunProgress
 from fednet.sweep import claims
@@ -58,10 +57,6 @@ def blocks() -> Iterator[np.ndarray]:
     [
         (
             lambda p: ClientStore(p, Scaffold.Client).save(3, "1-0-0", RECORD, ROW),
-            lambda p: clear_clients(p, {3}),
-        ),
-        (
-            lambda p: ClientStore(p, Scaffold.Client).save(3, "1-0-0", RECORD, ROW),
             lambda p: ClientStore(p, Scaffold.Client).prune(3, "2-0-0", ()),
         ),
         (lambda p: RowStore(p).write(ROW), RowStore),
@@ -75,7 +70,7 @@ def blocks() -> Iterator[np.ndarray]:
         (lambda p: Noise(p / "noise.key"), clear_asides),
         (lambda p: claims.claim(p, "a"), clear_asides),
     ],
-    ids=["state", "state-prune", "row", "checkpoint", "images", "file", "first", "noise", "claim"],
+    ids=["state", "row", "checkpoint", "images", "file", "first", "noise", "claim"],
 )
 def test_what_a_killed_process_was_writing_is_cleared_by_the_next(
     work: Callable[[Path], object],
@@ -90,22 +85,6 @@ def test_what_a_killed_process_was_writing_is_cleared_by_the_next(
     assert len(left(tmp_path)) == 1
     again(folder)
     assert left(tmp_path) == []
-
-
-def test_what_safetensors_was_writing_is_cleared_too(
-    tmp_path: Path,
-) -> None:
-    """It writes aside too, under a name of its own."""
-
-    def work() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))  # the first write beyond kills
-        ClientStore(tmp_path, Scaffold.Client).save(3, "1-0-0", RECORD, None)
-
-    killed(work, signal.SIGXFSZ)
-    assert len(left(tmp_path)) == 1
-    clear_clients(tmp_path, {3})
-    assert list((tmp_path / "client-3").iterdir()) == []
 
 
 def test_a_run_is_cleared_with_the_folders_that_its_server_writes(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 from functools import partial
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 
@@ -59,12 +58,6 @@ def test_a_state_goes_as_the_difference_to_what_both_have():
     assert encoded.seen.x.vector.tolist() == [1, 2, 4, 9]
 
 
-def test_a_lossless_chain_gives_back_every_bit():
-    odd = tensors(1e-8, 1 / 3, -2.7e19, 3e-39)
-    got, _ = crossed(codec("zstd"), Whole(x=odd), tensors(1, 1, 1, 1))
-    assert torch.equal(got.vector, odd.vector)
-
-
 def test_buffers_and_counters_cross_as_they_are():
     got, encoded = crossed(codec("sign"), Whole(x=tensors(1, -2, 3, -4)))
     assert got.vector.tolist() == [2.5, -2.5, 2.5, -2.5]
@@ -92,40 +85,9 @@ def test_of_a_broadcast_the_shared_value_alone_has_a_residual():
     assert residuals["x"].tolist() == [0, 0, 3, 0]
 
 
-def test_the_draws_of_a_stochastic_chain_are_the_callers():
-    c = codec("qsgd(2)")
-    one, two = (
-        crossed(c, Whole(x=tensors(0.1, 0.2, 0.3, 1)), rng=lambda name: np.random.default_rng(5))[0]
-        for _ in range(2)
-    )
-    assert torch.equal(one.vector, two.vector)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     return run(tmp_path_factory.mktemp("alone"), **SCAFFOLD)
-
-
-def test_processes_come_to_the_same_bits(alone, tmp_path):
-    directory = processes(tmp_path, **SCAFFOLD)
-    assert hashes(directory) == hashes(alone)
-    one, other = (lines(d / "rounds.jsonl") for d in (directory, alone))
-    assert (
-        [r["useful"] for r in one] == [r["predicted"] for r in one] == [r["useful"] for r in other]
-    )
-
-
-def test_residuals_survive_a_resume(alone, tmp_path):
-    def after_two(record):
-        if record["round"] == 2:
-            raise Stopped("here")
-
-    with pytest.raises(Stopped):
-        run(tmp_path, callback=after_two, **SCAFFOLD)
-    directory = run(tmp_path, resume=True, **SCAFFOLD)
-    assert hashes(directory) == hashes(alone)
-    found = summary(directory)
-    assert found["useful"] == found["predicted"] == summary(alone)["useful"]
 
 
 def test_residuals_are_the_clients_own_and_one_of_the_server(alone):
@@ -144,11 +106,6 @@ def test_rows_have_the_bytes_before_and_after(alone):
     rows = [r for r in lines(alone / "wire.jsonl") if r["type"] == "reply"]
     assert {r["raw_bytes"] for r in rows} == {2 * shared.nbytes + 24}
     assert all(sum(r["kinds"].values()) < r["raw_bytes"] / 3 for r in rows)
-
-
-def test_zstd_changes_no_bit_of_a_run(tmp_path):
-    packed = {"wire": {"up": {"state": ["zstd"]}, "down": {"state": ["zstd"]}}}
-    assert hashes(run(tmp_path / "a", **packed)) == hashes(run(tmp_path / "b"))
 
 
 def test_what_is_judged_comes_down_as_it_is():
@@ -189,6 +146,7 @@ REMEMBERING = {
         "down": {"state": ["delta", "int8"]},
     },
     "dgc": {"up": {"delta": ["dgc(0.5, 1, 2)", "topk(0.1)", "int8"]}},
+    "ef": SPARSE,
     "powersgd": {"up": {"delta": ["powersgd(1)", "int8"], "control": ["powersgd(1)"]}},
 }
 
@@ -207,17 +165,29 @@ def remembering(name):
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(name, tmp_path):
+def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(
+    name, tmp_path, monkeypatch
+):
     def after_two(record):
         if record["round"] == 2:
             raise Stopped("here")
 
+    # A checkpoint writes a remembered tensor once: nothing may write to it.
+    remembered, keep = [], Memory.set
+
+    def recorded(memory, value, name=""):
+        remembered.append((value, value.clone()))
+        keep(memory, value, name)
+
+    monkeypatch.setattr(Memory, "set", recorded)
     changes = remembering(name)
     alone = run(tmp_path / "alone", **changes)
     with pytest.raises(Stopped):
         run(tmp_path / "cut", callback=after_two, **changes)
     directory = run(tmp_path / "cut", resume=True, **changes)
     assert hashes(directory) == hashes(alone)
+    assert all(torch.equal(value, then) for value, then in remembered)
+    assert len(remembered) > 20
     for where in (directory, alone):
         rows, found = lines(where / "rounds.jsonl"), summary(where)
         if "zstd" in str(changes):
@@ -226,24 +196,6 @@ def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(name, t
             continue
         assert found["predicted_is"] == "exact"
         assert [r["useful"] for r in rows] == [r["predicted"] for r in rows]
-    plain = run(tmp_path / "plain", **{**changes, "wire": {}})
-    assert hashes(plain) != hashes(alone)
-    assert summary(alone)["useful"]["up"]["delta"] < 0.6 * summary(plain)["useful"]["up"]["delta"]
-
-
-@pytest.mark.parametrize("name", REMEMBERING)
-def test_what_is_remembered_is_never_written_to(name, tmp_path, monkeypatch):
-    """A checkpoint writes a remembered tensor once, and takes it for the same while it is there."""
-    remembered, keep = [], Memory.set
-
-    def recorded(memory, value, name=""):
-        remembered.append((value, value.clone()))
-        keep(memory, value, name)
-
-    monkeypatch.setattr(Memory, "set", recorded)
-    run(tmp_path, **remembering(name))
-    assert len(remembered) > 20
-    assert all(torch.equal(value, then) for value, then in remembered)
 
 
 def test_processes_that_remember_come_to_the_same_bits(tmp_path):

@@ -61,18 +61,6 @@ def test_a_run_that_goes_on_is_said_to_be_in_use_and_not_to_want_a_resume(tmp_pa
         claim(tmp_path, "run", resume=False)
 
 
-def test_what_a_dead_process_had_started_is_said_to_be_that(tmp_path, other, monkeypatch):
-    monkeypatch.setattr(lock, "ENDING_S", 0.0)
-    path = tmp_path / "run" / "lock"
-    other.kill()
-    other.wait()
-    with path.open() as inherited:
-        fcntl.flock(inherited, fcntl.LOCK_EX)
-        who = rf"in use by a process that process {other.pid} on .*, which has ended, had started;"
-        with pytest.raises(ConfigError, match=who):
-            lock.take(path)
-
-
 @pytest.mark.parametrize("record", ["of a dead process", "being written"])
 def test_what_is_about_to_be_let_go_of_is_waited_for(tmp_path, other, monkeypatch, record):
     path = tmp_path / "run" / "lock"
@@ -91,26 +79,6 @@ def test_what_is_about_to_be_let_go_of_is_waited_for(tmp_path, other, monkeypatc
     monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     lock.take(path).release()
     assert len(slept) == 1
-
-
-def test_a_process_that_lives_is_not_waited_for(tmp_path, other, monkeypatch):
-    def sleep(seconds: float) -> None:
-        pytest.fail("it waits")
-
-    monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    with pytest.raises(ConfigError, match=f"in use by process {other.pid} on "):
-        lock.take(tmp_path / "run" / "lock")
-
-
-def test_a_forked_process_that_unwinds_lets_go_of_nothing(tmp_path):
-    with lock.holding(tmp_path / "run"):
-        if not (child := os.fork()):
-            try:
-                lock._held[(tmp_path / "run").resolve()].release()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        lock.check(tmp_path / "run")
 
 
 def test_what_a_killed_process_held_is_free(tmp_path, other):
@@ -171,15 +139,6 @@ def test_states_of_a_killed_process_are_free(tmp_path):
             lock.StatesHold().take(tmp_path, [1, 2])
         process.kill()
     lock.StatesHold().take(tmp_path, [1, 2])
-
-
-def test_states_are_cleared_of_clients_that_no_other_process_uses(tmp_path):
-    cleared = []
-    one, two, three = (lock.StatesHold(shared=True) for _ in range(3))
-    one.take(tmp_path, [0, 1, 2], cleared.append)
-    two.take(tmp_path, [2, 3], cleared.append)  # the first may be writing client 2's
-    three.take(tmp_path, [3], cleared.append)
-    assert cleared == [{0, 1, 2}, {3}, set()]
 
 
 def test_a_hold_on_states_that_were_deleted_ends_and_makes_no_folder_again(tmp_path):

@@ -105,19 +105,6 @@ def test_a_refused_run_leaves_its_name_free_but_what_is_the_users_own_stays(tmp_
     assert claim(tmp_path, "run", resume=False) == path
 
 
-def test_a_process_that_a_users_part_forked_and_that_fails_takes_back_no_run(tmp_path):
-    with start.open_directory(config(), tmp_path, False) as (_, path, _):
-        pid = os.fork()
-        if not pid:
-            try:
-                with start.refusable(path):
-                    raise ConfigError("in a model's own process")
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
-        assert (path / "config.yaml").exists()
-
-
 def test_what_is_refused_before_it_begins_leaves_no_folder_behind(tmp_path):
     out = tmp_path / "many" / "runs"
     with pytest.raises(ConfigError), start.own_directory(config(), out, False):

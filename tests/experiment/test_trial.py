@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -341,11 +340,6 @@ class Binary:
         return torch.stack([right, torch.bincount(true, minlength=2)])
 
 
-class Summed(Binary):
-    def loss(self, outputs, y):
-        return self.losses(outputs, y).sum()
-
-
 class Whole(Binary):
     def losses(self, outputs, y):
         return self.loss(outputs, y)
@@ -417,14 +411,6 @@ def own_task(monkeypatch):
 def test_what_a_task_gives_is_checked_at_the_start(own_task, task, says):
     with pytest.raises(ConfigError, match=says):
         build(from_mapping(own_task(task)))
-
-
-def test_a_loss_that_is_not_the_mean_of_the_losses_is_said(own_task, tmp_path):
-    said = "its loss is .* and the mean of its losses .*, so train_loss and test_loss cannot be"
-    found = fednet.run(own_task(Summed), in_process=True, out=tmp_path)
-    remarks = [e["text"] for e in lines(found.dir / "events.jsonl") if e["type"] == "remark"]
-    assert any(re.search(said, remark) for remark in remarks)
-    assert not build(from_mapping(own_task(Binary))).remarks
 
 
 def test_a_task_may_count_by_other_classes_than_the_data_have(own_task, tmp_path):

@@ -9,12 +9,7 @@ import torch
 
 import fednet
 from fednet.experiment import build as experiment
-from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Job, Rules
 from fednet.report import status
-from fednet.wire import messages as m
-from fednet.wire.codec import Body
-from fednet.wire.messages import Field
 from tests.rooms import lines, run, small
 
 
@@ -45,42 +40,6 @@ def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
         (False, "finished"),
     )
     assert "finished after round 2 of 2" in "".join(status.show(directory))
-
-
-def test_what_is_left_of_a_deadline_is_told_as_of_now():
-    protocol = ServerProtocol(
-        "run",
-        1,
-        2,
-        lambda ids, session: m.Welcome(
-            run="run", inc=1, session=session, name="n", config="", ids=ids
-        ),
-        0.0,
-    )
-    protocol.received(b"c", m.Join(worker="w", ids=[0, 1], host="here", pid=7), None, 0.0)
-    protocol.received(b"c", m.Ready(run="run", inc=1, layout=""), None, 0.0)
-    body = Body([b"x"])
-    protocol.begin(
-        1,
-        0,
-        "train",
-        [Job(c, [Field("x", "state", 1, 1)], body, body.check()) for c in (0, 1)],
-        Rules(deadline=10.0),
-        1.0,
-    )
-    protocol.received(
-        b"c", m.Progress(run="run", inc=1, client=0, phase="training", step=3, steps=8), None, 4.0
-    )
-    first, second = protocol.waiting()
-    assert (
-        first["client"],
-        first["pid"],
-        first["phase"],
-        first["step"],
-        first["steps"],
-        first["deadline_s"],
-    ) == (0, 7, "training", 3, 8, 7.0)
-    assert (second["phase"], second["deadline_s"]) == ("queued", 10.0)
 
 
 def test_the_model_that_is_read_back_is_the_one_that_was_judged(tmp_path):

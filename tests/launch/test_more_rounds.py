@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fednet.errors import ConfigError
+from fednet.server.checkpoint import Checkpoints
 from tests.rooms import lines, run
 
 
@@ -24,6 +25,9 @@ def test_a_run_with_more_rounds_has_the_bits_of_one_that_had_them_from_the_start
     more = run(tmp_path / "more", rounds=4, resume=True, **train)
     assert len(set(hashes(whole))) == 4
     assert hashes(more) == hashes(whole)
+    # The run's clock goes on where it was.
+    taken = sum(row["seconds"] for row in lines(more / "rounds.jsonl"))
+    assert Checkpoints(more / "checkpoint").progress().seconds == pytest.approx(taken)
 
 
 def test_where_the_rates_depend_on_all_rounds_a_run_cannot_have_other_rounds(

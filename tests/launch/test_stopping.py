@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import fednet
-from fednet.cli.common import guarded
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, Stopped, stop_signals
 from fednet.launch.supervisor import Supervisor
@@ -171,35 +169,6 @@ def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, t
         assert started.ended(server)[0] == 4
         assert server.said().endswith("stopped: SIGHUP; continue with --resume.\n")
         assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
-
-
-def test_a_request_that_comes_before_a_command_has_begun_its_work_is_said(tmp_path):
-    """As while Python imports what that work needs, which may make an error of its own of it."""
-    with Processes(tmp_path) as started:
-        early = started.fork(stopped_at_once)
-        assert started.ended(early) == (4, "fednet run: stopped: SIGTERM.\n")
-
-
-def stopped_at_once() -> int:
-    def work() -> int:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        except KeyboardInterrupt as asked:
-            raise ImportError("initialization failed") from asked
-        return 0
-
-    return guarded("fednet run", work, ends=True)
-
-
-def test_a_command_whose_parent_ignored_the_end_of_children_knows_how_its_own_ended(tmp_path):
-    """A program inherits which signals are ignored, and the system then keeps no status."""
-    with Processes(tmp_path) as started:
-        assert started.ended(started.fork(false_where_no_status_is_kept))[0] == 1
-
-
-def false_where_no_status_is_kept() -> int:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    return guarded("fednet run", lambda: subprocess.run(["false"]).returncode, ends=True)
 
 
 @pytest.mark.timeout(120)

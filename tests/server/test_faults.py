@@ -19,7 +19,7 @@ def config(seed: int = 0, **faults: Any) -> configuration.Config:
 
 
 def test_an_exact_schedule_strikes_that_client_in_that_round_and_nobody_else() -> None:
-    plan = FaultPlan.of(
+    plan = FaultPlan(
         config(
             schedule=[
                 {"round": 2, "client": 3, "kind": "delay", "seconds": 0.5},
@@ -32,20 +32,20 @@ def test_an_exact_schedule_strikes_that_client_in_that_round_and_nobody_else() -
 
 
 def test_random_faults_strike_at_their_rate_and_the_same_ones_again() -> None:
-    plan = FaultPlan.of(config(seed=1, random={"duplicate": 0.25}))
+    plan = FaultPlan(config(seed=1, random={"duplicate": 0.25}))
     hits = [(t, c) for t in range(1, 401) for c in range(10) if plan.strike(t, c)]
     assert abs(len(hits) / 4000 - 0.25) < 0.025
     # Another kind shifts nobody's luck.
-    again = FaultPlan.of(config(seed=1, random={"duplicate": 0.25, "corrupt": 0.5}))
+    again = FaultPlan(config(seed=1, random={"duplicate": 0.25, "corrupt": 0.5}))
     assert [
         (t, c) for t in range(1, 401) for c in range(10) if Fault("duplicate") in again.strike(t, c)
     ] == hits
-    other = FaultPlan.of(config(seed=2, random={"duplicate": 0.25}))
+    other = FaultPlan(config(seed=2, random={"duplicate": 0.25}))
     assert [(t, c) for t in range(1, 401) for c in range(10) if other.strike(t, c)] != hits
 
 
 def test_of_the_faults_that_lose_a_reply_only_the_earliest_strikes() -> None:
-    plan = FaultPlan.of(
+    plan = FaultPlan(
         config(
             random={
                 "drop_before_sending": 1.0,
@@ -60,7 +60,7 @@ def test_of_the_faults_that_lose_a_reply_only_the_earliest_strikes() -> None:
 
 def test_a_crashed_client_is_away_for_its_rounds_and_cannot_crash_meanwhile() -> None:
     crash = {"client": 4, "kind": "crash", "rounds": 2}
-    plan = FaultPlan.of(
+    plan = FaultPlan(
         config(schedule=[{"round": 1, **crash}, {"round": 3, **crash}, {"round": 5, **crash}])
     )
     assert [t for t in range(1, 10) if plan.away(t, 4)] == [2, 3, 6, 7]
@@ -68,9 +68,7 @@ def test_a_crashed_client_is_away_for_its_rounds_and_cannot_crash_meanwhile() ->
 
 
 def test_the_server_dies_at_scheduled_points_and_an_unknown_point_is_refused() -> None:
-    plan = FaultPlan.of(
-        config(schedule=[{"round": 2, "kind": "server_crash", "at": "aggregating"}])
-    )
+    plan = FaultPlan(config(schedule=[{"round": 2, "kind": "server_crash", "at": "aggregating"}]))
     assert [plan.server(t) for t in (1, 2, 3)] == [[], ["aggregating"], []]
     with pytest.raises(ConfigError, match=r"at"):
         config(schedule=[{"round": 2, "kind": "server_crash", "at": "lunch"}])

@@ -1,0 +1,339 @@
+"""Files whose damage is noticed: JSON records with a digest, files of lines, whole files.
+
+A file from which a run resumes must be whole and unchanged; otherwise it is refused by name. So
+each record has the digest of its own text as its last field, `check`, whether it is a file
+(`write_record`) or a line (`Lines`). A file is written under another name, then renamed, so that
+nobody sees half of it.
+
+The digests detect faults of disks, memory and networks. They do not protect against forgery; CURVE
+and the file's owner do. XXH3 is fast: 45 MB took 1.6 ms, a copy 4 ms and SHA-256 28 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from fednet.descriptors import named, reaching, synced
+from fednet.errors import StateError
+from fednet.plain import JsonDict, plain
+
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+BUFFER_BYTES = 1 << 18  # of lines that are written at once
+BLOCK_BYTES = 1 << 16  # in which the end of the last whole line is looked for
+
+
+# -- opening ---------------------------------------------------------------------------------------
+# For files of fednet's own: a link or a pipe in their place is an error, and not waited for.
+OWN = os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """Opens a file, also where connections use all descriptors that they may have."""
+    return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+
+# -- writing aside ---------------------------------------------------------------------------------
+# The name of a file that is being written, by fednet or by safetensors.
+ASIDE = re.compile(r"\..+\.[0-9]+|\.tmp[A-Za-z0-9]{6}")
+
+
+def aside_of(path: Path) -> Path:
+    """Returns the name under which this process writes a file; no other process uses it, on any
+    machine.
+    """
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+
+
+def write_aside(
+    path: Path, data: Buffer | str, mode: int | None = None, fsync: bool = False
+) -> None:
+    """Writes a file so that a reader sees the old or the new one, never half. mode: of the new
+    file, from its first byte on. fsync: it survives a power cut.
+    """
+    with unfinished(path) as aside:
+        _fill(aside, path, data, mode, fsync)
+        appear(aside, path, fsync)
+
+
+def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool:
+    """Writes a file as `write_aside` does, unless it exists. Returns whether it was written."""
+    try:
+        with unfinished(path) as aside:
+            _fill(aside, path, data, mode, False)
+            os.link(aside, path)
+    except FileExistsError:
+        return False
+    aside.unlink()
+    return True
+
+
+def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
+    """Writes a new file directly, for file systems without links, such as those of USB sticks.
+    Raises FileExistsError, and OSError, after which no half of it stays.
+    """
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(opened(path, new, mode), "wb", buffering=0) as file, _whole_or_gone(path, path):
+        write_all(file.fileno(), data)
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Gives the name under which to write a file, and removes that file unless it was renamed."""
+    aside = aside_of(path)
+    with _whole_or_gone(aside, path):
+        yield aside
+
+
+@contextlib.contextmanager
+def _whole_or_gone(file: Path, path: Path) -> Iterator[None]:
+    """Removes a file whose writing an error or a signal ends, and makes the system's error name the
+    file that was asked for.
+    """
+    try:
+        yield
+    except BaseException as broken:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+        if isinstance(broken, OSError) and broken.filename in (None, str(file)):
+            broken.filename = str(path)
+            broken.filename2 = None
+        raise
+
+
+def _fill(aside: Path, path: Path, data: Buffer | str, mode: int | None, fsync: bool) -> None:
+    if mode is not None:  # what a process of that id left would keep its own
+        aside.unlink(missing_ok=True)
+    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)  # whatever this process masks
+        write_all(file.fileno(), data)
+        if fsync:
+            synced(file.fileno(), path)
+
+
+def clear_asides(folder: Path) -> None:
+    """Removes what a killed process left half written. Call it with the folder's lock."""
+    for aside in folder.glob(".*"):
+        if ASIDE.fullmatch(aside.name) and aside.is_file():
+            aside.unlink(missing_ok=True)
+
+
+def appear(aside: Path, path: Path, fsync: bool = False) -> None:
+    """Renames a whole file to its own name. fsync: it survives a power cut."""
+    aside.replace(path)
+    if fsync:
+        folder = opened(path.parent, os.O_RDONLY)
+        try:
+            synced(folder, path.parent)
+        finally:
+            os.close(folder)
+
+
+def write_all(file: int, data: Buffer | str) -> None:
+    view = memoryview(data.encode() if isinstance(data, str) else data)
+    while len(view):
+        view = view[os.write(file, view) :]
+
+
+def write_json(path: Path, value: object, indent: int | None = 1) -> None:
+    """Writes a file for people and other programs, from which no run resumes."""
+    if indent is None:
+        text = msgspec.json.encode(value, enc_hook=plain)  # a tenth of the time
+    else:
+        text = json.dumps(value, indent=indent, default=plain).encode()
+    write_aside(path, text + b"\n")
+
+
+# -- records with a check -------------------------------------------------------------------------
+CHECK_BYTES = 16
+_CHECK = b',"check":"'
+_TAIL_BYTES = len(_CHECK) + 16 + 2
+
+
+def digest(segments: Iterable[Buffer]) -> bytes:
+    """Returns XXH3-128 (16 bytes) over all segments in order."""
+    whole = xxhash.xxh3_128()
+    for segment in segments:
+        whole.update(segment)
+    return whole.digest()
+
+
+def line(record: JsonDict) -> bytes:
+    """Returns a record as a line with its digest."""
+    return checked(json.dumps(record, separators=(",", ":"), default=plain).encode())
+
+
+def plain_line(record: JsonDict) -> bytes:
+    """Returns the same line, for a record of strings and whole numbers only, in a fifth of the
+    time.
+    """
+    return checked(_encode(record))
+
+
+def checked(text: bytes) -> bytes:
+    """Returns the text of a JSON object, with at least one field, as a line with its digest."""
+    return b'%b%b%b"}\n' % (text[:-1], _CHECK, xxhash.xxh3_64_hexdigest(text).encode())
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def unchecked(text: bytes) -> bytes:
+    """Returns the text that `checked` got. Raises ValueError if it did not return this line."""
+    record = text.removesuffix(b"\n")[:-_TAIL_BYTES] + b"}"
+    if checked(record) != text.removesuffix(b"\n") + b"\n":
+        raise ValueError(f"its check is {'of another text' if _CHECK in text else 'missing'}")
+    return record
+
+
+def write_record(
+    path: Path, record: JsonDict, mode: int | None = None, fsync: bool = False
+) -> None:
+    """Writes a file that holds one record."""
+    write_aside(path, line(record), mode, fsync)
+
+
+def read_record(path: Path, remedy: str) -> JsonDict:
+    """Reads what `write_record` wrote. Raises StateError if it is damaged, and FileNotFoundError.
+    remedy: what to do then, for the error.
+    """
+    try:
+        text = reaching(named(path).read_bytes)
+        if not text.endswith(b"\n"):
+            raise ValueError("its end is missing" if text else "it is empty")
+        return decoded(unchecked(text))
+    except (ValueError, RecursionError) as broken:
+        raise StateError(f"{path}: not what was written there ({broken}); {remedy}.") from broken
+
+
+def read_text(path: Path, remedy: str) -> str:
+    """Reads a small file of text. Raises StateError if it is empty or no text, and
+    FileNotFoundError. remedy: what to do then, for the error.
+    """
+    try:
+        text = reaching(named(path).read_bytes).decode()
+    except UnicodeDecodeError as broken:
+        raise StateError(f"{path}: is no text ({broken.reason}); {remedy}.") from None
+    if not text.strip():
+        raise StateError(f"{path}: is empty; {remedy}.")
+    return text
+
+
+def read_value(path: Path, kind: type[T], remedy: str) -> T:
+    """Reads a small file of JSON, such as a lock. Raises StateError if it has no such value, and
+    FileNotFoundError. remedy: what to do then, for the error.
+    """
+    text = reaching(named(path).read_bytes)
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+        what = str(broken) if text else "it is empty"
+        raise StateError(f"{path}: not what was written there ({what}); {remedy}.") from None
+
+
+def decoded(text: bytes) -> JsonDict:
+    try:
+        return msgspec.json.decode(text, type=JsonDict)
+    except msgspec.DecodeError:  # a NaN, which msgspec does not read
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object") from None
+        return found
+
+
+# -- files of lines --------------------------------------------------------------------------------
+class Lines:
+    """Appends records to a file, a line each; threads may append at once. text: makes the line of a
+    record.
+    """
+
+    def __init__(self, path: Path, text: Callable[[JsonDict], bytes] = line) -> None:
+        self.path = path
+        self._text = text
+        self._file = reaching(lambda: named(path, there=False).open("ab", BUFFER_BYTES))
+        self._length = self._file.tell()
+        self._lock = threading.Lock()
+
+    def append(self, record: JsonDict) -> None:
+        text = self._text(record)
+        with self._lock:
+            self._length += self._file.write(text)
+
+    def flush(self, fsync: bool = False) -> int:
+        """Hands all lines to the operating system; with `fsync` they are on the disk. Returns the
+        length that the file has by what was written, whatever became of it.
+        """
+        length = self._length  # before it: another thread may append meanwhile
+        self._file.flush()
+        if fsync:
+            synced(self._file.fileno(), self.path)
+        return length
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[JsonDict]:
+    """Returns the records of a file of lines, without their checks; see `read_rows`."""
+    return read_rows(path, decoded)
+
+
+def read_rows(
+    path: Path,
+    decode: Callable[[bytes], T],
+    seen: Callable[[bytes], object] = lambda text: None,
+) -> Iterator[T]:
+    """Yields the records of a file of lines. A last line without its end is still being written, or
+    was torn by a crash, and is left out. Raises StateError for any other line that is not as it was
+    written.
+
+    decode: makes a record of a line's text, without its check; its msgspec.ValidationError becomes
+    a StateError that names the line. seen: is given each line that is read.
+    """
+    with reaching(lambda: named(path).open("rb")) as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):
+                return
+            seen(text)
+            try:
+                record = decode(unchecked(text))
+            except msgspec.ValidationError as other:
+                raise StateError(f"{path}:{number}: {other}.") from None
+            except (ValueError, RecursionError) as broken:
+                raise StateError(
+                    f"{path}:{number}: not what was written there ({broken}); put the file back as "
+                    f"it was, or delete this line to continue without it."
+                ) from broken
+            yield record
+
+
+def repair(path: Path) -> None:
+    """Cuts off a torn last line: a crash ended the process that wrote it."""
+    if not path.exists():
+        return
+    with reaching(lambda: named(path).open("r+b")) as file:
+        at = size = file.seek(0, os.SEEK_END)
+        whole = 0  # the length of the whole lines
+        while at > 0 and not whole:
+            start = max(0, at - BLOCK_BYTES)
+            file.seek(start)
+            newline = file.read(at - start).rfind(b"\n")
+            if newline >= 0:
+                whole = start + newline + 1
+            at = start
+        if whole != size:
+            file.truncate(whole)
