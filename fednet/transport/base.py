@@ -115,16 +115,15 @@ class ServerTransport(Protocol):
         ...
 
     def vouch(self, conn: bytes) -> None:
-        """Whoever is behind `conn` takes part: where there are more connections than there may be,
-        others are hung up on.
+        """The client behind `conn` has joined: if there are too many connections, others are hung
+        up on.
         """
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
-        """(sent, received) bytes of every connection so far, as the kernel counted them; by `conn`,
-        or by a serial number from 1 where a connection never got that far, and by 0 those of
-        connections that ended so long ago that they are only added up. Empty where there is no
-        kernel between.
+        """(sent, received) bytes of every connection so far, as the kernel counted them: by `conn`,
+        or by a serial number from 1 before its first message; under 0 the sum of those that have
+        ended before `close`. Empty if no kernel is involved.
         """
         ...
 

@@ -42,7 +42,14 @@ def of(events, kind, end=None) -> list:
 
 
 def joined(pair: Pair, **options) -> tuple[ZmqClient, bytes]:
-    """A client whose connection the server knows, and its conn."""
+    """A client that takes part, and its conn."""
+    client, conn = spoken(pair, **options)
+    pair.server.vouch(conn)
+    return client, conn
+
+
+def spoken(pair: Pair, **options) -> tuple[ZmqClient, bytes]:
+    """A client that has sent a message and takes no part, and its conn."""
     client = pair.client(**options)
     pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
     assert client.send([b"join"])

@@ -17,7 +17,7 @@ from fednet.transport.zeromq.server import (
     MAX_STRANGERS,
     unwelcome,
 )
-from tests.transport.pairs import Pair, joined, of, pump
+from tests.transport.pairs import Pair, joined, of, pump, spoken
 
 EACH = 3
 
@@ -47,7 +47,6 @@ def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(
     with ExitStack() as stack:
         pair = Pair(stack, max_each=EACH)
         _client, conn = joined(pair)
-        pair.server.vouch(conn)  # the oldest, and it takes part
         try:
             other = stranger(pair, "127.0.0.2")
         except OSError:
@@ -69,23 +68,13 @@ def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path):
     with ExitStack() as stack:
         pair = Pair(stack, keyring=ring, max_each=EACH)
         (other, _), (first, conn) = (joined(pair, keys=site) for site in (there, here))
-        pair.server.vouch(conn)
-        crowd = [joined(pair, keys=here) for _ in range(EACH)]
+        crowd = [spoken(pair, keys=here) for _ in range(EACH)]
         second = crowd[0][0]
         pump(pair.server, second, until=lambda seen: of(seen, Closed, second))
         assert pair.server.refusals["each"] == 1
         assert not of(pump(pair.server, other, first, until=lambda seen: True), Closed)
         for one in (conn, *(c for _, c in crowd[1:])):
             assert pair.server.send(one, [b"still"])
-
-
-def test_who_has_proved_a_key_and_says_nothing_is_counted_by_its_address(tmp_path):
-    site, _ = map(keys.load, keys.lab(tmp_path, 1))
-    ring = keys.Keyring(tmp_path)
-    with ExitStack() as stack:
-        pair = Pair(stack, keyring=ring, max_each=EACH)
-        silent = [pair.client(keys=site) for _ in range(EACH + 1)]
-        pump(pair.server, *silent, until=lambda seen: pair.server.refusals["each"])
 
 
 FIT = MAX_ALL_BYTES // MAX_FIRST_BYTES

@@ -23,7 +23,7 @@ import zmq.utils.z85
 from fednet import descriptors
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received, pause
-from fednet.transport.framing import connection_bytes, framing
+from fednet.transport.framing import framing
 from fednet.transport.kernel import KernelSocket, await_words
 from fednet.transport.keys import Keyring
 from fednet.transport.zeromq.sockets import (
@@ -61,14 +61,11 @@ read, `poll` wakes this often to try."""
 RESERVED = 256
 """Descriptors kept for files; a quarter of all where there are fewer than four times as many."""
 
-PAST = 4096
-"""Connections that have ended whose counts are kept apart; those of earlier ones are added up."""
-
 LOOK_S = 0.02
-"""How often strangers are looked at: there is no event for bytes that are no message yet."""
+"""How often the bytes of strangers are counted: libzmq has no event before a first message."""
 
 WATCH_S = 0.25
-"""How often all connections are looked at for messages that never end."""
+"""How often all connections are checked for messages that never end."""
 
 STALLED_S = 2.0
 """For how long a peer's end may be known to the kernel alone. libzmq 4.3.5 reads no further once a
@@ -79,11 +76,11 @@ MAX_STRANGERS = 2048
 """Strangers at a time; fewer where the process may not open so many descriptors."""
 
 MAX_FIRST_BYTES = 384 * 2**10
-"""Of one stranger: handshake and join. A join is one header, see `wire.messages.MAX_HEADER`, with a
-frame of CURVE around it."""
+"""Bytes of one stranger: handshake and join. A join is one header, see `wire.messages.MAX_HEADER`,
+with a frame of CURVE around it."""
 
 MAX_ALL_BYTES = 32 * 2**20
-"""Of all strangers. libzmq gives a peer the memory of the frame that it announces, up to
+"""Bytes of all strangers. libzmq gives a peer the memory of the frame that it announces, up to
 `MAXMSGSIZE`, before it has proved any key: measured, a thousand peers of a server with CURVE took a
 gigabyte in their handshakes."""
 
@@ -212,7 +209,7 @@ def unwelcome(
     left = []
     for link, sent in strangers:
         if sent > MAX_FIRST_BYTES:
-            yield link, f"more than {MAX_FIRST_BYTES} bytes before a first message"
+            yield link, f"more than {MAX_FIRST_BYTES} bytes before it joined"
         else:
             left.append((link, sent))
     total, many = sum(sent for _, sent in left), len(left)
@@ -221,22 +218,21 @@ def unwelcome(
             return
         yield (
             link,
-            f"more than {most} connections, or {MAX_ALL_BYTES} bytes, that are no message yet",
+            f"more than {most} connections, or {MAX_ALL_BYTES} bytes, before they joined",
         )
         many, total = many - 1, total - sent
 
 
 class Connections:
-    """The connections of a server: whose they are as far as that is known, how many there may be,
-    of each and of all, and what the kernel counted of them.
+    """The connections of a server: it limits their number and the bytes of strangers, and asks the
+    kernel for the bytes of each.
 
     refuse(what, reason, connection): called for those that are hung up on. most: connections at a
-    time; None: as many as the process may open descriptors, less a reserve. each: of one key or,
-    without CURVE, of one address, and with CURVE of an address whose peer proved a key and sent
-    nothing; None: no limit.
+    time; None: as many as the process may open descriptors, less a reserve. each: connections of
+    one key or, without CURVE, of one address; None: no limit.
 
-    A connection is a stranger until it has proved a key or, without CURVE, sent a message; a guest
-    until `vouch`. Strangers and then guests are hung up on for newer ones, the oldest first.
+    A connection is a stranger until `vouch`: until its client has joined. If there are too many
+    connections, the oldest strangers are hung up on.
     """
 
     def __init__(
@@ -252,13 +248,11 @@ class Connections:
         self._refuse, self._max_unfinished, self._each = refuse, max_unfinished_bytes, each
         self.room = room if most is None else min(room, most)
         self._most_strangers = min(MAX_STRANGERS, max(1, self.room // 2))
-        # what a server has sent a peer whose handshake is over
-        self._proved = connection_bytes(True, "server")[0] if curve else None
+        self._curve = curve
         self._serial = itertools.count(1)
         self.links: dict[int, Connection] = {}  # by descriptor: those that stand
         self.conns: dict[bytes, Connection] = {}  # by routing id: those that sent a message
         self._strangers: dict[int, Connection] = {}  # by serial
-        self._guests: dict[int, Connection] = {}  # by serial
         self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
         self.ended: list[Connection] = []  # what they had sent may still be unread
         self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
@@ -282,23 +276,18 @@ class Connections:
                     link.kernel = KernelSocket(link.fd)
                 except OSError:
                     continue  # gone already, and its descriptor perhaps a file's now
-                if self._proved is None:
+                if not self._curve:
                     self._own(link, link.address())
-        while self._used() > self.room and (oldest := self._oldest()) is not None:
+        while self._strangers and self._used() > self.room:
+            oldest = next(iter(self._strangers.values()))
             self._drop(oldest, "connections", f"more than {self.room} descriptors of connections")
 
     def _used(self) -> int:
         return len(self.links) + self._kept - len(self._leaving)
 
-    def _oldest(self) -> Connection | None:
-        """Who is hung up on for the newest, who may be a guest in a moment."""
-        if len(self._strangers) > 1 or not self._guests:
-            return next(iter(self._strangers.values()), None)
-        return next(iter(self._guests.values()))
-
     def _own(self, link: Connection, owner: str) -> None:
-        """Counts it for that owner. Of too many the oldest that nobody has vouched for is hung up
-        on.
+        """Counts a connection for its key or address. If it has too many, the oldest stranger among
+        them is hung up on, or else this one.
         """
         self._disown(link)
         if link.serial in self._leaving:
@@ -307,13 +296,9 @@ class Connections:
         owned = self._owned.setdefault(owner, {})
         owned[link.serial] = link
         if self._each is not None and len(owned) > self._each:
-            unknown = (
-                other
-                for serial, other in owned.items()
-                if serial in self._strangers or serial in self._guests
-            )
+            strangers = (other for serial, other in owned.items() if serial in self._strangers)
             reason = f"more than {self._each} connections of one key or address"
-            self._drop(next(unknown, link), "each", reason)
+            self._drop(next(strangers, link), "each", reason)
 
     def _disown(self, link: Connection) -> None:
         if link.owner is None:
@@ -331,7 +316,6 @@ class Connections:
             self.ended.append(link)
             self._leaving.discard(link.serial)
             self._strangers.pop(link.serial, None)
-            self._guests.pop(link.serial, None)
 
     def all_ended(self) -> None:
         for fd in list(self.links):
@@ -351,25 +335,20 @@ class Connections:
     def first_message(self, link: Connection, conn: bytes, user: str | None) -> None:
         link.conn, link.user = conn, user
         self.conns[conn] = link
-        self._proven(link)
         if user is not None:
             self._own(link, user)
+        kernel = link.kernel
+        if kernel is not None and not kernel.kept and self._used() < self.room * 3 // 4:
+            try:
+                kernel.keep()
+                self._kept += 1
+            except OSError:
+                pass  # its last bytes go uncounted: no reason to hang up on it
 
     def vouch(self, conn: bytes) -> None:
         link = self.conns.get(conn)
         if link is not None:
-            self._guests.pop(link.serial, None)
-
-    def _proven(self, link: Connection) -> None:
-        if self._strangers.pop(link.serial, None) is None:
-            return
-        self._guests[link.serial] = link
-        if link.kernel is not None and self._used() < self.room * 3 // 4:
-            try:
-                link.kernel.keep()
-                self._kept += 1
-            except OSError:
-                pass  # its last bytes go uncounted: no reason to hang up on it
+            self._strangers.pop(link.serial, None)
 
     def end(self, link: Connection) -> tuple[int, int] | None:
         """All that it had sent has been read. Returns (sent, received), where they are known."""
@@ -381,12 +360,12 @@ class Connections:
             counts = link.kernel.close()
             link.kernel = None
         if counts is not None:
-            self._past[link.conn or link.serial] = counts
-        if len(self._past) > PAST and not self._closing:
-            first = next(name for name in self._past if name != 0)
-            sent, received = self._past.pop(first)
-            before = self._past.get(0, (0, 0))
-            self._past[0] = before[0] + sent, before[1] + received
+            # Kept apart only where nobody hears of the end any more: connections may be very many.
+            name: bytes | int = 0
+            if self._closing:
+                name = link.conn or link.serial
+            sent, received = self._past.get(name, (0, 0))
+            self._past[name] = sent + counts[0], received + counts[1]
         return counts
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -401,7 +380,7 @@ class Connections:
         self._closing = True
         for link in (*self.links.values(), *self.ended):
             self.end(link)
-        for held in (self.links, self.conns, self._strangers, self._guests, self._owned):
+        for held in (self.links, self.conns, self._strangers, self._owned):
             held.clear()
         self.ended.clear()
 
@@ -414,37 +393,23 @@ class Connections:
         return max(0.0, due - time.monotonic())
 
     def look(self) -> None:
-        """Where it is time to: hangs up on strangers who are too many or send too much, and on
+        """From time to time, hangs up on strangers who are too many or send too much, and on
         messages without an end.
         """
         now, began = time.monotonic(), time.thread_time()
         if self._strangers and now >= self._look_at:
-            self._look_at_strangers()
+            seen = [(link, link.counts()[1]) for link in self._strangers.values()]
+            for link, reason in list(unwelcome(seen, self._most_strangers)):
+                self._drop(link, "stranger", reason)
             self._look_at = time.monotonic() + pause(LOOK_S, began)
         if now >= self._watch_at:
             began = time.thread_time()
             self._look_at_messages()
             self._watch_at = time.monotonic() + pause(WATCH_S, began)
 
-    def _look_at_strangers(self) -> None:
-        seen = []
-        for link in list(self._strangers.values()):
-            if link.serial in self._leaving:
-                continue  # for one that was looked at before it
-            sent, received = link.counts()
-            if self._proved is not None and sent >= self._proved:
-                self._proven(link)
-                self._own(link, link.address())
-            else:
-                seen.append((link, received))
-        for link, reason in unwelcome(seen, self._most_strangers):
-            self._drop(link, "stranger", reason)
-
     def _look_at_messages(self) -> None:
         now = time.monotonic()
         for link in list(self.links.values()):
-            if link.serial in self._strangers:
-                continue
             if link.received != link.received_then:
                 # It has finished one since, so it is not amid an endless one; and to ask the kernel
                 # about a busy connection can take a millisecond.
@@ -463,7 +428,6 @@ class Connections:
         self._disown(link)
         self._leaving.add(link.serial)
         self._strangers.pop(link.serial, None)
-        self._guests.pop(link.serial, None)
         self._refuse(what, reason, link)
         link.hang_up()
 
