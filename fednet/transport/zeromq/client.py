@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -52,33 +52,18 @@ no reason. One that merely ended does so once."""
 
 
 class Attempts:
-    """The attempts to connect to `address`: why none succeeded so far, and whether the next one is
-    by IPv4 or by IPv6.
+    """The attempts of one socket to connect, and why none succeeded so far.
 
     libzmq names no cause: an attempt that began and was closed was refused; if none began, the
-    host's name was not found. It looks a name up for one family and takes the first address: after
-    an attempt in vain the next socket is with the other family. (A name without IPv6 has its IPv4
-    address for both.)
+    host's name was not found.
     """
 
-    def __init__(self, address: str) -> None:
-        self.six, self.pause_ms = "[" in address, RETRY_MS  # of the next socket
-        self.switch_at: float | None = None  # when it takes the place of this one
-        host = address.removeprefix("tcp://").rpartition(":")[0]
-        literal = re.fullmatch(r"\[.*\]|[0-9.]+|\*", host)
-        self._named = address.startswith("tcp://") and literal is None
+    def __init__(self) -> None:
         self._reason = ""  # why the last one failed
         self._begun = self._closed = False
 
-    def new_socket(self) -> None:
-        if self.switch_at is not None and time.monotonic() >= self.switch_at:
-            self.six = not self.six
-        self.switch_at, self._begun, self._closed = None, False, False
-
-    def monitored(self, event: int, value: int) -> bool:
-        """Whether an event of the monitor was about an attempt. value: of a retry, in how many
-        milliseconds it is.
-        """
+    def monitored(self, event: int) -> bool:
+        """Returns whether an event of the monitor was about a failed attempt."""
         if event == zmq.EVENT_CONNECT_DELAYED:
             self._begun = True
         elif event == zmq.EVENT_CLOSED:
@@ -88,13 +73,9 @@ class Attempts:
                 self._reason = "nothing is listening there, or a firewall blocks it"
             elif not self._begun:
                 self._reason = "the host name is unknown"
-            if self._reason and self._named and self.switch_at is None:
-                self.pause_ms = min(2 * value, RETRY_MAX_MS)
-                self.switch_at = time.monotonic() + value / 1000
             self._begun = self._closed = False
         elif event == zmq.EVENT_CONNECTED:
             self._begun, self._reason = True, ""  # the handshake's answer is still to come
-            self.switch_at, self.pause_ms = None, RETRY_MS
             return False
         else:
             return False
@@ -105,9 +86,21 @@ class Attempts:
         return "no answer so far" if self._begun and not self._closed else self._reason
 
 
+def has_only_ipv6(address: str) -> bool:
+    """Returns whether a host has no IPv4 address: libzmq looks a name up for one family only."""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    if not address.startswith("tcp://") or "[" in host:
+        return "[" in host
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:  # libzmq looks it up again
+        return False
+    return {family for family, *_ in found} == {socket.AF_INET6}
+
+
 class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
-    to 2 s; to a name by IPv4 and by IPv6 in turn.
+    to 2 s; to a name by IPv4 if it has such an address.
 
     With `keys`, CURVE; `keys.server` must be known. reread(keys): the server's keys as they are
     known by now, asked for before each connection. Raises ConfigError if the address is none, or
@@ -145,7 +138,7 @@ class ZmqClient:
         self._received: int | None = None  # bytes of the connection that ended last
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
-        self._attempts = Attempts(address)
+        self._attempts = Attempts()
         self._tried = 0  # which of the keys that the server may have is tried
         self._ended_early = 0  # connections in a row that ended in their handshake
         self._closed = False
@@ -161,8 +154,8 @@ class ZmqClient:
     def _ready(self, left: float | None) -> set[object]:
         if self._left:
             left = 0.0
-        elif (at := sooner(self._retry_at, self._attempts.switch_at)) is not None:
-            left = sooner(left, max(0.0, at - time.monotonic()))
+        elif self._retry_at is not None:
+            left = sooner(left, max(0.0, self._retry_at - time.monotonic()))
         self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
         return {source for source, _ in self._poller.poll(ms(left))}
 
@@ -184,7 +177,6 @@ class ZmqClient:
         self._left = self._left or self._open
         self._disconnect()
         self.address, self._ended_early = address or self.address, 0
-        self._attempts = Attempts(self.address)
         self._connect()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -214,10 +206,10 @@ class ZmqClient:
         """A new socket, with nothing of the connection before. libzmq tries until it is
         connected.
         """
-        dealer = self._context.socket(zmq.DEALER)
-        self._attempts.new_socket()
-        common_options(dealer, self._attempts.six)
-        dealer.setsockopt(zmq.RECONNECT_IVL, self._attempts.pause_ms)
+        dealer, address = self._context.socket(zmq.DEALER), self._way_out.to(self.address)
+        self._attempts = Attempts()
+        common_options(dealer, has_only_ipv6(address))
+        dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         if self._keys is not None:
             if self._reread is not None:
@@ -233,7 +225,7 @@ class ZmqClient:
             self._poller.register(source, zmq.POLLIN)
         self._open, self._retry_at = False, None
         try:
-            dealer.connect(self._way_out.to(self.address))
+            dealer.connect(address)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot connect to {self.address!r}: {why(error)}.") from None
 
@@ -275,9 +267,6 @@ class ZmqClient:
             self._tried += 1
             self._connect_again()
             return
-        if self._attempts.switch_at is not None and now >= self._attempts.switch_at:
-            self._connect_again()
-            return
         changes: list[Event] = []
         if self._monitor in ready:
             self._read_monitor(changes)
@@ -309,7 +298,7 @@ class ZmqClient:
         since.
         """
         for event, value in monitor_events(self._monitor):
-            if self._attempts.monitored(event, value):
+            if self._attempts.monitored(event):
                 continue
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)
