@@ -29,7 +29,7 @@ from fednet.training.evaluation import other_width
 from fednet.training.samples import length
 from fednet.training.tasks.classification import Classification, class_axis
 from fednet.wire.compress import Chain
-from fednet.wire.compressors.dgc import DGC
+from fednet.wire.compressors.feedback import DGC
 
 if TYPE_CHECKING:
     from fednet.training.setting import Setting

@@ -33,7 +33,7 @@ from fednet.wire.compressors.base import (
     Select,
     Values,
 )
-from fednet.wire.compressors.ef import ErrorFeedback
+from fednet.wire.compressors.feedback import ErrorFeedback
 
 ORDER = (
     "the order is one of ef, noef, ef21, diana, dgc, delta, one of topk, randk, threshold, "

@@ -209,7 +209,7 @@ import os, signal, threading
 from fednet.registry import compressor
 from fednet.server import watch
 from fednet.server.judging import Judge
-from fednet.wire.compressors.bf16 import Bf16
+from fednet.wire.compressors.rounding import Bf16
 
 stuck, judge = threading.Event(), Judge.judge
 watch.TOGETHER_S = 0.0  # each is a press of its own
