@@ -1,4 +1,4 @@
-"""`load`: the configured dataset, as `Data`."""
+"""Loads the configured dataset as `Data`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 def load(section: DataSection, root: Path | str | None = None, seed: int = 0) -> Data:
-    """The dataset that `section` (the configuration's `data:`) names, read from `root`.
+    """Loads the dataset of `section` (the configuration's `data:`).
 
-    root: else section.root, else $FEDNET_DATA, else the user's cache. Raises ConfigError for an
-    unknown dataset or option, DataError where the files are not there or not what was declared.
+    root: the folder of datasets; None: section.root, else $FEDNET_DATA, else the user's cache.
+    Raises ConfigError for an unknown dataset or option, DataError for missing or wrong files.
     """
     root = place(section, root)
     data = made(section.dataset, section.options, root, section.download, seed)
@@ -47,12 +47,11 @@ def load(section: DataSection, root: Path | str | None = None, seed: int = 0) ->
 
 
 def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> Data:
-    """The registered dataset `name`, made by its function, which gets of root, download and seed
-    what it asks for.
+    """Makes the registered dataset `name`. Its function gets those of root, download and seed that
+    it takes.
     """
     part = dataset.get(name)
-    # A dataset that draws at random gives the same samples in every process, and for every seed of
-    # a run, as one that is read from files does.
+    # Random draws of a dataset are the same in every process, and for every seed of a run.
     with seeds.scope(0, "dataset"):
         data = call(part, {"root": root, "download": download, "seed": seed}, given, "data")
     if not isinstance(data, Data):
@@ -64,7 +63,7 @@ def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> D
 
 
 def place(section: DataSection | None, root: Path | str | None) -> Path:
-    """Where the files lie. Raises DataError where that is a named pipe or a device."""
+    """Returns the folder of datasets. Raises DataError for a named pipe or a device."""
     given = root or (section and section.root) or os.environ.get("FEDNET_DATA")
     found = places.cache() if not given else places.expanded(given, "data.root")
     try:
@@ -76,10 +75,9 @@ def place(section: DataSection | None, root: Path | str | None) -> Path:
 
 
 def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:
-    """part(**given, **options): of `given` only what its signature names; of `options` all, or
-    ConfigError. Options are the function's annotated keyword parameters.
-
-    path: the configuration key that they stand under, such as `data`.
+    """Calls part(**given, **options) with those of `given` that it takes. Options are its annotated
+    keyword parameters; raises ConfigError for others. path: their configuration key, such as
+    `data`.
     """
     parameters = inspect.signature(part).parameters
     declared = options_of(part, given)

@@ -1,4 +1,4 @@
-"""A dataset of torch or Hugging Face, which gives one sample at a time, read once into arrays."""
+"""Reads datasets of torch and Hugging Face, which return one sample at a time, into arrays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import datasets
     from PIL.Image import Image
 
-TWICE = 8  # samples that are read twice, to see whether they are drawn at random
+TWICE = 8  # samples that are read twice, to detect random transforms
 
 
 class Dataset(Protocol):
-    """What `torch.utils.data.Dataset` has: a length, and samples by number."""
+    """The interface of `torch.utils.data.Dataset`: a length, and samples by number."""
 
     def __len__(self) -> int: ...
 
@@ -33,12 +33,12 @@ def is_dataset(found: object) -> TypeGuard[Dataset]:
 
 
 def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """(x, y, drawn): all samples of a dataset of pairs, and whether they are drawn at random, so
-    that a second reading gives others.
+    """Reads all samples of a dataset of pairs. Returns (x, y, random): whether a second reading of
+    a sample gives another one.
 
-    Each sample is a pair of numbers, arrays or images (as (c, h, w)) of one shape, or a text for y.
-    The arrays have the widths that `Data` keeps. Raises DataError, or ConfigError where memory does
-    not hold them.
+    A sample is a pair of numbers, arrays or images (as (c, h, w)), all of one shape; y may be text.
+    The arrays have the types that `Data` keeps. Raises DataError, or ConfigError if memory cannot
+    hold them.
     """
     if is_split(dataset):
         dataset = Columns(dataset)
@@ -49,7 +49,7 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
     _check_room(x_shape, _kept(x0.dtype))
     x = np.empty(x_shape, _kept(x0.dtype))
     y = np.empty(y_shape, _kept_of_labels(y0.dtype))
-    drawn = False
+    random = False
     for i in range(len(dataset)):
         a, b = _pair(dataset, i, which)
         if (a.shape, b.shape) != (x0.shape, y0.shape):
@@ -63,14 +63,14 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
                 f"{y0.dtype}; give all samples the same type."
             )
         x[i], y[i] = a, b
-        if i < TWICE and not drawn:
-            drawn = not all(map(_same, (a, b), _pair(dataset, i, which)))
-    return x, y.astype(str) if y.dtype.kind == "O" else y, drawn
+        if i < TWICE and not random:
+            random = not all(map(_same, (a, b), _pair(dataset, i, which)))
+    return x, y.astype(str) if y.dtype.kind == "O" else y, random
 
 
 def held(x: np.ndarray) -> torch.Tensor:
-    """An array as a tensor in the width that `Data` keeps, in memory that torch may write to. It
-    stays where it is if it can, also in a file that it is mapped from.
+    """Returns an array as a tensor of a type that `Data` keeps, in memory that torch may write to.
+    It is copied only if necessary; a mapped file stays mapped.
     """
     dtype = _kept(x.dtype)
     if x.dtype == dtype and x.flags.c_contiguous:
@@ -79,13 +79,13 @@ def held(x: np.ndarray) -> torch.Tensor:
         if (again := cache.mapped_again(x)) is not None:
             return again
     _check_room(x.shape, dtype)
-    with np.errstate(over="ignore"):  # a value beyond float32 is infinite, and refused as that
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are refused
         return torch.from_numpy(x.astype(dtype, order="C"))
 
 
 def eight_bits(image: Image) -> Image:
-    """A Pillow image with at most 8 bits a channel. Pillow's own conversion clips at 255, so 16
-    bits are scaled here. Raises DataError for 32 bits, whose range is unknown.
+    """Returns a Pillow image with at most 8 bits a channel. 16 bits are scaled, since Pillow would
+    clip them at 255. Raises DataError for 32 bits, whose range is unknown.
     """
     if image.mode in ("I", "F"):
         raise DataError(
@@ -123,7 +123,7 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
 def _array(part: Any) -> np.ndarray:  # Any: whatever a dataset gives for a sample
     if not hasattr(part, "getbands"):
         return np.asarray(part)
-    # An image of Pillow. The numbers of a palette are no brightness: their colours are taken.
+    # An image of Pillow. Numbers of a palette are converted to their colours.
     image = part.convert("RGB") if part.mode == "P" else eight_bits(part)
     pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -134,28 +134,27 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _kept(dtype: np.dtype) -> np.dtype:
-    """The type in which `Data` keeps an array of that type."""
+    """Returns the type in which `Data` keeps an array of that type."""
     if dtype == np.uint8:
         return dtype
     return np.dtype(np.int64 if dtype.kind in "iu" else np.float32)
 
 
 def _kept_of_labels(dtype: np.dtype) -> np.dtype:
-    """`Data` decides what text stands for, and whether true and false are classes or values."""
+    """Returns the same for labels. `Data` converts text and booleans itself."""
     if dtype.kind == "U":
         return np.dtype(object)
     return dtype if dtype.kind == "b" else _kept(dtype)
 
 
 def _check_room(shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raises ConfigError where an array does not fit into memory."""
+    """Raises ConfigError if an array does not fit into memory."""
     capacity.check_memory(math.prod(shape) * dtype.itemsize, f"a dataset of the shape {shape}")
 
 
 # -- splits of Hugging Face ------------------------------------------------------------------------
 class Columns:
-    """The pairs (x, y) of a split of Hugging Face's `datasets`, one row at a time: images as (c, h,
-    w) uint8, numbers as they are.
+    """The pairs (x, y) of a split of Hugging Face's `datasets`, as a dataset.
 
     x: the column of inputs (default: the only one of images, else the only one that is neither
     label nor in `others`); y: the column of labels (default: the only ClassLabel, else `label`).
@@ -169,8 +168,8 @@ class Columns:
         y: str | None = None,
         others: tuple[str, ...] = (),
     ) -> None:
-        # A user's own transform stays, with the columns that it makes. The package's own formats
-        # are replaced by plain Python objects.
+        # A user's transform stays, with the columns that it makes. The package's own formats are
+        # replaced by Python objects.
         own = split.format["type"] == "custom"
         kinds = split.features
         if own:

@@ -1,5 +1,5 @@
-"""`data.dataset: site`: a client brings its own data. The server knows shapes and classes only, and
-divides nothing.
+"""`data.dataset: site`: each client brings its own data. The server knows only shapes and
+classes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from fednet.plain import JsonDict
 if TYPE_CHECKING:
     from fednet.config.schema import DataSection
 
-# The keys of `data:` that say what every site must hold; the rest are options of the dataset read
-# there.
+# Keys of `data:` that declare the data of every site. Others are options of the site's dataset.
 DECLARED = ("shape", "classes", "targets", "format")
 
 
 def load_site(section: DataSection, directory: Path | str | None, seed: int = 0) -> Data:
-    """Reads a client's own `directory` (its `--data`), and checks it against what the
-    configuration declares.
+    """Reads a client's own `directory` (its `--data`), and compares it with the configuration.
 
     section.options: shape and classes (see `declared`); format: `folder`, `arrays` or the name of a
     registered dataset, which gets `directory` as its root. Without a format: a folder with train/
     is `folder`, one with a single .npz file (or such a file itself) is `arrays`. Raises DataError
-    where the data do not fit the declaration.
+    if the data differ from the declaration.
     """
     if directory is None:
         raise ConfigError(
@@ -48,8 +46,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     if name in READERS:
         own.setdefault("classes", given.get("classes"))
         if len(shape) == 3:
-            # Statistics of one site would make its inputs unlike the others': the same constants
-            # everywhere. Only pictures have any.
+            # Statistics of one site would normalise its images unlike those of other sites.
             own.setdefault("mean", [0.5] * shape[0])
             own.setdefault("std", [0.25] * shape[0])
     data = made(name, own, root, False, seed)
@@ -70,9 +67,8 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
 
 
 def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
-    """(input shape, C) that the configuration declares for every site: options shape, and classes
-    (a number, a list of names in order, or null for values). Raises ConfigError where the shape is
-    missing.
+    """Returns (input shape, C) that the configuration declares for every site. Option classes: a
+    number, a list of names in order, or null for values. Raises ConfigError without a shape.
     """
     given = section.options
     if not given.get("shape"):
@@ -81,20 +77,20 @@ def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
             "{dataset: site, shape: [3, 32, 32], classes: 10}."
         )
     classes = given.get("classes")
-    return tuple(int(s) for s in given["shape"]), len(classes) if isinstance(
-        classes, (list, tuple)
-    ) else classes
+    if isinstance(classes, (list, tuple)):
+        classes = len(classes)
+    return tuple(int(s) for s in given["shape"]), classes
 
 
 def class_names(section: DataSection) -> str:
-    """Digest of the names of the classes that the configuration lists, "" where it lists none."""
+    """Returns the digest of the class names that the configuration lists, "" without any."""
     names = section.options.get("classes")
     return digest_of(map(str, names)) if isinstance(names, (list, tuple)) else ""
 
 
 def outputs(section: DataSection) -> int:
-    """Numbers that a model gives for each sample: C, or the declared width of the targets (option
-    `targets`, 1 if not given) where they are values.
+    """Returns the width of a model's output: C, or for values the declared width of the targets
+    (option `targets`, default 1).
     """
     classes, width = declared(section)[1], section.options.get("targets", 1)
     if not isinstance(width, int) or width < 1:
@@ -103,13 +99,13 @@ def outputs(section: DataSection) -> int:
 
 
 def alone(data: Data) -> Federation:
-    """A site's data as a federation of one: all of train and test are client 0's."""
+    """Returns a site's data as a federation of one client."""
     none = np.empty(0, dtype=np.int64)
     return Federation(data, [np.arange(data.n_train)], [np.arange(data.n_test)], none, none, "site")
 
 
 def _format(wanted: str | None, root: Path) -> tuple[str, JsonDict]:
-    """(dataset's name, the options that point it at `root`)."""
+    """Returns (the dataset's name, its options for `root`)."""
     arrays = [root] if root.is_file() else sorted(root.glob("*.npz"))
     if wanted is None:
         if root.is_dir() and (root / "train").is_dir():

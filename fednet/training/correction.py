@@ -1,14 +1,12 @@
-"""What a method puts between a gradient and its step: FedProx's pull, SCAFFOLD's and FedCM's
-constants.
+"""Corrections of gradients and steps: FedProx's proximal term, SCAFFOLD's and FedCM's constants.
 
     gradient <- scale * gradient + added + proximal * (w - anchor)
     a step of the optimizer
     w <- w + drift
 
-where each part is there only if it does something. All but w and the gradient stays the same
-through a training, so what is added is one constant and a multiple of w: constant = added -
-proximal * anchor. A step of a large model is bound by memory; this way it costs what plain SGD's
-does and one more read.
+where parts without an effect are left out. All but w and the gradient is constant during a
+training, so the sum is one constant and a multiple of w: constant = added - proximal * anchor. A
+step of a large model is bound by memory; this one costs one read more than plain SGD's.
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ from fednet.training.scratch import Scratch
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Hooks:
-    """What a method asks of a descent. The raw gradient is clipped, then multiplied by
+    """A method's changes to a descent. The raw gradient is clipped, then multiplied by
     `scale_grad`, then `add_to_grad` and proximal * (w - toward) are added to it; `add_to_step` is
-    added to the weights after each optimizer step. toward: None for where the descent starts. only:
-    names of the parameters to train, None for all.
+    added to the weights after each optimizer step. toward: None for the start of the descent. only:
+    names of the parameters to train; None: all.
 
-    A hook at its neutral value is skipped, not computed: it costs nothing and leaves the bits
-    alone.
+    A hook at its neutral value is skipped: it costs nothing and does not change bits.
     """
 
     proximal: float = 0.0
@@ -49,8 +46,8 @@ NEUTRAL = Hooks()
 @dataclass(frozen=True, eq=False, slots=True)
 class Correction:
     """gradient <- scale * gradient + constant + proximal * w. Constant, added and drift: one flat
-    vector a parameter, in the order in which the parameter's own elements lie in memory. still: the
-    descent starts at the anchor itself, so that nothing pulls at its first step, to the bit.
+    vector a parameter, in the parameter's own order in memory. still: the descent starts at the
+    anchor, so that the proximal term is exactly 0 at the first step.
     """
 
     scale: float
@@ -62,7 +59,7 @@ class Correction:
 
     @classmethod
     def of(cls, scratch: Scratch, trained: list[str], hooks: Hooks) -> Correction | None:
-        """None where nothing is to be done."""
+        """Returns the correction of these hooks; None if they change nothing."""
         if not trained:
             return None
         toward, anchor = hooks.toward, None
@@ -84,8 +81,8 @@ class Correction:
         still: bool,
         drift: list[torch.Tensor] | None,
     ) -> Correction | None:
-        """From flat vectors, see above. anchor: what proximal pulls to; still: the descent starts
-        there.
+        """Makes a correction from flat vectors. anchor: the center of the proximal term; still: the
+        descent starts there.
         """
         if proximal == 0.0 and added is None and scale == 1.0 and drift is None:
             return None
@@ -100,13 +97,13 @@ class Correction:
     def sgd(
         self, parameters: Sequence[torch.Tensor], lr: float, momentum: float, weight_decay: float
     ) -> Callable[[], None]:
-        """What takes a corrected step of SGD. It calls what torch.optim.SGD(fused=True) does,
+        """Returns a function that takes a corrected step of SGD, by torch.optim.SGD's fused kernel,
 
             v <- momentum * v + (gradient + weight_decay * w);  w <- w - lr * v
 
-        where proximal * w joins the weight decay. Without momentum there is no v to keep: the raw
-        gradient stands in its place, scale in that of the momentum and the constant in the
-        gradient's, and all of it is one pass.
+        where proximal * w is part of the weight decay. Without momentum there is no v: the kernel
+        gets the raw gradient as v, scale as the momentum and the constant as the gradient, so that
+        the step is one pass.
         """
         weights = [_vector(p.detach()) for p in parameters]
         velocity = [torch.empty_like(w) for w in weights] if momentum else []
@@ -142,7 +139,9 @@ class Correction:
     def around(
         self, parameters: Sequence[nn.Parameter], take: Callable[[], object]
     ) -> Callable[[], None]:
-        """A corrected step of any other optimizer, whose own is `take`."""
+        """Returns a function that takes a corrected step of another optimizer, whose step is
+        `take`.
+        """
         weights = [_vector(p.detach()) for p in parameters]
         first = True
 
@@ -161,8 +160,8 @@ class Correction:
         return (self.added, 0.0) if first and self.still else (self.constant, self.proximal)
 
     def _gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Each parameter's gradient as a vector of its order in memory, in place; 0 where the loss
-        does not reach it.
+        """Returns each parameter's gradient as a vector in the parameter's order in memory; 0 if
+        the loss does not depend on it.
         """
         found = []
         for p in parameters:
@@ -196,5 +195,5 @@ class Correction:
 
 
 def _vector(x: torch.Tensor) -> torch.Tensor:
-    """All elements of a dense tensor as one vector, in the order in which they lie."""
+    """Returns the elements of a dense tensor as one vector, in their order in memory."""
     return x.as_strided((x.numel(),), (1,))

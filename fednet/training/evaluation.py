@@ -1,5 +1,5 @@
-"""Evaluation as integer counts: sums over clients are then exact, and the same in whichever order
-they are added.
+"""Evaluates models. Results are integer counts, so that sums over clients are exact in any
+order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Counts:
-    """What a model got right. table: (2, C) int64, correct and total by class; loss: sum over the n
-    samples.
+    """The result of an evaluation. table: (2, C) int64, correct and total by class; loss: sum over
+    the n samples.
     """
 
     table: np.ndarray
@@ -38,12 +38,12 @@ class Counts:
 
     @classmethod
     def none(cls, classes: int) -> Counts:
-        """Counts over no samples, of so many classes."""
+        """Returns the counts over no samples."""
         return cls(np.zeros((2, classes), dtype=np.int64))
 
     @property
     def accuracy(self) -> float:
-        """Correct over total, 0..1; 0 where there were no samples."""
+        """Correct over total, 0..1; 0 without samples."""
         total = int(self.table[1].sum())
         return int(self.table[0].sum()) / total if total else 0.0
 
@@ -55,35 +55,36 @@ class Counts:
 
     @property
     def mean_loss(self) -> float:
-        """The task's mean loss over the samples; 0 where there were none."""
+        """The task's mean loss over the samples; 0 without any."""
         return self.loss / self.n if self.n else 0.0
 
     def merge(self, other: Counts) -> Counts:
-        """The counts over both sets of samples."""
+        """Returns the counts over both sets of samples."""
         if not self.n or not other.n:  # an empty split does not know how many classes there are
             return other if not self.n else self
         return Counts(self.table + other.table, self.loss + other.loss, self.n + other.n)
 
 
 def drawing(model: object, device: torch.device) -> AbstractContextManager[None]:
-    """Inside, what a model of a user's own draws though it is in eval mode is the same each time,
-    wherever it is judged. torch's own draw nothing then.
+    """Seeds torch's generator for a user's own model, which may draw even in eval mode: its
+    evaluation is then the same in every process. torch's own modules draw nothing in eval mode.
     """
     parts = model.modules() if isinstance(model, nn.Module) else ()
-    theirs = any(not type(part).__module__.startswith(KNOWN) for part in parts)
-    return seeds.scope(0, "evaluation", device=device) if theirs else contextlib.nullcontext()
+    if all(type(part).__module__.startswith(KNOWN) for part in parts):
+        return contextlib.nullcontext()
+    return seeds.scope(0, "evaluation", device=device)
 
 
 @torch.no_grad()
 def logits(model: nn.Module, x: torch.Tensor, batch: int) -> torch.Tensor:
-    """(n, C): what the model makes of n samples, in batches."""
+    """Returns the model's outputs (n, C) for n samples, computed in batches."""
     with drawing(model, x.device):
         return torch.cat([model(part) for part in x.split(batch)])
 
 
 def recalibrated(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -> Tensors:
-    """x, a whole model, with the statistics of its BatchNorm layers measured anew over `inputs`, in
-    batches: the mean of the batches' means and variances, all else in eval mode.
+    """Returns the whole model x with new statistics of its BatchNorm layers: the mean of the means
+    and variances of the batches of `inputs`. All other layers are in eval mode.
     """
     module = scratch.load(x).eval()
     norms = [
@@ -114,7 +115,7 @@ def evaluate(
     task: Task,
     batch_size: int = 512,
 ) -> Counts:
-    """Counts of a model over samples (x, y) on its device, in eval mode.
+    """Evaluates a model on samples (x, y) on its device, in eval mode.
 
     model: a module, or a function from inputs to outputs (`Algorithm.personal_model`). task: see
     `fednet.training.tasks`.
@@ -140,7 +141,7 @@ def evaluate(
 
 
 def other_width(task: Task, width: int, found: int) -> ConfigError:
-    """The error about counts that do not have the same number of classes everywhere."""
+    """Returns the error for counts with different numbers of classes."""
     return ConfigError(
         f"task: counts ({place(task.counts)}) gave {width} classes for some samples and {found} "
         f"for others; expected (2, C) with the same C, as by torch.bincount(y, minlength=C)."

@@ -1,13 +1,12 @@
-"""The one loop of stochastic gradient descent, with hooks: LT(w, loss, E, B)
-of the methods' pseudo-code.
+"""The loop of local training, with hooks: LT(w, loss, E, B) of the methods' pseudo-code.
 
-Nothing in it waits for the device before the end of the training: the loss is summed where it is
-computed.
+It does not wait for the device before the end of the training: the loss is summed on the device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,8 +35,8 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What `host.train` returns. x: the local model after training; run: n_i, K_i, mean loss;
-    extra: as given, trained.
+    """The result of `host.train`. x: the local model; run: n_i, K_i, mean loss; extra: the extra
+    tensors after training.
     """
 
     x: Tensors
@@ -66,7 +65,7 @@ class Recipe:
     def of(
         cls, train: TrainSection, lr: float, epochs: int | None = None, steps: int | None = None
     ) -> Recipe:
-        """The run's; with other epochs or steps where they are given."""
+        """Returns the run's recipe, with other epochs or steps if they are given."""
         return cls(
             lr=lr,
             epochs=train.epochs if epochs is None else epochs,
@@ -82,8 +81,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a descent was. steps: optimizer steps; loss: mean over the samples of all steps (0 if
-    there were none).
+    """The result of a descent. steps: optimizer steps; loss: mean over the samples of all steps, 0
+    without any.
     """
 
     steps: int
@@ -93,9 +92,9 @@ class Course:
 
 @dataclass(eq=False)
 class Descent:
-    """One training, from what `scratch` holds. data: samples (x, y), in batches of the order that
-    `order` draws. train_mode: else the model is in eval mode. progress(step, steps): called after
-    each optimizer step; what it raises ends the training. graphs: see `train.graphs`.
+    """One training of the model in `scratch`. data: samples (x, y); `order` draws their order.
+    train_mode: False for eval mode. progress(step, steps): called after each optimizer step; an
+    exception ends the training. graphs: see `train.graphs`.
     """
 
     scratch: Scratch
@@ -128,8 +127,8 @@ class Descent:
 
     @cached_property
     def trained(self) -> list[str]:
-        """The names of the parameters that are trained, in the model's order; `only` may name a
-        tied one by any of its names. ConfigError for one that the model does not have.
+        """Names of the trained parameters, in the model's order. `only` may name a tied one by any
+        of its names. Raises ConfigError for one that the model does not have.
         """
         only, layout = self.hooks.only, self.scratch.layout.parameters
         if only is None:
@@ -142,9 +141,9 @@ class Descent:
 
 
 def autocast(precision: str, device: torch.device) -> tuple[AbstractContextManager[object], float]:
-    """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the
-    loss is multiplied by a fixed power of two, exact to take back, and free of the wait for the
-    device that a dynamic factor costs.
+    """Returns (context of the forward pass, factor on the loss). In fp16 small gradients would
+    vanish, so the loss is multiplied by a fixed power of two, which is exact to divide by. A
+    dynamic factor would wait for the device.
     """
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16), 1.0
@@ -161,8 +160,8 @@ def descend(
     extra: Tensors | None = None,
     augment: Callable[[Inputs], Inputs] | None = None,
 ) -> Course:
-    """Descends in place, with a new optimizer. loss(module, x, y), with `extra`, tensors that are
-    trained beside the model, loss(module, x, y, extra).
+    """Trains in place, with a new optimizer. loss(module, x, y), or loss(module, x, y, extra) with
+    `extra`, tensors that are trained beside the model.
     """
     scratch = descent.scratch
     if descent.hooks.only is not None:
@@ -195,20 +194,20 @@ def _run(
     beside: dict[str, torch.Tensor] | None,
     augment: Callable[[Inputs], Inputs] | None,
 ) -> Course:
-    """All steps of a descent that has some."""
+    """Takes all steps of a descent that has some."""
     scratch, recipe = descent.scratch, descent.recipe
     module, device = scratch.module, scratch.device
     parameters = [scratch.parameters[name] for name in descent.trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
     change = Correction.of(scratch, descent.trained, descent.hooks)
-    take_step = _stepping(parameters, others, recipe, change)
+    take_step = _stepper(parameters, others, recipe, change)
     cast, scale = autocast(recipe.precision, device)
     replay = None if change is not None else _replay(descent, beside)
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
 
-    def take(x: Inputs, y: torch.Tensor) -> None:
+    def train_batch(x: Inputs, y: torch.Tensor) -> None:
         with cast:
             value = loss(module, x, y, *extras)
         if scale == 1.0:
@@ -219,25 +218,25 @@ def _run(
                 [p.grad for p in (*parameters, *others) if p.grad is not None], 1.0 / scale
             )
         if recipe.clip_norm is not None:
-            # What is trained beside the model must not change the model's step.
+            # The extra tensors must not change the model's step.
             for group in (parameters, others):
                 if group:
                     torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
         take_step()
-        # To None, so that autograd hands over the next gradient, adding nothing.
+        # None, so that autograd stores the next gradient without an addition.
         for p in (*parameters, *others):
             p.grad = None
         total.add_(value.detach(), alpha=len(y))
 
     if replay is not None and replay.trainings == 1:
-        replay.step = Captured(take)
+        replay.step = Captured(train_batch)
     steps, seen, step = descent.steps, 0, 0
     while step < steps:
         xs, ys = _shuffled(descent, augment)
         for start, end in descent.cuts[: steps - step]:
             whole = end - start == recipe.batch_size
             captured = replay.step if replay is not None and whole else None
-            (captured or take)(piece(xs, start, end), ys[start:end])
+            (captured or train_batch)(piece(xs, start, end), ys[start:end])
             seen += end - start
             step += 1
             if descent.progress is not None:
@@ -248,8 +247,9 @@ def _run(
 
 
 def _replay(descent: Descent, beside: object) -> Replay | None:
-    """None where a training's steps cannot be captured: they draw, or depend on steps before. A
-    host asks for graphs only with the task's own loss; a method's may differ in each training.
+    """Returns the captured step of this kind of training. None if steps cannot be captured, because
+    they draw or depend on earlier steps. A host sets `graphs` only with the task's own loss, since
+    a method's loss may differ in each training.
     """
     scratch, recipe = descent.scratch, descent.recipe
     if not descent.graphs or not usable(scratch.device) or scratch.may_draw or beside:
@@ -267,7 +267,7 @@ def _replay(descent: Descent, beside: object) -> Replay | None:
 def _shuffled(
     descent: Descent, augment: Callable[[Inputs], Inputs] | None
 ) -> tuple[Inputs, torch.Tensor]:
-    """The samples in the next epoch's order: one gather an epoch, of which a batch is a view."""
+    """Returns the samples in the next epoch's order. They are gathered once; a batch is a view."""
     (x, y), scratch = descent.data, descent.scratch
     order = descent.order.permutation(descent.n)
     index = torch.from_numpy(order).to(scratch.device, non_blocking=True)
@@ -277,40 +277,36 @@ def _shuffled(
     return laid(xs, scratch.channels_last), ys
 
 
-def _stepping(
+def _stepper(
     parameters: list[nn.Parameter],
     others: list[torch.Tensor],
     recipe: Recipe,
     change: Correction | None,
 ) -> Callable[[], object]:
-    """What takes one step of a new optimizer, with the gradients there are; `others`, beside the
-    model, are not corrected.
+    """Returns a function that takes one step of a new optimizer with the current gradients.
+    `others` are trained beside the model, and not corrected.
     """
-    if change is None or recipe.optimizer != "sgd":
-        descent = optimizer(
-            recipe.optimizer,
-            [*parameters, *others],
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-        )
-        return descent.step if change is None else change.around(parameters, descent.step)
-    corrected = change.sgd(parameters, recipe.lr, recipe.momentum, recipe.weight_decay)
-    if not others:
-        return corrected
-    beside = optimizer(
+    make = functools.partial(
+        optimizer,
         recipe.optimizer,
-        others,
         lr=recipe.lr,
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
     )
+    if change is None:
+        return make([*parameters, *others]).step
+    if recipe.optimizer != "sgd":
+        return change.around(parameters, make([*parameters, *others]).step)
+    step = change.sgd(parameters, recipe.lr, recipe.momentum, recipe.weight_decay)
+    if not others:
+        return step
+    step_others = make(others).step
 
-    def both() -> None:
-        corrected()
-        beside.step()
+    def step_both() -> None:
+        step()
+        step_others()
 
-    return both
+    return step_both
 
 
 def full_gradient(
@@ -320,9 +316,8 @@ def full_gradient(
     batch_size: int,
     precision: str,
 ) -> tuple[Tensors, float]:
-    """(gradient, loss) of the mean loss over all samples at what `scratch` holds; the module in
-    eval mode, so that its buffers stay as they are. Batches are accumulated, weighted by their
-    size.
+    """Returns (gradient, loss) of the mean loss over all samples, for the model in `scratch`. It is
+    in eval mode, so its buffers do not change. Batches are weighted by their size.
     """
     module, (x, y) = scratch.module.eval(), data
     n = length(x)

@@ -6,7 +6,7 @@ import torch
 
 from fednet.tensors import Inputs, mapped
 
-FEW = 2  # samples of a last batch whose variance BatchNorm should not learn
+FEW = 2  # samples of a last batch that is too small for BatchNorm's statistics
 
 
 def length(x: Inputs) -> int:

@@ -21,8 +21,8 @@ from fednet.seeds import rng
 
 # What torchvision's ImageFolder reads.
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
-CACHED_FROM = 2000  # images: fewer are decoded faster than it is worth keeping them
-AHEAD = 1024  # images that are decoded before the first of them is written, at most
+CACHED_FROM = 2000  # images; fewer are decoded each time
+AHEAD = 1024  # images that are decoded before the first is written, at most
 Labelled = list[tuple[Path, int]]
 
 
@@ -56,11 +56,9 @@ def folder(
 
     Images of 16 bits per channel are scaled to 8.
     """
-    top = (
-        Path(path)
-        if Path(path).is_absolute() or (path != "." and Path(path).exists())
-        else root / path
-    )
+    top = Path(path)
+    if not top.is_absolute() and (path == "." or not top.exists()):
+        top = root / path
     if not top.is_dir():
         raise absent("folder", path, top)
     inside = _classes_in(top)
@@ -80,11 +78,9 @@ def folder(
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
     x, y = _pixels(train, sides, grey)
-    tx, ty = (
-        _pixels(test, sides or tuple(x.shape[2:]), grey, resize=sides is not None)
-        if test
-        else (x[:0], y[:0])
-    )
+    tx, ty = x[:0], y[:0]
+    if test:
+        tx, ty = _pixels(test, sides or tuple(x.shape[2:]), grey, resize=sides is not None)
     if mean is None or std is None:
         mean, std = (list(v) for v in channel_statistics(x))
     return Data(
@@ -123,11 +119,11 @@ def tiny_imagenet(root: Path, download: bool, *, path: TinyPath = None) -> Data:
 
 
 def _classes_in(top: Path) -> Path:
-    """The folder with a folder of images for each class: train/, or that folder itself."""
+    """Returns the folder that has a folder of images for each class: train/, or `top` itself."""
     if (top / "train").is_dir():
         return top / "train"
     own = [p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")]
-    # Images directly in each: else TRAINING/ and TESTING/ would be two classes.
+    # Each must have images directly in it; otherwise TRAINING/ and TESTING/ would be two classes.
     if own and all(any(i.suffix.lower() in ENDINGS for i in p.iterdir()) for p in own):
         return top
     raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
@@ -151,14 +147,14 @@ def _names(inside: Path, classes: int | list[str] | None) -> list[str]:
 
 
 def _known(inside: Path, folders: list[str], classes: list[str]) -> None:
-    """Raises DataError for a folder that is none of the classes: its images would be left out."""
+    """Raises DataError for a folder that is not one of the classes."""
     strange = sorted(set(folders) - set(classes))
     if strange:
         raise DataError(f"{inside}: {unknown('class', strange[0], classes)}")
 
 
 def _images(under: Path) -> list[Path]:
-    """The images below the folder of a class. Raises DataError where it has none."""
+    """Returns the images below the folder of a class. Raises DataError if there are none."""
     files = [p for p in under.rglob("*") if p.is_file()]
     images = sorted(p for p in files if p.suffix.lower() in ENDINGS)
     if not images:
@@ -172,7 +168,7 @@ def _images(under: Path) -> list[Path]:
 
 
 def _of_classes(inside: Path, names: list[str]) -> Labelled:
-    """The images of each class that has a folder."""
+    """Returns the images of each class that has a folder."""
     return [
         (image, c)
         for c, name in enumerate(names)
@@ -182,8 +178,8 @@ def _of_classes(inside: Path, names: list[str]) -> Labelled:
 
 
 def _test(top: Path, names: list[str]) -> Labelled:
-    """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/images
-    has no labels.)
+    """Returns the images of test/<class>, else val/<class>, else val/images with its annotations.
+    (Tiny-ImageNet's test/images has no labels.)
     """
     for which in ("test", "val"):
         found = _folders(top / which) if (top / which).is_dir() else []
@@ -205,9 +201,7 @@ def _test(top: Path, names: list[str]) -> Labelled:
 
 
 def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, Labelled]:
-    """A fixed share of each class, the same for every run; a class of one image keeps it for
-    training.
-    """
+    """Returns (training, test): a share of each class is for testing, the same in every run."""
     draw = rng(0, "folder")
     labels = np.array([c for _, c in images])
     test: set[int] = set()
@@ -220,8 +214,8 @@ def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, L
 def _pixels(
     images: Labelled, size: tuple[int, ...] | None, grey: bool, resize: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the
-    first image's.
+    """Returns (n, c, h, w) uint8 and (n,) int64. size: (h, w) that images are resized to, or must
+    have; None: that of the first image.
     """
     if size and resize:
         n, channels = min(len(images), CACHED_FROM), 1 if grey else 3
@@ -242,7 +236,7 @@ def _pixels(
 
     def decoded() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-            # Else what is decoded would wait in memory for a slow disk, up to the whole set.
+            # In blocks: with a slow disk, all decoded images would wait in memory.
             for start in range(0, len(images), AHEAD):
                 yield from pool.map(one, images[start : start + AHEAD])
 

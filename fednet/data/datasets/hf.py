@@ -77,7 +77,7 @@ def hf(
         mean=mean,
         std=std,
         names=first.names and tuple(first.names),
-        notes=tuple(RANDOM.format(split) for (_, _, drawn), split in zip(read, wanted) if drawn),
+        notes=tuple(RANDOM.format(split) for (_, _, random), split in zip(read, wanted) if random),
     )
 
 
@@ -88,7 +88,7 @@ def _some(names: tuple[str, ...] | None) -> str:
 
 
 def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets.DatasetDict:
-    """A mapping of splits."""
+    """Returns the splits by name."""
     try:
         import datasets
     except ImportError as absent:
@@ -104,7 +104,7 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
     mode = datasets.DownloadConfig(local_files_only=not download)
     try:
-        with contextlib.nullcontext() if download else _alone():
+        with contextlib.nullcontext() if download else _offline():
             return datasets.load_dataset(path, name, download_config=mode)
     except Exception as broken:  # the package raises what its readers and its network raise
         first = (str(broken).splitlines() or [type(broken).__name__])[0]
@@ -113,14 +113,12 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Without the network: the package asks its hub, and waits for it, also where it is to take
-    what is there.
-    """
+def _offline() -> Iterator[None]:
+    """Sets the package offline: otherwise it asks its hub, and waits, even for local files."""
     from datasets import config
     from huggingface_hub import constants
 
-    # Modules with that setting, which is no type's.
+    # mypy knows no such attribute of modules.
     modules: tuple[Any, ...] = config, constants
     before = [(module, module.HF_HUB_OFFLINE) for module in modules]
     try:

@@ -1,5 +1,4 @@
-"""Tasks: what a model's outputs are worth. A task gives the loss that is trained on and exact
-counts to judge by.
+"""Tasks: the loss that is trained, and the exact counts of an evaluation.
 
 Counts are int64, so that sums over clients, workers and any order of arrival are the same to the
 bit.
@@ -13,7 +12,7 @@ import torch
 
 
 class Task(Protocol):
-    """What is registered as a task. outputs: of the model; y: what they should be, of n samples."""
+    """The interface of a task. outputs: of the model; y: the targets of n samples."""
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean over the samples: a scalar with a graph."""
