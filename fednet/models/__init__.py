@@ -53,23 +53,16 @@ def without_files(settings: ModelSection) -> ModelSection:
     return msgspec.structs.replace(settings, weights=None, adapters=adapters)
 
 
-def build(
-    section: JsonMapping,
-    input_shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    size: int | None = None,
-) -> nn.Module:
+def build(section: JsonMapping, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Builds the model of a `model:` section, initialised from (seed, "init"). torch's global
     generator does not change.
 
     input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a
-    .safetensors file to start from; `adapters` (a section, or None) are added last. size: the
-    model's bytes, if known. Raises ConfigError for an unknown name or option, a shape or file that
-    does not fit, or a model larger than this machine's memory.
+    .safetensors file to start from; `adapters` (a section, or None) are added last. Raises
+    ConfigError for an unknown name or option, a shape or file that does not fit, or a model larger
+    than this machine's memory.
     """
-    if size is None:
-        size = nbytes(section, input_shape, classes)
+    size = nbytes(section, input_shape, classes)
     if size is not None:
         # The module, and a copy of its initial values.
         capacity.check_memory(2 * size, f"model {section.get('name')}")

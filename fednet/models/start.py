@@ -59,10 +59,9 @@ def start(
         raise _another(config, found, given is not None)
     layout = layout_of(config, module)
     frozen = {n: t.detach().clone() for n, t in _tensors(module) if n not in layout.places}
-    size = models.bytes_of(module)
 
     def factory(seed: int) -> nn.Module:
-        made = models.build(unread, input_shape, outputs, seed, size)
+        made = models.build(unread, input_shape, outputs, seed)
         own = dict(_tensors(made))
         with torch.no_grad():
             for name, value in frozen.items():

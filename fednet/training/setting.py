@@ -46,10 +46,10 @@ class Setting:
     layout: of the whole model; shared: the part that is sent; head: names of the last Linear's
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
     `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C).
-    factory(seed): a module freshly initialised from that seed. width: of what the last Linear gets,
-    where that is not in the layout. input_shape: of one sample. batch_norm: whether the model has
-    BatchNorm that is trained. normalise: raw samples to model inputs (`Data.inputs`). augment(x,
-    generator): what `data.augment` names, or None.
+    factory(seed): a module freshly initialised from that seed. features: width of the head's input,
+    0 without a linear head. input_shape: of one sample. batch_norm: whether the model has BatchNorm
+    that is trained. normalise: raw samples to model inputs (`Data.inputs`). augment(x, generator):
+    the function that `data.augment` names, or None.
     """
 
     layout: Layout
@@ -63,7 +63,7 @@ class Setting:
     factory: Callable[[int], nn.Module] | None = None
     normalise: Callable[[Inputs], Inputs] | None = None
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
-    width: int = 0
+    features: int = 0
     input_shape: tuple[int, ...] = ()
     batch_norm: bool = False
 
@@ -92,7 +92,7 @@ class Setting:
             factory=begun.factory,
             normalise=None if data is None else functools.partial(_inputs, data),
             augment=augment.get(config.data.augment),
-            width=models.head_width(begun.module),
+            features=models.head_width(begun.module),
             input_shape=input_shape,
             batch_norm=moves(begun.module, begun.layout, _BatchNorm),
         )
@@ -111,12 +111,6 @@ class Setting:
     def innermost(self) -> bool:
         """Whether the model has convolutions, and is as exact with their channels innermost."""
         return bears_channels_last(self.module, self.input_shape, self.config.seed)
-
-    @property
-    def features(self) -> int:
-        """Width of the head's input; 0 without a linear head."""
-        found = (s.shape[1] for s in self.layout.slots if s.name in self.head and len(s.shape) == 2)
-        return next(found, self.width)
 
     def lr(self, round: int) -> float:
         """Returns the local learning rate of a round, from 1."""

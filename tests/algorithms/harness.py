@@ -115,6 +115,7 @@ class Federation:
             task=registry.task.get("classification")(),
             classes=self.classes,
             factory=self.build,
+            features=models.head_width(module),
         )
 
     def make(self, name: str, **options: Any) -> Any:

@@ -502,9 +502,3 @@ def test_a_disk_that_is_full_half_way_leaves_nothing_behind(tmp_path, monkeypatc
 
     assert kept(blocks).tolist() == [[7, 7, 7]] * 2 + [[8, 8, 8]] * 2
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [".fednet.lock"]
-
-
-def test_an_empty_set_is_kept_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = [cache.once(["none"], (0, 3), "float32", list) for _ in range(2)]
-    assert [x.shape for x in made] == [(0, 3)] * 2

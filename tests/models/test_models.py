@@ -90,38 +90,24 @@ def test_every_model_of_the_package_is_in_the_table():
 
 
 @pytest.mark.parametrize("name", OF_SAMPLES)
-def test_gradients_of_a_batch_of_two_are_finite_and_reach_every_parameter(name):
-    shape = SHAPES.get(name, C32)
+def test_gradients_reach_every_parameter_and_the_head_turns_features_into_outputs(name):
     module = make(name)
-    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, *SHAPES.get(name, C32), generator=torch.Generator().manual_seed(1))
     cross_entropy(module(x), torch.tensor([0, 3])).backward()
     for parameter_name, p in module.named_parameters():
         assert p.grad is not None, parameter_name
         assert bool(torch.isfinite(p.grad).all()), parameter_name
-
-
-@pytest.mark.parametrize("name", OF_SAMPLES)
-def test_the_head_is_the_last_linear_and_turns_features_into_outputs(name):
-    module = make(name).eval()
-    x = torch.randn(3, *SHAPES.get(name, C32), generator=torch.Generator().manual_seed(2))
+    module.eval()
     last = [m for m in module.modules() if isinstance(m, nn.Linear)][-1]
     assert module.head is last
     assert models.head_names(module) == ("head.weight", "head.bias")
     with torch.no_grad():
         features = module.features(x)
-        assert features.shape == (3, last.in_features)
+        assert features.shape == (2, last.in_features)
         assert torch.equal(module.head(features), module(x))
         if hasattr(module, "projection"):
             assert torch.equal(module.projection(x), features)
             assert torch.equal(module.projector(module.encode(x)), features)
-
-
-def test_only_the_models_of_fedpdc_have_a_projection_head():
-    assert {n for n in NAMES if hasattr(make(n), "projection")} == {
-        "pdc_cnn",
-        "resnet18_bn_proj",
-        "resnet50_bn_proj",
-    }
 
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18_gn", "convnet3"])
@@ -139,10 +125,6 @@ def test_options_are_read_off_the_keyword_arguments():
     assert resnet.__struct_fields__ == ("stem", "gn_groups")
     assert resnet() == resnet(stem="cifar", gn_groups=2)
     assert declared_options(registry.model.get("lenet5"), "model").__struct_fields__ == ()
-
-
-def test_keys_of_the_engine_are_none_of_the_models_business():
-    make("lenet5", buffers="local", weights=None)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +162,6 @@ def test_what_cannot_be_built_says_why(section, shape, words):
         ("convnet3", 8),
         ("vgg11", 32),
         ("vgg11", 28),
-        ("resnet18_gn", 8),
-        ("resnet18_bn_proj", 8),
     ],
 )
 def test_the_smallest_image_that_is_accepted_works(name, side):

@@ -101,8 +101,8 @@ def test_tied_weights_are_trained_under_either_module():
 
 
 # -- runs ------------------------------------------------------------------------------------------
-# FedAvg; control variates; a part at the clients; two exchanges. Each method: test_adapters.
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "fedga"])
+# Control variates; a part at the clients; two exchanges. Each method: test_adapters.
+@pytest.mark.parametrize("name", ["scaffold", "fedper", "fedga"])
 def test_a_method_sees_and_sends_what_is_trained_alone(tmp_path, name):
     directory = run(
         tmp_path, algorithm=method(name), data=IMAGES, model=MLP, train={"only": ONLY}, seed=3

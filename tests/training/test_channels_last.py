@@ -31,13 +31,6 @@ def test_what_is_loaded_comes_back_in_the_usual_order(model):
     assert torch.equal(dict(scratch.module.named_parameters())["0.weight"], model["0.weight"])
 
 
-def test_kernels_lie_channels_last_within_the_flat_vector(model):
-    scratch = Scratch(small(), model.layout, channels_last=True)
-    kernel = dict(scratch.module.named_parameters())["0.weight"]
-    assert kernel.is_contiguous(memory_format=torch.channels_last)
-    assert kernel.untyped_storage().data_ptr() == scratch.vector.untyped_storage().data_ptr()
-
-
 def test_a_step_is_the_same_step_up_to_rounding(model):
     found = []
     for last in (False, True):

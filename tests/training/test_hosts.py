@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fednet import registry
-from fednet.algorithms import moon
 from fednet.algorithms.base import Samples
 from fednet.tensors import Tensors
-from fednet.training import hosts
 from fednet.training.hosts import ServerHost
-from fednet.training.scratch import Scratch, may_draw
+from fednet.training.scratch import Scratch
 from tests.algorithms.harness import Federation, close, images, same
 
 F5 = Federation()
@@ -99,20 +95,6 @@ def test_what_a_loss_of_a_users_own_draws_is_the_same_each_time(task, loss):
         return host.train(F5.initial, loss=loss).x
 
     assert same(trained(), trained())
-
-
-def test_no_client_waits_for_another_where_only_fednets_own_code_is_at_work(monkeypatch):
-    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
-    monkeypatch.setattr(hosts.seeds, "scope", None)  # would fail if called
-    host.scratch.may_draw = False
-    own = moon.Moon.loss(
-        SimpleNamespace(config=SimpleNamespace(feature="input of the last layer", mu=1.0, tau=0.5)),
-        host.task,
-        None,
-        None,
-    )
-    assert not may_draw(own)
-    host.train(F5.initial)
 
 
 def test_fresh_initialisations_differ_by_number_and_repeat():
