@@ -98,7 +98,11 @@ def nbytes(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> 
             module = make(section, input_shape, classes)
     except ConfigError:
         raise
-    except Exception:  # whatever a user's builder makes of tensors without values
+    except Exception as broken:  # whatever a user's builder makes of tensors without values
+        if "overflow" in str(broken).lower():  # a size that 64 bits cannot hold
+            raise ConfigError(
+                f"model {section.get('name')}: it is larger than any memory ({broken})."
+            ) from broken
         return None
     return bytes_of(module)
 

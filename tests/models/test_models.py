@@ -263,7 +263,7 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"name": "vgg11", "width": 10**8}, "vgg11: it cannot be built .* memory"),
+        ({"name": "vgg11", "width": 10**8}, "vgg11: it is larger than any memory"),
         ({"name": "gru", "layers": 10**8}, "expected a whole number >= 1 and <= 1000"),
         ({"name": "transformer", "blocks": 10**8}, "expected a whole number >= 1 and <= 1000"),
     ],
