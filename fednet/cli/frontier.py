@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
         name=f"{Path(args.config).stem}-frontier",
     )
     if args.plan:
-        grid.check(made, args.load, args.set)
-        print(running.plan(made, args.out, args.cell))
+        print(running.plan(made, args.out, args.cell, args.load, args.set))
         return 0
     done = sweeps.run_cells(made, args)
     home, cells = running.home(made, args.out), grid.cells(made)

@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         made = sweep.load(args.config)
     if args.plan:
-        sweep.check(made, args.load, args.set)  # what `run` would refuse
-        print(running.plan(made, args.out, args.cell))
+        print(running.plan(made, args.out, args.cell, args.load, args.set))
         return 0
     done, say = run_cells(made, args), speaker(args.quiet)
     for path in done.done:
@@ -110,22 +109,19 @@ def run_cells(made: Sweep, args: argparse.Namespace) -> Outcome:
     """Runs the cells that no other process runs, --jobs at a time."""
     from fednet.sweep import running
 
-    extra = [word for text in args.set for word in ("--set", text)]
-    extra += [
-        "--device",
-        args.device,
-        *(["--workers", str(args.workers)] if args.workers else []),
-        *(["--in-process"] if args.in_process else []),
-        *(["--quiet"] if args.quiet else []),
-    ]
+    options = ["--workers", str(args.workers)] if args.workers else []
+    options += ["--in-process"] if args.in_process else []
+    options += ["--quiet"] if args.quiet else []
     say = speaker(args.quiet)
     done = running.run(
         made,
         args.out,
         only=args.cell,
         jobs=args.jobs,
-        extra=extra,
-        load_files=args.load,
+        device=args.device,
+        load=args.load,
+        sets=args.set,
+        options=options,
         say=say,
     )
     if done.elsewhere:

@@ -61,6 +61,8 @@ def _run(job: Reproduction, asked: Request) -> int:
 
     def show(task: RunSpec, state: str) -> None:
         nonlocal done, refused
+        if state == "begins":
+            return
         if state == "done":
             done += 1
         elif state == "changed":

@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ from fednet.errors import ConfigError
 from fednet.plain import JsonDict, JsonMapping
 from fednet.records import Round
 
+T = TypeVar("T")
 OWN = {
     "seed": "a sweep sets the seed of each cell; give seeds by `seeds:` or --seeds.",
     "name": "a sweep sets the name of each cell; --out sets the folder of the cells.",
@@ -155,7 +156,7 @@ def cells(sweep: Sweep) -> list[GridCell]:
     return list(made.values())
 
 
-def share(all_cells: Sequence[GridCell], text: str) -> list[GridCell]:
+def share(all_cells: Sequence[T], text: str) -> list[T]:
     """`--cell I/N`: the I-th of N shares, dealt in turn."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
@@ -191,24 +192,23 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check(sweep: Sweep, load_files: Sequence[str] = (), sets: Sequence[str] = ()) -> dict[str, str]:
-    """Checks every cell's configuration before anything starts. Returns the SHA-256 of each one's
-    whole configuration.
-
-    sets: further `--set`s that all cells get.
+def configurations(
+    sweep: Sweep, load_files: Sequence[str] = (), sets: Sequence[str] = ()
+) -> list[JsonDict]:
+    """The whole configuration of every cell, checked before anything starts. sets: further
+    `--set`s that all cells get. Raises ConfigError.
     """
-    hashes, grid = {}, sweep.select.grid if sweep.select else {}
+    made, grid = [], sweep.select.grid if sweep.select else {}
     for text in sets:
         key = text.partition("=")[0].strip()
         if key in OWN or key in sweep.vary or key in grid:
             raise ConfigError(f"--set {text}: {OWN.get(key, f'the sweep varies {key} itself.')}")
     for cell in cells(sweep):
-        made = config.load(sweep.base, [*sets, *cell.sets], load_files)
-        if sweep.select and not made.data.validation:
+        whole = config.load(sweep.base, [*sets, *cell.sets], load_files)
+        if sweep.select and not whole.data.validation:
             raise ConfigError(
                 f"{sweep.base}: data.validation: expected a share above 0 for select.by "
                 f"{sweep.select.by!r}, got 0."
             )
-        text = json.dumps(config.to_mapping(made), sort_keys=True, default=str)
-        hashes[cell.name] = hashlib.sha256(text.encode()).hexdigest()
-    return hashes
+        made.append(config.to_mapping(whole))
+    return made

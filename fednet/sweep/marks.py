@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from fednet import config as configuration
 from fednet import loading, registry
+from fednet.config import WHERE
 from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError
 from fednet.files import read_record, read_text, write_record
@@ -28,7 +28,6 @@ from fednet.records import reading
 
 AGAIN = "delete it, and the same command does that run again"
 REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
-TORN = 5  # exit status of a cell: what an earlier start left cannot be continued
 # The files that tables are made from.
 RECORDS = ("config.yaml", "summary.json", "rounds.jsonl", "clients.jsonl", "partition.json")
 
@@ -175,11 +174,13 @@ def digest(task: RunSpec, load: Sequence[str] = (), sets: Sequence[str] = ()) ->
     """SHA-256 of the configuration as given with its `--set`s, and of the user's files behind the
     run ("-" for none).
 
-    Defaults are left out, so that a new key of a later fednet does not change a finished run. So is
-    where the data come from, and a file of which the run uses no part.
+    Left out are where the data come from, and files of which the run uses no part.
     """
-    said = json.dumps([task.config, changes(sets)], sort_keys=True)
-    files = [f for f in map(Path, load) if _uses(f, said, sets)]
+    data = {k: v for k, v in task.config.get("data", {}).items() if f"data.{k}" not in WHERE}
+    config = {**task.config, "data": data} if data else task.config
+    said = json.dumps([config, changes(sets)], sort_keys=True)
+    named = dict.fromkeys(map(Path, (*load, *task.config.get("load", ()))))
+    files = [file for file in named if _uses(file, said, sets)]
     code = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest() if files else "-"
     return hashlib.sha256(said.encode()).hexdigest(), code
 
@@ -195,4 +196,4 @@ def _uses(file: Path, said: str, sets: Sequence[str]) -> bool:
 
 def changes(sets: Sequence[str]) -> list[str]:
     """The `--set`s that change what a run computes."""
-    return [text for text in sets if text.partition("=")[0].strip() not in configuration.WHERE]
+    return [text for text in sets if text.partition("=")[0].strip() not in WHERE]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +12,9 @@ from fednet.descriptors import named
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment.rundir import writable
 from fednet.files import read_lines, write_aside, write_json
-from fednet.sweep import claims, marks
-from fednet.sweep.grid import GridCell, Sweep, cells, check, share
+from fednet.sweep import claims, marks, pool
+from fednet.sweep.grid import Sweep, cells, configurations, share
 from fednet.sweep.marks import RunSpec
-from fednet.sweep.pool import Pool, Running, claimed
 
 
 @dataclass(frozen=True)
@@ -39,50 +35,49 @@ def home(sweep: Sweep, out: str | Path) -> Path:
     return Path(out) / (sweep.name or "sweep")
 
 
-def plan(sweep: Sweep, out: str | Path, only: str | None = None) -> str:
+def runs(
+    sweep: Sweep, out: str | Path, load: Sequence[str] = (), sets: Sequence[str] = ()
+) -> list[RunSpec]:
+    """The runs of all cells, in their order. sets: further `--set`s. Raises ConfigError."""
+    return [RunSpec(made, home(sweep, out)) for made in configurations(sweep, load, sets)]
+
+
+def plan(
+    sweep: Sweep,
+    out: str | Path,
+    only: str | None = None,
+    load: Sequence[str] = (),
+    sets: Sequence[str] = (),
+) -> str:
     """What `--plan` shows: a line per cell, with its state."""
-    folder, chosen = home(sweep, out), cells(sweep)
+    chosen = runs(sweep, out, load, sets)
     if only:
         chosen = share(chosen, only)
-    lines = [f"{len(chosen)} cells in {folder}, base {sweep.base}"]
-    width = max(len(c.name) for c in chosen) if chosen else 0
-    lines += [f"  {c.name.ljust(width)}  {_state(task(folder, c))}" for c in chosen]
+    lines = [f"{len(chosen)} cells in {home(sweep, out)}, base {sweep.base}"]
+    width = max((len(task.name) for task in chosen), default=0)
+    lines += [f"  {task.name.ljust(width)}  {_state(task)}" for task in chosen]
     return "\n".join(lines)
 
 
-def task(folder: Path, cell: GridCell) -> RunSpec:
-    return RunSpec({"name": cell.name}, folder)
-
-
 def _state(task: RunSpec) -> str:
+    state = marks.state(task, marks.digest(task))
+    if state in ("changed", "edited"):
+        return f"to be done again: {_why(task, state)}"
+    if state == "done":
+        return state
+    if holder := claims.holder(task.books, task.name):
+        return f"running ({holder})"
+    return f"failed, see {task.book('log')}" if state == "failed" else state
+
+
+def _why(task: RunSpec, state: str) -> str:
+    """Why a run is done again."""
+    if state == "edited":
+        return "your own file was edited, or it failed under another configuration"
+    if state == "torn":
+        return marks.why(task)
     found = marks.read(task)
-    if found is not None and found[0] == "done":
-        damage = marks.damage(task, found[1])
-        return f"to be done again: {damage}" if damage else "done"
-    if who := claims.holder(task.books, task.name):
-        return f"running ({who})"
-    if found is not None:
-        return f"failed, see {task.book('log')}"
-    return "begun" if task.run.exists() else "to do"
-
-
-def command(sweep: Sweep, cell: GridCell, out: str | Path, extra: Sequence[str] = ()) -> list[str]:
-    """The command line of a cell. It always has --resume, which also starts a new run."""
-    sets = itertools.chain.from_iterable(("--set", s) for s in cell.sets)
-    return [
-        sys.executable,
-        "-m",
-        "fednet.cli.main",
-        "run",
-        sweep.base,
-        "--out",
-        str(home(sweep, out)),
-        "--resume",
-        "--set",
-        "report=false",  # one page is made over all cells
-        *extra,
-        *sets,  # last, so that a cell's own settings hold
-    ]
+    return "" if found is None else marks.damage(task, found[1])
 
 
 def run(
@@ -91,66 +86,60 @@ def run(
     *,
     only: str | None = None,
     jobs: int = 1,
-    extra: Sequence[str] = (),
-    load_files: Sequence[str] = (),
+    device: str = "auto",
+    load: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    options: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
-    line: Callable[[Sweep, GridCell, str | Path, Sequence[str]], list[str]] = command,
 ) -> Outcome:
-    """Runs the cells that no other process runs, `jobs` at a time. only: I/N; extra: further
-    arguments of `fednet run`.
+    """Runs the cells that no other process runs, `jobs` at a time. only: I/N; sets: further
+    `--set`s of all cells; options: further arguments of `fednet run`.
 
     Raises ConfigError if a cell was done under another configuration, CannotGoOn (at the end) if
     cells failed, Stopped if this process, or a cell itself, was asked to stop.
     """
-    sets = [value for flag, value in itertools.pairwise(extra) if flag == "--set"]
-    asked = {name: (sha256, "-") for name, sha256 in check(sweep, load_files, sets).items()}
-    extra = [*extra, *(word for file in load_files for word in ("--load", file))]
-    folder, todo = home(sweep, out), cells(sweep)
+    folder, all_runs = home(sweep, out), runs(sweep, out, load, sets)
     writable(folder, "--out")
-    mine = share(todo, only) if only else todo
-    _write_order(sweep, todo, folder / ".cells")
-    progress, pool, failed = SweepProgress(len(mine), folder), Pool(jobs), list[str]()
-    numbers = {cell.name: number for number, cell in enumerate(mine, 1)}
+    mine = share(all_runs, only) if only else all_runs
+    _write_order(sweep, [task.name for task in all_runs], folder / ".cells")
+    progress, failed = SweepProgress(len(mine), folder), list[str]()
+    numbers = {task.name: number for number, task in enumerate(mine, 1)}
 
-    def begin(cell: GridCell) -> Running[GridCell] | None:
-        spec = task(folder, cell)
-        held = claimed(spec, lambda: marks.state(spec, asked[cell.name]) == "done")
-        if held is None:
-            return None
-        if marks.state(spec, asked[cell.name]) in ("changed", "edited"):
-            say(f"    {_state(spec)}")
-            aside = marks.set_aside(spec)
-            say(f"    {cell.name} is done again; what there was of it is in {aside}")
-        say(progress.begins(numbers[cell.name], cell.name))
-        return Running(cell, held, line(sweep, cell, out, extra), spec.book("log"))
-
-    for one, status in pool.ended(list(mine), begin):
-        name = one.task.name
-        if one.stopped(status):
-            pool.halt(name, status in (130, -signal.SIGINT))
-        else:
-            word = "failed" if status else "done"
-            marks.write(task(folder, one.task), word, asked[name], status)
+    def show(task: RunSpec, state: str) -> None:
+        name = task.name
+        if state == "begins":
+            say(progress.begins(numbers[name], name))
+        elif state in ("changed", "edited", "torn"):
+            say(f"    {name} is done again: {_why(task, state)}")
+            say(f"    what there was of it is in {task.books}")
+        elif state == "begun":
+            say(f"    {name} was stopped, see {task.book('log')}")
+        elif state == "done":
             progress.ended(name)
-        if status and not one.stopped(status):
+        elif state != "held":
             failed.append(name)
-            say(f"    {name} failed with exit status {status}, see {one.log}")
+            progress.ended(name)
+            say(f"    {name} {state}, see {task.book('log')}")
+
+    pool.work(mine, jobs, device, options=options, retry_failed=True, notify=show)
     if failed:
         raise CannotGoOn(
             f"{len(failed)} of {len(mine)} cells failed: {', '.join(failed[:5])}; their logs are "
             f"in {folder / '.cells'}."
         )
-    done = {c.name: folder / c.name for c in todo if task(folder, c).book("done").exists()}
-    chosen = _select(sweep, todo, folder) if len(done) == len(todo) else []
-    away = [c.name for c in todo if c.name not in done]
+    done = [task.name for task in all_runs if task.book("done").exists()]
+    chosen = _select(sweep, folder) if len(done) == len(all_runs) else []
+    away = [task.name for task in all_runs if task.name not in done]
     elsewhere = tuple(name for name in away if claims.holder(folder / ".cells", name))
-    return Outcome(tuple(done.values()), tuple(folder / n for n in chosen), elsewhere)
+    return Outcome(
+        tuple(folder / name for name in done), tuple(folder / name for name in chosen), elsewhere
+    )
 
 
-def _write_order(sweep: Sweep, todo: Sequence[GridCell], books: Path) -> None:
+def _write_order(sweep: Sweep, names: Sequence[str], books: Path) -> None:
     """Writes the order of the cells in tables and pages: cells that differ in the seed together."""
-    of_a_seed = len(todo) // len(sweep.seeds)
-    ordered = [c.name for i in range(of_a_seed) for c in todo[i::of_a_seed]]
+    of_a_seed = len(names) // len(sweep.seeds)
+    ordered = [name for i in range(of_a_seed) for name in names[i::of_a_seed]]
     books.mkdir(exist_ok=True)
     write_aside(books / "order", "".join(f"{name}\n" for name in ordered))
 
@@ -198,10 +187,11 @@ def _span(seconds: float) -> str:
 
 
 # -- choosing --------------------------------------------------------------------------------------
-def _select(sweep: Sweep, all_cells: Sequence[GridCell], folder: Path) -> list[str]:
+def _select(sweep: Sweep, folder: Path) -> list[str]:
     """The names of the chosen cells; `selection.json` says what was chosen and why. Of equals the
     first point is chosen.
     """
+    all_cells = cells(sweep)
     if sweep.select is None:
         return [c.name for c in all_cells]
     scores: dict[str, dict[str, list[float]]] = {}

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fednet import config
 from fednet.cli.main import main
 from fednet.cli.report import opened
 from fednet.errors import CannotGoOn, ConfigError, StateError, Stopped
@@ -26,39 +27,32 @@ seeds: [0, 1]
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
-    """A sweep file. What the parts themselves check is theirs to test: here a cell's configuration
-    is its settings.
-    """
-    (tmp_path / "base.yaml").write_text("rounds: 2\n")
+def path(tmp_path):
+    """A sweep file."""
+    (tmp_path / "base.yaml").write_text("rounds: 2\ndata: {validation: 0.1}\n")
     (tmp_path / "s.yaml").write_text(FILE)
-    monkeypatch.setattr(
-        running, "check", lambda s, *_: {c.name: json.dumps(c.settings) for c in sweep.cells(s)}
-    )
     return tmp_path / "s.yaml"
 
 
-def stand_in(code):
-    """A command line that runs `code` instead of fednet, with the cell's run directory as `run`."""
+def ran(s, out, code="", **given):
+    """Runs the sweep with `code` instead of fednet, which has the cell's run directory as `run`."""
 
-    def line(s, cell, out, extra):
-        where = running.home(s, out) / cell.name
-        head = f"import pathlib, sys; cell = {cell.name!r}; seed = {cell.seed}\n"
-        head += f"run = pathlib.Path({str(where)!r}); run.mkdir(exist_ok=True)\n"
+    def line(task, options):
+        head = f"import pathlib, sys; cell = {task.name!r}; seed = {task.config['seed']}\n"
+        head += f"run = pathlib.Path({str(task.run)!r}); run.mkdir(exist_ok=True)\n"
         head += "(run / 'summary.json').write_text('{}')\n"
         return [sys.executable, "-c", head + code]
 
-    return line
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "command", line)
+        return running.run(s, out, **given)
 
 
-def test_a_sweep_whose_folder_is_deleted_while_it_goes_on_says_so_and_makes_it_not_anew(
-    path, tmp_path
-):
+def test_a_sweep_whose_folder_is_deleted_ends_and_does_not_make_it_again(path, tmp_path):
     s = sweep.load(path)
-    home = running.home(s, tmp_path)
     with pytest.raises(CannotGoOn, match="was deleted or moved during the sweep"):
-        running.run(s, tmp_path, line=stand_in("import shutil; shutil.rmtree(run.parent)"))
-    assert not home.exists()
+        ran(s, tmp_path, "import shutil; shutil.rmtree(run.parent)")
+    assert not running.home(s, tmp_path).exists()
 
 
 def test_every_combination_is_a_cell_seed_by_seed(path):
@@ -75,7 +69,7 @@ def test_every_combination_is_a_cell_seed_by_seed(path):
 def test_the_methods_of_a_sweep_are_compared_in_its_order(path, tmp_path):
     first = path.parent / "base.yaml"
     turned = sweep.from_grid(first, ["algorithm=scaffold,fedavg"], [0, 1])
-    made = running.run(turned, tmp_path, line=stand_in("(run / 'summary.json').write_text('{}')"))
+    made = ran(turned, tmp_path)
     home = running.home(turned, tmp_path)
     by_method = ["scaffold_seed0", "scaffold_seed1", "fedavg_seed0", "fedavg_seed1"]
     assert sorted(made.done) == sorted(ended(home))
@@ -95,9 +89,6 @@ def test_a_cells_settings_are_those_of_the_command_line(path):
         'algorithm={"name": "fedprox", "mu": 0.01}',
         "data.partition.alpha=0.1",
     ]
-    line = running.command(sweep.load(path), cell, "runs")
-    assert line[1:5] == ["-m", "fednet.cli.main", "run", str(path.parent / "base.yaml")]
-    assert "--resume" in line
 
 
 def test_flags_make_the_same_sweep_as_a_file(path):
@@ -128,11 +119,11 @@ def test_shares_are_disjoint_and_make_the_whole(path):
 
 
 def test_cells_run_once_and_a_second_call_runs_none(path, tmp_path):
-    line = stand_in("(run / 'times').open('a').write('x')")
+    code = "(run / 'times').open('a').write('x')"
     s = sweep.load(path)
-    outcome = running.run(s, tmp_path, line=line)
+    outcome = ran(s, tmp_path, code)
     assert len(outcome.done) == len(outcome.chosen) == 8
-    assert running.run(s, tmp_path, line=line).done == outcome.done
+    assert ran(s, tmp_path, code).done == outcome.done
     assert {(d / "times").read_text() for d in outcome.done} == {"x"}
 
 
@@ -141,7 +132,7 @@ def test_a_cell_that_another_process_is_at_is_left_to_it(path, tmp_path):
     first = sweep.cells(s)[0].name
     held = claims.claim(running.home(s, tmp_path) / ".cells", first)
     assert held is not None
-    outcome = running.run(s, tmp_path, line=stand_in(""))
+    outcome = ran(s, tmp_path)
     assert outcome.elsewhere == (first,)
     assert len(outcome.done) == 7
     assert outcome.chosen == ()
@@ -151,22 +142,20 @@ def test_a_cell_that_another_process_is_at_is_left_to_it(path, tmp_path):
 def test_a_failed_cell_does_not_keep_the_others_and_is_tried_again(path, tmp_path):
     s = sweep.load(path)
     with pytest.raises(CannotGoOn, match=r"1 of 8 cells failed: fedavg_alpha0\.1_seed1"):
-        running.run(
-            s, tmp_path, line=stand_in("sys.exit(3 if cell == 'fedavg_alpha0.1_seed1' else 0)")
-        )
+        ran(s, tmp_path, "sys.exit(3 if cell == 'fedavg_alpha0.1_seed1' else 0)")
     assert running.plan(s, tmp_path).count("done") == 7
     assert "failed" in running.plan(s, tmp_path)
-    assert len(running.run(s, tmp_path, line=stand_in("")).done) == 8
+    assert len(ran(s, tmp_path).done) == 8
 
 
-def test_a_failed_cell_does_not_stop_those_beside_it_and_each_is_said_once(path, tmp_path):
+def test_a_failed_cell_does_not_stop_those_beside_it_and_each_is_named_once(path, tmp_path):
     said = []
     code = "sys.exit(3 if seed == 0 and 'prox' in cell else 0)"
     with pytest.raises(CannotGoOn, match="2 of 8 cells failed"):
-        running.run(sweep.load(path), tmp_path, jobs=3, line=stand_in(code), say=said.append)
+        ran(sweep.load(path), tmp_path, code, jobs=3, say=said.append)
     begun = [text.split("] ")[1].partition(";")[0] for text in said if text.startswith("[")]
     assert begun == [c.name for c in sweep.cells(sweep.load(path))]
-    assert sum("failed with exit status 3" in text for text in said) == 2
+    assert sum("failed, see" in text for text in said) == 2
 
 
 @pytest.mark.parametrize("text", ["name=mine", "seed=3", "algorithm=moon"])
@@ -174,16 +163,16 @@ def test_a_setting_that_the_sweep_gives_itself_is_refused(tmp_path, text):
     (tmp_path / "base.yaml").write_text("rounds: 2\n")
     (tmp_path / "s.yaml").write_text(FILE)
     with pytest.raises(ConfigError, match=f"--set {text}: (a|the) sweep"):
-        sweep.check(sweep.load(tmp_path / "s.yaml"), sets=[text])
+        sweep.configurations(sweep.load(tmp_path / "s.yaml"), sets=[text])
 
 
 def test_a_stopped_cell_stops_the_sweep_and_the_same_command_goes_on(path, tmp_path):
     s = sweep.load(path)
     with pytest.raises(Stopped) as caught:
-        running.run(s, tmp_path, line=stand_in("sys.exit(4)"))
+        ran(s, tmp_path, "sys.exit(4)")
     assert caught.value.exit_status == 4
     assert "begun" in running.plan(s, tmp_path).splitlines()[1]
-    assert len(running.run(s, tmp_path, line=stand_in("")).done) == 8
+    assert len(ran(s, tmp_path).done) == 8
 
 
 def test_a_signal_reaches_the_run_and_leaves_no_process(path, tmp_path):
@@ -195,7 +184,7 @@ os.kill(os.getppid(), {int(signal.SIGTERM)})
 signal.pause()
 """
     with pytest.raises(Stopped):
-        running.run(sweep.load(path), tmp_path, line=stand_in(code))
+        ran(sweep.load(path), tmp_path, code)
     first = tmp_path / "s" / "fedavg_alpha0.1_seed0"
     assert (first / "told").exists()
     assert claims.holder(tmp_path / "s" / ".cells", first.name) is None
@@ -212,27 +201,37 @@ signal.pause()
 """
     s, said = sweep.load(path), []
     with pytest.raises(Stopped) as caught:
-        running.run(s, tmp_path, line=stand_in(code), say=said.append)
+        ran(s, tmp_path, code, say=said.append)
     assert caught.value.exit_status == (130 if number == signal.SIGINT else 4)
     plan = running.plan(s, tmp_path)
     assert "failed" not in plan + "".join(said)
     assert "begun" in plan.splitlines()[1]
-    assert len(running.run(s, tmp_path, line=stand_in("")).done) == 8
+    assert len(ran(s, tmp_path).done) == 8
 
 
 def test_a_cell_that_a_signal_stops_from_outside_stops_the_sweep(path, tmp_path):
     code = "import os, signal; signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15)"
     with pytest.raises(Stopped):
-        running.run(sweep.load(path), tmp_path, line=stand_in(code))
+        ran(sweep.load(path), tmp_path, code)
     assert "failed" not in running.plan(sweep.load(path), tmp_path)
 
 
-def test_a_done_cell_under_another_configuration_is_an_error(path, tmp_path, monkeypatch):
+def test_a_done_cell_under_another_configuration_is_an_error(path, tmp_path):
     s = sweep.load(path)
-    running.run(s, tmp_path, line=stand_in(""))
-    monkeypatch.setattr(running, "check", lambda s, *_: {c.name: "other" for c in sweep.cells(s)})
+    first = ran(s, tmp_path)
+    assert ran(s, tmp_path, sets=["data.root=elsewhere"]).done == first.done  # no result changes
     with pytest.raises(ConfigError, match="another configuration"):
-        running.run(s, tmp_path, line=stand_in(""))
+        ran(s, tmp_path, sets=["train.lr=0.5"])
+
+
+def test_cells_are_done_again_once_a_file_that_they_use_is_edited(path, tmp_path):
+    s, file = sweep.load(path), tmp_path / "mine.py"
+    file.write_text("import fednet\n")
+    times = "(run.parent / 'times').open('a').write('x')"
+    for text, count in (("import fednet\n", 8), ("import fednet\n", 8), ("import fednet #\n", 16)):
+        file.write_text(text)
+        ran(s, tmp_path, times, load=[str(file)])
+        assert (running.home(s, tmp_path) / "times").read_text() == count * "x"
 
 
 def test_select_takes_the_point_with_the_best_mean_over_seeds(path, tmp_path):
@@ -247,7 +246,7 @@ from fednet.files import line
 rows = {'round': 1, 'validation_accuracy': a}, {'round': 2}
 (run / 'rounds.jsonl').write_bytes(b''.join(map(line, rows)))
 """
-    outcome = running.run(sweep.load(path), tmp_path, line=stand_in(code))
+    outcome = ran(sweep.load(path), tmp_path, code)
     assert [p.name for p in outcome.chosen] == ["fedavg_lr0.01_seed0", "fedavg_lr0.01_seed1"]
     said = json.loads((tmp_path / "s" / "selection.json").read_text())
     assert said["means"]["fedavg"] == {"lr0.1": 0.5, "lr0.01": 0.6}
@@ -289,9 +288,20 @@ def test_a_sweep_draws_one_page_over_its_cells_and_none_of_them_its_own(tmp_path
     assert not drawn.exists()
     assert main(words) == 0
     assert "fedavg (n=2)" in drawn.read_text()
-    made = sweep.from_grid(base, [], [0, 1])
-    line = running.command(made, sweep.cells(made)[0], tmp_path)
-    assert "report=false" in line
+
+
+def test_the_process_of_a_cell_reads_its_configuration_and_draws_no_page(path, tmp_path):
+    ran(sweep.load(path), tmp_path)
+    task = running.runs(sweep.load(path), tmp_path)[2]
+    name = "fedprox-mu0.01_alpha0.1_seed0"
+    line = pool.command(task, ["--in-process"])
+    book = task.folder / ".cells" / f"{name}.yaml"
+    assert line[1:] == [
+        *("-m", "fednet.cli.main", "run", str(book), "--resume"),
+        *("--out", str(tmp_path / "s"), "--in-process"),
+    ]
+    found = config.load(book)
+    assert (found.name, found.algorithm.options["mu"], found.report) == (name, 0.01, False)
 
 
 def test_a_device_that_no_run_can_have_is_refused_before_any_begins():
@@ -301,10 +311,10 @@ def test_a_device_that_no_run_can_have_is_refused_before_any_begins():
 
 def test_a_done_cell_whose_run_is_gone_or_changed_is_done_again(path, tmp_path):
     s = sweep.load(path)
-    home, ran = running.home(s, tmp_path), tmp_path / "ran"
-    note = f"open({str(ran)!r}, 'a').write(cell + ' ')"
+    home, times = running.home(s, tmp_path), tmp_path / "times"
+    note = f"open({str(times)!r}, 'a').write(cell + ' ')"
     cells = [c.name for c in sweep.cells(s)]
-    running.run(s, tmp_path, line=stand_in(note))
+    ran(s, tmp_path, note)
     shutil.rmtree(home / cells[0])
     (home / cells[1] / "summary.json").write_text('{"rounds": 3}')
     (home / cells[2] / "rounds.jsonl").write_text("")
@@ -314,10 +324,10 @@ def test_a_done_cell_whose_run_is_gone_or_changed_is_done_again(path, tmp_path):
     assert plan.count("to be done again") == 3
     assert "summary.json is missing" in plan
     said: list[str] = []
-    ran.unlink()
-    running.run(s, tmp_path, line=stand_in(note), say=said.append)
-    assert ran.read_text().split() == cells[:3]
-    assert len([text for text in said if "is done again; what there was of it is in" in text]) == 3
+    times.unlink()
+    ran(s, tmp_path, note, say=said.append)
+    assert times.read_text().split() == cells[:3]
+    assert len([text for text in said if "what there was of it is in" in text]) == 3
     kept = home / ".cells" / f"{cells[1]}.changed1" / "summary.json"
     assert kept.read_text() == '{"rounds": 3}'
 
@@ -326,7 +336,7 @@ def test_a_done_cell_whose_run_is_gone_or_changed_is_done_again(path, tmp_path):
 @pytest.mark.parametrize("damage", ["emptied", "no text", "half of it"])
 def test_a_damaged_mark_or_claim_is_an_error_that_names_it(path, tmp_path, what, damage):
     s = sweep.load(path)
-    running.run(s, tmp_path, line=stand_in(""))
+    ran(s, tmp_path)
     name = sweep.cells(s)[0].name
     file = running.home(s, tmp_path) / ".cells" / f"{name}.{what}"
     whole = file.read_bytes()
@@ -334,7 +344,7 @@ def test_a_damaged_mark_or_claim_is_an_error_that_names_it(path, tmp_path, what,
     file.write_bytes({"emptied": b"", "no text": b"\xff\xfe", "half of it": half}[damage])
     if what != "done":
         file.with_name(f"{name}.done").unlink()
-    for again in (running.run, running.plan):
+    for again in (ran, running.plan):
         with pytest.raises(StateError, match=f"^{re.escape(str(file))}: .*delete it"):
             again(s, tmp_path)
 
