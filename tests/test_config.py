@@ -307,15 +307,6 @@ def test_what_a_foreign_name_is_answered_with_is_there():
     assert len(foreign["keys"]) > 80
     assert not {name: key for name, key in foreign["keys"].items() if key not in known}
     assert not foreign["keys"].keys() & foreign["ways"].keys()
-    assert not foreign["gone"].keys() & known
-
-
-@pytest.mark.parametrize("key", sorted(fit.foreign()["gone"]))
-def test_a_key_that_is_gone_is_refused_in_a_sentence_that_says_so(key, written):
-    section, dot, name = key.partition(".")
-    says = error(written(f"{section}:\n  {name}: 1\n" if dot else f"\n{key}: 1\n"))
-    assert says.startswith(f"c.yaml:2: {key} is gone: ")
-    assert "unknown key" not in says
 
 
 # -- layers ----------------------------------------------------------------------------------------

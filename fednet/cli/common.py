@@ -33,10 +33,6 @@ BY_KEYBOARD = 130
 QUICKSTART = "no configuration file: other keys have the quick start's values:"
 
 
-# Flags that fednet once had, and what to do instead.
-GONE = {"--transport": "several processes always send payloads by TCP; leave it out"}
-
-
 class Parser(argparse.ArgumentParser):
     """argparse with errors in one sentence, and no abbreviations: a flag added later must not
     change what a script means.
@@ -55,10 +51,7 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             flag = message.split()[2].partition("=")[0]
-            if flag in GONE:
-                message = f"{flag} is gone: {GONE[flag]}"
-            known = [s for a in self._actions for s in a.option_strings]
-            close = None if flag in GONE else nearest(flag, known)
+            close = nearest(flag, [s for a in self._actions for s in a.option_strings])
             hint = f" Did you mean {close}?" if close else ""
         complain(f"{self.prog}: {message}.{hint} See {self.prog} --help.")
         self.exit(WRONG_COMMAND)
@@ -133,12 +126,6 @@ def configured(args: argparse.Namespace) -> Config:
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
         complain(f"{QUICKSTART} {_left(given.plain(), changed)}")
-    if args.config is not None and not given.value and not args.quiet:
-        complain(
-            f"{args.config} sets nothing. Keys that --set does not give have their defaults: "
-            f"{config.algorithm.name} with {config.model.name} on {config.data.dataset}, "
-            f"{config.clients} clients, {config.rounds} rounds."
-        )
     return config
 
 

@@ -35,12 +35,6 @@ VERBS = {
     "check": "test your own method, model, dataset or partition",
 }
 FILES = {"list": "listing"}
-# Commands of earlier versions, and what to do instead.
-GONE = {
-    "bench": "benchmarks are for developers: run `python -m tests.bench` in a clone",
-    "submit": "write `fednet queue submit`",
-    "cancel": "write `fednet queue cancel`",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fednet {fednet.__version__}")
         return 0
     name = words[0]
-    if name in GONE:
-        complain(f"fednet {name}: {GONE[name]}.")
-        return WRONG_COMMAND
     if name not in VERBS:
         complain(f"fednet: {unknown('command', name, VERBS)}")
         return WRONG_COMMAND

@@ -58,7 +58,7 @@ def _submit(args: argparse.Namespace) -> int:
             "--resume continues a run as it was submitted: leave out CONFIG, --set and --load."
         )
     else:
-        entry = _queue(args.at).again(args.resume)
+        entry = _queue(args.at).resume(args.resume)
     print(f"{entry.number}" if args.quiet else f"run {entry.number} ({entry.name}) submitted")
     return 0
 
@@ -69,7 +69,7 @@ def _list(args: argparse.Namespace) -> int:
 
     queue = _queue(args.at)
     entries = queue.entries()
-    table(("run", "name", "state", "said"), rows(entries))
+    table(("run", "name", "state", "reason"), rows(entries))
     if any(entry.state in OPEN for entry in entries) and not queue.served:
         print(f"No server is running for {args.at}: `fednet serve {args.at}` continues the queue.")
     return 0
@@ -88,7 +88,7 @@ def _queue(folder: Path) -> Queue:
     from fednet.serve.queue import Queue
 
     queue = Queue(folder)
-    if not queue.there:
+    if not queue.exists:
         raise ConfigError(
             f"--at {folder}: nothing was submitted there, and no fednet serve runs there; expected "
             f"the folder of a fednet serve."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import re
@@ -134,8 +133,6 @@ def keys(kind: Hint) -> list[str]:
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
     """The error for an unknown key, with the nearest known key."""
     full = f"{path}.{key}" if path else key
-    if gone := foreign()["gone"].get(full):
-        return ConfigError(f"{node.key_at or node.at}: {full} is gone: {gone}")
     way = foreign()["ways"].get(_normalised(key))
     guess = None if way else _guess(key, path, known)
     hint = f" {way}" if way else f" Did you mean {guess}?" if guess else ""
@@ -149,9 +146,7 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
 
 @functools.cache
 def foreign() -> dict[str, dict[str, str]]:
-    """foreign.yaml: other frameworks' names of keys (`keys`: ours, `ways`: a sentence), and keys
-    that fednet once had (`gone`: a sentence).
-    """
+    """foreign.yaml: other frameworks' names of keys. keys: ours; ways: a sentence."""
     file = resources.files("fednet.config") / "foreign.yaml"
     made: dict[str, dict[str, str]] = compose(file.read_text(encoding="utf-8"), file.name).plain()
     return made
@@ -162,35 +157,21 @@ def _normalised(key: str) -> str:
 
 
 def _guess(key: str, path: str, known: list[str]) -> str | None:
-    found = _likely(key, path, known)
-    return found if found != (f"{path}.{key}" if path else key) else None
+    """The full path of the key that was probably meant."""
+    from fednet.config.schema import homes
 
-
-def _likely(key: str, path: str, known: list[str]) -> str | None:
-    low = _normalised(key)
-    if low in known:
-        return low
+    full, low = dotted(path, (key,)), _normalised(key)
     others = foreign()["keys"]
-    named = others.get(f"{path}.{low}", others.get(low))
-    if named and named != f"{path}.{key}":
-        return named
-    from fednet.config.schema import homes  # a known key in the wrong section
-
-    close = nearest(low, known) or _one_letter_off(low, known)
-    at_home = [h for h in homes().get(low, []) if h != (f"{path}.{key}" if path else key)]
-    if close is None and at_home:
-        return at_home[0]
-    if close is None:
-        # Not the first with the same beginning: for another system's names that means nothing.
-        far = difflib.get_close_matches(low, others, n=1, cutoff=0.6)
-        return others[far[0]] if far else None
-    return f"{path}.{close}" if path else close
-
-
-def _one_letter_off(key: str, known: Iterable[str]) -> str | None:
-    """A known name, such as a symbol, that differs in one letter."""
-    alike = (name for name in known if len(name) == len(key) > 1)
-    return next((name for name in alike if sum(map(str.__ne__, name, key)) == 1), None)
+    named = others.get(dotted(path, (low,)), others.get(low))
+    if low in known:
+        found = dotted(path, (low,))
+    elif named and named != full:
+        found = named
+    elif close := nearest(low, known):
+        found = dotted(path, (close,))
+    else:  # a known key in the wrong section
+        found = next((home for home in homes().get(low, []) if home != full), full)
+    return found if found != full else None
 
 
 # -- words for types -------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class RunPages:
 
     def facts(self) -> str:
         """The queue as JSON."""
-        names = ("number", "name", "state", "status", "said", "at")
+        names = ("number", "name", "state", "status", "reason", "at")
         rows = [{name: getattr(e, name) for name in names} for e in self.queue.entries()]
         return json.dumps(rows)
 

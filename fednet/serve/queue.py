@@ -1,11 +1,11 @@
-"""The queue of a folder that `fednet serve` works through: a file for each run that was submitted.
+"""The queue of runs in a folder that `fednet serve` works through, a file for each run.
 
     DIR/queue/000001.json    a run's configuration and state; written aside and renamed into place
     DIR/queue/000001.cancel  the run is cancelled
     DIR/runs/NAME-1/         the run's own directory, as `fednet-server` leaves it
 
 Users who may write in DIR may submit and cancel, also while no server runs: the next `fednet serve`
-finds it, however the last one ended.
+finds what they wrote.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUBMITTING = threading.Lock()  # files are written aside under a name for each p
 
 class QueuedRun(msgspec.Struct, kw_only=True):
     """name: of the run's directory; config: its whole configuration, as YAML; status: the exit
-    status of its process; said: why it failed; at: seconds since the epoch.
+    status of its process; reason: why it failed; at: seconds since the epoch.
     """
 
     number: int
@@ -43,7 +43,7 @@ class QueuedRun(msgspec.Struct, kw_only=True):
     config: str
     state: State = "waiting"
     status: int | None = None
-    said: str = ""
+    reason: str = ""
     at: float = 0.0
 
 
@@ -61,7 +61,7 @@ class Queue:
         return self.runs / entry.name
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """Whether anything was submitted there, or a server runs for it."""
         return self._queue.is_dir() or self.served
 
@@ -80,9 +80,10 @@ class Queue:
             try:
                 found.append(self._read(self._path(number)))
             except (OSError, StateError) as broken:
-                said = why(broken) if isinstance(broken, OSError) else str(broken)
-                lost = QueuedRun(number=number, name="?", config="", state="failed", said=said)
-                found.append(lost)
+                reason = why(broken) if isinstance(broken, OSError) else str(broken)
+                found.append(
+                    QueuedRun(number=number, name="?", config="", state="failed", reason=reason)
+                )
         return found
 
     def _numbers(self) -> list[int]:
@@ -122,7 +123,7 @@ class Queue:
         self._path(number).with_suffix(".cancel").touch()
         return self.entry(number)
 
-    def again(self, number: int) -> QueuedRun:
+    def resume(self, number: int) -> QueuedRun:
         """Puts a failed run back into the queue, to continue from its checkpoint. Raises
         ConfigError if it did not fail.
         """
@@ -132,11 +133,11 @@ class Queue:
                 f"{self.folder}: run {number} is {entry.state}; only one that failed is resumed."
             )
         self._path(number).with_suffix(".cancel").unlink(missing_ok=True)
-        entry.state, entry.status, entry.said = "waiting", None, ""
+        entry.state, entry.status, entry.reason = "waiting", None, ""
         self.write(entry)
         return entry
 
-    def unwanted(self, entry: QueuedRun) -> bool:
+    def cancelled(self, entry: QueuedRun) -> bool:
         return self._path(entry.number).with_suffix(".cancel").exists()
 
     def write(self, entry: QueuedRun) -> None:
@@ -152,14 +153,14 @@ class Queue:
                 raise ValueError(f"it is number {entry.number}, {entry.name!r}")
         except ValueError as broken:  # msgspec's among them
             raise StateError(f"{path}: no run of this queue ({broken}); {PUT_BACK}.") from None
-        if entry.state == "waiting" and self.unwanted(entry):
+        if entry.state == "waiting" and self.cancelled(entry):
             entry.state = "cancelled"
         return entry
 
 
 def table(entries: Sequence[QueuedRun]) -> list[tuple[str, ...]]:
     """A row per run: number, name, state, and why it failed."""
-    return [(str(e.number), e.name, e.state, e.said) for e in entries]
+    return [(str(e.number), e.name, e.state, e.reason) for e in entries]
 
 
 def newest_log(run: Path) -> list[str]:

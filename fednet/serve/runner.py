@@ -46,7 +46,7 @@ class Runner:
                 if entry is None:
                     self._stop.wait(LOOK_S)
                 else:
-                    self._one(entry)
+                    self._run_one(entry)
         raise Stopped("stopped; queued runs are kept.", self._by_keyboard)
 
     def _asked(self, number: int, frame: object) -> None:
@@ -58,28 +58,28 @@ class Runner:
         open_ = [e for e in self.queue.entries() if e.state in ("running", "waiting")]
         return min(open_, key=lambda e: (e.state != "running", e.number), default=None)
 
-    def _one(self, entry: QueuedRun) -> None:
-        again = entry.state == "running"
+    def _run_one(self, entry: QueuedRun) -> None:
+        continues = entry.state == "running"
         entry.state = "running"
         self.queue.write(entry)
-        self._say(f"run {entry.number} ({entry.name}) {'continues' if again else 'starts'}")
-        status, said = self._server(entry)
+        self._say(f"run {entry.number} ({entry.name}) {'continues' if continues else 'starts'}")
+        status, last = self._run_server(entry)
         if self._stop.is_set() and (status in (4, 130) or status < 0):
             return  # the next `fednet serve` continues it
-        entry.status, entry.said = status, said
+        entry.status, entry.reason = status, last
         entry.state = "done" if status == 0 else "failed"
-        if self.queue.unwanted(entry) and status != 0:
-            entry.state, entry.said = "cancelled", ""
+        if self.queue.cancelled(entry) and status != 0:
+            entry.state, entry.reason = "cancelled", ""
         elif status not in (0, ConfigError.exit_status):  # a run that was not refused can continue
             at = shlex.quote(str(self.queue.folder))
-            entry.said = (
-                f"{said} To continue it: fednet queue submit --at {at} --resume {entry.number}"
+            entry.reason = (
+                f"{last} To continue it: fednet queue submit --at {at} --resume {entry.number}"
             )
         self.queue.write(entry)
-        why = f": {entry.said}" if entry.said else ""
+        why = f": {entry.reason}" if entry.reason else ""
         self._say(f"run {entry.number} ({entry.name}) {entry.state}{why}")
 
-    def _server(self, entry: QueuedRun) -> tuple[int, str]:
+    def _run_server(self, entry: QueuedRun) -> tuple[int, str]:
         """(exit status, last line) of the run's process. One that is killed has no last line."""
         self.queue.runs.mkdir(parents=True, exist_ok=True)
         config = self.queue.runs / f".{entry.name}.yaml"
@@ -104,24 +104,24 @@ class Runner:
             raise
         finally:
             config.unlink(missing_ok=True)
-        said = "" if status == 0 else _last(log, began)
+        last = "" if status == 0 else _last_line(log, began)
         if status < 0:
-            said = f"ended by {signal_name(-status)}. {said}".rstrip()
-        return status, said
+            last = f"ended by {signal_name(-status)}. {last}".rstrip()
+        return status, last
 
     def _wait(self, process: subprocess.Popen[bytes], entry: QueuedRun) -> int:
         deadline: float | None = None
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(LOOK_S)
-            if deadline is None and (self._stop.is_set() or self.queue.unwanted(entry)):
+            if deadline is None and (self._stop.is_set() or self.queue.cancelled(entry)):
                 process.terminate()
                 deadline = time.monotonic() + STOP_S
             elif deadline is not None and time.monotonic() > deadline:
                 process.kill()
 
 
-def _last(log: Path, began: int) -> str:
+def _last_line(log: Path, began: int) -> str:
     """The last line that a process wrote."""
     with log.open("rb") as file:
         file.seek(began)

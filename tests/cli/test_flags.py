@@ -158,11 +158,6 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet run --workers 0", "--workers"),
         ("fednet run --workers 2 --in-process", "not allowed with argument --workers"),
         ("fednet run --until soon", "expected a length of time"),
-        (
-            "fednet run --transport tcp",
-            "fednet run: --transport is gone: several processes always send",
-        ),
-        ("fednet run --transport=memory", "--transport is gone: several processes always send"),
         ("fednet run c.yaml", "fednet run: c.yaml:2: unknown key comm_round; "),
         ("fednet run c.yaml", "Did you mean rounds?"),
         ("fednet run --set comm_round=3", "fednet run: --set comm_round=3: unknown key comm_round"),
@@ -408,21 +403,6 @@ def test_a_run_ends_well_whatever_becomes_of_what_it_says(tmp_path, how, environ
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "tiny" / "summary.json").read_text(encoding="utf-8"))
     assert f"{folder}/tiny.yaml" in str(summary["provenance"])
-
-
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n"])
-def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
-    file = tmp_path / "empty.yaml"
-    file.write_text(text)
-    args = argparse.Namespace(config=file, set=["rounds=3"], load=[], quiet=False)
-    assert common.configured(args).rounds == 3
-    said = capsys.readouterr().err
-    assert said.startswith(
-        f"{file} sets nothing. Keys that --set does not give have their defaults: fedavg "
-    )
-    file.write_text("seed: 1\n")
-    common.configured(args)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_configuration_that_can_be_read_once_is_read_once(capsys):

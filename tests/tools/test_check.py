@@ -33,6 +33,7 @@ def test_templates_pass(what, tmp_path, capsys):
     }
     assert result[what] in said
     assert "BatchNorm statistics" not in said
+    assert ("NOTE: paper has no link" in said) is (what == "algorithm")
 
 
 METHOD = """
