@@ -40,6 +40,7 @@ same, and `fednet --version` the release.
 | 3 | the federation could not continue, with the reason; a disk is full; or a fault of fednet, whose traceback is in `OUT/fednet.log` |
 | 4 | stopped with rounds left (`--until`, SIGTERM, SIGUSR1, SIGHUP unless `nohup` has it ignored); `--resume` continues |
 | 130 | the same, by Ctrl-C |
+| 5 | `fednet run --resume` alone: files of the run are damaged, and it cannot be continued |
 
 | variable | replaces |
 |---|---|

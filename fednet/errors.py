@@ -76,6 +76,7 @@ class DataError(FednetError):
 
 class StateError(FednetError):
     exit_status = 2
+    resuming = 5  # exit status of `fednet run --resume`
 
 
 class StateAbsent(StateError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fednet.cli import values
 from fednet.cli.common import RESUMED, common_arguments, configured, device_argument
 from fednet.config import Config
+from fednet.errors import StateError
 
 if TYPE_CHECKING:
     from fednet.launch.start import Launch
@@ -62,13 +63,18 @@ def run(args: argparse.Namespace) -> int:
         from fednet.launch.start import run_command
     if args.check:
         return check(config, args.quiet)
-    return run_command(
-        config,
-        launch_of(args),
-        workers=args.workers,
-        in_process=args.in_process,
-        on=args.on,
-    )
+    try:
+        return run_command(
+            config,
+            launch_of(args),
+            workers=args.workers,
+            in_process=args.in_process,
+            on=args.on,
+        )
+    except StateError as damaged:
+        if args.resume:
+            damaged.exit_status = StateError.resuming
+        raise
 
 
 def launch_of(args: argparse.Namespace) -> Launch:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from fednet import config as configuration
-from fednet.errors import Stopped, stop_signals
+from fednet.errors import CannotGoOn, StateError, Stopped, stop_signals
 from fednet.experiment import placement
 from fednet.files import write_aside
 from fednet.server.watch import stop_signals_handled
@@ -25,7 +25,6 @@ from fednet.sweep.marks import RunSpec
 STOP_S = 30.0  # a run stops cleanly within 10 s of being asked
 LOOK_S = 0.2  # between two looks at the processes and at what was asked
 STOPPED = (4, 130)  # exit statuses of a run that was asked to stop
-BROKE = 3  # exit status of a run that cannot go on
 # glibc gives large blocks back to the system at once, and then takes them again for the next batch:
 # a third of a small run's processor time. With these a run keeps what it has until it ends.
 KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
@@ -73,9 +72,9 @@ class Running:
             return "refused"
         if status in STOPPED or status < 0:  # a signal says nothing about the configuration
             return "begun"
-        if status == BROKE and self._recorded is not None:
-            return "torn" if _recorded(self.task) == self._recorded else "failed"
-        return "failed"
+        as_before = self._recorded is not None and _recorded(self.task) == self._recorded
+        cannot_go_on = status in (CannotGoOn.exit_status, StateError.resuming)
+        return "torn" if cannot_go_on and as_before else "failed"
 
     def close(self) -> None:
         """Kills it if it still runs, so that no run is left behind without a claim."""
