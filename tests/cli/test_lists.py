@@ -69,7 +69,7 @@ SMALL = [
     "--set",
     "data={dataset: synthetic, shape: [3, 32, 32], classes: 10}",
     "--set",
-    "model={name: vgg11, width: 16, norm: batch}",
+    "model={name: mlp, hidden: [64, 64], norm: batch}",
 ]
 
 

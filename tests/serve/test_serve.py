@@ -384,7 +384,7 @@ def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
         return status, ""
 
     monkeypatch.setattr(runner, "_run_server", server)
-    runner._one(queue.entry(1))
+    runner._run_one(queue.entry(1))
     assert queue.entry(1).state == state
 
 
@@ -401,7 +401,7 @@ def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, n
     queue.submit(config())
     runner = Runner(queue, [], lambda line: None)
     monkeypatch.setattr(runner, "_wait", killed)
-    runner._one(queue.entry(1))
+    runner._run_one(queue.entry(1))
     assert queue.entry(1).state == "failed"
     assert queue.entry(1).reason.startswith(f"ended by {name}. To continue it: fednet queue submit")
 
@@ -417,9 +417,9 @@ def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_que
     runner = Runner(queue, [], lambda line: None)
     ends = [(4, "stopped: SIGTERM; continue with --resume."), (2, "no such data.")]
     monkeypatch.setattr(runner, "_run_server", lambda entry: ends.pop(0))
-    runner._one(queue.entry(1))
+    runner._run_one(queue.entry(1))
     command = queue.entry(1).reason.split("To continue it: fednet ")[1]
-    runner._one(queue.entry(2))
+    runner._run_one(queue.entry(2))
     assert queue.entry(2).reason == "no such data."
     assert main([*shlex.split(command), "--set", "rounds=3"]) == 2
     assert "leave out CONFIG, --set and --load" in capsys.readouterr().err

@@ -10,8 +10,15 @@ from fednet.tools import check
 
 
 @pytest.fixture
-def checked(tmp_path):
-    def run(text: str, name: str) -> list[str]:
+def checked(tmp_path, monkeypatch):
+    """Checks a file with this text. kill: a run is really killed and resumed, which takes a process
+    of its own; else it is run again.
+    """
+
+    def run(text: str, name: str, kill: bool = False) -> list[str]:
+        if not kill:
+            again = check.killed.trained
+            monkeypatch.setattr(check.killed, "resumed", lambda changes, files: again(changes))
         (tmp_path / name).write_text(text)
         return list(check.check(tmp_path / name, lambda wrong: None))
 
@@ -338,7 +345,7 @@ def test_method_whose_memory_a_kill_loses_is_refused(checked):
     with pytest.raises(
         ConfigError, match=r"killed in round 3 .* other bits from round 3; what live"
     ):
-        checked(METHOD.format(name="chk-memory", body=body), "chk_memory.py")
+        checked(METHOD.format(name="chk-memory", body=body), "chk_memory.py", kill=True)
 
 
 def test_method_whose_memory_in_its_module_a_kill_loses_is_refused(checked):
@@ -355,7 +362,7 @@ def test_method_whose_memory_in_its_module_a_kill_loses_is_refused(checked):
     )
     text = METHOD.format(name="chk-module", body=body).replace("@fednet", "KEPT = {}\n\n@fednet")
     with pytest.raises(ConfigError, match=r"killed in round 3 .* other bits from round 3; what"):
-        checked(text, "chk_module.py")
+        checked(text, "chk_module.py", kill=True)
 
 
 def test_method_that_is_fedavg_after_all_is_said_to_be(checked):
