@@ -141,7 +141,7 @@ def check(model: nn.Module, x: Inputs) -> None:
 
 
 def matched_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that are matched: biases and the affine parts of norms (1-d tensors) are
+    """Returns the weights that are matched: biases and the affine parts of norms (1-d tensors) are
     skipped.
     """
     return {name: p for name, p in model.named_parameters() if p.dim() > 1 and p.requires_grad}
@@ -198,8 +198,8 @@ def synthetic_plain(
     goal: Mapping[str, torch.Tensor],
     match: Match,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,); dD/dx:
-    shaped as `images`. Both are on the device of `images`.
+    """Returns (D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,);
+    dD/dx: shaped as `images`. Both are on the device of `images`.
     """
     distances, gradients = [], []
     for j in range(len(images)):
@@ -225,7 +225,7 @@ def synthetic_batched(
     goal: Mapping[str, torch.Tensor],
     match: Match,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees
+    """Returns the same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees
     another, so the gradient of the sum of D is each one's own.
     """
     weights = {name: p.detach() for name, p in matched.items()}

@@ -136,7 +136,7 @@ class FedDC(Algorithm):
         return self.Client(x=s.x, y=s.y)
 
     def plan(self) -> Plan:
-        """The condensation that the options ask for."""
+        """Returns the condensation that the options ask for."""
         c = self.config
         return Plan(
             iterations=c.iterations,
@@ -192,6 +192,6 @@ class FedDCPlus(FedDC):
 
 
 def class_weights(y: torch.Tensor, classes: int) -> torch.Tensor:
-    """(C,): 1 / count of each class among y, 0 for absent ones."""
+    """Returns (C,): 1 / count of each class among y, 0 for absent ones."""
     counts = torch.bincount(y, minlength=classes).float()
     return torch.where(counts > 0, 1 / counts.clamp(min=1), 0.0)

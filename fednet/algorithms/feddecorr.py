@@ -55,8 +55,8 @@ class FedDecorr(Algorithm):
 
 
 def correlation(z: torch.Tensor, code: bool = False) -> torch.Tensor:
-    """The second term of the loss over beta, of features z (n, d), in the paper's form or in that
-    of the authors' code.
+    """Returns the second term of the loss over beta, of features z (n, d), in the paper's form or
+    in that of the authors' code.
     """
     n, d = z.shape
     if n == 1:

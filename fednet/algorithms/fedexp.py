@@ -73,5 +73,5 @@ class FedExP(Algorithm):
         return self.Server(x=d.step(server.x, -eta_g), last=server.x, updates=server.updates + 1)
 
     def global_model(self, server):
-        """The averaged iterate; w^1 after the first update."""
+        """Returns the averaged iterate; w^1 after the first update."""
         return (server.x + server.last) / 2 if server.updates > 1 else server.x

@@ -53,7 +53,7 @@ def margins(counts: torch.Tensor, tau: float) -> torch.Tensor:
 
 
 def calibrated(f: torch.Tensor, y: torch.Tensor, others: bool) -> torch.Tensor:
-    """The mean loss of calibrated logits f (n, C). others: the sum is over i != y alone."""
+    """Returns the mean loss of calibrated logits f (n, C). others: the sum is over i != y alone."""
     if not others:
         return F.cross_entropy(f, y)
     at_y = f.gather(1, y[:, None]).squeeze(1)

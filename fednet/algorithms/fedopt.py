@@ -81,7 +81,7 @@ class Adaptive(Algorithm):
         v: Tensors
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """The next v. square: Delta^2, elementwise."""
+        """Returns the next v. square: Delta^2, elementwise."""
         raise NotImplementedError(f"{type(self).__name__}.second")
 
     def init_server(self, x):

@@ -184,8 +184,8 @@ def within(n: torch.Tensor, most: int) -> torch.Tensor:
 def prototypes(
     model: nn.Module, x: Inputs, y: torch.Tensor, classes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """((C, d) float32 mean features by class, (C,) samples) on the CPU, in batches of the order
-    given.
+    """Returns ((C, d) float32 mean features by class, (C,) samples) on the CPU, in batches of the
+    order given.
     """
     parts = [model.features(part).flatten(1).double() for part in x.split(BATCH)]
     f = torch.cat(parts).cpu()

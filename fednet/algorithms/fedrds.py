@@ -140,8 +140,8 @@ class FedRDS(Algorithm):
 
 
 def cosine(a: Tensors, b: Tensors) -> float:
-    """The cosine between the parameters of two models, in float64, clamped to -1..1; 0 where either
-    is zero.
+    """Returns the cosine between the parameters of two models, in float64, clamped to -1..1; 0
+    where either is zero.
     """
     norms = a.norm() * b.norm()
     return min(1.0, max(-1.0, a.dot(b) / norms)) if norms else 0.0

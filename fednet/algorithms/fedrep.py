@@ -88,8 +88,8 @@ def divided(steps: int, h: int, b: int) -> tuple[int, int]:
 
 
 def together(runs: list[Run], n: int) -> Run:
-    """The statistics of phases that ran one after the other: steps add up, the loss is the mean
-    over them.
+    """Returns the statistics of phases that ran one after the other: steps add up, the loss is the
+    mean over them.
     """
     steps = sum(r.steps for r in runs)
     return Run(n=n, steps=steps, loss=sum(r.loss * r.steps for r in runs) / steps if steps else 0.0)

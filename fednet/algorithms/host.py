@@ -91,17 +91,19 @@ class ClientHost(Protocol):
         ...
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
-        """The gradient of the mean loss over the whole local set at x, in eval mode for buffers.
-        `.x` holds it.
+        """Returns the gradient of the mean loss over the whole local set at x, in eval mode for
+        buffers. `.x` holds it.
         """
         ...
 
     def model(self, x: Tensors) -> nn.Module:
-        """A scratch module holding x (overwritten by the next call)."""
+        """Returns a scratch module holding x (overwritten by the next call)."""
         ...
 
     def frozen(self, x: Tensors) -> nn.Module:
-        """A further module of the same architecture holding x, in eval mode, without gradients."""
+        """Returns a further module of the same architecture holding x, in eval mode, without
+        gradients.
+        """
         ...
 
     def inputs(self, samples: Samples) -> tuple[Inputs, torch.Tensor]:
@@ -113,7 +115,7 @@ class ClientHost(Protocol):
         ...
 
     def fresh(self, purpose: str, k: int) -> Tensors:
-        """A fresh random initialisation of the model, from the stream (purpose, k)."""
+        """Returns a fresh random initialisation of the model, from the stream (purpose, k)."""
         ...
 
     def drawing(self, purpose: str) -> AbstractContextManager[None]:
@@ -183,11 +185,11 @@ class ServerHost(Protocol):
         ...
 
     def model(self, x: Tensors) -> nn.Module:
-        """A scratch module holding x, in eval mode (overwritten by the next call)."""
+        """Returns a scratch module holding x, in eval mode (overwritten by the next call)."""
         ...
 
     def rng(self, purpose: str, client: int = -1) -> np.random.Generator:
-        """The server's stream of that name for this round; client: one for each client."""
+        """Returns the server's stream of that name for this round; client: one for each client."""
         ...
 
     def report(self, **values: object) -> None:

@@ -58,7 +58,7 @@ class Moon(Algorithm):
         return features(module, x, self.config.feature)[1]
 
     def loss(self, task: Task, glob: nn.Module, prev: nn.Module) -> Loss:
-        """The local loss against the two frozen models (lines 16-20)."""
+        """Returns the local loss against the two frozen models (lines 16-20)."""
 
         def local(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
             z, outputs = features(model, x, self.config.feature)
@@ -76,8 +76,8 @@ class Moon(Algorithm):
 def features(
     model: nn.Module, x: Inputs, feature: str, outputs: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if asked
-    for; else empty). The body sees the batch once: a second pass would count it twice in the
+    """Returns (z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if
+    asked for; else empty). The body sees the batch once: a second pass would count it twice in the
     statistics of BatchNorm.
     """
     if feature == "penultimate" and hasattr(model, "encode"):

@@ -82,7 +82,7 @@ def local_rounds(host: ClientHost) -> int:
 
 
 def on_one_batch(task: Task) -> Loss:
-    """A loss that keeps to the first batch it is given: K steps on one minibatch."""
+    """Returns a loss that keeps to the first batch it is given: K steps on one minibatch."""
     kept: list[tuple[Inputs, torch.Tensor]] = []
 
     def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:

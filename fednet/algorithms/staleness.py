@@ -46,8 +46,8 @@ def weight(rule: str, tau: int) -> float:
 
 
 def rebased(up: P, sent: Tensors | None, now: Tensors | None, tau: int) -> P:
-    """A stale reply of a method made for rounds, as if its update, s(tau) of it, had been made from
-    the model as it is now. sent: the model that its client was sent.
+    """Returns a stale reply of a method made for rounds, as if its update, s(tau) of it, had been
+    made from the model as it is now. sent: the model that its client was sent.
 
     A `Delta` is scaled; `Weights` become now + s (weights - sent). Buffers stay as they came.
     """

@@ -81,7 +81,7 @@ def foreign(value: object, path: str) -> str | None:
 
 
 def _items(value: object) -> list[tuple[object, object]] | None:
-    """The (name, part) of a record, mapping or sequence; None for any other value."""
+    """Returns the (name, part) of a record, mapping or sequence; None for any other value."""
     if isinstance(value, (State, Sum, TwoSums)):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
         return [(f.name, getattr(value, f.name)) for f in fields]
@@ -154,8 +154,8 @@ def _to_tree(value: object, path: str, out: dict[str, torch.Tensor] | None) -> o
 def load(
     kind: type, tree: object, tensors: Mapping[str, torch.Tensor], store: Rows | None = None
 ) -> object:
-    """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and
-    declaration differ.
+    """Inverts `dump`: returns a value of the declared `kind`. Raises StateError where file
+    and declaration differ.
     """
     try:
         return _from_tree(tree, tensors, kind, store)
@@ -271,7 +271,7 @@ def _damaged(path: Path, broken: Exception) -> StateError:
 
 
 def check_of(tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """The digest of a state's file; it does not depend on the order of the tensors."""
+    """Returns the digest of a state's file; it does not depend on the order of the tensors."""
     segments: list[bytes | memoryview] = [tree.encode()]
     for name in sorted(tensors):
         one = tensors[name]

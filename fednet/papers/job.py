@@ -78,7 +78,7 @@ class Reproduction:
         return out / (self.cells[0].paper + ("-mini" if self.scale == "mini" else ""))
 
     def runs(self, out: Path) -> list[tuple[Cell, int, RunSpec]]:
-        """The runs ordered by seed, so that whole seeds are done if the command is stopped."""
+        """Returns the runs ordered by seed, so that a stopped command has done whole seeds."""
         return [
             (
                 c,
@@ -92,7 +92,7 @@ class Reproduction:
         ]
 
     def versus(self, cell: Cell) -> Cell | None:
-        """The cell of the same column whose method this cell's is compared with."""
+        """Returns the cell of the same column whose method this cell's is compared with."""
         return next(
             (c for c in self.cells if c.method == cell.versus and _column(c) == _column(cell)), None
         )
@@ -140,8 +140,8 @@ def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:
 
 
 def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[Cell]:
-    """The cells that have all of these whole words in their setting: E1 is not E10. In either case,
-    and c=2 for #C=2, which a shell takes for a comment.
+    """Returns the cells that have all of these whole words in their setting: E1 is not E10. In
+    either case, and c=2 for #C=2, which a shell takes for a comment.
     """
     if not setting:
         return list(cells)
@@ -173,7 +173,7 @@ def _word(word: str) -> str:
 
 
 def _named_methods(cells: Sequence[Cell], only: Sequence[str]) -> set[str]:
-    """The methods that `--only` names, as the table prints them or nearly so."""
+    """Returns the methods that `--only` names, as the table prints them or nearly so."""
     known = list(dict.fromkeys(c.method for c in cells))
     wanted = set[str]()
     left = list(only)
@@ -198,7 +198,7 @@ def _meant(name: str, there: Iterable[str]) -> str | None:
 
 
 def _of_methods(cells: Sequence[Cell], wanted: Collection[str]) -> list[Cell]:
-    """The cells of these methods, and of those that they are measured against."""
+    """Returns the cells of these methods, and of those that they are measured against."""
     chosen = [c for c in cells if c.method in wanted]
     against = {(*_column(c), c.versus) for c in chosen if c.versus}
     return [*chosen, *(c for c in cells if c not in chosen and (*_column(c), c.method) in against)]
@@ -209,7 +209,7 @@ def _column(cell: Cell) -> tuple[str, str, str]:
 
 
 def _evaluated(cell: Cell, scale: str) -> JsonDict:
-    """The cell's configuration with no more evaluation than its figures need.
+    """Returns the cell's configuration with no more evaluation than its figures need.
 
     A table of the global model's accuracy needs it after every round, since the best accuracy and
     its round are over rounds, and needs no client's evaluation. A table of personal accuracy needs

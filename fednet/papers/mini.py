@@ -77,6 +77,6 @@ def mini(cell: Cell) -> Cell:
 
 
 def participants(config: JsonDict) -> tuple[int, float]:
-    """(clients a round at mini scale, the paper's share)."""
+    """Returns (clients a round at mini scale, the paper's share)."""
     share = float(config["participation"])
     return min(COHORT, max(1, math.floor(share * int(config["clients"]) + 0.5))), share

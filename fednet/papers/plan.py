@@ -44,8 +44,8 @@ def plan(
     jobs: int,
     sets: Sequence[str] = (),
 ) -> str:
-    """The plan as text. sets: of these only those that say where the data come from; the others are
-    named as left out.
+    """Returns the plan as text. sets: of these only those that say where the data come from; the
+    others are named as left out.
     """
     runs = job.runs(out)
     paces = measured(job, device, [s for s in sets if s not in marks.changes(sets)])
@@ -122,7 +122,7 @@ def kind(cell: Cell) -> str:
 
 
 def measured(job: Reproduction, device: str, sets: Sequence[str] = ()) -> dict[str, Pace | str]:
-    """The pace by `kind`; where the measurement failed, why."""
+    """Returns the pace by `kind`; where the measurement failed, why."""
     first: dict[str, Cell] = {}
     for cell in job.cells:
         first.setdefault(kind(cell), cell)
@@ -177,8 +177,8 @@ def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
 
 
 def traffic(cell: Cell, public: int) -> tuple[float, bool]:
-    """(MB of the run, whether parts of it depend on the data and are left out). What a client is
-    given once, when it first takes part, counts for as many clients as are expected to.
+    """Returns (MB of the run, whether parts of it depend on the data and are left out). What a
+    client is given once, when it first takes part, counts for as many clients as are expected to.
     """
     config = configuration.from_mapping(cell.config, cell.name)
     sent = cost(config, config.algorithm.name, public)

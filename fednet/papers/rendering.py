@@ -51,7 +51,7 @@ def mean(rows: Sequence[JsonMapping], key: str) -> float | None:
 
 
 def deviation(rows: Sequence[JsonMapping], key: str) -> float | None:
-    """Sample standard deviation over the rows; None for fewer than two."""
+    """Returns the sample standard deviation over the rows; None for fewer than two."""
     values = [float(r[key]) for r in rows if r.get(key) is not None]
     if len(values) < 2:
         return None
@@ -76,7 +76,7 @@ def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
 
 
 def _line(method: str, runs: Sequence[JsonMapping]) -> dict[str, str]:
-    """A method's texts by column. runs: its rows, one for each seed."""
+    """Returns a method's texts by column. runs: its rows, one for each seed."""
     first = runs[0]
     done = [r for r in runs if r["status"] == "done"]
     paper, ours, difference = first["paper"], mean(done, "ours"), ""
@@ -111,7 +111,9 @@ def _line(method: str, runs: Sequence[JsonMapping]) -> dict[str, str]:
 
 
 def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """The settings of which no run was begun, with their methods; empty if that is so of all."""
+    """Returns the settings of which no run was begun, with their methods; empty if that is so of
+    all.
+    """
     found = grouped(rows)
     left = {
         column: tuple(methods)
@@ -127,8 +129,8 @@ def spread(rows: Sequence[JsonMapping], key: str, digits: int = 2) -> str:
 
 
 def reading(rows: Sequence[JsonMapping], key: str, measure: str) -> str:
-    """A measure's mean and spread over seeds as text. Runs that never reached a target are in no
-    mean, and are counted.
+    """Returns a measure's mean and spread over seeds as text. Runs that never reached a target are
+    in no mean, and are counted.
     """
     counted = measure in COUNTS or measure.startswith("rounds_to_")
     text = spread(rows, key, 0 if counted and len(rows) < 2 else 2)
@@ -147,7 +149,7 @@ def _text(value: float | None, digits: int = 2) -> str:
 
 
 def as_text(rows: Sequence[JsonMapping]) -> str:
-    """The table and its notes as text."""
+    """Returns the table and its notes as text."""
     head, lines = table(rows)
     whole = [head, *lines]
     widths = [max(len(line[i]) for line in whole) for i in range(len(head))]
@@ -162,8 +164,8 @@ def as_text(rows: Sequence[JsonMapping]) -> str:
 
 
 def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
-    """The table and its notes as Markdown. legend: False for a page that has `LEGEND` and the
-    description of the mini scale elsewhere.
+    """Returns the table and its notes as Markdown. legend: False for a page that has `LEGEND` and
+    the description of the mini scale elsewhere.
     """
     head, lines = table(rows)
     bar = ["---" if name in WORDS else "---:" for name in head]
@@ -172,7 +174,7 @@ def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
 
 
 def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
-    """The lines below the table: the scale, the measures, the changed settings."""
+    """Returns the lines below the table: the scale, the measures, the changed settings."""
     out = []
     alike: dict[tuple[str, ...], list[str]] = {}  # settings by their methods
     for column, names in unbegun(rows).items():
@@ -191,7 +193,7 @@ def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
 
 
 def _legend(rows: Sequence[JsonMapping]) -> list[str]:
-    """The lines of `LEGEND` that the rows need."""
+    """Returns the lines of `LEGEND` that the rows need."""
     figures, deviation, target, personal = LEGEND
     out = [figures]
     by_method = [runs for methods in grouped(rows).values() for runs in methods.values()]

@@ -92,7 +92,7 @@ def _run(job: Reproduction, asked: Request) -> int:
 
 
 def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
-    """The line about a run that has changed its state."""
+    """Returns the line about a run that has changed its state."""
     if state == "done":
         return _result(job, task)
     if state == "changed":
@@ -110,7 +110,7 @@ def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
 
 
 def _result(job: Reproduction, task: RunSpec) -> str:
-    """The measures of a run that is done, its MB and its seconds."""
+    """Returns the measures of a run that is done, its MB and its seconds."""
     run = open_run(task.run)
     name = task.name.rpartition("-seed")[0]
     cell = next(c for c in job.cells if c.config["name"] == name)
@@ -142,7 +142,9 @@ def publish(job: Reproduction, out: Path) -> list[Path]:
 
 
 def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
-    """(the table's rows, those of the curves). A run that is not done has a row with its status."""
+    """Returns (the table's rows, those of the curves). A run that is not done has a row with its
+    status.
+    """
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if marks.state_now(t) == "done"}
     made, curves = [], []
@@ -165,7 +167,7 @@ def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
 
 
 def _status(task: RunSpec) -> str:
-    """The state of a run as the table shows it."""
+    """Returns the state of a run as the table shows it."""
     state = marks.state_now(task)
     if state == "done":
         return state

@@ -77,7 +77,7 @@ KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")  # wh
 def measured(
     name: str, run: Run, versus: Run | None = None, target_round: int | None = None
 ) -> float | None:
-    """A measure of a cell (see `papers.Cell`) on a run, in the papers' units: accuracies in
+    """Returns a measure of a cell (see `papers.Cell`) on a run, in the papers' units: accuracies in
     percent. None if the run does not have it.
     """
     a = metrics.curve(run)
@@ -100,7 +100,7 @@ def measured(
 
 
 def _compared(name: str, run: Run, versus: Run, target_round: int | None) -> float | None:
-    """A measure in comparison with another run of the same seed."""
+    """Returns a measure in comparison with another run of the same seed."""
     if name == "points_gained":
         ours, theirs = _own_or_best(run), _own_or_best(versus)
         return None if ours is None or theirs is None else 100 * (ours - theirs)
@@ -111,7 +111,7 @@ def _compared(name: str, run: Run, versus: Run, target_round: int | None) -> flo
 
 
 def _own_or_best(run: Run) -> float | None:
-    """The accuracy of the personal models if the run has them, else the best accuracy."""
+    """Returns the accuracy of the personal models if the run has them, else the best accuracy."""
     own = metrics.personal(run)
     if own is not None:
         accuracy: float | None = own["pfl"]
@@ -130,7 +130,7 @@ def _stability(run: Run, name: str) -> float | None:
 
 
 def _best(run: Run) -> tuple[float | None, int | None]:
-    """(accuracy, round)."""
+    """Returns (accuracy, round)."""
     return metrics.best(metrics.curve(run)) or (None, None)
 
 
@@ -140,8 +140,8 @@ def _mean_accuracy(run: Run) -> float | None:
 
 
 def _flat_after_round(run: Run) -> int | None:
-    """The first round from which on no later accuracy is more than 0.1 points above the best so
-    far.
+    """Returns the first round from which on no later accuracy is more than 0.1 points above the
+    best so far.
     """
     a = metrics.curve(run)
     top = max((v for _, v in a), default=0.0)
@@ -153,8 +153,8 @@ def _final_train_loss(run: Run) -> float | None:
 
 
 def _steady_after_round(run: Run) -> int | None:
-    """The last round whose training loss is above the one before by more than 5 % of the first
-    round's.
+    """Returns the last round whose training loss is above the one before by more than 5 % of the
+    first round's.
     """
     losses = metrics.curve(run, "train_loss")
     if not losses:
@@ -165,8 +165,8 @@ def _steady_after_round(run: Run) -> int | None:
 
 
 def emd(run: Run) -> float | None:
-    """The mean over clients of the L1 distance of their class shares to those of all clients
-    together. Samples shared with the clients have the class shares of all data.
+    """Returns the mean over clients of the L1 distance of their class shares to those of all
+    clients together. Samples shared with the clients have the class shares of all data.
     """
     counts = np.asarray(run.partition.get("samples_by_class") or [], dtype=np.float64)
     if counts.ndim != 2 or not counts.sum():
@@ -216,7 +216,7 @@ def row(
     status: str = "done",
     changed: str = "",
 ) -> JsonDict:
-    """The CSV's row of one run; `run` None: `status` is "failed: why" or "not run". The
+    """Returns the CSV's row of one run; `run` None: `status` is "failed: why" or "not run". The
     arguments are columns; versus: the run that this one is compared with.
     """
     out: JsonDict = dict.fromkeys(FIXED)
@@ -272,7 +272,7 @@ def device(run: Run) -> str | None:
 
 
 def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:
-    """The run's curves, one row for each evaluated round. Accuracies in percent."""
+    """Returns the run's curves, one row for each evaluated round. Accuracies in percent."""
     factors = {"accuracy": 100, "personal_accuracy": 100, "test_loss": 1, "train_loss": 1}
     by_round = {y: dict(metrics.curve(run, y)) for y in factors}
     spent = costs.cost(run, "mb")

@@ -137,14 +137,14 @@ WORDS = ("method", "dataset", "heterogeneity", "variant")
 
 @functools.cache
 def paper(key: str) -> JsonDict:
-    """The description of a paper (`fedpdc`, ...). Not to be changed."""
+    """Returns the description of a paper (`fedpdc`, ...). Not to be changed."""
     path = Path(__file__).parent / f"{key}.yaml"
     found: JsonDict = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
 def with_results() -> list[str]:
-    """The tables and figures that have runs: `fedpdc/table2`, ..., `gas/table1`."""
+    """Returns the tables and figures that have runs: `fedpdc/table2`, ..., `gas/table1`."""
     return [
         f"{key}/{name}"
         for key in NAMES
@@ -154,7 +154,7 @@ def with_results() -> list[str]:
 
 
 def no_runs() -> dict[str, str]:
-    """The tables without runs, and what they print."""
+    """Returns the tables without runs, and what they print."""
     return {
         f"{key}/{name}": str(table["no_runs"])
         for key in NAMES
@@ -164,8 +164,8 @@ def no_runs() -> dict[str, str]:
 
 
 def table(name: str) -> JsonDict:
-    """The description of a table that has runs, such as `feddpc/table2`. Raises ConfigError for
-    another name.
+    """Returns the description of a table that has runs, such as `feddpc/table2`. Raises ConfigError
+    for another name.
     """
     key, _, title = _known(name).partition("/")
     found: JsonDict = paper(key)["tables"][title]
@@ -173,13 +173,13 @@ def table(name: str) -> JsonDict:
 
 
 def caption(name: str) -> str:
-    """The table's caption, in the paper's words where it has some."""
+    """Returns the table's caption, in the paper's words where it has some."""
     return str(table(name)["caption"])
 
 
 def cells(name: str) -> list[Cell]:
-    """Every cell of a table such as `feddpc/table2`, in the order of its runs. Raises ConfigError
-    for a name that is none of `with_results()`.
+    """Returns every cell of a table such as `feddpc/table2`, in the order of its runs. Raises
+    ConfigError for a name that is none of `with_results()`.
     """
     key, _, title = _known(name).partition("/")
     return [_cell(key, title, words, figures) for words, figures in _printed(table(name))]
@@ -212,7 +212,7 @@ def _cell(key: str, title: str, words: Mapping[str, str], figures: list[Any]) ->
 
 
 def _printed(table: JsonMapping) -> Iterator[tuple[dict[str, str], list[Any]]]:
-    """(words, figures) of each cell of a table, in the table's order."""
+    """Yields (words, figures) of each cell of a table, in the table's order."""
     shared = {**dict.fromkeys(WORDS, ""), **table.get("at", {})}
     levels = table["by"]
     if isinstance(levels, Mapping):
@@ -229,8 +229,8 @@ def _printed(table: JsonMapping) -> Iterator[tuple[dict[str, str], list[Any]]]:
 
 
 def _leaves(tree: Any, depth: int, columns: list[str] | None) -> Iterator[tuple[list[str], Any]]:
-    """(the names on the way, what is there) at a depth of a tree of mappings, whose last level may
-    be a list under the names of the columns; a list may end early.
+    """Yields (the names on the way, what is there) at a depth of a tree of mappings, whose last
+    level may be a list under the names of the columns; a list may end early.
     """
     if depth == 0:
         yield [], tree
@@ -245,13 +245,13 @@ def _leaves(tree: Any, depth: int, columns: list[str] | None) -> Iterator[tuple[
 
 
 def _counting(lines: JsonMapping, words: Mapping[str, str]) -> list[Any]:
-    """The values of the lines whose words the cell has."""
+    """Returns the values of the lines whose words the cell has."""
     have = {"all", *words.values()}
     return [value for key, value in lines.items() if have >= set(key.split(" & "))]
 
 
 def _last(given: Any, words: Mapping[str, str]) -> Any:
-    """A value that may be given by words: then the last that counts, None where none does."""
+    """Returns a value that may be given by words: then the last that counts, None if none does."""
     if not isinstance(given, Mapping):
         return given
     counting = _counting(given, words)
@@ -259,7 +259,7 @@ def _last(given: Any, words: Mapping[str, str]) -> Any:
 
 
 def _known(name: str) -> str:
-    """The table's name as it is written in the YAML file, from a name in any case."""
+    """Returns the table's name as it is written in the YAML file, from a name in any case."""
     known = with_results()
     found = next((k for k in known if k.lower() == name.lower()), None)
     if found is not None:

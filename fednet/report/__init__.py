@@ -16,7 +16,7 @@ __all__ = ["finish", "open_run"]
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in that directory. Raises ConfigError if there is none."""
+    """Returns the run in that directory. Raises ConfigError if there is none."""
     from fednet.report import read
 
     return read.open_run(path)

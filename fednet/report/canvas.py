@@ -111,7 +111,7 @@ def draw(figure: Figure, png: Path | None = None) -> Drawn:
 
 
 def save(figures: Iterator[Figure], folder: Path) -> dict[str, Drawn]:
-    """Every figure as SVG and PNG, its data as CSV. Returns what was drawn, by name."""
+    """Writes every figure as SVG and PNG, and its data as CSV; returns the drawings by name."""
     folder.mkdir(exist_ok=True)
     made = {}
     for figure in figures:
@@ -157,8 +157,8 @@ SERIES = re.compile(r"series-(\d+)(-band)?")
 
 
 def inline(figure: Figure, drawn: Drawn, own: str) -> Markup:
-    """The drawing as part of an HTML page, without its title, which the page shows itself. own: a
-    prefix of its ids, different for each drawing of a page.
+    """Returns the drawing as part of an HTML page, without its title, which the page shows itself.
+    own: a prefix of its ids, different for each drawing of a page.
     """
     root = ET.fromstring(drawn.svg)
     for parent in list(root.iter()):

@@ -23,8 +23,8 @@ BLANK = 1.0  # white: no image of that class
 
 
 def class_means(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
-    """(C, c, h, w): the mean real image of each class, NaN for a class without any. x: model
-    inputs; y: (n,).
+    """Returns (C, c, h, w): the mean real image of each class, NaN for a class without any. x:
+    model inputs; y: (n,).
     """
     import torch
 
@@ -73,8 +73,8 @@ def draw(run_dir: Path, path: Path, title: str = "condensed images", most: int =
 
 
 def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:
-    """(H, W, 3) in 0..1: classes downwards; the mean, then the clients in order of id, to the
-    right.
+    """Returns (H, W, 3) in 0..1: classes downwards; the mean, then the clients in order of id, to
+    the right.
     """
     classes, _, h, w = class_means.shape
     columns = [{c: m for c, m in enumerate(class_means) if not bool(m.isnan().any())}]
@@ -89,8 +89,8 @@ def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:
 
 
 def shown(image: torch.Tensor) -> np.ndarray:
-    """(h, w, 3) in 0..1: the image stretched from its 1st to its 99th percentile, since condensed
-    pixels have no bounds. One channel is drawn grey; of more than three, the first three.
+    """Returns (h, w, 3) in 0..1: the image stretched from its 1st to its 99th percentile, since
+    condensed pixels have no bounds. One channel is drawn grey; of more than three, the first three.
     """
     pixels = image.detach().cpu().double().numpy()
     low, high = np.percentile(pixels, [1, 99])

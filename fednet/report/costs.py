@@ -83,7 +83,7 @@ class Spent:
                 self.method[w.direction][kind] += sign * n
 
     def sum(self, **by: str | int) -> int:
-        """Bytes with this `round`, `direction` and `kind`, whichever are given."""
+        """Returns bytes with this `round`, `direction` and `kind`, whichever are given."""
         want = (by.get("round"), by.get("direction"), by.get("kind"))
         return sum(
             n for key, n in self.rows.items() if all(w is None or w == k for w, k in zip(want, key))
@@ -134,13 +134,13 @@ def ledger(run: Run) -> Spent:
 
 
 def round_of(w: Wire) -> int:
-    """The round that a message's bytes belong to."""
+    """Returns the round that a message's bytes belong to."""
     return AFTER if w.final else w.round
 
 
 def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
-    """The used messages of these rounds whose payload crossed again to a later server: one that is
-    started after a crash repeats the rounds since its checkpoint.
+    """Yields the used messages of these rounds whose payload crossed again to a later server: one
+    that is started after a crash repeats the rounds since its checkpoint.
     """
     if not rounds:
         return
@@ -179,7 +179,7 @@ def _payload_of(w: Wire) -> tuple[object, ...]:
 
 
 def seconds_key(run: Run) -> str:
-    """The field of a round that has its time: a key of CLOCKS."""
+    """Returns the field of a round that has its time: a key of CLOCKS."""
     virtual = (run.config.get("link") or {}).get("clock") == "virtual"
     return (
         "seconds_virtual"
@@ -189,8 +189,8 @@ def seconds_key(run: Run) -> str:
 
 
 def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
-    """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total |
-    up | down (all bytes), useful (each used payload once, both directions).
+    """Returns the cumulative cost after each round, by its number. by: rounds | mb | seconds;
+    bytes: total | up | down (all bytes), useful (each used payload once, both directions).
 
     Bytes before round 1 (joins) count into round 1. Traffic that a resumed run repeats counts
     twice. The evaluation after the last round is no cost of a round.
@@ -215,7 +215,7 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
 
 
 def axis(by: str, bytes: str = "total", clock: str = "seconds") -> str:
-    """The label of an axis of costs. clock: a key of CLOCKS."""
+    """Returns the label of an axis of costs. clock: a key of CLOCKS."""
     if by == "rounds":
         return "round"
     if by == "seconds":
@@ -225,12 +225,14 @@ def axis(by: str, bytes: str = "total", clock: str = "seconds") -> str:
 
 
 def counted(bytes: str) -> str:
-    """A sentence about which bytes MB counts."""
+    """Returns a sentence about which bytes MB counts."""
     return f"MB = 10^6 bytes {SENT[bytes]}, after compression, including protocol overhead"
 
 
 def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
-    """(rounds, {phase: seconds per round}), by the run's clock; the rest of a round is `other`."""
+    """Returns (rounds, {phase: seconds per round}), by the run's clock; the rest of a round is
+    `other`.
+    """
     key = seconds_key(run)
     rounds = [r.round for r in run.rounds]
     whole = [float(r[key] or 0.0) for r in run.rounds]
@@ -247,8 +249,8 @@ def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
 
 # -- bytes: by kind, wasted, predicted against measured --------------------------------------------
 def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]:
-    """(rounds, {direction: {kind: bytes per round}}). Round 0 is what was sent before the first;
-    the evaluation after the last round is left out.
+    """Returns (rounds, {direction: {kind: bytes per round}}). Round 0 is what was sent before the
+    first; the evaluation after the last round is left out.
     """
     book = ledger(run)
     rounds = sorted({t for t, _, _ in book.rows} - {AFTER})
@@ -262,14 +264,14 @@ def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]
 
 
 def wasted(run: Run) -> dict[str, int]:
-    """Bytes of payloads, and of the requests for them, that were not used or whose round was
-    repeated, by reason, the largest first.
+    """Returns bytes of payloads, and of the requests for them, that were not used or whose round
+    was repeated, by reason, the largest first.
     """
     return dict(sorted(ledger(run).wasted.items(), key=lambda item: (-item[1], item[0])))
 
 
 def kinds_of(run: Run) -> dict[str, dict[str, int]]:
-    """Bytes by direction and kind."""
+    """Returns bytes by direction and kind."""
     book = ledger(run)
     return {
         way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))}

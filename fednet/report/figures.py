@@ -141,7 +141,7 @@ def curve(
 
 
 def _values(s: Series) -> JsonDict:
-    """The values of a line, for the pointer."""
+    """Returns the values of a line, for the pointer."""
     return {
         "i": s.place,
         "l": s.label,
@@ -538,7 +538,7 @@ def caption(of: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
 
 
 def _seeds(of: Sequence[Group]) -> str:
-    """A sentence that says over which seeds a line is the mean."""
+    """Returns a sentence that says over which seeds a line is the mean."""
     if len({tuple(g.seeds) for g in of}) == 1:
         seeds = ", ".join(map(str, of[0].seeds))
         which = f"seed {seeds}" if len(of[0].seeds) == 1 else f"seeds {seeds}"
@@ -562,7 +562,7 @@ def _inches(width: float | str) -> float:
 
 # -- parts of several figures ----------------------------------------------------------------------
 def size(n: float) -> str:
-    """Bytes as text, such as 3.4 MB."""
+    """Returns bytes as text, such as 3.4 MB."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n >= unit:
             return f"{n / unit:.3g} {name}"
@@ -604,7 +604,7 @@ def _bars(
 
 
 def _stacked(bars: dict[str, Bars]) -> JsonDict:
-    """The values of stacked bars, for the pointer: it shows all parts of a bar."""
+    """Returns the values of stacked bars, for the pointer: it shows all parts of a bar."""
     series = [
         {"l": label, "x": _digits(x.tolist()), "m": _digits(height.tolist())}
         for label, (x, height, _) in bars.items()
@@ -634,8 +634,8 @@ def _shades(
 def _cells(
     table: np.ndarray, rows: Sequence[object], columns: Sequence[object], what: str, **more: object
 ) -> JsonDict | None:
-    """The values of a grid (rows, columns) of counts, codes or rates, for the pointer; None for a
-    grid that is too large.
+    """Returns the values of a grid (rows, columns) of counts, codes or rates, for the pointer; None
+    for a grid that is too large.
     """
     if len(rows) * len(columns) > HOVER:
         return None

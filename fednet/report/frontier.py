@@ -68,8 +68,8 @@ def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Poin
 
 
 def front(points: Sequence[Point], axis: str) -> list[Point]:
-    """The Pareto front: the points that no other equals or beats in both cost and mean accuracy,
-    cheapest first.
+    """Returns the Pareto front: the points that no other equals or beats in both cost and mean
+    accuracy, cheapest first.
     """
     found: list[Point] = []
     for p in sorted(points, key=lambda p: (p.cost(axis), -p.mean)):
@@ -79,7 +79,7 @@ def front(points: Sequence[Point], axis: str) -> list[Point]:
 
 
 def axes(points: Sequence[Point], way: str) -> list[str]:
-    """The axes of cost that all points have."""
+    """Returns the axes of cost that all points have."""
     timed = all(len(p.seconds) == len(p.accuracy) for p in points)
     return [way, "seconds"] if timed else [way]
 
@@ -188,7 +188,7 @@ COLUMNS = (
 
 
 def table(points: Sequence[Point], way: str) -> list[tuple[str, ...]]:
-    """The points as `fednet frontier` prints them: the best first."""
+    """Returns the points as `fednet frontier` prints them: the best first."""
     chosen = axes(points, way)
     best = {axis: front(points, axis) for axis in chosen}
     rows: list[tuple[str, ...]] = []

@@ -88,9 +88,9 @@ def _aside(key: str) -> bool:
 
 
 def _labels(firsts: Sequence[Run]) -> list[str]:
-    """The algorithm's name, and each other setting in which the groups differ: "fedprox mu=0.1
-    alpha=0.3". A setting of one algorithm (mu) is named only if groups of this algorithm differ in
-    it.
+    """Returns the algorithm's name, and each other setting in which the groups differ: "fedprox
+    mu=0.1 alpha=0.3". A setting of one algorithm (mu) is named only if groups of this algorithm
+    differ in it.
     """
     configs = [{k: v for k, v in flat(r.config).items() if not _aside(k)} for r in firsts]
     labels = []
@@ -113,7 +113,7 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
 
 
 def word(value: object) -> str:
-    """A value as a label has it: [topk(0.05), qsgd(8)] as topk(0.05)+qsgd(8)."""
+    """Returns a value as a label has it: [topk(0.05), qsgd(8)] as topk(0.05)+qsgd(8)."""
     if isinstance(value, list):
         return "+".join(word(v) for v in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -145,25 +145,27 @@ def unpaired(a: Run, b: Run) -> list[str]:
 
 
 def _initial(run: Run) -> tuple[object, object, object]:
-    """The settings that the initial weights depend on."""
+    """Returns the settings that the initial weights depend on."""
     return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed
 
 
 def clocks(groups: Sequence[Group]) -> list[str]:
-    """The clocks by which these runs measure time: keys of `costs.CLOCKS`."""
+    """Returns the clocks by which these runs measure time: keys of `costs.CLOCKS`."""
     return sorted({g.clock for g in groups})
 
 
 def titled(groups: Sequence[Group], y: str) -> str:
-    """The label of a metric, which names the model whose accuracy it is, in each of these runs."""
+    """Returns the label of a metric, which names the model whose accuracy it is, in each of these
+    runs.
+    """
     owns = sorted({r.own_model for g in groups for r in g.runs})
     return metric(y).titled(" or ".join(owns))
 
 
 # -- settings in words -----------------------------------------------------------------------------
 def setting(runs: Sequence[Run]) -> str:
-    """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5,
-    lenet5, 1 local epoch". If runs differ in one of these, all values of it.
+    """Returns the experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation
+    0.5, lenet5, 1 local epoch". If runs differ in one of these, all values of it.
     """
     return ", ".join(in_common([_setting(r) for r in runs]))
 
@@ -183,7 +185,7 @@ def in_common(found: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _setting(run: Run) -> list[str]:
-    """The words of a run's setting, the same number of them for each run."""
+    """Returns the words of a run's setting, the same number of them for each run."""
     c = run.config
     data, train = c.get("data", {}), c.get("train", {})
     if c.get("clients_per_round"):
@@ -227,7 +229,9 @@ def _partition(data: JsonDict) -> str:
 
 
 def link(runs: Sequence[Run]) -> str:
-    """The links as configured: "simulated time, up 10 Mbit/s, down 50 Mbit/s, 20 ms latency"."""
+    """Returns the links as configured: "simulated time, up 10 Mbit/s, down 50 Mbit/s, 20 ms
+    latency".
+    """
     return in_common([[_link(r)] for r in runs])[0]
 
 
@@ -251,7 +255,7 @@ def _link(run: Run) -> str:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[object]]:
-    """The settings in which the runs differ, by dotted key."""
+    """Returns the settings in which the runs differ, by dotted key."""
     configs = [flat(r.config) for r in runs]
     keys = sorted(set().union(*configs))
     return {

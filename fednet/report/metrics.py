@@ -29,9 +29,9 @@ LAST = 4  # of the targets that were reached, so many are reported
 
 # -- curves ----------------------------------------------------------------------------------------
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
-    """(round, value) of the rounds that have one, not smoothed. y: a name of `records.METRICS`:
-    accuracy is of the global model on the server's test set, personal_accuracy of the personal
-    models of the clients evaluated in that round, on their own tests, pooled.
+    """Returns (round, value) of the rounds that have one, not smoothed. y: a name of
+    `records.METRICS`: accuracy is of the global model on the server's test set, personal_accuracy
+    of the personal models of the clients evaluated in that round, on their own tests, pooled.
     """
     try:
         of = metric(y).of
@@ -42,12 +42,12 @@ def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
 
 # -- accuracy --------------------------------------------------------------------------------------
 def final(values: Sequence[tuple[int, float]]) -> float | None:
-    """The metric's value in the last evaluated round."""
+    """Returns the metric's value in the last evaluated round."""
     return values[-1][1] if values else None
 
 
 def best(values: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
-    """(accuracy, round); the first of several such rounds."""
+    """Returns (accuracy, round); the first of several such rounds."""
     if not values:
         return None
     t, a = max(values, key=lambda p: (p[1], -p[0]))
@@ -55,14 +55,14 @@ def best(values: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
 
 
 def last(values: Sequence[tuple[int, float]]) -> tuple[float | None, int]:
-    """(mean, how many) of the last ten evaluated rounds, or of all if there are fewer."""
+    """Returns (mean, how many) of the last ten evaluated rounds, or of all if there are fewer."""
     tail = [a for _, a in values[-10:]]
     return _mean(tail), len(tail)
 
 
 # -- targets ---------------------------------------------------------------------------------------
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
-    """The first evaluated round at or above the target, None if there is none."""
+    """Returns the first evaluated round at or above the target, None if there is none."""
     return next((t for t, a in values if a >= target), None)
 
 
@@ -98,8 +98,8 @@ def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
 
 
 def class_accuracy(record: Round) -> np.ndarray | None:
-    """(C,) accuracy by class of one round, NaN for a class without test samples; None where it was
-    not evaluated.
+    """Returns (C,) accuracy by class of one round, NaN for a class without test samples; None where
+    it was not evaluated.
     """
     if not record.correct_by_class or not record.total_by_class:
         return None
@@ -166,7 +166,7 @@ def latest(run: Run, name: str) -> dict[int, Client]:
 
 
 def ended(run: Run) -> list[Client]:
-    """The records of the evaluation at the end."""
+    """Returns the records of the evaluation at the end."""
     return evaluations(run).ended
 
 
@@ -180,8 +180,8 @@ def pooled(clients: Iterable[Client], name: str) -> float | None:
 
 
 def personal(run: Run) -> JsonDict | None:
-    """Accuracy of the personal models on each client's own test split, at its last evaluation; None
-    without them.
+    """Returns the accuracy of the personal models on each client's own test split, at its last
+    evaluation; None without them.
 
     worst_tenth: mean over the worst tenth of the clients (at least one).
     """
@@ -235,8 +235,8 @@ def participation(run: Run) -> Participation:
 
 @once
 def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
-    """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
-    their last accuracy.
+    """Returns (which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated),
+    clients by their last accuracy.
 
     Of the personal models if the method has them, else of the global model, as received or at the
     end, on each client's own tests.
@@ -263,12 +263,12 @@ def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray]
 
 
 def last_of(table: np.ndarray) -> np.ndarray:
-    """(rows,) the last value of each row that is no NaN."""
+    """Returns (rows,) the last value of each row that is no NaN."""
     return np.asarray([row[~np.isnan(row)][-1] for row in table])
 
 
 def accuracy_by_class(run: Run) -> tuple[list[int], np.ndarray] | None:
-    """(rounds, (C, rounds)) of the rounds that were evaluated."""
+    """Returns (rounds, (C, rounds)) of the rounds that were evaluated."""
     found = [(r.round, a) for r in run.rounds if (a := class_accuracy(r)) is not None]
     return ([t for t, _ in found], np.stack([a for _, a in found], axis=1)) if found else None
 
@@ -280,8 +280,8 @@ def class_names(run: Run, n: int) -> list[str]:
 
 # -- the world around a run ------------------------------------------------------------------------
 def to_accuracy(run: Run) -> list[dict[str, float]]:
-    """The highest targets that were reached: accuracy, rounds, mb and seconds to the first round
-    that was there.
+    """Returns the highest targets that were reached: accuracy, rounds, mb and seconds to the first
+    round that was there.
     """
     values = curve(run)
     found = [(a, t) for a in TARGETS if (t := reached(values, a)) is not None][-LAST:]
@@ -295,7 +295,7 @@ def to_accuracy(run: Run) -> list[dict[str, float]]:
 
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
-    """The run's `summary.json`; before the run has ended, its metrics until now."""
+    """Returns the run's `summary.json`; before the run has ended, its metrics until now."""
     return (
         run.summary
         if run.summary.accuracy is not None
@@ -304,8 +304,8 @@ def summary(run: Run) -> Summary:
 
 
 def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = None) -> JsonDict:
-    """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is
-    None. prediction: the prediction of the method's own bytes, by direction and kind.
+    """Returns the metric part of `summary.json`. What does not apply is left out; a mean of nothing
+    is None. prediction: the prediction of the method's own bytes, by direction and kind.
     """
     a = curve(run)
     top, at = best(a) or (None, None)
@@ -370,7 +370,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
 
 # -- over seeds ------------------------------------------------------------------------------------
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half-width of its 95 % t-interval; no half-width for a single value."""
+    """Returns the mean and half-width of its 95 % t-interval; no half-width for a single value."""
     n, m = len(values), math.fsum(values) / len(values)
     if n < 2:
         return m, None
@@ -380,7 +380,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 @functools.cache
 def t_quantile(degrees: int) -> float:
-    """The t below which 97.5 % of Student's distribution lie.
+    """Returns the t below which 97.5 % of Student's distribution lie.
 
     With theta = atan(t / sqrt(degrees)) the share between -t and t is a finite sum of powers of
     cos(theta) (Abramowitz and Stegun, 26.7.3 and 26.7.4), which grows with theta: it is bisected.
@@ -407,7 +407,8 @@ def t_quantile(degrees: int) -> float:
 
 
 def band(runs: Sequence[Run], x: str, y: str, bytes: str) -> dict[str, list[float]]:
-    """Mean curve over seeds with its 95 % t-interval, at the rounds that all runs evaluated.
+    """Returns the mean curve over seeds with its 95 % t-interval, at the rounds that all runs
+    evaluated.
 
     x is the mean of the runs' costs at that round, so that a point is a round whatever the axis.
     Keys: round, x, mean, low, high.

@@ -46,7 +46,7 @@ def write(runs: Sequence[Run], out: str | Path, drawn: Mapping[str, Drawn] | Non
 
 
 def templates() -> Environment:
-    """The templates in this folder."""
+    """Returns the templates in this folder."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -59,7 +59,7 @@ def templates() -> Environment:
 
 
 def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again: int = 0) -> str:
-    """The page as text. again: seconds after which the page of a live run reloads, if it is
+    """Returns the page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.
     """
     if not runs:
@@ -99,7 +99,7 @@ def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again:
 
 # -- above: what it is, and the most important numbers ---------------------------------------------
 def _title(runs: Sequence[Run], found: Sequence[Group]) -> str:
-    """The methods and the data."""
+    """Returns the methods and the data."""
     methods = list(dict.fromkeys(g.label for g in found))
     what = " vs ".join(methods) if len(methods) < 5 else f"{len(methods)} methods"
     data = list(dict.fromkeys(groups.dataset(r) for r in runs))
@@ -107,7 +107,7 @@ def _title(runs: Sequence[Run], found: Sequence[Group]) -> str:
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    """(value, name, note) of the numbers at the top of the page."""
+    """Returns (value, name, note) of the numbers at the top of the page."""
     s = metrics.summary(run)
     curve = metrics.curve(run)
     tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
@@ -158,7 +158,7 @@ def _tasks(run: Run) -> tuple[str, str, str]:
 
 
 def _comparison(runs: Sequence[Run]) -> JsonDict:
-    """The table of several runs, with the highest target that all of them reach."""
+    """Returns the table of several runs, with the highest target that all of them reach."""
     best = [b[0] for r in runs if (b := metrics.best(metrics.curve(r)))]
     target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
     made = tables.table(runs, [target] if target else [])
@@ -187,13 +187,13 @@ def _curves(found: Sequence[Group], chart: Chart) -> list[JsonDict]:
 
 
 def _axes(found: Sequence[Group]) -> list[tuple[str, str]]:
-    """(axis, clock): each clock has an axis of its own."""
+    """Returns (axis, clock): each clock has an axis of its own."""
     clocks = groups.clocks(found)
     return [("rounds", clocks[0]), ("mb", clocks[0]), *(("seconds", clock) for clock in clocks)]
 
 
 def _legend(found: Sequence[Group]) -> Markup:
-    """A button for each group, with its line, which hides it and shows it again."""
+    """Returns a button for each group, with its line, which hides it and shows it again."""
     out = []
     for place, g in enumerate(found):
         dashes = style.line(place)["dashes"]
@@ -266,7 +266,7 @@ def _tables(run: Run) -> list[JsonDict]:
 
 
 def _table(run: Run) -> JsonDict | None:
-    """The training samples of each client by class."""
+    """Returns the training samples of each client by class."""
     counts = run.counts
     if counts is None or counts.ndim != 2:
         return None
@@ -286,7 +286,7 @@ def _data_url(picture: Path) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """The path as a command in this directory takes it."""
+    """Returns the path as a command in this directory takes it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 
 def rows(table: np.ndarray, names: Sequence[str] | None = None) -> list[list[str]]:
-    """Header and one row a client: client, samples of each class ("·" for none), their sum; then
-    the sums of columns.
+    """Returns a header and one row per client: client, samples of each class ("·" for none), their
+    sum; then the sums of columns.
 
     table: (N, C) samples; names: of the classes, else their numbers.
     """
@@ -48,7 +48,7 @@ def measures(table: np.ndarray) -> dict[str, float]:
 
 
 def skew(table: np.ndarray) -> str:
-    """A line of the measures of skew. table: (N, C) samples."""
+    """Returns a line of the measures of skew. table: (N, C) samples."""
     found = measures(table)
     return (
         f"Label skew: mean distance of the clients' label distributions to the overall one: earth "

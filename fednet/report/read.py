@@ -86,7 +86,9 @@ class Run:
 
     # Of the type that FILES has for the name.
     def lines(self, name: str) -> Iterator[Any]:
-        """The rows of `NAME.jsonl`, one at a time: those of a long run need not fit in memory."""
+        """Yields the rows of `NAME.jsonl`, one at a time: those of a long run need not fit in
+        memory.
+        """
         return reading.rows(self.dir, self.dir / f"{name}.jsonl", FILES[name])
 
     # -- often needed ------------------------------------------------------------------------------
@@ -127,8 +129,8 @@ class Run:
         return list(self.partition.get("sha256", ()))
 
     def model(self) -> nn.Module:
-        """The global model with its final weights, on the CPU, in eval mode. If the method shares
-        only a part of the model, the rest has its initial values (the clients' models are in
+        """Returns the global model with its final weights, on the CPU, in eval mode. If the method
+        shares only a part of the model, the rest has its initial values (the clients' models are in
         `personal/`).
 
         Raises StateError if the run has no global model, has not ended, or the file is not what the
@@ -159,8 +161,8 @@ class Run:
         return module.eval()
 
     def _shape(self, settings: Config) -> tuple[tuple[int, ...], int]:
-        """The shape of one model input, and the number of outputs: as recorded, else by looking at
-        the data again.
+        """Returns the shape of one model input, and the number of outputs: as recorded, else by
+        looking at the data again.
         """
         facts = self.partition
         if facts.get("input_shape"):
@@ -175,7 +177,7 @@ class Run:
         return found.input_shape, found.outputs
 
     def frame(self, what: str) -> pandas.DataFrame:
-        """A pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""
+        """Returns a pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""
         if what not in FILES:
             raise ConfigError(unknown("frame", what, FILES))
         try:
@@ -200,7 +202,7 @@ def once(make: F) -> F:
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in that directory. Raises ConfigError if there is none."""
+    """Returns the run in that directory. Raises ConfigError if there is none."""
     folder = Path(path)
     meet()  # whichever thread reads what is below
     if folder.is_file() and folder.name == "config.yaml":

@@ -113,7 +113,7 @@ def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
 
 
 def text(status: Status, run: Path, now: float) -> str:
-    """The status as a person reads it."""
+    """Returns the status as a person reads it."""
     live, how = alive(status, run, now)
     ended = status.state in ENDED
     if status.state == "starting":
@@ -190,8 +190,8 @@ def show(
     pause: Callable[[float], None] = time.sleep,
     ages: bool = False,
 ) -> Iterator[str]:
-    """The status as text, once, or with `watch` whenever it changes until the run ends; with `ages`
-    also whenever only its times change. The caller prints.
+    """Yields the status as text, once, or with `watch` whenever it changes until the run ends; with
+    `ages` also whenever only its times change. The caller prints.
     """
     last = None
     while True:

@@ -82,9 +82,9 @@ def compare(
     format: str = "table",
     labels: Sequence[str] = (),
 ) -> str:
-    """The comparison as text. by: rounds | mb | seconds, None: all three; bytes: total | up | down
-    | useful; format: table | csv | md | latex; labels: of the methods. Raises ConfigError for an
-    unknown name or no runs.
+    """Returns the comparison as text. by: rounds | mb | seconds, None: all three; bytes: total | up
+    | down | useful; format: table | csv | md | latex; labels: of the methods. Raises ConfigError
+    for an unknown name or no runs.
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
@@ -99,7 +99,7 @@ def table(
     bytes: str = "total",
     labels: Sequence[str] = (),
 ) -> Table:
-    """The comparison as values."""
+    """Returns the comparison as values."""
     if not runs:
         raise ConfigError("compare: expected at least one run directory.")
     if by is not None and by not in costs.COSTS:
@@ -166,7 +166,9 @@ def _columns(
 
 
 def _own_models(runs: Sequence[Run]) -> list[str]:
-    """The kinds of the clients' own models, `local` or `personal`, in runs with their accuracy."""
+    """Returns the kinds of the clients' own models, `local` or `personal`, in runs with their
+    accuracy.
+    """
     return sorted({r.own_model for r in runs if metrics.personal(r)})
 
 
@@ -191,8 +193,8 @@ def _values(g: Group, column: Column) -> list[float | None]:
 
 
 def _difference(first: Group, g: Group, column: Column) -> TableCell:
-    """Each run minus the first group's run of its seed. A pair of which one run did not reach the
-    target has no difference.
+    """Returns each run minus the first group's run of its seed. A pair of which one run did not
+    reach the target has no difference.
     """
     found: list[float | None] = []
     for a, b in pairs(first, g):
@@ -265,7 +267,7 @@ def _notes(
 
 # -- as text --------------------------------------------------------------------------------------
 def grid(t: Table) -> list[list[str]]:
-    """The head, a row for each group, and a row for each difference."""
+    """Returns the head, a row for each group, and a row for each difference."""
     rows = [["method", "seeds", *(c.title for c in t.columns)]]
     for g, cells in zip(t.groups, t.cells):
         rows.append([g.label, str(len(g.runs)), *(c.text for c in cells)])
@@ -297,7 +299,7 @@ def as_md(t: Table) -> str:
 
 
 def as_latex(t: Table) -> str:
-    """A booktabs tabular. The notes are comments."""
+    """Returns a booktabs tabular. The notes are comments."""
     head, *rows = grid(t)
     body = [" & ".join(_tex(c) for c in r) + r" \\" for r in rows]
     if t.differences:

@@ -23,8 +23,8 @@ SHOWN = 6  # links drawn one by one
 
 
 def present(presence: Sequence[Presence]) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds, available clients), every ten minutes of a week, or until the last
-    client has left for good.
+    """Returns (seconds, available clients), every ten minutes of a week, or until the last client
+    has left for good.
     """
     ends = [p.spells[-1][1] for p in presence if p.spells]
     repeats = any(p.period is not None for p in presence)

@@ -87,7 +87,7 @@ def _apart(a: Run, b: Run) -> str:
 
 
 def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
-    """(tensor, text), in the order in which one difference causes the next."""
+    """Returns (tensor, text), in the order in which one difference causes the next."""
     if a.tensor_sha256 and b.tensor_sha256 and a.tensor_sha256 != b.tensor_sha256:
         apart = [n for n in a.tensor_sha256 if b.tensor_sha256.get(n) != a.tensor_sha256[n]]
         apart += [n for n in b.tensor_sha256 if n not in a.tensor_sha256]

@@ -20,13 +20,6 @@ def test_ditto_recomputed_in_float64():
     assert agrees(run.clients[2].v, v)
 
 
-def test_ditto_without_pull_trains_alone():
-    f = whole_batches(train={"epochs": 2}, rounds=2)
-    run = f.run("ditto", **{"lambda": 0.0})
-    reference = Reference(f)
-    assert agrees(run.clients[1].v, reference.descend(reference.start, 1, 4))
-
-
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl_recomputed_in_float64(adaptive):
     f = whole_batches(train={"epochs": 2}, rounds=2)
