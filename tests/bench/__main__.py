@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fednet.cli import values
@@ -28,14 +29,6 @@ def _shares(text: str) -> list[float]:
     found = values.numbers(text)
     if not all(0 <= share < 1 for share in found):
         raise argparse.ArgumentTypeError(f"expected shares from 0 to below 1, got {text!r}")
-    return found
-
-
-def _lengths(text: str) -> list[float]:
-    """`0.1,2`: seconds."""
-    found = values.numbers(text)
-    if not all(0 <= length <= values.LONGEST_S for length in found):
-        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more of them, got {text!r}")
     return found
 
 
@@ -108,6 +101,9 @@ def _ways_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", default="W6", metavar="NAME", help="W6 or another of round")
     parser.add_argument("--rounds", type=values.count(1000), default=3, metavar="N")
     parser.add_argument(
+        "--cohort", type=values.count(1000), metavar="N", help="clients a round [the workload's]"
+    )
+    parser.add_argument(
         "--pfl", metavar="PYTHON", help="a Python that has the package pfl [this one]"
     )
     parser.add_argument(
@@ -121,7 +117,8 @@ def _ways(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
 
     (name,) = _chosen(args.workload, ["W6"], workloads.WORKLOADS)
     work, found = workloads.WORKLOADS[name], []
-    for record in ways.bench(work, args.rounds, args.repeat, folder, args.pfl, args.limit):
+    work = replace(work, rounds=args.rounds, per_round=args.cohort or work.per_round)
+    for record in ways.bench(work, args.repeat, folder, args.pfl, args.limit):
         found.append(record)
         _print(ways.lines([record]))
         yield record
@@ -221,68 +218,6 @@ def _secagg(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
             yield record
 
 
-# -- network: bad links, as root -------------------------------------------------------------------
-def _network_options(parser: argparse.ArgumentParser) -> None:
-    from tests.bench.network import sweep
-
-    parser.add_argument(
-        "--part",
-        type=values.names("W1,W2"),
-        metavar="P,...",
-        help=f"{', '.join(sweep.PARTS)} [all]",
-    )
-    parser.add_argument("--setting", choices=["default", "wide", "both"], default="both")
-    parser.add_argument(
-        "--latency", type=_lengths, metavar="S,...", help="seconds one way [0.1 to 10]"
-    )
-    parser.add_argument("--loss", type=_shares, metavar="SHARE,...", help="[0 to 0.6]")
-    parser.add_argument(
-        "--limit", type=values.seconds, default=180.0, metavar="T", help="of a cell [3m]"
-    )
-    parser.add_argument(
-        "--jobs", type=values.count(1000), default=4, metavar="J", help="cells at a time [4]"
-    )
-    parser.add_argument(
-        "--picture",
-        type=values.new_file("svg", "pdf", "png"),
-        metavar="FILE.svg",
-        help="draw the map there",
-    )
-
-
-def _network(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
-    from tests.bench.network import cell as cells
-    from tests.bench.network import sweep
-
-    parts = args.part or sweep.PARTS
-    for part in parts:
-        if part not in sweep.PARTS:
-            raise ConfigError(f"--part: {unknown('part', part, sweep.PARTS)}")
-    latencies = args.latency or sweep.LATENCIES
-    losses = args.loss or sweep.LOSSES
-    settings = {"default": [False], "wide": [True], "both": [False, True]}[args.setting]
-    wanted = [cell for wide in settings for cell in sweep.grid(wide, parts, latencies, losses)]
-    records = []
-    for cell, result in sweep.sweep(wanted, folder, args.limit, args.jobs):
-        records.append(cells.record(cell, result))
-        _print([cells.line(cell, result)])
-        yield records[-1]
-    if args.picture:
-        print(f"drawn: {sweep.picture(records, args.picture)}")
-
-
-# -- transport: the book beside the kernel's counts ------------------------------------------------
-def _transport_options(parser: argparse.ArgumentParser) -> None:
-    del parser  # it has none
-
-
-def _transport(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
-    from tests.bench import transport
-
-    _print(transport.main(folder))
-    yield from ()
-
-
 Options = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace, Path], Iterator[JsonDict]]  # prints; yields its records
 BENCHMARKS: dict[str, tuple[str, Options, Run]] = {
@@ -294,8 +229,6 @@ BENCHMARKS: dict[str, tuple[str, Options, Run]] = {
     "pack": ("several clients trained as one", _pack_options, _pack),
     "replies": ("small replies a second, by connections", _replies_options, _replies),
     "secagg": ("secure aggregation: bytes and seconds", _secagg_options, _secagg),
-    "network": ("which latency, loss and rate training survives", _network_options, _network),
-    "transport": ("the ledger beside the kernel's byte counts", _transport_options, _transport),
 }
 
 

@@ -13,8 +13,6 @@ from tests.bench.__main__ import main
         ("secagg --dropout nan", "expected shares from 0 to below 1, got 'nan'"),
         ("secagg --clients 2", "--clients 2: expected at least 3"),
         ("secagg --clients 10,99999999", "expected a whole number from 1 to 10000"),
-        ("network --latency inf", "expected seconds, 0 or more of them, got 'inf'"),
-        ("network --picture x.bogus", "expected a file of the kind .svg or .pdf or .png"),
         ("pack --json /nowhere/x.json", "there is no folder '/nowhere'"),
         ("pack --workload cnn,moon", "unknown"),
         ("round --repeat 0", "expected a whole number from 1 to 1000, got '0'"),

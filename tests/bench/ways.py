@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fednet.errors import CannotGoOn, FednetError
@@ -182,12 +182,12 @@ def _watched(words: Sequence[str], job: JsonMapping, limit_s: float) -> JsonDict
 
 
 def bench(
-    work: Workload, rounds: int, repeat: int, folder: Path, pfl: str | None, seconds: float
+    work: Workload, repeat: int, folder: Path, pfl: str | None, seconds: float
 ) -> Iterator[JsonDict]:
     """The ways on this machine's processor."""
     cores = placement.cores()
     plan = Plan(
-        replace(work, rounds=rounds),
+        work,
         processes=cores,
         workers=(cores,),
         pfl=pfl or sys.executable,
