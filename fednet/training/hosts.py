@@ -144,7 +144,7 @@ class SiteHost:
         course = self._packed(descent, stream) if loss is None else None
         if course is None:
             course = self._by_itself(descent, loss, stream, extra)
-        self.trained = self.scratch.values()
+        self.trained = self.scratch.trained()
         run = Run(descent.n, course.steps, course.loss)
         return Trained(self.trained.select(x.layout), run, course.extra)
 

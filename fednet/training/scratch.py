@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednet.buffers import FROM_BYTES
 from fednet.errors import ConfigError, StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
@@ -159,6 +160,29 @@ class Scratch:
         """Returns a copy of the module's tensors. Raises ConfigError if a buffer has changed its
         shape.
         """
+        self._collect_buffers()
+        vector = room(self.vector.numel(), torch.float32, self.device).copy_(self.vector)
+        out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
+        for name, view in self._kernels.items():
+            out[name].copy_(view)
+        return out
+
+    def trained(self) -> Tensors:
+        """Returns the module's tensors after a training. On the CPU a large model's memory is not
+        copied but given away: the module gets other memory, and has no values until `load`.
+        """
+        given = self.vector
+        if self.device.type != "cpu" or given.nbytes < FROM_BYTES or self._kernels:
+            return self.values()
+        self._collect_buffers()
+        self.vector = room(given.numel(), torch.float32)
+        flat = Tensors(self.layout, self.vector, self.buffers, self.counters)
+        for name, parameter in self.parameters.items():
+            parameter.data = flat[name]
+        return Tensors(self.layout, given, self.buffers.clone(), self.counters.clone())
+
+    def _collect_buffers(self) -> None:
+        """Copies buffers that the module has replaced into their vectors."""
         for owner, leaf, view in self._buffer_views:
             now = owner._buffers.get(leaf)
             if now is view:
@@ -171,11 +195,6 @@ class Scratch:
                 )
             view.copy_(now.detach())
             owner._buffers[leaf] = view
-        vector = room(self.vector.numel(), torch.float32, self.device).copy_(self.vector)
-        out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
-        for name, view in self._kernels.items():
-            out[name].copy_(view)
-        return out
 
     def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """Returns x's parameters of these names as shaped views on this device."""

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fednet.tensors import Layout, Tensors
+from fednet.training.scratch import Scratch
 from tests.algorithms.harness import same
 from tests.training.test_training import host
 
@@ -105,3 +107,18 @@ def test_a_model_may_have_its_recurrent_layers_flattened(monkeypatch):
         h = host(Recurrent(flat), epochs=2)
         trained.append(h.train(h.initial).x)
     assert same(*trained)
+
+
+def test_a_large_model_gives_its_memory_away_after_training():
+    module = nn.Sequential(nn.Linear(1100, 1000), nn.BatchNorm1d(1000))
+    layout = Layout.of(module)
+    own = Scratch(module, layout)
+    x = Tensors.of(nn.Sequential(nn.Linear(1100, 1000), nn.BatchNorm1d(1000)), layout)
+    own.load(x)
+    place = own.vector.data_ptr()
+    trained = own.trained()
+    assert trained.vector.data_ptr() == place
+    assert trained.sha256() == x.sha256()
+    own.load(x.zeros_like())
+    assert not float(own.module[0].weight.abs().max())
+    assert trained.sha256() == x.sha256()
