@@ -127,8 +127,13 @@ def plainly(x, y, plan, **options):
     "plan",
     [
         REDUCED,
-        Plan(iterations=20, real_batch=32, momentum=0.9, weight_decay=4e-5),  # FedDC+
-        Plan(iterations=10, real_batch=64, match="layer", lr=0.5),
+        pytest.param(
+            Plan(iterations=20, real_batch=32, momentum=0.9, weight_decay=4e-5),  # FedDC+
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Plan(iterations=10, real_batch=64, match="layer", lr=0.5), marks=pytest.mark.long
+        ),
         Plan(iterations=10, real_batch=32, clip_v=None, lr=0.1),
         Plan(iterations=10, real_batch=32, init="real"),
         Plan(iterations=10, real_batch=32, clip_v=0.1),

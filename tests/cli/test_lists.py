@@ -98,6 +98,7 @@ def test_costs_follow_what_becomes_of_buffers(capsys):
     assert of["local"][0] == of["local"][1]
 
 
+@pytest.mark.long
 def test_what_is_sent_once_is_in_the_costs(capsys):
     plain = costs(capsys)
     assert plain["local"] == ["0.000", "0.000", plain["fedavg"][0]]

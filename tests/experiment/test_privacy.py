@@ -233,10 +233,9 @@ def test_what_a_method_that_can_be_private_sends_is_one_update_in_one_exchange()
     [
         (lambda x: x * 1e6, {"max_norm": 10.0}, "security.max_norm allows 10"),
         # near the end of the numbers: without a bound too
-        (lambda x: x.with_vector(torch.full_like(x.vector, 1e25)), {}, "a norm above 1.8e+19"),
         (lambda x: x.with_vector(torch.full_like(x.vector, 3e38)), {}, "a norm above 1.8e+19"),
     ],
-    ids=["huge", "1e25", "3e38"],
+    ids=["huge", "3e38"],
 )
 def test_a_huge_update_is_refused_and_the_round_goes_on(
     tmp_path, monkeypatch, change, security, why

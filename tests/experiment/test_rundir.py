@@ -191,6 +191,7 @@ def test_a_log_that_cannot_be_written_prints_no_traceback(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["command", "python"])
 def test_a_resume_of_a_finished_run_draws_the_report_that_was_not_drawn(tmp_path, how):
     from tests.report.fake_run import write

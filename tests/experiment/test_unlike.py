@@ -50,6 +50,7 @@ def personal(out: Path, name: str, **changes: Any) -> list[dict[str, torch.Tenso
     return [load_file(run.dir / "personal" / f"client-{c}.safetensors") for c in range(4)]
 
 
+@pytest.mark.long
 def test_each_client_trains_its_own_model_as_where_all_have_it(tmp_path: Path) -> None:
     """In round 1 there are no prototypes yet, so nobody hears of the others."""
     mixed = personal(tmp_path, "mixed", model=TWO, rounds=1)

@@ -1,12 +1,11 @@
-"""What is fuzzed: each function takes bytes, and returns a short word for what became of them.
-Anything raised is a failure.
-"""
+"""What is fuzzed: each function takes bytes, and raises if they break what it reads them with."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,9 @@ from tests.wire.test_messages import FROM_CLIENT, FROM_SERVER
 class Target:
     """seeds: inputs to begin from. framed: whether inputs are frames, see `mutate.pack`."""
 
-    run: Callable[[bytes], str]
+    run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
     framed: bool = False
-
-
-def shape_of(text: object) -> str:
-    """Return a reason without what in it is the input's own."""
-    return "".join(ch for ch in str(text) if ch.isalpha() or ch == " ")[:40]
 
 
 def frames_of(what: m.Message, body: bytes = b"") -> list[bytes]:
@@ -65,35 +59,34 @@ def frames_of(what: m.Message, body: bytes = b"") -> list[bytes]:
 
 
 # -- messages --------------------------------------------------------------------------------------
-def message(decode: Any) -> Callable[[bytes], str]:
-    def run(data: bytes) -> str:
+def message(decode: Any) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
         try:
             found, body = decode(unpack(data))
         except RemoteProtocolError as refused:
             why = str(refused)
             assert len(why) < 1000
-            return shape_of(why)
+            return
         assert decode([encode(found)])[0] == found
         assert body is None or len(body) <= m.PART
-        return type(found).__name__ + str(body is not None)
 
     return run
 
 
 # -- payloads --------------------------------------------------------------------------------------
-def payload(data: bytes) -> str:
+def payload(data: bytes) -> None:
     """Frames: a byte for the chain of compressors; a form in msgpack; a body."""
     frames = [*unpack(data), b"", b"", b""]
     codec = Codec(LAYOUT, chained(CHAINS[(frames[0] or b"\0")[0] % len(CHAINS)]))
     try:
         form = msgspec.convert(msgpack.unpackb(frames[1], raw=False), list[m.Field])
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
-        return "no form"
+        return
     try:
         codec.check(Everything, form, BOUNDS)
         found: Any = codec.decode(Everything, form, bytearray(frames[2]), fill=tensors(0))
-    except RemoteProtocolError as refused:
-        return shape_of(refused)
+    except RemoteProtocolError:
+        return
     for name in found.fields:
         value = getattr(found, name)
         if isinstance(value, Tensors):
@@ -101,7 +94,6 @@ def payload(data: bytes) -> str:
         elif isinstance(value, torch.Tensor) and value.is_floating_point():
             assert bool(torch.isfinite(value).all())
     assert len(found.s.y) <= BOUNDS["s"]
-    return f"payload of {len(found.s.y)} samples"
 
 
 def payload_seeds() -> list[bytes]:
@@ -200,11 +192,11 @@ class Server:
         raise AssertionError(f"the phase does not end: {self.machine.waiting()}")
 
 
-def server(data: bytes) -> str:
+def server(data: bytes) -> None:
     """Frames: a byte that names one of two bad connections, or lets time pass, or cuts one; then a
     message's two.
     """
-    world, frames, heard = Server(), unpack(data)[:300], 0
+    world, frames = Server(), unpack(data)[:300]
     for at in range(0, len(frames) - 2, 3):
         control = (frames[at] or b"\0")[0]
         conn = b"bad%d" % (control % 2)
@@ -219,13 +211,9 @@ def server(data: bytes) -> str:
             except RemoteProtocolError as refused:
                 world.do(world.machine.undecodable(conn, str(refused), world.now))
                 continue
-            heard += 1
             world.say(conn, message, body)
-    refused = world.machine.refused
     world.finish()
     assert world.done == set(range(4))
-    left = f"{len(world.machine.workers)} workers, {len(world.stored)} stored"
-    return f"{min(heard, 5)} heard, {min(refused, 5)} refused, {left}"
 
 
 def server_seeds() -> list[bytes]:
@@ -260,11 +248,11 @@ def server_seeds() -> list[bytes]:
     return [pack(frames) for frames in made]
 
 
-def client(data: bytes) -> str:
+def client(data: bytes) -> None:
     """Frames: a message's two, from the server; of a first byte FE a cut, of FF a second passes."""
     machine = ClientProtocol("w", ids=[0, 1], slots=2)
     machine.opened(0.0)
-    frames, now, given, heard = unpack(data)[:300], 0.0, 0, 0
+    frames, now = unpack(data)[:300], 0.0
     for at in range(0, len(frames) - 1, 2):
         head = frames[at]
         if head[:1] == b"\xfe":
@@ -280,12 +268,10 @@ def client(data: bytes) -> str:
             done = machine.received(message, body, now)
         except RemoteProtocolError:
             continue
-        heard += 1
         for i in done:
             if isinstance(i, c.Welcomed):
                 machine.ready("L")
             elif isinstance(i, c.Given):
-                given += 1
                 assert len(i.body) == i.task.size
                 out, ours = Body([bytes(12)]), {"run": machine.run, "inc": machine.inc}
                 reply = m.Reply(key=i.task.key, form=FORM, size=12, check=out.check(), **ours)
@@ -293,8 +279,7 @@ def client(data: bytes) -> str:
             elif isinstance(i, c.Out):
                 encode(i.message)
         if machine.state == "over":
-            break
-    return f"{machine.state}, {min(heard, 5)} heard, {min(given, 3)} given"
+            return
 
 
 def client_seeds() -> list[bytes]:
@@ -319,21 +304,14 @@ def client_seeds() -> list[bytes]:
 # -- files -----------------------------------------------------------------------------------------
 # As if a writer of bad values had written their digest too.
 @patch("fednet.algorithms.state.check_of", lambda tree, tensors: None)
-def state(data: bytes) -> str:
+def state(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s.safetensors"
         path.write_bytes(data)
-        try:
+        with suppress(StateError):
             read_state(path, FedAvg.Server)
-            word = "a state"
-        except StateError as refused:
-            word = shape_of(str(refused).removeprefix(str(path)))
-        try:
+        with suppress(StateError):
             read_client(path, Moon.Client)
-            word += ", a record"
-        except StateError:
-            pass
-        return word
 
 
 def state_seeds() -> list[bytes]:
@@ -358,15 +336,12 @@ MANIFEST = {
 }
 
 
-def manifest(data: bytes) -> str:
+def manifest(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "manifest.json").write_bytes(checked(data))
         (Path(folder) / "state-00.safetensors").write_bytes(state_seeds()[0])
-        try:
+        with suppress(StateError):
             Checkpoints(Path(folder)).load(FedAvg.Server)
-            return "a checkpoint"
-        except StateError as refused:
-            return shape_of(str(refused).partition("manifest.json")[2])
 
 
 RECORD = {
@@ -383,24 +358,19 @@ RECORD = {
 }
 
 
-def spool(data: bytes) -> str:
+def spool(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "round-1"
         place.mkdir()
         (place / LOG).write_bytes(b"".join(map(checked, data.split(b"\n"))))
         (place / "0-2-train.bin").write_bytes(bytes(12))
-        try:
-            return f"{len(Inbox(Path(folder), lambda reply, body: None).found(1, 0))} found"
-        except StateError as refused:
-            return shape_of(str(refused).partition(LOG)[2])
+        with suppress(StateError):
+            Inbox(Path(folder), lambda reply, body: None).found(1, 0)
 
 
-def configuration(data: bytes) -> str:
-    try:
+def configuration(data: bytes) -> None:
+    with suppress(ConfigError):
         config.from_text(data.decode("utf-8", "replace"), "the wire")
-        return "a configuration"
-    except ConfigError as refused:
-        return shape_of(refused)
 
 
 def configuration_seeds() -> list[bytes]:
@@ -421,7 +391,7 @@ def configuration_seeds() -> list[bytes]:
     return [t.encode() for t in texts]
 
 
-def key_file(data: bytes) -> str:
+def key_file(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "k.key"
         path.write_bytes(data)
@@ -429,14 +399,10 @@ def key_file(data: bytes) -> str:
         ring = Path(folder) / "ring"
         keys.make_server_keys(ring)
         (ring / "allowed" / "0").write_bytes(data)
-        words = []
-        for read in (lambda: keys.load(path), lambda: keys.Keyring(ring)):
-            try:
-                read()
-                words.append("keys")
-            except ConfigError as refused:
-                words.append(shape_of(str(refused).partition(":")[2]))
-        return ", ".join(words)
+        with suppress(ConfigError):
+            keys.load(path)
+        with suppress(ConfigError):
+            keys.Keyring(ring)
 
 
 def key_seeds() -> list[bytes]:

@@ -58,7 +58,7 @@ def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, t
     ("raised", "said"),
     [
         ("OSError(28, 'No space left on device', 'x')", "No space left on device: x."),
-        ("MemoryError()", f"{LACKS_MEMORY}."),
+        pytest.param("MemoryError()", f"{LACKS_MEMORY}.", marks=pytest.mark.long),
         ("KeyError('y')", "KeyError: 'y' (the whole traceback is in log)."),
     ],
 )

@@ -153,6 +153,7 @@ def stands(pid: int, what: str, number: int) -> bool:
     return bool(int(status.split(f"{what}:")[1].split()[0], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hanging_up", [signal.SIG_DFL], indirect=True)
 def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, tmp_path):
@@ -171,6 +172,7 @@ def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, t
         assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hanging_up", [signal.SIG_IGN], indirect=True)
 def test_what_nohup_started_ignores_that_its_terminal_is_closed(hanging_up, tmp_path):

@@ -7,6 +7,8 @@ import pytest
 import fednet
 from tests import rooms
 
+pytestmark = pytest.mark.long
+
 
 def run(tmp_path, name, *, attack=None, rule="mean", **changes):
     section = {
@@ -39,8 +41,8 @@ def honest(tmp_path_factory):
     ("attack", "rule"),
     [
         ({"attack": "sign_flip", "strength": 4}, "median"),
-        pytest.param({"attack": "gaussian", "strength": 10}, "multi_krum", marks=pytest.mark.long),
-        pytest.param({"attack": "ipm", "strength": 4}, "rfa", marks=pytest.mark.long),
+        ({"attack": "gaussian", "strength": 10}, "multi_krum"),
+        ({"attack": "ipm", "strength": 4}, "rfa"),
     ],
     ids=["sign_flip", "gaussian", "ipm"],
 )
@@ -58,7 +60,6 @@ def test_flipped_labels_are_what_a_malicious_client_trains_on(tmp_path, honest):
     assert made < 0.2 < honest - 0.5
 
 
-@pytest.mark.long
 def test_attackers_and_rules_have_the_same_bits_in_any_placement(tmp_path):
     changes = {
         "clients": 5,
