@@ -9,8 +9,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fednet import config as configuration
 from fednet.experiment import selection
 from fednet.server.inbox import records_in
@@ -37,13 +35,6 @@ def test_a_deadline_closes_the_round_without_the_late_client_which_takes_part_in
     lost = without(tmp_path / "lost", 1, "drop_before_training", round=closed)
     assert lost.completed() == late.completed()
     assert lost.hashes() == late.hashes()  # late or never trained: no trace of it is left
-
-
-@pytest.mark.slow
-def test_a_client_slower_by_a_factor_misses_the_deadline_too(tmp_path: Path) -> None:
-    fed = without(tmp_path, 2, "slow", round={"deadline": 2.0})
-    assert fed.completed() == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
-    assert fed.rounds()[1]["dropped"] == {"2": "deadline"}
 
 
 def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:

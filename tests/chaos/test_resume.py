@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import resource
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,56 @@ def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(
     assert len(fed.faults()) == len(AGAIN)
     assert fed.hashes() == undisturbed(**changes)
     fed.check()
+
+
+ASYNCHRONOUS = {
+    "algorithm": "moon",
+    "schedule": {"mode": "async", "buffer": 2},
+    "participation": 0.75,
+    "link": {"clock": "virtual", "step_ms": 10, "per_client": {"3": {"step_ms": 70}}},
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "changes", [{"algorithm": "scaffold"}, ASYNCHRONOUS], ids=["sync", "async"]
+)
+def test_a_server_killed_at_each_step_of_its_checkpoints_continues_with_the_same_bits(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The first server is killed at its first change of the folder, the second at its second, and
+    so on, until one comes to the end. `fednet run --in-process`: the clients die with it.
+    """
+    with Federation(tmp_path, **changes) as fed:
+        steps = 1
+        fed.supervisor(0, before=functools.partial(kill_at, fed.path / "checkpoint", steps))
+        while fed.status() == -signal.SIGKILL:
+            steps += 1
+            before = functools.partial(kill_at, fed.path / "checkpoint", steps)
+            fed.supervisor(0, resume=True, before=before)
+        assert fed.status() == 0, fed.output()
+        assert steps > 12
+        assert fed.hashes() == undisturbed(**changes)
+        fed.check()
+
+
+def kill_at(folder: Path, steps: int) -> None:
+    """Kill this process as it makes its nth change of a folder: before a file or a folder in it is
+    opened for writing, renamed, cut, made or deleted.
+    """
+    names = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"}
+    left = iter(range(steps - 1, -1, -1))
+
+    def watch(name: str, what: tuple[Any, ...]) -> None:
+        if name not in names or (name == "open" and not (what[2] or 0) & (os.O_WRONLY | os.O_RDWR)):
+            return
+        path = what[0]
+        if isinstance(path, int):
+            path = os.readlink(f"/proc/self/fd/{path}")
+        if os.fsdecode(path).startswith(f"{folder}/") and not next(left):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
 
 
 def killed(out: Path, point: tuple[int, str], **changes: Any) -> Federation:
