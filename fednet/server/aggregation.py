@@ -272,8 +272,9 @@ class Aggregation:
             if version != self._versions[name]:
                 raise WrongPart(
                     f"{type(self.method).__name__}: server_update or accumulate changed "
-                    f"server.{name} in place; a method must leave the state that it gets as it is, "
-                    f"and return a new one (server.{name}.clone(), for example)."
+                    f"server.{name} in place (or client_update what it received, in one process); "
+                    f"a method must leave what it gets as it is, and return new values "
+                    f"(server.{name}.clone(), for example)."
                 )
 
     def _finite(self, value: object) -> bool:

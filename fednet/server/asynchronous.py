@@ -27,7 +27,6 @@ import msgspec
 import torch
 
 from fednet.algorithms.state import State
-from fednet.config import Config
 from fednet.errors import CannotGoOn
 from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
@@ -36,8 +35,8 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
-from fednet.server.exchange import POLL_S, Asked, Exchange
-from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
+from fednet.server.exchange import POLL_S, Asked, Exchange, billed
+from fednet.server.io import LEFT_OUT, Outcome, ServerIO
 from fednet.server.round import Round, may_overlap, reached
 from fednet.server.rounds import Rounds
 from fednet.wire.codec import Body
@@ -395,7 +394,6 @@ class Updates:
             at=self.progress.at,
         )
         self.arrivals = self._arrivals()
-        self.unasked = None if self.rounds.faults.replay is not None else Unasked(self.config)
         self.given: list[int] = []  # in this round, in order
         self.dropped: dict[int, str] = {}  # since the last update
         self.restarted: list[int] = []  # the same, of clients that had lost their state
@@ -576,7 +574,7 @@ class Updates:
             states={c: s for c, s in carried.states.items() if c != client},
         )
         self.restarted.append(client)
-        exchanges.say_restarted(round, client, reason)
+        exchanges.note_restarted(round, client, reason)
 
     # -- an update ---------------------------------------------------------------------------------
     def _made(self, update: Update) -> Round:
@@ -598,36 +596,13 @@ class Updates:
             round.dropped |= dict.fromkeys(exchange.done, "the update was discarded")
         record.completed = [c for c in update.came if c in record.completed]
         record.staleness = [update.staleness(c) for c in record.completed]
-        round.judged = self.exchanges.evaluations(exchange)
+        round.evaluated = self.exchanges.evaluations(exchange)
         round.reported, round.warnings = dict(rounds.host.reported), list(rounds.host.warnings)
-        self._look_for_unasked(update, round)
         round.dropped, self.dropped = {**self.dropped, **round.dropped}, {}
         round.virtual = update.at - self.progress.at
         for client in update.came:
             del self.tasks[client]
         return round
-
-    def _look_for_unasked(self, update: Update, round: Round) -> None:
-        """Says so where a client that is there is asked nothing any more: a mistake of this
-        server's, which nobody would notice otherwise.
-        """
-        if self.unasked is None:
-            return
-        protocol, schedule = self.io.protocol, self.schedule
-        with self.io.own():
-            here = protocol.present()
-            busy = {work.job.client for work in protocol.open()}
-            busy |= {outcome.key.client for outcome in self.io.outcomes}
-        busy |= {client for client, task in self.tasks.items() if not task.wanted}
-        free = [
-            c for c in schedule.order(update.round) if schedule.comes(c, update.at) <= update.at
-        ]
-        limit = self.unasked.limit
-        for client in self.unasked.counted(here.intersection(free) - busy):
-            text = f"client {client} is there, and was asked nothing in {limit} updates"
-            self.rounds.directory.event("not_asked", update.round, client, updates=limit)
-            self.rounds.display.note(f"round {update.round}: {text}")
-            round.warnings.append(text)
 
     def _exchange(self, update: Update) -> Exchange:
         """The replies that came, as the exchange of a round."""
@@ -645,8 +620,7 @@ class Updates:
         """Books what crossed for replies that no update is made of."""
         for task in tasks:
             if task.reply is not None:
-                why = reason if task.reply.earlier else LEFT_OUT
-                self.io.settle([Settled(task.reply.bill, False, why)])
+                self.io.record_bills([billed(task, reason)])
 
 
 def saved(
@@ -675,29 +649,6 @@ def saved(
             body = torch.frombuffer(bytearray(job.body.whole()), dtype=torch.uint8)
             sent[name] = SentDown(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
     return under_way, sent
-
-
-class Unasked:
-    """Counts for how many updates in a row each client was free and asked nothing. limit: so many
-    are a mistake.
-
-    Where all clients train at once, a free client is asked in the next round. Else a free client
-    is drawn with a chance of at least b / N, of N clients where an update frees the places of b:
-    to be passed over in 20 N / b rounds in a row has a chance of exp(-20).
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.limit = 3
-        if config.cohort_size < config.clients:
-            self.limit = math.ceil(20 * config.clients / (config.buffer or 1))
-        self._rows: dict[int, int] = {}
-
-    def counted(self, free: Collection[int]) -> list[int]:
-        """free: those who had nothing to do as an update was made. Returns for whom it is one too
-        many: each once, until it is asked again.
-        """
-        self._rows = {client: self._rows.get(client, 0) + 1 for client in sorted(free)}
-        return [client for client, row in self._rows.items() if row == self.limit]
 
 
 def run_updates(rounds: Rounds) -> None:

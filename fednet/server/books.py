@@ -15,7 +15,7 @@ from pathlib import Path
 from fednet.descriptors import synced
 from fednet.files import opened, plain_line, read_lines, repair, write_all, write_aside
 from fednet.records.manifest import RunProgress
-from fednet.wire.ledger import Bill, Kinds, Ledger, Row
+from fednet.wire.ledger import Bill, Ledger, Row
 from fednet.wire.messages import Key
 
 LONG = 4 << 20
@@ -25,7 +25,7 @@ is a fourth of it at most, as it is between rounds.
 ROW_BYTES = 300  # of a row, some
 
 
-class Flight:
+class WriteAheadLog:
     """The file of one run. fsync: lines are there after a power cut too."""
 
     def __init__(self, path: Path, fsync: bool) -> None:
@@ -69,7 +69,7 @@ class Flight:
 
 
 def recover(
-    flight: Flight,
+    flight: WriteAheadLog,
     ledger: Ledger,
     rows: Iterable[Row],
     on_record: Container[Key],
@@ -108,7 +108,3 @@ def recover(
 def key_of(row: Row) -> Key:
     """The task that a payload's row belongs to."""
     return Key(row["round"], row["phase"], row["attempt"], row["client"], row["purpose"])
-
-
-def nothing() -> Kinds:
-    return {"up": {}, "down": {}}

@@ -3,7 +3,7 @@
     ask      encode what goes to each client, and make its task
     open     hand the tasks to the protocol
     replies  wait, and yield each reply that counts, in ascending client id
-    settle   say in the books which replies were useful
+    record_bills   record in the books which replies were useful
 
 What the replies are added to is the caller's. An evaluation by all clients is an exchange too.
 """
@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +36,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
 from fednet.server.endpoint import waiting_rules
 from fednet.server.inbox import Reply, Sent
-from fednet.server.io import LEFT_OUT, Outcome, ServerIO, Settled
+from fednet.server.io import LEFT_OUT, BillResult, Outcome, ServerIO
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
@@ -372,7 +372,7 @@ class Exchanges:
         if reply is None:
             return None
         if reply.record.task != (job.check, job.start):
-            self.io.settle([Settled(reply.bill, False, "the answer to another task")])
+            self.io.record_bills([BillResult(reply.bill, False, "the answer to another task")])
             for purpose in ("train", "evaluate"):
                 exchange.found.pop((client, purpose), None)
             return None
@@ -415,7 +415,7 @@ class Exchanges:
         """
         asked = exchange.asked
         for client in sorted(exchange.dropped):
-            self._say_dropped(exchange, client)
+            self._note_dropped(exchange, client)
         clock = self.clock if exchange.purpose == "train" else None
         if clock is not None:
             for client in exchange.cohort:
@@ -443,10 +443,10 @@ class Exchanges:
                 elif not self._restarts(exchange, outcome):
                     exchange.asked[key.client].outcome = outcome
                     if outcome.reason:
-                        self._say_dropped(exchange, key.client)
+                        self._note_dropped(exchange, key.client)
             self.check_stop()
 
-    def _say_dropped(self, exchange: Exchange, client: int) -> None:
+    def _note_dropped(self, exchange: Exchange, client: int) -> None:
         reason = exchange.asked[client].reason
         self.directory.event("dropped", exchange.round, client, reason=reason)
 
@@ -472,7 +472,7 @@ class Exchanges:
         for client, reason in clock.late(virtual_times(exchange), leaves).items():
             if exchange.asked[client].reason != reason:
                 exchange.drop(client, reason)
-                self._say_dropped(exchange, client)
+                self._note_dropped(exchange, client)
 
     # -- clients that have lost their state --------------------------------------------------------
     def _restarts(self, exchange: Exchange, outcome: Outcome) -> bool:
@@ -486,7 +486,7 @@ class Exchanges:
         self.forget(client, exchange.residuals)
         asked.memory.clear()
         exchange.restarted.append(client)
-        self.say_restarted(exchange.round, client, outcome.reason)
+        self.note_restarted(exchange.round, client, outcome.reason)
         self.io.add(exchange.round, [again(exchange, client)])
         return True
 
@@ -500,7 +500,7 @@ class Exchanges:
             for name in [n for n in residuals if n.startswith(f"client {client}/")]:
                 del residuals[name]
 
-    def say_restarted(self, round: int, client: int, reason: str) -> None:
+    def note_restarted(self, round: int, client: int, reason: str) -> None:
         reason = reason.removeprefix(STATE_LOST)
         self.directory.event("restarted", round, client, reason=reason)
         log.warning("round %d: client %d begins again: %s", round, client, reason)
@@ -535,7 +535,7 @@ class Exchanges:
         """
         reply = exchange.asked[client].reply
         exchange.drop(client, f"refused: {reason}")
-        self._say_dropped(exchange, client)
+        self._note_dropped(exchange, client)
         if reply is not None:
             with self.io.own():
                 self.io.inbox.revoke(reply)
@@ -546,9 +546,10 @@ class Exchanges:
         if self.config.round.on_error == "stop":
             raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
 
-    def settle(self, exchange: Exchange) -> None:
-        """It is known what counts: says in the books which replies, and tasks, were useful."""
-        self.io.settle(settled(exchange.asked.values()))
+    def record_bills(self, exchange: Exchange) -> None:
+        """Records in the books which replies, and tasks, were useful, now that this is known."""
+        asked = exchange.asked.values()
+        self.io.record_bills([billed(a, a.reason) for a in asked if a.reply is not None])
 
     # -- evaluations by clients --------------------------------------------------------------------
     def evaluations(self, exchange: Exchange) -> dict[int, dict[str, Counts]]:
@@ -563,14 +564,14 @@ class Exchanges:
             evaluation = outcome.evaluation if exchange.purpose == "train" else outcome.reply
             if evaluation is None:
                 continue
-            judgement = evaluation.take_payload()
-            if not isinstance(judgement, Judgement):
+            counts = evaluation.take_payload()
+            if not isinstance(counts, Judgement):
                 body = evaluation.body()
-                judgement = self.experiment.up.decode(Judgement, evaluation.record.form, body)
-            said = judgements(judgement)
-            if exchange.purpose == "train" and "global" in said:
-                said = {"received": said.pop("global"), **said}
-            found[client] = said
+                counts = self.experiment.up.decode(Judgement, evaluation.record.form, body)
+            by_model = judgements(counts)
+            if exchange.purpose == "train" and "global" in by_model:
+                by_model = {"received": by_model.pop("global"), **by_model}
+            found[client] = by_model
         return found
 
     def evaluate(
@@ -615,7 +616,7 @@ class Exchanges:
         self.io.begin(exchange.name, jobs, rules)
         for _ in self.replies(exchange):
             pass
-        self.settle(exchange)
+        self.record_bills(exchange)
         if exchange.dropped:
             self.directory.event("not_evaluated", round, clients=sorted(exchange.dropped))
         return self.evaluations(exchange)
@@ -626,12 +627,13 @@ def _started_again(exchange: Exchange, job: Job) -> Job:
     return job
 
 
-def settled(asked: Iterable[Asked]) -> Iterator[Settled]:
-    """Whether what crossed for the replies of these was useful."""
-    for one in asked:
-        if one.reply is not None:
-            why = one.reason if one.reply.earlier else LEFT_OUT
-            yield Settled(one.reply.bill, not one.reason, why, one.staleness)
+def billed(asked: Asked, reason: str) -> BillResult:
+    """How the bytes of a client's reply are recorded. reason: why it does not count, "" if it does;
+    the book has it only of a reply that an earlier server received.
+    """
+    assert asked.reply is not None
+    why = reason if asked.reply.earlier else LEFT_OUT
+    return BillResult(asked.reply.bill, not reason, why, asked.staleness)
 
 
 def virtual_times(exchange: Exchange) -> dict[int, float]:

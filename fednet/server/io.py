@@ -282,8 +282,8 @@ class Outcome:
 LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
 
 
-class Settled(NamedTuple):
-    """Whether what crossed for a reply was useful. reason: why not; staleness: of the reply."""
+class BillResult(NamedTuple):
+    """Whether the bytes of a bill were useful. reason: why not; staleness: of the reply."""
 
     bill: Bill
     useful: bool
@@ -424,8 +424,8 @@ class ServerIO:
                     break
                 self._step(min(TICK_S, max(0.0, until - time.monotonic())))
 
-    def settle(self, bills: Iterable[Settled]) -> None:
-        """It is known whether what crossed for these replies was useful."""
+    def record_bills(self, bills: Iterable[BillResult]) -> None:
+        """Records in the books whether the bytes of these replies were useful."""
         with self.own():
             for bill, useful, reason, staleness in bills:
                 self.link.ledger.settle_bill(bill, useful, reason, staleness)
@@ -435,7 +435,7 @@ class ServerIO:
         for reply in (outcome.reply, outcome.evaluation):
             if reply is not None:
                 reply.let_go()
-                self.settle([Settled(reply.bill, False, LEFT_OUT)])
+                self.record_bills([BillResult(reply.bill, False, LEFT_OUT)])
 
     def tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
         """What the books have for rounds up to this one, and no record has yet. under_way: tasks

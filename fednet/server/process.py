@@ -30,8 +30,8 @@ from fednet.files import read_lines, write_aside, write_json
 from fednet.plain import JsonMapping
 from fednet.records import Summary, reading
 from fednet.server.endpoint import Endpoint, text_for_clients
+from fednet.server.evaluation import test_sets
 from fednet.server.inbox import Inbox, Sent, declared, decoder
-from fednet.server.judging import judges
 from fednet.server.watch import (
     Hosting,
     handle_stop_signals,
@@ -209,7 +209,7 @@ class Session:
         )
 
     def _link(self) -> Link:
-        from fednet.server.books import Flight, recover
+        from fednet.server.books import WriteAheadLog, recover
         from fednet.transport.framing import connection_bytes, framing
         from fednet.wire.ledger import Ledger
         from fednet.wire.link import Link
@@ -217,7 +217,7 @@ class Session:
         curve = self.config.security.curve
         ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
         flight = self.directory / "checkpoint" / "flight.jsonl"
-        self.flight = Flight(flight, self.config.checkpoint.fsync)
+        self.flight = WriteAheadLog(flight, self.config.checkpoint.fsync)
         rows, progress = read_lines(self.files.wire.path), self.resumed[1] if self.resumed else None
         self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.on_record(), progress)
         self.files.wire.flush()
@@ -265,8 +265,8 @@ class Session:
 
     def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
         from fednet.experiment.clock import VirtualClock
+        from fednet.server.evaluation import Evaluator
         from fednet.server.exchange import Exchanges
-        from fednet.server.judging import Judge
         from fednet.server.rounds import Rounds
         from fednet.training.hosts import ServerHost
 
@@ -289,7 +289,7 @@ class Session:
             check_stop=self.watch.check,
             alone=self.endpoint.alone,
         )
-        judge = Judge(exp, self.files, host, exchanges, *judges(exp, self.device))
+        evaluator = Evaluator(exp, self.files, host, exchanges, *test_sets(exp, self.device))
         return Rounds(
             self.run_id,
             experiment=exp,
@@ -302,7 +302,7 @@ class Session:
             clock=clock,
             watch=self.watch,
             exchanges=exchanges,
-            judge=judge,
+            evaluator=evaluator,
             callbacks=after,
         )
 

@@ -22,7 +22,6 @@ from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress
-from fednet.server.books import nothing
 from fednet.server.exchange import Exchange, RunState, virtual_times
 from fednet.server.inbox import Reply
 from fednet.training.evaluation import Counts
@@ -53,10 +52,10 @@ class Round:
     virtual: float = 0.0
     virtual_split: dict[str, float] = field(default_factory=dict)
     base: float = 0.0  # the second of the run at which its virtual time began
-    predicted: Kinds = field(default_factory=nothing)
+    predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
     dropped: dict[int, str] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)  # by client: of those folded
-    judged: dict[int, dict[str, Counts]] = field(default_factory=dict)
+    evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)  # by client
     reported: JsonDict = field(default_factory=dict)  # by the method, of the round
     warnings: list[str] = field(default_factory=list)
@@ -68,7 +67,7 @@ class Round:
         return cls(first.round, state, state, first.opened, first, first, record)
 
     # -- what its exchanges add --------------------------------------------------------------------
-    def spent(self, clock: VirtualClock | None) -> None:
+    def add_times(self, clock: VirtualClock | None) -> None:
         """The exchange's time on the virtual clock, and that of the clients' devices."""
         exchange = self.exchange
         training = [a.training_s for a in exchange.asked.values() if not a.reason]
@@ -85,7 +84,7 @@ class Round:
         for name, part in clock.split(splits, times, span, leaves).items():
             self.virtual_split[name] = self.virtual_split.get(name, 0.0) + part
 
-    def finished(self, server: State | None) -> None:
+    def add_result(self, server: State | None) -> None:
         """The exchange's replies are aggregated. server: the next state, None where none comes of
         them, and the round is void.
         """
@@ -127,7 +126,7 @@ class Round:
             if reason.startswith(STATE_LOST)
         }
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """The first of the failures, and how many more there are, and who began again, as they are
         shown.
         """
@@ -138,7 +137,7 @@ class Round:
             more.append(f"client(s) {as_text(again)} had lost their state and began again")
         return [f"round {self.number}: {text}" for text in [*whose[:SHOWN], *more]]
 
-    def hopeless(self, config: Config, void: int) -> str:
+    def abort_reason(self, config: Config, void: int) -> str:
         """Why another try could not help, after so many void rounds in a row; "" where it could."""
         whose, selected = self.failures(), len(self.record.selected)
         everybody = self.record.void and len(whose) == selected > 0
@@ -255,8 +254,8 @@ def reached(config: Config, progress: RunProgress) -> str | None:
 
 
 def may_overlap(config: Config) -> bool:
-    """Whether a round may start before the one before it is judged: not where what is found may end
-    the run, and not where the clients are asked for it in an exchange of its own.
+    """Whether a round may start before the previous one is evaluated: not if the result may end the
+    run, and not if the clients are asked for the evaluation in an exchange of its own.
     """
     stop, evaluate = config.stop, config.evaluate
     return (

@@ -25,10 +25,10 @@ from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
+from fednet.server.evaluation import Evaluator, client_lines
 from fednet.server.exchange import Exchange, Exchanges, RunState
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
-from fednet.server.judging import Judge, client_lines
 from fednet.server.round import Round, add_exchange, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
@@ -54,7 +54,7 @@ class Rounds:
         clock: VirtualClock | None,
         watch: Watch,
         exchanges: Exchanges,
-        judge: Judge,
+        evaluator: Evaluator,
         callbacks: Sequence[Callable[[records.Round], None]] = (),
     ) -> None:
         self.experiment, self.config = experiment, experiment.config
@@ -62,7 +62,7 @@ class Rounds:
         self.directory, self.io, self.checkpoints = directory, io, checkpoints
         self.inbox = inbox
         self.watch, self.display, self.callbacks = watch, watch.display, callbacks
-        self.exchanges, self.judge = exchanges, judge
+        self.exchanges, self.evaluator = exchanges, evaluator
         self.progress = RunProgress(run=run_id)
         self.carried: RunState  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
@@ -121,10 +121,10 @@ class Rounds:
 
     def give_up(self, round: Round) -> None:
         """Raises CannotGoOn where no further round is tried."""
-        if hopeless := round.hopeless(self.config, self.progress.void):
+        if reason := round.abort_reason(self.config, self.progress.void):
             self.io.cancel("the run ends")
             self.save()
-            raise CannotGoOn(f"{hopeless.rstrip('.')}; the last checkpoint is intact.")
+            raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
 
     def end(self) -> None:
         """The last evaluation."""
@@ -133,7 +133,7 @@ class Rounds:
                 f"the run goes to its end without client(s) {as_text(self._lost)}, whose state was "
                 f"lost (since round {min(self._lost.values())})"
             )
-        lines = self.judge.last(self.progress.round, self.carried, self.durable)
+        lines = self.evaluator.last(self.progress.round, self.carried, self.durable)
         self.progress.finished = True
         self.save({"clients": lines})
 
@@ -176,7 +176,7 @@ class Rounds:
         while going:
             going = self.finish(round, self.collect(round)) and round.exchange.index < last
             if round.exchange.index == main:
-                round.judged = self.exchanges.evaluations(round.exchange)
+                round.evaluated = self.exchanges.evaluations(round.exchange)
             if going:
                 completed, index = sorted(round.exchange.done), round.exchange.index + 1
                 at = self.second() if self.clock is None else round.base + round.virtual
@@ -195,7 +195,7 @@ class Rounds:
                 round.reports.setdefault(client, {}).update(reported)
         took = time.monotonic() - exchange.opened
         add_exchange(round.seconds, took, exchange.encoding, exchange.done.values())
-        round.spent(self.clock)
+        round.add_times(self.clock)
         return aggregation
 
     def finish(self, round: Round, aggregation: Aggregation) -> bool:
@@ -206,13 +206,13 @@ class Rounds:
         if len(round.exchange.done) >= least:
             self.faults.at("aggregating", round.number)
         server, exchange = aggregation.result(least), round.exchange
-        self.exchanges.settle(exchange)
+        self.exchanges.record_bills(exchange)
         if self.method.in_memory:
             self.blame(round.number, aggregation.left_out | self.host.blamed)
         completed = sorted(exchange.done)
         predict(self.experiment, exchange, round.after.server, completed, round.predicted)
         round.runs |= aggregation.runs
-        round.finished(server)
+        round.add_result(server)
         if server is not None:
             for client, images in aggregation.condensed.items():
                 exports.keep_condensed(self.directory.path, client, images)
@@ -244,18 +244,18 @@ class Rounds:
 
     # -- its end -----------------------------------------------------------------------------------
     def conclude(self, round: Round) -> None:
-        """Judges a round, records it, and checkpoints where that is due."""
+        """Evaluates a round, records it, and checkpoints where that is due."""
         self._concluding, began = True, time.monotonic()
         progress = self.progress
         self.carried, after = round.after, round.after
         progress.versions, progress.states = dict(after.versions), dict(after.states)
         progress.void = progress.void + 1 if round.record.void else 0
-        model = self.judge.judge(round, self.durable)
+        model = self.evaluator.evaluate(round, self.durable)
         self.faults.at("evaluating", round.number)
-        judged_at = time.monotonic()
-        round.seconds["evaluating"] += judged_at - began
-        self.record(round, model, judged_at)
-        self.judge.stopped(round, progress)
+        evaluated_at = time.monotonic()
+        round.seconds["evaluating"] += evaluated_at - began
+        self.record(round, model, evaluated_at)
+        self.evaluator.stopped(round, progress)
         each = self.config.record.clients == "each"
         lines = {"rounds": [round.record.line()], "clients": client_lines(round) if each else []}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
@@ -268,11 +268,11 @@ class Rounds:
         self._show(round)
         collect_in_time()
 
-    def record(self, round: Round, model: Tensors | None, judged_at: float) -> None:
-        """Completes the round's record. model: as it was judged, at `judged_at`."""
+    def record(self, round: Round, model: Tensors | None, evaluated_at: float) -> None:
+        """Completes the round's record. model: as it was evaluated, at `evaluated_at`."""
         progress, record = self.progress, round.record
-        hashes = self.judge.hashes(round.after, model)
-        tally = self.spent(round.number, progress.tasks())
+        hashes = self.evaluator.hashes(round.after, model)
+        tally = self.take_tally(round.number, progress.tasks())
         for direction, kinds in round.predicted.items():
             add_kinds(progress.predicted.setdefault(direction, {}), kinds)
         now = time.monotonic()
@@ -280,7 +280,7 @@ class Rounds:
         elapsed = now - max(round.started, self._recorded)
         early = max(0.0, self._recorded - round.started)
         self._recorded = now
-        round.seconds["recording"] = now - judged_at
+        round.seconds["recording"] = now - evaluated_at
         progress.seconds += elapsed
         progress.virtual += round.virtual
         if self._accountant is not None:
@@ -298,9 +298,9 @@ class Rounds:
             algorithm=round.reported | ({"warnings": round.warnings} if round.warnings else {}),
         )
         progress.round = round.number
-        self.judge.best(progress, record, model)
+        self.evaluator.best(progress, record, model)
 
-    def spent(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
+    def take_tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
         sums. under_way: tasks (round, client) that may still be answered.
         """
@@ -320,7 +320,7 @@ class Rounds:
             self._lost.setdefault(client, round.number)
         for client in round.record.completed:
             self._lost.pop(client, None)
-        for text in round.told():
+        for text in round.notes():
             self.display.note(text)
         for callback in self.callbacks:
             callback(round.record)

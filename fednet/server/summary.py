@@ -19,8 +19,8 @@ from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary, reading
 from fednet.report import metrics, open_run
+from fednet.server.evaluation import Evaluator, model_hashes
 from fednet.server.exports import keep_adapters, keep_class_means, keep_personal, save_model
-from fednet.server.judging import Judge, model_hashes
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 
@@ -37,26 +37,26 @@ def finish(
 ) -> Summary:
     """Writes the models; returns the server's part of the summary."""
     config, progress = rounds.config, rounds.progress
-    server, judge = rounds.carried.server, rounds.judge
-    model = judge.newest(server)
+    server, evaluator = rounds.carried.server, rounds.evaluator
+    model = evaluator.newest(server)
     check = None
     if model is not None:
         named = experiment.state_dict(model)
-        check = save_model(directory / "model.safetensors", named, about(judge, model))
+        check = save_model(directory / "model.safetensors", named, about(evaluator, model))
         keep_adapters(directory, experiment, model)
     keep_class_means(directory, experiment)
     gone = keep_personal(directory, progress.run, progress.versions, experiment, model, server)
     for client, reason in gone.items():
         rounds.directory.event("no_personal", progress.round, client, reason=reason)
     rounds.directory.flush()
-    rounds.spent(progress.round)  # the last evaluation
+    rounds.take_tally(progress.round)  # the last evaluation
     last = next(reversed(open_run(directory).rounds), Round())
     return Summary(
         name=config.name,
         useful=progress.useful,
         predicted=progress.predicted if experiment.predictable else None,
         predicted_is="a bound" if bounded(experiment) else "exact",
-        own_model=judge.own_model,
+        own_model=evaluator.own_model,
         stopped=progress.stopped or None,
         model_sha256=model_hashes(rounds.method, server)[0],
         model_check=check,
@@ -89,15 +89,15 @@ def bounded(experiment: Experiment) -> bool:
     )
 
 
-def about(judge: Judge, model: Tensors) -> dict[str, str]:
+def about(evaluator: Evaluator, model: Tensors) -> dict[str, str]:
     """The metadata of model.safetensors: which tensors are trained, where clients share only a part
     of the model; over which inputs BatchNorm's statistics were measured.
     """
     found = {}
-    if not judge.method.has_global:
+    if not evaluator.method.has_global:
         found["trained"] = " ".join(model.layout.names)
-    if judge.calibrated_by:
-        found["batch_norm"] = f"measured over the {judge.calibrated_by} inputs"
+    if evaluator.calibrated_by:
+        found["batch_norm"] = f"measured over the {evaluator.calibrated_by} inputs"
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 import fednet
 from fednet.client.evaluation import ClientEvaluation
 from fednet.errors import RemoteProtocolError
-from fednet.server.judging import pooled
+from fednet.server.evaluation import pooled
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count, batches
 from fednet.wire import messages as m

@@ -210,10 +210,10 @@ STUCK = """
 import os, signal, threading
 from fednet.registry import compressor
 from fednet.server import watch
-from fednet.server.judging import Judge
+from fednet.server.evaluation import Evaluator
 from fednet.wire.compressors.rounding import Bf16
 
-stuck, judge = threading.Event(), Judge.judge
+stuck, evaluate = threading.Event(), Evaluator.evaluate
 watch.TOGETHER_S = 0.0  # each is a press of its own
 
 @compressor("stuck")
@@ -228,9 +228,9 @@ def pressed(self, *more):
     stuck.wait()
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)
-    return judge(self, *more)
+    return evaluate(self, *more)
 
-Judge.judge = pressed
+Evaluator.evaluate = pressed
 """
 
 

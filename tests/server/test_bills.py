@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fednet.records.manifest import RunProgress
-from fednet.server.books import Flight, recover
+from fednet.server.books import WriteAheadLog, recover
 from fednet.wire.ledger import Ledger, Row
 from fednet.wire.messages import Key
 
@@ -83,7 +83,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
 ) -> None:
     booked, open_rows, own, written, useful = case
     rows: list[Row] = []
-    flight = Flight(tmp_path / "flight.jsonl", False)
+    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
     for r in open_rows:
         flight.path.write_text(flight.path.read_text() + line(r))
     ledger = Ledger(rows.append, 4, numbered=True)
@@ -116,7 +116,7 @@ def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_
     tmp_path: Path,
 ) -> None:
     rows: list[Row] = []
-    flight = Flight(tmp_path / "flight.jsonl", False)
+    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
     lines = [under_way(1, 1, *TASK, 100), under_way(1, 2, *REPLY, 30)]
     flight.path.write_text("".join(map(line, lines)))
     ledger = Ledger(rows.append, 2, numbered=True)

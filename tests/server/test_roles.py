@@ -24,7 +24,7 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.local import Local
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment.store import RowStore, on_disk
-from fednet.server.judging import model_hashes
+from fednet.server.evaluation import model_hashes
 from fednet.tensors import Slot
 from tests.rooms import hashes, run, summary
 

@@ -14,7 +14,6 @@ import pytest
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.report import costs
 from fednet.report.read import open_run
-from fednet.server.io import ServerIO
 from fednet.server.watch import Watch
 from tests.rooms import lines
 from tests.server.test_rounds import hashes, rounds
@@ -191,39 +190,6 @@ def test_with_nothing_stale_an_update_is_a_round(tmp_path: Path) -> None:
     _, two = run(tmp_path / "async", algorithm="fedavg", schedule=whole, **same)
     assert hashes(two) == hashes(one)
     assert [set(r["staleness"]) for r in two] == [{0}] * 3
-
-
-@pytest.mark.parametrize("schedule", [{"mode": "async", "buffer": 2}, {"mode": "semi-sync"}])
-def test_a_client_that_is_there_and_is_asked_nothing_any_more_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any]
-) -> None:
-    """As if a mistake lost what is known of its tasks."""
-    wait = ServerIO.wait
-
-    def losing(self: ServerIO, timeout_s: float) -> Any:
-        found = wait(self, timeout_s)
-        return None if found is not None and found.key.client == 2 else found
-
-    monkeypatch.setattr(ServerIO, "wait", losing)
-    changes = {"every": 0.02} if schedule["mode"] == "semi-sync" else {}
-    path, records = run(
-        tmp_path,
-        schedule=schedule | changes,
-        participation=1.0,
-        rounds=8,
-        link={"clock": "real"},
-    )
-    (event,) = [e for e in lines(path / "events.jsonl") if e["type"] == "not_asked"]
-    assert (event["client"], event["updates"]) == (2, 3)
-    warned = [r["round"] for r in records if r["algorithm"].get("warnings")]
-    assert warned == [event["round"]]
-    (text,) = records[warned[0] - 1]["algorithm"]["warnings"]
-    assert text == "client 2 is there, and was asked nothing in 3 updates"
-
-
-def test_no_client_is_said_to_be_asked_nothing_where_few_train_at_once(tmp_path: Path) -> None:
-    path, _ = run(tmp_path, participation=0.25, schedule={"mode": "async", "buffer": 1}, rounds=30)
-    assert not [e for e in lines(path / "events.jsonl") if e["type"] == "not_asked"]
 
 
 def test_what_ended_while_clients_are_awaited_is_kept_for_the_updates(

@@ -1,5 +1,5 @@
-"""What a round's model is worth: on the server's test set, and to the clients; and its hashes, as
-the records have them.
+"""Evaluates a round's model, on the server's test set and by the clients, and computes its hashes,
+for the records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fednet.training.setting import Pair
 
 
-class Judge:
+class Evaluator:
     """test, validation: the server's inputs and labels; None where it has none."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Judge:
 
     # -- the model ---------------------------------------------------------------------------------
     def newest(self, server: State, measured: bool = True) -> Tensors | None:
-        """The shared model, or shared part, as it is judged and written out. measured: its
+        """The shared model, or shared part, as it is evaluated and written out. measured: its
         BatchNorm statistics too, over the public or the test inputs, where the clients' do not come
         up.
         """
@@ -80,9 +80,9 @@ class Judge:
         return "personal" if self.method.personalised else "local"
 
     # -- a round -----------------------------------------------------------------------------------
-    def judge(self, round: Round, keep: dict[int, str]) -> Tensors | None:
+    def evaluate(self, round: Round, keep: dict[int, str]) -> Tensors | None:
         """Adds the round's losses, and its accuracies where they are due. Returns its model as it
-        was judged. keep: of the clients' states, which they must not delete yet.
+        was evaluated. keep: of the clients' states, which they must not delete yet.
         """
         record, section = round.record, self.config.evaluate
         weights = dict.fromkeys(round.runs, 1.0)
@@ -95,23 +95,23 @@ class Judge:
             return model
         self._score(record, model)
         if section.clients == "all":
-            round.judged = self._ask_all(round.number, model, round.after, keep, final=False)
-        if round.judged:
-            record.client_accuracy = pooled(round.judged, self._share(len(round.judged)))
+            round.evaluated = self._ask_all(round.number, model, round.after, keep, final=False)
+        if round.evaluated:
+            record.client_accuracy = pooled(round.evaluated, self._share(len(round.evaluated)))
             if "personal" in record.client_accuracy:
                 record.own_model = self.own_model
         return model
 
-    def _share(self, judged: int) -> float | None:
+    def _share(self, evaluated: int) -> float | None:
         """The largest part of the clients' accuracy that one may have: the sizes of test sets are
         the sites' own word where they bring their data.
         """
         known = self.experiment.federation is not None
-        return None if known else share_of_one(self.experiment, judged)
+        return None if known else share_of_one(self.experiment, evaluated)
 
     def stopped(self, round: Round, progress: RunProgress) -> None:
         """Where the run ends with this round, which is not the last of its configuration, and was
-        not judged: its global model is judged all the same, as the one that the run leaves.
+        not evaluated: its global model is evaluated all the same, as the one that the run leaves.
         """
         if not self.config.evaluate.every or evaluation_due(self.config, round.number):
             return
@@ -123,7 +123,7 @@ class Judge:
         self.best(progress, round.record, model)
 
     def _score(self, record: records.Round, model: Tensors | None) -> None:
-        """Adds what the global model is worth on the server's test set."""
+        """Adds the global model's scores on the server's test set."""
         section = self.config.evaluate
         if not self.method.has_global or not section.global_ or model is None:
             return
@@ -135,7 +135,7 @@ class Judge:
         record.batch_norm_measured_over = self.calibrated_by
 
     def hashes(self, carried: RunState, model: Tensors | None) -> JsonDict:
-        """The record's hashes of what a round left, and of the model as it was judged."""
+        """The record's hashes of what a round left, and of the model as it was evaluated."""
         whole, by_name = model_hashes(self.method, carried.server)
         found = {
             "model_sha256": whole,
@@ -166,10 +166,10 @@ class Judge:
         self.directory.flush()
         rows = read_lines(self.directory.path / "rounds.jsonl")
         took_part = {c for row in rows for c in row["completed"]}
-        judged = self._ask_all(round, self.newest(carried.server), carried, keep, final=True)
+        evaluated = self._ask_all(round, self.newest(carried.server), carried, keep, final=True)
         return [
             client_row(round, c, v, final=True, took_part=c in took_part).line()
-            for c, v in sorted(judged.items())
+            for c, v in sorted(evaluated.items())
         ]
 
     def _ask_all(
@@ -214,15 +214,15 @@ def global_scores(
 
 
 def pooled(
-    judged: Mapping[int, Mapping[str, Counts]], share: float | None = None
+    evaluated: Mapping[int, Mapping[str, Counts]], share: float | None = None
 ) -> dict[str, float]:
     """Accuracy over all test samples of the evaluated clients (not a mean of accuracies), by the
     model that was evaluated. share: the largest part that one client may have in it, where the
     sizes of test sets are the sites' own word.
     """
     by_name: dict[str, dict[int, Counts]] = {}
-    for client, verdict in sorted(judged.items()):
-        for name, counts in verdict.items():
+    for client, counts_by_model in sorted(evaluated.items()):
+        for name, counts in counts_by_model.items():
             by_name.setdefault(name, {})[client] = counts
     found = {}
     for name, clients in by_name.items():
@@ -255,14 +255,14 @@ def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, f
 def client_lines(round: Round) -> list[JsonDict]:
     """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
     rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}
-    rows |= round.judged
+    rows |= round.evaluated
     replies = round.main.done
     lines = []
-    for client, verdict in sorted(rows.items()):
+    for client, counts_by_model in sorted(rows.items()):
         row = client_row(
             round.number,
             client,
-            verdict,
+            counts_by_model,
             round.runs.get(client),
             reply=replies.get(client),
             reported=round.reports.get(client),
@@ -274,7 +274,7 @@ def client_lines(round: Round) -> list[JsonDict]:
 def client_row(
     round: int,
     client: int,
-    verdict: dict[str, Counts],
+    counts_by_model: dict[str, Counts],
     run: Run | None = None,
     *,
     final: bool = False,
@@ -286,13 +286,13 @@ def client_row(
     round, what that took.
     """
     worker = reply.record.worker if reply is not None else {}
-    judged = verdict.get("personal") or next(iter(verdict.values()), None)
+    evaluated = counts_by_model.get("personal") or next(iter(counts_by_model.values()), None)
     row = Client(
         round=round,
         client=client,
         final=final or None,
         took_part=took_part,
-        test_samples=judged.n if judged is not None else None,
+        test_samples=evaluated.n if evaluated is not None else None,
         reported=dict(reported) if reported else None,
         seconds=reply.record.seconds if reply is not None else None,
         host=worker.get("host"),
@@ -300,7 +300,7 @@ def client_row(
     )
     if run is not None:
         row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
-    for name, counts in verdict.items():
+    for name, counts in counts_by_model.items():
         row.set(
             **{
                 f"accuracy_{name}": counts.accuracy,
@@ -311,9 +311,9 @@ def client_row(
     return row
 
 
-def judges(exp: Experiment, device: str) -> tuple[Pair | None, Pair | None]:
-    """The server's test set and validation set as model inputs, where it has them and judges by
-    them.
+def test_sets(exp: Experiment, device: str) -> tuple[Pair | None, Pair | None]:
+    """The server's test set and validation set as model inputs, where it has them and
+    evaluates.
     """
     if exp.federation is None or not exp.config.evaluate.every:
         return None, None
