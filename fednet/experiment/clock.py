@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from fednet import seeds
 from fednet import world as worlds
 from fednet.config import Config
@@ -188,20 +190,4 @@ def task_bytes(run: str, key: m.Key, job: Job) -> int:
 
 def reply_bytes(reply: Reply) -> int:
     """Returns the bytes of a reply (`server.inbox.Reply`), header and payload, as it was sent."""
-    record = reply.record
-    form = list(reply.record.form)
-    return crossing(
-        m.Reply(
-            run=" " * 16,
-            inc=1,
-            key=record.key,
-            form=form,
-            size=sum(f.size for f in form),
-            check=record.check,
-            state=record.state,
-            kept=record.kept,
-            seconds=record.seconds,
-            split=list(record.split),
-            reported=record.reported,
-        )
-    )
+    return crossing(structs.replace(reply.message, run=" " * 16, inc=1))

@@ -152,12 +152,12 @@ class Aggregation:
             received = self._sent.get(client)
             up = exp.up.decode(
                 self.method.exchanges[self.exchange.index].up,
-                reply.record.form,
+                reply.message.form,
                 reply.body(),
                 received if received is not None else exp.agreed,
                 fill=self._fill,
                 sound=True,
-                past=self.exchange.past(client, "up", reply.record.key.round),
+                past=self.exchange.past(client, "up", reply.message.key.round),
             )
         return _counted(self._placed(up), self._declared.get(client))
 

@@ -589,8 +589,8 @@ class Updates:
         aggregation = rounds.aggregation(round)
         for client, reply in exchange.done.items():
             aggregation.add(client, reply)
-            if reply.record.reported:
-                round.reports[client] = dict(reply.record.reported)
+            if reply.message.reported:
+                round.reports[client] = dict(reply.message.reported)
         if not rounds.finish(round, aggregation):
             # Its clients are free again: by the record a replay knows that, too.
             round.dropped |= dict.fromkeys(exchange.done, "the update was discarded")

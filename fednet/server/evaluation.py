@@ -294,7 +294,7 @@ def client_row(
         took_part=took_part,
         test_samples=evaluated.n if evaluated is not None else None,
         reported=dict(reported) if reported else None,
-        seconds=reply.record.seconds if reply is not None else None,
+        seconds=reply.message.seconds if reply is not None else None,
         host=worker.get("host"),
         device=worker.get("device"),
     )

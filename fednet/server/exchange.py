@@ -376,7 +376,7 @@ class Exchanges:
             for purpose in ("train", "evaluate"):
                 exchange.found.pop((client, purpose), None)
             return None
-        return Outcome(reply.record.key, "", reply, exchange.found.get((client, "evaluate")))
+        return Outcome(reply.message.key, "", reply, exchange.found.get((client, "evaluate")))
 
     def _leaves(self, exchange: Exchange, asked: Asked, client: int, steps: int) -> Leaves | None:
         """When the client is gone in the middle of its task; who is gone already is not asked."""
@@ -567,7 +567,7 @@ class Exchanges:
             counts = evaluation.take_payload()
             if not isinstance(counts, Judgement):
                 body = evaluation.body()
-                counts = self.experiment.up.decode(Judgement, evaluation.record.form, body)
+                counts = self.experiment.up.decode(Judgement, evaluation.message.form, body)
             by_model = judgements(counts)
             if exchange.purpose == "train" and "global" in by_model:
                 by_model = {"received": by_model.pop("global"), **by_model}

@@ -62,24 +62,17 @@ LOG = "replies.log"
 class ReplyRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A reply that was checked, as a line of the log.
 
-    task: the digest of the task's payload, and the version of the client's state that it started
-    from. worker: where it was made. seconds: of the client's work, and `split` for training,
-    evaluating and encoding. taken_s: from the hand-out of the task to the whole reply. reported: by
-    the method, of its client. inline: bytes of payload that follow the line. broken: earlier
-    records of this reply do not count any more.
+    message: as the client sent it, but for values of `reported` that are not finite. task: the
+    digest of the task's payload, and the version of the client's state that it started from.
+    worker: where it was made. taken_s: from the hand-out of the task to the whole reply. inline:
+    bytes of payload that follow the line. broken: earlier records of this reply do not count any
+    more.
     """
 
-    key: Key
-    form: tuple[Field, ...] = ()
-    check: bytes = b""
-    state: str = ""
-    kept: bool = False
+    message: m.Reply
     task: tuple[bytes, str] = (b"", "")
-    seconds: float = 0.0
     worker: JsonDict = {}
-    split: tuple[float, ...] = ()
     taken_s: float = 0.0
-    reported: dict[str, float] = {}
     inline: int = 0
     broken: bool = False
 
@@ -206,12 +199,16 @@ class Reply:
     bill: Bill = field(default_factory=Bill)
 
     @property
+    def message(self) -> m.Reply:
+        return self.record.message
+
+    @property
     def size(self) -> int:
-        return sum([f.size for f in self.record.form])
+        return self.record.message.size
 
     @property
     def decoded_size(self) -> int:
-        return max(self.size, sum([f.raw for f in self.record.form]))
+        return max(self.size, sum([f.raw for f in self.message.form]))
 
     def body(self) -> Content:
         """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
@@ -237,14 +234,14 @@ class Reply:
         """
         payload, self.payload = self.payload, None
         if payload is not None and self.memory is not None:
-            self.memory.give(self.record.key.round, self.decoded_size)
+            self.memory.give(self.message.key.round, self.decoded_size)
         return payload
 
     def let_go(self) -> None:
         """The reply does not count: keeps nothing of it in memory."""
         self.take_payload()
         if self.data is not None and self.memory is not None:
-            self.memory.give(self.record.key.round, self.size)
+            self.memory.give(self.message.key.round, self.size)
             self.data = None
 
     def intact(self) -> bool:
@@ -256,7 +253,7 @@ class Reply:
         if not self.at and os.path.getsize(self.path) != self.size:
             return False
         body = self.body()
-        return isinstance(body, memoryview) and digest([body]) == self.record.check
+        return isinstance(body, memoryview) and digest([body]) == self.message.check
 
 
 def _mapped(path: str, size: int) -> memoryview:
@@ -384,18 +381,16 @@ class Inbox:
             if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
                 os.truncate(upload.file, upload.got)
             os.close(upload.file)
+        if upload.unchecked:
+            message = msgspec.structs.replace(message, check=digest([_mapped(path, upload.size)]))
+        if not all(map(math.isfinite, message.reported.values())):
+            reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
+            message = msgspec.structs.replace(message, reported=reported)
         record = ReplyRecord(
-            key=key,
-            form=tuple(message.form),
-            check=digest([_mapped(path, upload.size)]) if upload.unchecked else message.check,
-            state=message.state,
-            kept=message.kept,
+            message=message,
             task=task,
-            seconds=message.seconds,
             worker=worker,
-            split=tuple(message.split),
             taken_s=taken_s,
-            reported={n: v for n, v in message.reported.items() if math.isfinite(v)},
             inline=upload.size if in_log else 0,
         )
         reply = Reply(record, path, memory=self.memory, arrived=time.monotonic())
@@ -405,7 +400,7 @@ class Inbox:
         try:
             if body is None:
                 body = _mapped(path, upload.size)
-            if isinstance(body, memoryview) and digest([body]) != record.check:
+            if isinstance(body, memoryview) and digest([body]) != message.check:
                 raise RemoteProtocolError("the payload was damaged on its way")
             payload = self._decode(reply, body)
         except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
@@ -437,13 +432,14 @@ class Inbox:
 
     def _withdraw(self, key: Key) -> None:
         log = self._log(key.round)
-        log.add(ReplyRecord(key=key, broken=True))
+        nothing = m.Reply(key=key, form=[], size=0)
+        log.add(ReplyRecord(message=nothing, broken=True))
         log.flush()
         self._recorded[key.round].remove(_name(key))
 
     def revoke(self, reply: Reply) -> None:
         """The reply was checked and turned out to be unusable: its record does not count."""
-        key = reply.record.key
+        key = reply.message.key
         if _name(key) in self._recorded.get(key.round, ()):
             self._withdraw(key)
 
@@ -458,7 +454,7 @@ class Inbox:
         log = self.folder / f"round-{round}" / LOG
         found: dict[tuple[int, str], Reply] = {}
         for record, at in _last(records_in(log)):
-            key = record.key
+            key = record.message.key
             if key.phase != phase:
                 continue
             # Whatever became of the payload: the next one is another.
@@ -474,7 +470,7 @@ class Inbox:
     def on_record(self) -> set[Key]:
         """The replies that were checked, of all rounds that no checkpoint holds."""
         logs = self.folder.glob(f"round-*/{LOG}")
-        return {record.key for log in logs for record, _ in _last(records_in(log))}
+        return {record.message.key for log in logs for record, _ in _last(records_in(log))}
 
     # -- the end of rounds -------------------------------------------------------------------------
     def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
@@ -525,7 +521,7 @@ def _name(key: Key) -> str:
 
 def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]:
     """The replies that count: of several records of one reply the last."""
-    by_name = {_name(record.key): (record, at) for record, at in found}
+    by_name = {_name(record.message.key): (record, at) for record, at in found}
     return [(record, at) for record, at in by_name.values() if not record.broken]
 
 
@@ -595,7 +591,7 @@ def decoder(
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
     def decode(reply: Reply, body: Content) -> Payload | None:
-        key, form = reply.record.key, reply.record.form
+        key, form = reply.message.key, reply.message.form
         if key.purpose == "evaluate":
             judgement = exp.up.decode(Judgement, form, body, sound=True)
             judgement.check(exp.setting.counts_width, *tested(key.client))

@@ -711,7 +711,7 @@ class ServerIO:
         self._leave()
         logged, self._logged = self._logged, []
         for reply in logged:
-            key = reply.record.key
+            key = reply.message.key
             if key.purpose == "train":
                 self._at("receiving", key.round)
         self.outcomes += self._resolved

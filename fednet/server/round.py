@@ -99,7 +99,7 @@ class Round:
             # goes back with it.
             self.after = replace(self.before, residuals=remembered(self.before.residuals, exchange))
             return
-        kept = {c: reply.record for c, reply in done.items() if reply.record.kept}
+        kept = {c: reply.message for c, reply in done.items() if reply.message.kept}
         if exchange is self.main:
             record.completed = sorted(done)
         self.after = RunState(
@@ -206,10 +206,10 @@ def add_exchange(
     """
     seconds["encoding"] += encoding
     left = max(0.0, took - encoding)
-    last = max((r for r in replies if r.record.split), key=lambda r: r.arrived, default=None)
+    last = max((r for r in replies if r.message.split), key=lambda r: r.arrived, default=None)
     if last is not None:
-        shares = dict(zip(SPLIT, last.record.split))
-        shares["sending"] = last.record.taken_s - last.record.seconds
+        shares = dict(zip(SPLIT, last.message.split))
+        shares["sending"] = last.record.taken_s - last.message.seconds
         left -= taken(seconds, shares, left)
     seconds["waiting"] += left
 

@@ -190,7 +190,7 @@ class Rounds:
         exchange, aggregation = round.exchange, self.aggregation(round)
         for client, reply in self.exchanges.replies(exchange):
             aggregation.add(client, reply)
-            reported = reply.record.reported
+            reported = reply.message.reported
             if reported:
                 round.reports.setdefault(client, {}).update(reported)
         took = time.monotonic() - exchange.opened

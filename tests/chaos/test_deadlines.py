@@ -70,7 +70,7 @@ def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path: Path) -> N
         fed.begin(str(one))
         log = fed.path / "checkpoint" / "round-1" / "replies.log"
         both = {"train", "evaluate"}
-        fed.until(lambda: {found.key.purpose for found, _ in records_in(log)} == both)
+        fed.until(lambda: {found.message.key.purpose for found, _ in records_in(log)} == both)
         fed.lose(fed.last)
         fed.client(",".join(map(str, others)))
         fed.server(resume=True)

@@ -116,7 +116,7 @@ def test_logged_replies_are_not_asked_for_again(tmp_path: Path) -> None:
         fed.begin("0-2")
         log = fed.path / "checkpoint" / "round-1" / "replies.log"
         # Beside evaluations.
-        fed.until(lambda: sum(r.key.purpose == "train" for r, _ in records_in(log)) == 3)
+        fed.until(lambda: sum(r.message.key.purpose == "train" for r, _ in records_in(log)) == 3)
         fed.lose(fed.last)
         fed.client("3")
         fed.server(resume=True)
@@ -134,7 +134,7 @@ def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path) ->
         log = Log(path)
         for record, at in records:
             payload = text[at : at + record.inline]
-            if record.key.client == 1:  # as if round 1 had ended with another model
+            if record.message.key.client == 1:  # as if round 1 had ended with another model
                 record.task = (b"other", record.task[1])
             log.add(record, payload)
         log.flush()

@@ -345,15 +345,19 @@ def manifest(data: bytes) -> None:
 
 
 RECORD = {
-    "key": [1, 0, 0, 2, "train"],
-    "form": [["x", "state", 12, 12, []]],
-    "check": "",
-    "state": "ab",
-    "kept": True,
+    "message": {
+        "t": "reply",
+        "key": [1, 0, 0, 2, "train"],
+        "form": [["x", "state", 12, 12, []]],
+        "size": 12,
+        "check": "",
+        "state": "ab" * 32,
+        "kept": True,
+        "seconds": 0.5,
+        "split": [0.1, 0.2],
+    },
     "task": ["AAAA", "1-0-0"],
-    "seconds": 0.5,
     "worker": {"host": "h"},
-    "split": [0.1, 0.2],
     "taken_s": 0.7,
 }
 

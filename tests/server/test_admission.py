@@ -42,8 +42,10 @@ def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
     sent = codec.encode(
         Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
     )
+    form = list(sent.form)
+    message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
     decoder(exp, Sent(), lambda client: None, lambda client: (0, 0))(
-        Reply(ReplyRecord(key=Key(1, 0, 0, 0), form=sent.form), ""),
+        Reply(ReplyRecord(message=message), ""),
         memoryview(bytes(sent.body.whole())),
     )
 

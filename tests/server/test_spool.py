@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 import torch
 
@@ -176,7 +177,7 @@ def test_what_is_on_record_is_found_by_the_next_server_as_it_was(tmp_path, data)
     assert list(replies) == [(3, "train")]
     reply = replies[3, "train"]
     form = (Field("x", "state", len(data), len(data)),)
-    assert (bytes(reply.body()), reply.record.key, reply.record.form) == (data, KEY, form)
+    assert (bytes(reply.body()), reply.message.key, tuple(reply.message.form)) == (data, KEY, form)
 
 
 def test_a_file_that_is_being_written_over_is_not_found(tmp_path):
@@ -239,8 +240,10 @@ def test_a_whole_line_that_is_no_record_is_an_error(tmp_path):
 
 def test_a_record_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
     by_an_earlier_server(tmp_path)
+    message = m.Reply(key=Key(1, 0, 0, 4), form=[], size=0)
+    record = msgspec.json.encode(inbox.ReplyRecord(message=message, inline=1 << 40))
     with log_of(tmp_path).open("ab") as log:
-        log.write(checked(b'{"key":[1,0,0,4,"train"],"inline":1099511627776}') + b"some")
+        log.write(checked(record) + b"some")
     spool = inbox_in(tmp_path)
     assert list(spool.found(1, 0)) == [(3, "train")]
     logged(spool, Key(1, 0, 0, 5), b"another")
