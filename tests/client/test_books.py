@@ -25,9 +25,9 @@ def file(tmp_path):
     return tmp_path / "answers.jsonl"
 
 
-def opened(path, sums=False):
+def opened(path):
     made = Book()
-    made.open(path, sums)
+    made.open(path)
     return made
 
 
@@ -61,19 +61,6 @@ def test_no_process_writes_while_another_one_cuts_a_line_off(tmp_path, monkeypat
     monkeypatch.setattr(books, "repair", cut)
     opened(path).close()
     assert found == [path]
-
-
-def test_a_clients_own_book_has_a_sum_of_each_round_that_is_over(tmp_path):
-    path = tmp_path / "wire.jsonl"
-    mine, others = opened(path, sums=True), opened(path, sums=True)
-    for t in (1, 2):
-        for client in (0, 1, 2):
-            (mine if client else others).write(row(t, client))
-        assert len(lines(path)) == 2 * (t - 1)
-    mine.close()
-    others.close()
-    said = sorted((r["round"], r["messages"], r["bytes"]) for r in lines(path))
-    assert said == [(1, 1, 13), (1, 2, 26), (2, 1, 13), (2, 2, 26)]
 
 
 def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(file):
