@@ -1,8 +1,7 @@
-"""Augmentations: functions on a batch of images (n, c, h, w) and a CPU generator, which give a new
+"""Augmentations: functions of a batch of images (n, c, h, w) and a CPU generator that return a new
 batch.
 
-Draws are made on the CPU whatever the device of the batch, so that every device sees the same ones;
-nothing is computed on pixels, they are only moved.
+Random numbers are drawn on the CPU, so they are the same for every device. Pixels are only moved.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ PAD = 4
 
 
 def flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image mirrored left to right with probability 1/2."""
+    """Mirrors each image left to right with probability 1/2."""
     mirrored = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
     return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
 def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image padded by 4 zeros a side and cut back to its size at a random place (in normalised
-    inputs, zero is the mean colour).
+    """Pads each image by 4 zeros a side and crops it to its size at a random place. In normalised
+    inputs zero is the mean colour.
     """
     return _cut(x, F.pad(x, (PAD, PAD, PAD, PAD)), generator)
 
 
 def crop_reflect(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Does what `crop` does, padded by the image's own mirrored border, as NIID-Bench trains
+    """Crops like `crop`, but pads by the image's mirrored border, as NIID-Bench does for
     CIFAR-10.
     """
     return _cut(x, F.pad(x, (PAD, PAD, PAD, PAD), mode="reflect"), generator)
@@ -47,12 +46,12 @@ def _cut(x: torch.Tensor, padded: torch.Tensor, generator: torch.Generator) -> t
 
 
 def crop_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A random crop, then a random mirror image: the usual augmentation for CIFAR."""
+    """Crops, then mirrors: the usual augmentation for CIFAR."""
     return flip(crop(x, generator), generator)
 
 
 def crop_reflect_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """`crop_reflect`, then a random mirror image."""
+    """Crops by `crop_reflect`, then mirrors."""
     return flip(crop_reflect(x, generator), generator)
 
 
@@ -65,14 +64,16 @@ KNOWN: dict[str, Augmentation | None] = {
 
 
 def get(name: str) -> Augmentation | None:
-    """The augmentation of that name, None for `none`; ConfigError for an unknown one."""
+    """Returns the augmentation of that name, None for `none`. Raises ConfigError for another
+    name.
+    """
     if name not in KNOWN:
         raise ConfigError(f"data.augment: {unknown('augmentation', name, KNOWN)}")
     return KNOWN[name]
 
 
 def check(name: str, data: Data) -> None:
-    """ConfigError where the augmentation is unknown, or the samples are no images."""
+    """Raises ConfigError if the augmentation is unknown, or the samples are not images."""
     x = data.train[0]
     if get(name) is not None and (isinstance(x, dict) or x.ndim != 4):
         what = "a dict" if isinstance(x, dict) else f"of shape {list(x.shape[1:])}"

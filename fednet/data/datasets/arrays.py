@@ -75,17 +75,17 @@ def _read(file: Path) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
     except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as broken:
-        # objects in it would have to be unpickled, which runs what the file says: refused
+        # Python objects are refused: unpickling them would run code of the file.
         raise DataError(f"{file}: not a readable .npz of plain arrays ({broken}).") from broken
 
 
 def _targets(y: np.ndarray) -> np.ndarray:
-    """A column (n, 1) as (n,)."""
+    """Returns a column (n, 1) as (n,)."""
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
 def _images(x: np.ndarray) -> np.ndarray:
-    """uint8 images as (n, c, h, w); anything else as it is."""
+    """Returns uint8 images as (n, c, h, w); anything else unchanged."""
     if x.dtype != np.uint8:
         return x
     if x.ndim == 3:

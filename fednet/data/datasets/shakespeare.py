@@ -76,14 +76,15 @@ def shakespeare(
 
 
 def windows(text: np.ndarray, size: int) -> np.ndarray:
-    """(n, size + 1): windows side by side, each with the character after it."""
+    """Returns (n, size + 1): adjacent windows, each with the character after it."""
     n = (len(text) - 1) // size
     return np.stack([text[i * size : (i + 1) * size + 1] for i in range(n)])
 
 
 def spoken(play: str) -> dict[str, str]:
-    """What each role of a play says, by role. A speech begins with a line that is a short name and
-    a full stop, after an empty line, and ends at the next empty line; directions in brackets go.
+    """Returns the text of each role of a play. A speech begins, after an empty line, with a line of
+    a short name and a full stop, and ends at the next empty line. Directions in brackets are left
+    out.
     """
     found: dict[str, list[str]] = {}
     lines = STAGE.sub("", play).splitlines()
@@ -96,11 +97,11 @@ def spoken(play: str) -> dict[str, str]:
             role = line[:-1].upper()
         elif role:
             found.setdefault(role, []).append(line)
-    return {role: "\n".join(said) + "\n" for role, said in sorted(found.items())}
+    return {role: "\n".join(lines) + "\n" for role, lines in sorted(found.items())}
 
 
 def plays(root: Path) -> Iterator[str]:
-    """The plays in modern spelling, in order of their files' names."""
+    """Yields the plays in modern spelling, by file name."""
     texts = dict(_files(root))
     if not texts:
         raise DataError(

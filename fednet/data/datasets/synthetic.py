@@ -1,4 +1,4 @@
-"""Samples made on the spot, of any shape, that a model can learn."""
+"""Synthetic samples of any shape that a model can learn."""
 
 from __future__ import annotations
 

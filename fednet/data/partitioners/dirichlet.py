@@ -1,5 +1,5 @@
-"""Divisions by shares: every class dealt by its own Dirichlet draw, sizes by one draw (quantity
-skew), or all shares the same (iid).
+"""Divisions by shares: a Dirichlet draw for each class (label skew), one for the sizes (quantity
+skew), or equal shares (iid).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fednet.errors import ConfigError
 from fednet.registry import partitioner
 
 TRIES = 1000
-LOOK = 20  # tries after which it is asked whether a further one can succeed
-HOPELESS = 50  # clients that were short in each of these: the chance of none is below exp(-50)
+FIRST_TRIES = 20  # after these it is decided whether further tries can succeed
+TOO_MANY_SHORT = 50  # clients, in each of them: the chance of none is then below exp(-50)
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,13 @@ def dirichlet(
     totals = np.bincount(y)
     fewest = clients
     for tried in range(1, TRIES + 1):
-        # Only sizes are drawn until a try holds: which samples they are is decided once.
+        # Only sizes are drawn in each try; the samples are chosen once, at the end.
         sizes, shares = _sizes(totals, clients, rng, alpha, n / clients if cap else None)
         short = int((sizes.sum(axis=0) < least).sum())
         if not short:
             return _deal(y, sizes, rng)
         fewest = min(fewest, short)
-        if hopeless(tried, fewest):
+        if cannot_succeed(tried, fewest):
             break
     log.info(
         "dirichlet, alpha %g: %d of %d clients were short of %d samples after %d tries; they got "
@@ -72,19 +72,19 @@ def dirichlet(
 dirichlet.by_class = True  # type: ignore[attr-defined]
 
 
-def hopeless(tried: int, fewest: int) -> bool:
-    """Whether no further try can be expected to leave no client short. fewest: that any try left
-    short. Who is short in a draw is nearly independent from client to client, so that a draw of
-    none where the mean is 50 or more does not happen.
+def cannot_succeed(tried: int, fewest: int) -> bool:
+    """Whether further tries are useless. fewest: the fewest clients short of samples in any try.
+    Clients are short nearly independently, so if 50 are on average, a draw without any does not
+    happen.
     """
-    return tried >= LOOK and fewest >= HOPELESS
+    return tried >= FIRST_TRIES and fewest >= TOO_MANY_SHORT
 
 
 def _sizes(
     totals: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, cap: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(C, N) samples of each class for each client, and (C, N) as drawn, before they were cut to
-    whole numbers.
+    """Draws (C, N) samples of each class for each client; also returns the (C, N) shares before
+    rounding.
     """
     sizes = np.zeros((len(totals), clients), dtype=np.int64)
     shares = np.zeros((len(totals), clients))
@@ -101,11 +101,11 @@ def _sizes(
 
 
 def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
-    """(C, N) sizes with every client at `least` or more, the sum of each class as it was.
+    """Returns (C, N) sizes with at least `least` for every client, and the same sum of each class.
 
     In ascending id, a client that is short takes one sample at a time: of the class with its
-    largest share that anybody can spare, from whoever holds most of it (of equals the lowest id)
-    and has more than `least` in all. There is always one, as there are samples enough for all.
+    largest share that any client can spare, from the client that holds most of it (of equals the
+    lowest id) and has more than `least` in all. There are enough samples for all.
     """
     sizes, held = sizes.copy(), sizes.sum(axis=0)
     richest = [[(-int(k), i) for i, k in enumerate(row) if k] for row in sizes]
@@ -126,8 +126,8 @@ def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
 
 
 def _giver(heap: list[tuple[int, int]], row: np.ndarray, held: np.ndarray, least: int) -> int:
-    """Who holds most of a class and can spare a sample, taken off the heap; -1 for nobody. A client
-    never gains what it could give, so one that cannot spare a sample now never can.
+    """Pops the client that holds most of a class and can spare a sample; -1 if there is none. A
+    client that cannot spare a sample now never can later.
     """
     while heap:
         count, client = heapq.heappop(heap)
@@ -137,8 +137,8 @@ def _giver(heap: list[tuple[int, int]], row: np.ndarray, held: np.ndarray, least
 
 
 def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndarray:
-    """One p ~ Dir(alpha) over clients. For very small alpha NumPy may return NaN or a row of zeros:
-    drawn again.
+    """Draws p ~ Dir(alpha) over clients. For very small alpha NumPy may return NaN or zeros; then
+    it draws again.
     """
     for _ in range(TRIES):
         p = rng.dirichlet(np.full(clients, alpha))
@@ -148,7 +148,7 @@ def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndar
 
 
 def capped(p: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """p where there is room, summing to one; p as it was where that leaves nothing."""
+    """Returns p for clients with room, scaled to sum 1; p unchanged if that leaves nothing."""
     kept = p * room
     total = kept.sum()
     return kept / total if np.isfinite(total) and total > 0 else p
@@ -165,7 +165,7 @@ def _deal(y: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np
 
 
 def enough(n: int, clients: int, least: int = 1) -> None:
-    """ConfigError where n samples can never give every client its `least`."""
+    """Raises ConfigError if n samples are too few for `least` each."""
     if n < clients * least:
         raise ConfigError(
             f"data.partition: {n} samples cannot give each of {clients} clients {least}."
@@ -202,7 +202,7 @@ def quantity(
         sizes = np.diff(cuts, prepend=0, append=n)
         short = int((sizes < least).sum())
         fewest = min(fewest, short)
-        if not short or hopeless(tried, fewest):
+        if not short or cannot_succeed(tried, fewest):
             break
     if short:
         sizes = repaired(sizes[None], q[None], least)[0]

@@ -1,4 +1,4 @@
-"""Divisions that are given: by a file, or by the owners that the data themselves name."""
+"""Divisions from a file, or by the natural owners of the samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def file(
 
 
 def for_test(y: np.ndarray, clients: int, *, path: str) -> list[np.ndarray] | None:
-    """The file's test lists; None where it has none."""
+    """Returns the file's test lists; None if it has none."""
     lists = _lists(path, "test", clients)
     for i, mine in enumerate(lists or ()):
         if len(mine) and (mine.min() < 0 or mine.max() >= len(y)):

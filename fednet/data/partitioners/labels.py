@@ -56,7 +56,7 @@ labels.by_class = True  # type: ignore[attr-defined]
 
 
 def _owned(first: int, classes: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """(k,) classes: `first`, and k - 1 of the others, each choice equally likely."""
+    """Draws (k,) classes: `first`, and k - 1 of the others, each choice equally likely."""
     others = np.delete(np.arange(classes), first)
     return np.append(first, rng.choice(others, size=k - 1, replace=False))
 
@@ -80,8 +80,8 @@ def shards(
 
 
 def assignment(clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
-    """(N, per_client) numbers of each client's shards: the stream's first draw, so the test set
-    repeats it.
+    """Draws (N, per_client) numbers of each client's shards. It is the stream's first draw, so that
+    the test set can repeat it.
     """
     if per_client < 1:
         raise ConfigError(
@@ -98,7 +98,7 @@ def for_test(
     *,
     per_client: int = 2,
 ) -> list[np.ndarray]:
-    """Test shards with the same numbers as the client's training shards."""
+    """Returns test shards with the numbers of the client's training shards."""
     _enough_shards(len(y), clients * per_client, "test")
     return _deal_shards(y, assignment(clients, per_client, rng), test_rng)
 
