@@ -59,14 +59,14 @@ class Aggregation:
         self.experiment, self.method, self.host = experiment, experiment.algorithm, host
         self.server, self.exchange = server, exchange
         self._sent, self._declared = sent, declared
-        self._fill = filling(experiment, before)  # what stands where a reply says nothing
+        self._fill = filling(experiment, before)  # buffers for replies without any
         self._leave_out = leave_out
         self._steps = postprocessors.of(experiment, noise, server, exchange, sent)
         self._replies: dict[int, Reply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self._summaries: dict[int, Summary] = {}  # of all whose reply could be read
         self._images: dict[int, Samples] = {}  # condensed ones, by client
-        self._counts: dict[int, int] = {}  # samples, where they count for less than was said
+        self._counts: dict[int, int] = {}  # samples, where they count for fewer than were sent
         self._reported, self._warnings = dict(host.reported), list(host.warnings)
         self._versions = versions(server)
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
@@ -319,8 +319,8 @@ def versions(state: State) -> dict[str, int]:
 
 
 def filling(experiment: Experiment, before: State) -> Tensors:
-    """The model whose buffers stand where the clients' do not cross. before: what a round began
-    with.
+    """Returns the model whose buffers replace those that clients do not send. before: the state
+    that the round began with.
     """
     x = experiment.algorithm.shared_model(before)
     whole = x is not None and x.layout == experiment.shared

@@ -1,9 +1,8 @@
-"""The books of a run: what is under way, on the disk before it leaves, and what its bytes come to,
-round by round.
+"""The write-ahead log of the books: bytes are on disk before they leave.
 
-A row of `wire.jsonl` is written once it is known whether a payload was useful; until then its
-bytes, as they add up, are lines of `checkpoint/flight.jsonl`, the last line of a number counting.
-The next server books what no row of `wire.jsonl` has the number of.
+A row of `wire.jsonl` is written once it is known whether a payload was useful. Until then its
+account is a line of `checkpoint/flight.jsonl`, written again whenever bytes are added; the last
+line of a number counts. The next server books the accounts that have no row in `wire.jsonl`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from fednet.wire.ledger import Bill, Ledger, Row
 from fednet.wire.messages import Key
 
 LONG = 4 << 20
-"""Bytes of the file from which on it is written anew, with what is still under way: as soon as that
-is a fourth of it at most, as it is between rounds.
+"""The size of the file in bytes from which on it is rewritten with the open accounts alone, as soon
+as these are a fourth of it at most, as they are between rounds.
 """
-ROW_BYTES = 300  # of a row, some
+ROW_BYTES = 300  # of a row, about
 
 
 class WriteAheadLog:
@@ -39,13 +38,13 @@ class WriteAheadLog:
         return opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def rows(self) -> dict[tuple[int, int], Row]:
-        """What earlier servers had under way: by incarnation and number, of which the last line
-        counts.
+        """Returns the accounts that earlier servers left open, by incarnation and number; the last
+        line of each counts.
         """
         return {(row["incarnation"], row["number"]): row for row in read_lines(self.path)}
 
     def note(self, ledger: Ledger) -> None:
-        """Writes down what has changed of what is under way: before its bytes leave."""
+        """Writes the accounts that have changed, before their bytes leave."""
         rows = ledger.changed()
         if not rows:
             return
@@ -58,7 +57,7 @@ class WriteAheadLog:
             self.keep(ledger)
 
     def keep(self, ledger: Ledger) -> None:
-        """Writes the file again, with what is still under way."""
+        """Rewrites the file with the open accounts alone."""
         text = b"".join(map(plain_line, ledger.under_way()))
         write_aside(self.path, text, fsync=self._fsync)
         os.close(self._file)

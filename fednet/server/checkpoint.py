@@ -3,7 +3,7 @@
 A file's name tells its content, so what did not change is not written again, and a crash while
 writing leaves the last checkpoint whole. What is loaded is held against its name: a file that was
 changed or is gone is an error that names it, never another model. Replies of rounds that no
-checkpoint holds yet lie in the spool beside it, as they came.
+checkpoint holds yet are in the folders beside it, see inbox.py.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Checkpoints:
         others: Mapping[str, State],
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
-        """Makes (server, progress) the state that a resume starts from, with what else belongs to
-        it, by name. `at` is told of the points on the way.
+        """Makes (server, progress) the state that a resume starts from. others: more states that
+        belong to it, by name. at(point): called at the points where a planned fault may strike.
         """
         self._own()
         files = {"server": self._put(server)}

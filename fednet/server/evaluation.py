@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from fednet import records
 from fednet.algorithms.base import Algorithm, Tensors
@@ -29,9 +28,6 @@ from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 from fednet.wire.payload import Run
-
-if TYPE_CHECKING:
-    from fednet.training.setting import Pair
 
 
 class Evaluator:
@@ -282,8 +278,8 @@ def client_row(
     reply: Reply | None = None,
     reported: Mapping[str, float] | None = None,
 ) -> Client:
-    """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
-    round, what that took.
+    """Returns a line of clients.jsonl: the scores of a client's models and, if it trained in this
+    round, its training.
     """
     worker = reply.record.worker if reply is not None else {}
     evaluated = counts_by_model.get("personal") or next(iter(counts_by_model.values()), None)

@@ -166,7 +166,7 @@ class Exchange:
 class Exchanges:
     """Opens exchanges, one after the other, and waits for their replies.
 
-    samples(client): how many its site says it has; None where nobody has said so yet. sent: filled
+    samples(client): how many its site declared; None before it has. sent: filled
     with the weights that each client was sent with its last task. check_stop(): called every now
     and then while it waits; raises where the run is to stop. clock: None where time is real. alone:
     others start the clients.
@@ -477,7 +477,7 @@ class Exchanges:
     # -- clients that have lost their state --------------------------------------------------------
     def _restarts(self, exchange: Exchange, outcome: Outcome) -> bool:
         """Whether a client whose state is lost got its task again, from its initial state: what
-        the server remembers of earlier messages with it is of no use then.
+        the server remembers of earlier messages with it no longer holds.
         """
         client, asked = outcome.key.client, exchange.asked[outcome.key.client]
         again = exchange.initial_task
@@ -513,7 +513,7 @@ class Exchanges:
     def check_states(self, round: int, lost: Mapping[int, str], started: int) -> None:
         """Raises StateError where the run ends because clients have lost their states. started:
         how many were to start from one. Where others start the clients, a few that say so are not
-        believed: one that lies would end the run.
+        believed: a single false report would end the run.
         """
         if not lost:
             return

@@ -184,7 +184,7 @@ class Reply:
     decoded, until `take_payload`; None where there was no room for it, or an earlier server
     received it. memory: in which `data` and `payload` count. remembered: what compressors remember
     if the reply counts. arrived: when, on this process's clock. earlier: received by an earlier
-    server. bill: the bytes that crossed for it, until these are settled.
+    server. bill: the bytes that crossed for it, until they are recorded.
     """
 
     record: ReplyRecord

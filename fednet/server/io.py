@@ -52,8 +52,8 @@ PAUSE_S = 1.0  # of what passes between two times that a server listens, at most
 
 
 class ListeningClock:
-    """A clock that stands while the server hears nobody: one that was stopped, or whose machine
-    slept, would else take what its clients sent meanwhile, and it has not read yet, for silence.
+    """A clock that stops while the server reads nothing. A server that was stopped, or whose
+    machine slept, would else count its clients as silent although it has not read what they sent.
     """
 
     monotonic = staticmethod(time.monotonic)
@@ -83,7 +83,7 @@ log = logging.getLogger(__name__)
 LOUD = ("refused", "late", "doubled", "failed", "data_changed")
 # Of such events, those of one kind and worker have one line in this time, and are counted.
 QUIET_S = 1.0
-# What is said of a site, by event. Of one that is gone: why.
+# What is shown of a site, by event; of one that is away, the reason is shown.
 SITES = {
     "joined": "joined",
     "rejoined": "connected again",
@@ -96,7 +96,7 @@ EXPECTED = ("joined", "ready")  # which are for the log alone
 
 
 def in_words(event: str, fields: JsonDict) -> str:
-    """What is said of a site that came, went or was refused; "" for other events."""
+    """Describes a site that came, went or was refused; "" for other events."""
     if event == "refused" and fields["what"] in ("join", "connection", "ready"):
         whose = fields.get("address") or fields.get("worker") or "a client process"
         return f"refused {whose}: {fields['reason']}"
@@ -111,8 +111,8 @@ def in_words(event: str, fields: JsonDict) -> str:
 class Events:
     """The run's events, with those that a peer can bring about at will thinned out: the first of a
     kind and worker is written, and a moment later how many more there were. Called by one thread.
-    note(event, fields): writes one. say(text): shows what is said of sites that go, come back or
-    are refused, until it is set to None.
+    note(event, fields): writes one. say(text): shows a sentence on a site that goes, comes back or
+    is refused, until it is set to None.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class Rate:
 
 
 class Limits:
-    """Hands what came to whoever takes it in, and hangs up on who sends too much. receive(event):
-    takes a message in; whether it was of no use. closed(conn): a connection has ended, and all that
-    it had sent was taken in.
+    """Passes on what came, and closes the connection of a peer that sends too much. receive(event):
+    handles a message, and returns whether it was useless to the run. closed(event): a connection
+    has ended, after all its messages were handled.
     """
 
     def __init__(
@@ -492,7 +492,7 @@ class ServerIO:
         self.inbox.close()
         self._leave(all=True)
         self._log.write_counts(last=True)
-        # Bills are not settled here: a resume goes on with their replies.
+        # Open bills stay open: a resume goes on with their replies.
         for conn in {name[0] for name in self.link.ledger.open()}:
             self.link.closed(conn, awaited=not over)
         self._flush()
@@ -523,7 +523,7 @@ class ServerIO:
 
     def _wake_up(self, timeout_s: float) -> bool:
         if self._tasks_left:  # with the last one
-            if not self._sent_any:  # how long a server that was started anew took to it
+            if not self._sent_any:  # the event shows how long a restarted server took to it
                 self._sent_any = True
                 self._log.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
@@ -571,7 +571,7 @@ class ServerIO:
         self.link.closed(conn, awaited=True)
 
     def _receive(self, event: Received) -> bool:
-        """Whether it was of no use."""
+        """Handles a message; returns whether it was useless to the run."""
         conn, frames, now = event.conn, event.frames, self._now()
         try:
             message, body = self.link.receive(conn, frames)
@@ -681,7 +681,7 @@ class ServerIO:
             self._tasks_left = self._tasks_left or isinstance(send.message, m.Task)
 
     def _before_settling(self, conn: bytes, key: m.Key) -> None:
-        """An account is settled only once its messages have left: what does not is taken off it."""
+        """Sends the messages of an account before it is closed: what cannot leave is subtracted."""
         if (conn, key) in self._keys:
             self._leave(all=True)
 

@@ -55,7 +55,7 @@ class Summary:
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """left_out: why, by client. counts: the samples that a client counts for, where that is fewer
-    than it said.
+    than it sent.
     """
 
     left_out: Mapping[int, str] = dataclasses.field(default_factory=dict)
@@ -156,16 +156,16 @@ class ShareBound(Postprocessor):
         share = share_of_one(self._experiment, len(replied))
         if share is None:
             return Verdict()
-        said: dict[int, int] = {}
+        sent: dict[int, int] = {}
         for client in counted:
             run = replied[client].run
             if run is not None:
-                said[client] = run.n
-        return Verdict(counts=lowered(said, share))
+                sent[client] = run.n
+        return Verdict(counts=lowered(sent, share))
 
 
 class Clipping(Postprocessor):
-    """`privacy.clip`: each update is clipped, whoever sent it, and has the weight 1."""
+    """`privacy.clip`: clips every update; each has the weight 1."""
 
     def __init__(self, section: PrivacySection, sent: Mapping[int, Tensors]) -> None:
         self._section, self._sent = section, sent

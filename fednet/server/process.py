@@ -354,7 +354,7 @@ class Session:
         why: what ended it early. crashed: a thread may still be using the files and connections,
         and may never return from a user's own part; they are left to the end of the process.
         """
-        self.events.say = None  # that clients leave now is not worth a line
+        self.events.say = None  # that clients leave now is not shown
         endings: list[Callable[[], object]] = [
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),

@@ -54,7 +54,7 @@ class Round:
     base: float = 0.0  # the second of the run at which its virtual time began
     predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
     dropped: dict[int, str] = field(default_factory=dict)
-    runs: dict[int, Run] = field(default_factory=dict)  # by client: of those folded
+    runs: dict[int, Run] = field(default_factory=dict)  # by client, of the replies that counted
     evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)  # by client
     reported: JsonDict = field(default_factory=dict)  # by the method, of the round
@@ -109,7 +109,7 @@ class Round:
             remembered(exchange.residuals, exchange, kept),
         )
 
-    # -- what is said of it ------------------------------------------------------------------------
+    # -- sentences about it ------------------------------------------------------------------------
     def failures(self) -> list[str]:
         """A sentence for each client that could not do its task, or whose reply was unusable."""
         return [
@@ -119,7 +119,7 @@ class Round:
         ]
 
     def states_lost(self) -> dict[int, str]:
-        """By client that was dropped because its state is lost: what it said."""
+        """Returns, by client that was dropped because its state is lost, the reason it sent."""
         return {
             client: clean(reason.removeprefix(STATE_LOST))
             for client, reason in sorted(self.dropped.items())
@@ -178,7 +178,7 @@ def predict(
     if experiment.base is not None and open.index == 0:
         first = sum(1 for c in clients if not open.asked[c].job.start)
         add_kinds(sums["down"], {BASE: first * experiment.base.raw} if first else {})
-    if not experiment.sized_by_client:  # one stands for all
+    if not experiment.sized_by_client:  # all are alike
         enrolled = [c for c in clients if open.asked[c].enrolled]
         for way, kind, who in (
             ("down", exchange.down, clients),

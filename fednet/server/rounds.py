@@ -199,8 +199,8 @@ class Rounds:
         return aggregation
 
     def finish(self, round: Round, aggregation: Aggregation) -> bool:
-        """Makes the next server state of what was folded. False: there are too few results, and the
-        round is void.
+        """Makes the next server state of the replies. Returns False if there are too few results:
+        the round is void then.
         """
         least, began = self.config.round.min_results, time.monotonic()
         if len(round.exchange.done) >= least:

@@ -109,10 +109,11 @@ class WandB:
         self._run.finish()
 
 
-KINDS: dict[str, tuple[Callable[[Path, JsonDict], Tracker], str]] = {
-    "tensorboard": (TensorBoard, "tensorboard"),
-    "mlflow": (MLflow, "mlflow"),
-    "wandb": (WandB, "wandb"),
+# By name, which is also that of the package.
+KINDS: dict[str, Callable[[Path, JsonDict], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
 }
 
 
@@ -130,11 +131,10 @@ class Trackers:
         self._say, whole = say, to_mapping(config)
         self._all: dict[str, Tracker] = {}
         for name in config.track:
-            make, package = KINDS[name]
             try:
-                self._all[name] = make(run, whole)
+                self._all[name] = KINDS[name](run, whole)
             except ImportError as absent:
-                raise ConfigError(lacking(f"track: {name}", package)) from absent
+                raise ConfigError(lacking(f"track: {name}", name)) from absent
             except Exception as broken:
                 self._fails(name, broken)
 

@@ -55,7 +55,7 @@ def test_one_that_fails_is_left_out_said_once_and_the_others_go_on(tmp_path, mon
     def broken(run, config):
         raise RuntimeError("cannot begin")
 
-    kinds = {"a": (lambda r, c: bad, "a"), "b": (lambda r, c: good, "b"), "c": (broken, "c")}
+    kinds = {"a": lambda r, c: bad, "b": lambda r, c: good, "c": broken}
     monkeypatch.setattr(tracking, "KINDS", kinds)
     trackers = Trackers(asked("a", "b", "c"), tmp_path, said.append)
     trackers.round(ROUND)
@@ -72,7 +72,7 @@ def test_one_that_is_not_installed_is_named_with_its_package(tmp_path, monkeypat
     def absent(run, config):
         raise ImportError
 
-    monkeypatch.setattr(tracking, "KINDS", {"mlflow": (absent, "mlflow")})
+    monkeypatch.setattr(tracking, "KINDS", {"mlflow": absent})
     with pytest.raises(ConfigError, match="track: mlflow needs the package mlflow"):
         Trackers(asked("mlflow"), tmp_path, print)
 
