@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": {"evaluate": {"clients": "all"}, "checkpoint": {"every": 2}},
     "virtual": {
         "link": {"clock": "virtual", "up_mbps": 8.0, "step_ms": 10.0},
-        "clients_per_round": 3,
+        "participation": 0.75,
         "round": {"ask": 1.4},
     },
     "async": {
