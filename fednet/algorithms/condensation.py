@@ -23,20 +23,22 @@ depend on the order of the classes or on which other classes there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fednet.algorithms.base import AlgorithmConfig, Count, Fraction, NonNegative, Positive
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.wire.payload import Samples
 
 Match = Literal["dc", "layer"]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 # Floats of stacked gradients at a time: 256 MB each of gD, gS and what the second derivative
 # keeps.
 GROUP = 2**26
@@ -44,25 +46,37 @@ CPU_IMAGES = 16  # real images a pass on a CPU
 _NOT_BATCHED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RNNBase)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How to condense. The defaults are FedDC's; FedDC+ sets momentum 0.9 and weight_decay 4e-5.
-
-    iterations: K. lr: step on pixels of normalised images. clip_v: v of Eq. 8, None for no
-    clipping. match: dc (one cosine an output row) or layer (Eq. 6 as printed: one a layer). init:
-    noise N(0, 1) or real (a random local image). real_batch: real images a class and iteration, at
-    most. minimum: a class with fewer real images gets no image.
+class Condensation(AlgorithmConfig):
+    """The options of the condensation. The defaults are FedDC's; FedDC+ has other values of
+    cond_momentum and cond_weight_decay.
     """
 
-    iterations: int = 500
-    lr: float = 3.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_v: float | None = 1.0
-    match: Match = "dc"
+    iterations: Count = 500
+    """Iterations K of the condensation of a client's images."""
+    cond_lr: Positive = 3.0
+    """Learning rate of the condensed images."""
+    cond_momentum: Fraction = 0.0
+    """Momentum of the condensation."""
+    cond_weight_decay: NonNegative = 0.0
+    """Weight decay of the condensation."""
+    clip_v: Positive | None = 1.0
+    """Norm v that the images' gradient is clipped to (Eq. 8); null: no clipping."""
+    match: Literal["dc", "layer"] = "dc"
+    """How gradients are compared: dc as in the dataset condensation code, layer as Eq. 6 prints
+    it, one cosine per layer.
+    """
     init: Literal["noise", "real"] = "noise"
-    real_batch: int = 256
-    minimum: int = 1
+    """What condensed images start as: noise, or one real image of the class."""
+    real_batch: AtLeastOne = 256
+    """Real samples per class in each iteration."""
+    condense: Literal["once", "every"] = "once"
+    """When a client condenses: once, at its first participation, or every time as the paper
+    prints (hours on a CPU).
+    """
+    cond_min: AtLeastOne = 1
+    """Real samples that a client needs of a class to send an image of it; one image of one
+    sample shows that sample.
+    """
 
 
 def present(class_counts: Sequence[int] | np.ndarray, minimum: int = 1) -> list[int]:
@@ -76,7 +90,7 @@ def condense(
     x: torch.Tensor,
     y: torch.Tensor,
     rng: Callable[[str], np.random.Generator],
-    how: Plan,
+    how: Condensation,
 ) -> tuple[Samples, float]:
     """Condenses (x, y) to one image a class present, with its hard label, in ascending order of
     label.
@@ -87,7 +101,7 @@ def condense(
     iteration (nan where nothing was condensed).
     """
     counts = torch.bincount(y.cpu()).tolist()
-    labels = present(counts, how.minimum)
+    labels = present(counts, how.cond_min)
     real = {c: x[y == c] for c in labels}  # gathered once; a batch is then a slice of its class
     if not labels:
         return Samples(torch.zeros(0, *x.shape[1:]), torch.zeros(0, dtype=torch.int64)), float(
@@ -260,7 +274,7 @@ def match_distance(
 
 
 def step(
-    x: torch.Tensor, g: torch.Tensor, velocity: torch.Tensor, how: Plan
+    x: torch.Tensor, g: torch.Tensor, velocity: torch.Tensor, how: Condensation
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One SGD step on the stacked images, each clipped by its own norm first (Eq. 8); returns
     (images, velocity).
@@ -271,8 +285,8 @@ def step(
     if how.clip_v is not None:
         norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))
         g = torch.where(norm > how.clip_v, g * (how.clip_v / norm), g)
-    if how.weight_decay:
-        g = g + how.weight_decay * x
-    if how.momentum:
-        g = velocity = how.momentum * velocity + g
-    return x - how.lr * g, velocity
+    if how.cond_weight_decay:
+        g = g + how.cond_weight_decay * x
+    if how.cond_momentum:
+        g = velocity = how.cond_momentum * velocity + g
+    return x - how.cond_lr * g, velocity

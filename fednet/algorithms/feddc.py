@@ -25,15 +25,13 @@ leaves out the classes of which a client has fewer images.
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
 import torch
 
 from fednet.algorithms.base import *
-from fednet.algorithms.condensation import Plan, check, condense, present
+from fednet.algorithms.condensation import AtLeastOne, Condensation, check, condense, present
 
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 FLOAT_BYTES, LABEL_BYTES = 4, 8
 
 
@@ -44,33 +42,7 @@ class FedDC(Algorithm):
     paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
     classes_only = True
 
-    class Config(AlgorithmConfig):
-        iterations: Count = 500
-        """Iterations K of the condensation of a client's images."""
-        cond_lr: Positive = 3.0
-        """Learning rate of the condensed images."""
-        cond_momentum: Fraction = 0.0
-        """Momentum of the condensation."""
-        cond_weight_decay: NonNegative = 0.0
-        """Weight decay of the condensation."""
-        clip_v: Positive | None = 1.0
-        """Norm v that the images' gradient is clipped to (Eq. 8); null: no clipping."""
-        match: Literal["dc", "layer"] = "dc"
-        """How gradients are compared: dc as in the dataset condensation code, layer as Eq. 6 prints
-        it, one cosine per layer.
-        """
-        init: Literal["noise", "real"] = "noise"
-        """What condensed images start as: noise, or one real image of the class."""
-        real_batch: AtLeastOne = 256
-        """Real samples per class in each iteration."""
-        condense: Literal["once", "every"] = "once"
-        """When a client condenses: once, at its first participation, or every time as the paper
-        prints (hours on a CPU).
-        """
-        cond_min: AtLeastOne = 1
-        """Real samples that a client needs of a class to send an image of it; one image of one
-        sample shows that sample.
-        """
+    class Config(Condensation):
         ft_epochs: Count = 10
         """Epochs of the server's fine-tuning on all condensed images; 0: none."""
         ft_lr: NonNegative | None = None
@@ -130,25 +102,10 @@ class FedDC(Algorithm):
         model = host.model(host.initial)
         with host.drawing("condense/draws"):
             s, distance = condense(
-                model, lambda k: host.fresh("condense", k), x, y, host.rng, self.plan()
+                model, lambda k: host.fresh("condense", k), x, y, host.rng, self.config
             )
         host.report(condensation_distance=distance)
         return self.Client(x=s.x, y=s.y)
-
-    def plan(self) -> Plan:
-        """Returns the condensation that the options ask for."""
-        c = self.config
-        return Plan(
-            iterations=c.iterations,
-            lr=c.cond_lr,
-            momentum=c.cond_momentum,
-            weight_decay=c.cond_weight_decay,
-            clip_v=c.clip_v,
-            match=c.match,
-            init=c.init,
-            real_batch=c.real_batch,
-            minimum=c.cond_min,
-        )
 
     # -- server ------------------------------------------------------------------------------------
     def init_accumulator(self, server, phase):

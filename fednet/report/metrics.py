@@ -126,48 +126,24 @@ def class_spread(run: Run) -> float | None:
 
 
 # -- personalised ----------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Evaluations:
-    """Records of evaluated clients. last: for each accuracy (one of JUDGED, or `received`), the
-    last record of each client that has it; ended: the records of the evaluation at the end.
-    """
-
-    last: dict[str, dict[int, Client]]
-    ended: list[Client]
-
-
 @once
-def evaluations(run: Run) -> Evaluations:
-    """Reads `clients.jsonl` one row at a time."""
-    fields = [(name, f"accuracy_{name}") for name in (*JUDGED, "received")]
-    last: dict[str, dict[int, Client]] = {name: {} for name, _ in fields}
-    ended: list[Client] = []
-    for r in run.lines("clients"):
-        for name, field in fields:
-            if getattr(r, field) is not None:
-                last[name][r.client] = r
-        if r.final:  # a run that was continued with more rounds has several evaluations at the end
-            if ended and r.round > ended[0].round:
-                ended = []
-            if not ended or r.round == ended[0].round:
-                ended.append(r)
-    return Evaluations(last, ended)
+def ended(run: Run) -> list[Client]:
+    """Returns the records of the evaluation at the end; of the last one, if a run was continued
+    with more rounds.
+    """
+    final = [r for r in run.lines("clients") if r.final]
+    last_round = max((r.round for r in final), default=0)
+    return [r for r in final if r.round == last_round]
 
 
 @once
 def latest(run: Run, name: str) -> dict[int, Client]:
-    """By client, its record in the evaluation at the end, or before that its last record, if this
-    has the accuracy `name`.
+    """Returns, by client, its last record with the accuracy `name` (one of JUDGED, or `received`);
+    if there was an evaluation at the end, its record in that.
     """
-    found = evaluations(run).last[name]
-    if at_end := ended(run):
-        found = {r.client: r for r in at_end if getattr(r, f"accuracy_{name}") is not None}
+    rows = ended(run) or run.lines("clients")
+    found = {r.client: r for r in rows if getattr(r, f"accuracy_{name}") is not None}
     return dict(sorted(found.items()))
-
-
-def ended(run: Run) -> list[Client]:
-    """Returns the records of the evaluation at the end."""
-    return evaluations(run).ended
 
 
 def pooled(clients: Iterable[Client], name: str) -> float | None:

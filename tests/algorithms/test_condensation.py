@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fednet import seeds
 from fednet.algorithms import condensation
 from fednet.algorithms.condensation import (
-    Plan,
+    Condensation,
     condense,
     match_distance,
     matched_tensors,
@@ -23,7 +23,7 @@ from fednet.algorithms.condensation import (
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 
-REDUCED = Plan(iterations=20, real_batch=32)
+REDUCED = Condensation(iterations=20, real_batch=32)
 
 
 class Conv(nn.Module):
@@ -88,7 +88,10 @@ def plainly(x, y, plan, **options):
     streams = {c: rng(f"condense/batch/{c}") for c in images}
     steps = {
         c: torch.optim.SGD(
-            [image.requires_grad_()], plan.lr, plan.momentum, weight_decay=plan.weight_decay
+            [image.requires_grad_()],
+            plan.cond_lr,
+            plan.cond_momentum,
+            weight_decay=plan.cond_weight_decay,
         )
         for c, image in images.items()
     }
@@ -128,15 +131,16 @@ def plainly(x, y, plan, **options):
     [
         REDUCED,
         pytest.param(
-            Plan(iterations=20, real_batch=32, momentum=0.9, weight_decay=4e-5),  # FedDC+
+            Condensation(iterations=20, real_batch=32, cond_momentum=0.9, cond_weight_decay=4e-5),
+            marks=pytest.mark.long,
+        ),  # FedDC+
+        pytest.param(
+            Condensation(iterations=10, real_batch=64, match="layer", cond_lr=0.5),
             marks=pytest.mark.long,
         ),
-        pytest.param(
-            Plan(iterations=10, real_batch=64, match="layer", lr=0.5), marks=pytest.mark.long
-        ),
-        Plan(iterations=10, real_batch=32, clip_v=None, lr=0.1),
-        Plan(iterations=10, real_batch=32, init="real"),
-        Plan(iterations=10, real_batch=32, clip_v=0.1),
+        Condensation(iterations=10, real_batch=32, clip_v=None, cond_lr=0.1),
+        Condensation(iterations=10, real_batch=32, init="real"),
+        Condensation(iterations=10, real_batch=32, clip_v=0.1),
     ],
 )
 def test_it_gives_what_the_plain_loop_gives(plan):
@@ -144,14 +148,14 @@ def test_it_gives_what_the_plain_loop_gives(plan):
     got = run(plan, (x, y))
     assert torch.allclose(got.x, plainly(x, y, plan), rtol=1e-4, atol=2e-4)
     assert (
-        got.x - run(Plan(iterations=0, init=plan.init), (x, y)).x
+        got.x - run(Condensation(iterations=0, init=plan.init), (x, y)).x
     ).abs().max() > 0.05  # it went somewhere
 
 
 def test_the_nets_are_in_train_mode():
     """BatchNorm standardises by the batch, not by the running statistics of a net never run."""
     x, y = data()
-    plan = Plan(iterations=5, real_batch=32)
+    plan = Condensation(iterations=5, real_batch=32)
     got = run(plan, (x, y), batch_norm=True)
     assert torch.allclose(got.x, plainly(x, y, plan, batch_norm=True), rtol=1e-4, atol=2e-4)
 
@@ -177,7 +181,7 @@ def test_a_class_with_too_few_samples_gets_no_image(counts, minimum, classes):
     assert present(counts, minimum) == classes
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     if len(y):
-        s = run(Plan(iterations=1, minimum=minimum), (torch.ones(len(y), 1, 8, 8), y))
+        s = run(Condensation(iterations=1, cond_min=minimum), (torch.ones(len(y), 1, 8, 8), y))
         assert s.y.tolist() == classes
         assert s.x.shape == (len(classes), 1, 8, 8)
 
@@ -249,11 +253,11 @@ def test_a_row_of_zeros_counts_1_and_has_a_finite_gradient():
 def test_each_image_is_clipped_by_its_own_norm_before_decay_and_momentum():
     x, g = torch.tensor([[[[2.0]]], [[[4.0]]]]), torch.tensor([[[[10.0]]], [[[0.5]]]])
     zero = torch.zeros_like(g)
-    plain, _ = step(x, g, zero, Plan(lr=3.0, clip_v=1.0))
+    plain, _ = step(x, g, zero, Condensation(cond_lr=3.0, clip_v=1.0))
     assert plain.flatten().tolist() == [2 - 3 * 1, 4 - 3 * 0.5]
-    free, _ = step(x, g, zero, Plan(lr=3.0, clip_v=None))
+    free, _ = step(x, g, zero, Condensation(cond_lr=3.0, clip_v=None))
     assert free.flatten().tolist() == [2 - 30, 4 - 1.5]
-    plus = Plan(lr=3.0, clip_v=1.0, momentum=0.5, weight_decay=0.25)
+    plus = Condensation(cond_lr=3.0, clip_v=1.0, cond_momentum=0.5, cond_weight_decay=0.25)
     x1, v1 = step(x, g, zero, plus)
     assert v1.flatten().tolist() == [1 + 0.5, 0.5 + 1]
     x2, v2 = step(x1, g, v1, plus)
