@@ -162,10 +162,10 @@ class Worker:
                 watch.turn("training", 0, 0)
                 before = _versions(down)
                 state, up = method.client_update(key.phase, state, down, host)
-                if here and _versions(down) != before:
+                if _versions(down) != before:
                     raise ConfigError(
-                        f"{config.algorithm.name} changes what it was sent, in place: in one "
-                        f"process other clients have the same tensors; clone them first"
+                        f"client_update of {config.algorithm.name} changes tensors that it was "
+                        f"sent, in place. Clients of one process may share them: clone them first."
                     )
                 set_trained(method, up, host, wanted=main and self.keeps_local)
 

@@ -66,8 +66,10 @@ def test_tensors_handed_over_give_the_results_and_the_books_of_bytes(
     assert not list(handed.dir.rglob("*.bin"))
 
 
-def test_a_method_that_writes_to_what_it_was_sent_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(codec, "SMALL_BYTES", 0)
+@pytest.mark.parametrize("small", [0, 1 << 30], ids=["tensors", "bytes"])
+def test_a_method_that_writes_to_what_it_was_sent_is_refused(tmp_path, monkeypatch, small):
+    """However the payload came, so that a method works in every placement or in none."""
+    monkeypatch.setattr(codec, "SMALL_BYTES", small)
     file = tmp_path / "own.py"
     file.write_text(
         "from fednet.algorithms.base import *\n\n\n"
@@ -81,5 +83,5 @@ def test_a_method_that_writes_to_what_it_was_sent_is_refused(tmp_path, monkeypat
         "        return client, self.Up(x=done.x, run=done.run)\n"
     )
     config = {**BASE, "algorithm": "inplace", "round": {"on_error": "stop"}}
-    with pytest.raises(FednetError, match="changes what it was sent, in place"):
+    with pytest.raises(FednetError, match="changes tensors that it was sent"):
         fednet.run(config, in_process=True, out=tmp_path, load=[file])
