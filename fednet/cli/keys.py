@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fednet import ids
 from fednet.cli import values
-from fednet.cli.common import Parser
+from fednet.cli.common import Parser, table
 from fednet.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     does = parser.add_subparsers(
         dest="does",
         required=True,
-        metavar="server | client | allow | revoke | switch | trust | lab",
+        metavar="server | client | allow | revoke | list | show | switch | trust | lab",
         parser_class=KeyParser,
     )
     server = does.add_parser("server", help="make the server's key pair in DIR")
@@ -78,6 +79,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     revoke.add_argument(
         "--key", type=_public, metavar="PUBLIC", help="remove only this public key [all]"
+    )
+    listed = does.add_parser(
+        "list", help="print which keys may run which clients, until when, and which were revoked"
+    )
+    listed.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
+    show = does.add_parser("show", help="print the public key of a key file and its fingerprint")
+    show.add_argument(
+        "file", type=Path, metavar="FILE", help="a key file, or the folder of the server's keys"
+    )
+    show.add_argument(
+        "--public", action="store_true", help="print the public key alone, for a script"
     )
     lab = does.add_parser(
         "lab",
@@ -120,7 +132,15 @@ def _done(args: argparse.Namespace) -> list[str]:
         return [keys.make_client_keys(args.file, args.server)]
     if args.does == "lab":
         return [str(path) for path in keys.lab(args.dir, args.clients)]
-    if args.does == "trust":
+    if args.does == "show" and args.file.is_dir():
+        args.file /= "server.key"
+    if args.does == "list":
+        _list(args.dir)
+    elif args.does == "show" and args.public:
+        return [keys.load(args.file).public]
+    elif args.does == "show":
+        _show(args.file)
+    elif args.does == "trust":
         keys.trust(args.file, args.public)
     elif args.does == "revoke":
         keys.revoke(args.dir, args.ids, args.key)
@@ -133,3 +153,27 @@ def _done(args: argparse.Namespace) -> list[str]:
             )
         keys.allow(args.dir, args.ids, args.public, until)
     return []
+
+
+def _list(directory: Path) -> None:
+    from fednet.transport import keys
+
+    rows = []
+    for key in keys.listed(directory):
+        until = "-" if key.until == math.inf else keys.date_text(key.until)
+        state = "expired" if key.until <= time.time() else "allowed"
+        if key.revoked is not None:
+            state = f"revoked {keys.date_text(key.revoked)}"
+        whom = ids.as_text(key.clients)
+        rows.append((whom, keys.fingerprint(key.public), until, state, key.public))
+    table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
+
+
+def _show(file: Path) -> None:
+    from fednet.transport import keys
+
+    pair = keys.load(file)
+    servers = [key for key in (pair.server, *pair.servers) if key is not None]
+    named = [("this key", pair.public), *(("its server", key) for key in servers)]
+    rows = [(name, keys.fingerprint(key), key) for name, key in named]
+    table(("", "fingerprint", "public key"), rows)

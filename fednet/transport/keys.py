@@ -4,6 +4,7 @@
     DIR/next.key          its next one, which `switch` puts in that one's place
     DIR/allowed/K         the public keys that may speak for client K, one a line, perhaps with
                           the time (UTC) until which; several ids may share a key
+    DIR/revoked           the keys that were revoked, with client and time (UTC), for the list
     DIR/clients/K.key     pairs made by `lab`, for experiments in one hand;
                           else a client's pair is made at its site
 
@@ -13,6 +14,7 @@ characters of Z85. Secret keys are read only from files that nobody else can rea
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -114,7 +116,7 @@ def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None)
     """From now on nobody may speak for `ids`, or not the holder of `public`. Raises ConfigError if
     nobody could.
     """
-    allowed = _allowed(directory)
+    allowed, now = _allowed(directory), time.time()
     for k in ids:
         file = allowed / str(k)
         known = _read_keys(file) if file.exists() else {}
@@ -123,10 +125,50 @@ def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None)
                 f"{allowed}: client {k} has no {'such ' * bool(public)}key to revoke."
             )
         left = {} if public is None else {k: t for k, t in known.items() if k != public.strip()}
+        _note_revoked(directory, k, known.keys() - left.keys(), now)
         if left:
             _write_keys(file, left)
         else:
             file.unlink()
+
+
+def fingerprint(public: str) -> str:
+    """Sixteen hexadecimal digits by which people compare a public key."""
+    return hashlib.sha256(public.encode("ascii")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedKey:
+    """A public key that is allowed for some clients, or was. until: seconds since the epoch, when
+    it expires; revoked: when it was revoked, None: it was not.
+    """
+
+    public: str
+    clients: tuple[int, ...]
+    until: float = math.inf
+    revoked: float | None = None
+
+
+def listed(directory: str | Path) -> list[ListedKey]:
+    """Every key that is allowed or was revoked, with the clients it is for; those that were revoked
+    last. A key has one entry for each date. Raises ConfigError.
+    """
+    directory = Path(directory)
+    allowed: dict[tuple[str, float], list[int]] = {}
+    for file in _allowed(directory, make=False).iterdir():
+        if file.name.isdecimal():
+            for public, until in _read_keys(file).items():
+                allowed.setdefault((public, until), []).append(int(file.name))
+    valid = {(public, k) for (public, _), clients in allowed.items() for k in clients}
+    gone = {pair: at for pair, at in _read_revoked(directory).items() if pair not in valid}
+    revoked: dict[tuple[str, float], list[int]] = {}
+    for (public, k), at in gone.items():
+        revoked.setdefault((public, at), []).append(k)
+    found = [
+        *(ListedKey(public, tuple(sorted(ks)), until) for (public, until), ks in allowed.items()),
+        *(ListedKey(public, tuple(sorted(ks)), revoked=at) for (public, at), ks in revoked.items()),
+    ]
+    return sorted(found, key=lambda key: (key.revoked is not None, key.clients, key.public))
 
 
 def lab(directory: str | Path, clients: int) -> list[Path]:
@@ -312,14 +354,37 @@ class Keyring:
         return user is not None and user in self._speakers.get(client_id, ())
 
 
-def _allowed(directory: str | Path) -> Path:
+def _allowed(directory: str | Path, make: bool = True) -> Path:
     directory = Path(directory)
-    if not directory.is_dir():
+    if not directory.is_dir() or not (make or (directory / "allowed").is_dir()):
         raise ConfigError(
             f"{directory}: no such directory of keys; `fednet keys server {directory}` makes it."
         )
     (directory / "allowed").mkdir(exist_ok=True)
     return directory / "allowed"
+
+
+def _note_revoked(directory: str | Path, client: int, keys: Iterable[str], at: float) -> None:
+    """Adds keys to the list of those that were revoked, for `listed` alone: a key is valid while it
+    is in `allowed`.
+    """
+    lines = "".join(f"{public} {client} {date_text(at)}\n" for public in sorted(keys))
+    with (Path(directory) / "revoked").open("a", encoding="ascii") as file:
+        file.write(lines)
+
+
+def _read_revoked(directory: Path) -> dict[tuple[str, int], float]:
+    """(key, client) -> when it was last revoked, in seconds since the epoch."""
+    path = directory / "revoked"
+    found: dict[tuple[str, int], float] = {}
+    if not path.exists():
+        return found
+    for line in path.read_text(encoding="ascii", errors="replace").splitlines():
+        public, client, at = (line.split() + ["", "", ""])[:3]
+        if not client.isdecimal():
+            raise ConfigError(f"{path}: expected lines of a key, a client and a time.")
+        found[checked(public, f"{path}"), int(client)] = time_of(at, f"{path}")
+    return found
 
 
 def _read_keys(file: Path) -> dict[str, float]:
@@ -333,12 +398,15 @@ def _read_keys(file: Path) -> dict[str, float]:
 
 
 def _write_keys(file: Path, keys: dict[str, float]) -> None:
-    lines = [key if until == math.inf else f"{key} {_said(until)}" for key, until in keys.items()]
+    lines = [
+        key if until == math.inf else f"{key} {date_text(until)}" for key, until in keys.items()
+    ]
     write_aside(file, "".join(f"{line}\n" for line in lines), 0o644)
 
 
-def _said(until: float) -> str:
-    return datetime.fromtimestamp(until, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+def date_text(at: float) -> str:
+    """A time as `time_of` reads it, UTC."""
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def time_of(text: str, where: str) -> float:

@@ -142,6 +142,38 @@ def test_lab_makes_a_key_for_each_client_and_one_for_all(tmp_path):
     assert all(ring.may_speak_for(load(everybody).public, k) for k in range(3))
 
 
+def test_the_list_names_who_may_run_which_clients_and_what_was_revoked(tmp_path, capsys):
+    server, site = tmp_path / "keys", tmp_path / "site.key"
+    public = make_server_keys(server)
+    one = make_client_keys(site, public)
+    two = make_client_keys(tmp_path / "two.key")
+    allow(server, [0, 1, 2], one)
+    allow(server, [4], two, keys.time_of("2020-01-31", ""))
+    assert main(["keys", "revoke", str(server), "1-2", "--key", one]) == 0
+    assert main(["keys", "list", str(server)]) == 0
+    _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    mark = keys.fingerprint
+    assert rows[:2] == [
+        ["0", mark(one), "-", "allowed", one],
+        ["4", mark(two), "2020-01-31T00:00:00", "expired", two],
+    ]
+    assert [*rows[2][:4], rows[2][5]] == ["1-2", mark(one), "-", "revoked", one]
+    allow(server, [1, 2], one)  # allowed again: no longer listed as revoked
+    assert [(key.public, key.clients) for key in keys.listed(server)] == [
+        (one, (0, 1, 2)),
+        (two, (4,)),
+    ]
+    assert main(["keys", "show", str(site)]) == 0
+    said = capsys.readouterr().out
+    assert f"this key    {mark(one)}" in said
+    assert f"its server  {mark(public)}" in said
+    assert load(site).secret not in said
+    assert main(["keys", "show", str(server), "--public"]) == 0
+    assert capsys.readouterr().out == f"{public}\n"
+    assert main(["keys", "list", str(tmp_path / "typo")]) == 2
+    assert "no such directory of keys" in capsys.readouterr().err
+
+
 # Over the wire
 
 
