@@ -261,6 +261,11 @@ def timed(text: str) -> str:
     return f"{time.strftime('%H:%M:%S')}  {text}"
 
 
+def log_line(text: str) -> str:
+    """Returns a line about a round for stdout: with the time of day, unless that is a terminal."""
+    return text if sys.stdout.isatty() else timed(text)
+
+
 def speaker(quiet: bool) -> Callable[[str], None]:
     """Returns a function that prints a line on stdout, and goes on where nobody can read it."""
 

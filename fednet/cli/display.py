@@ -99,7 +99,8 @@ class Display:
     def round_done(self, record: Row) -> None:
         if record.get("round") == self.round:  # else the next has been opened before
             self.head, self.waiting = f"{self.head.partition(':')[0]} is done", {}
-        self._say(words.round_line(record))
+        line = words.round_line(record)
+        self._say(line if self.console.is_terminal else timed(line))
 
     def note(self, text: str) -> None:
         self._say(text)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
+from fednet.client.round_lines import RoundLines
 from fednet.client.slots import GpuMemory, Slots
 from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks, corrupted
 from fednet.errors import CannotGoOn, RemoteProtocolError
@@ -97,6 +98,7 @@ class ClientLoop:
         self._searched_at = 0.0  # when the finder was last asked
         self._connected = False
         self._leaving = False
+        self._lines = RoundLines()
         self.slots = Slots(devices, most, inline=inline, changed=self._slots_changed)
         self.tasks = Tasks(
             self.slots,
@@ -112,16 +114,19 @@ class ClientLoop:
     ) -> p.Ended | p.TurnedAway:
         """Works until the run is over or this process is asked to leave.
 
-        say(sentence) is called when no server answers, and when one does again. Raises CannotGoOn
-        if no server has accepted this process for give_up_s, and the error of a task that ends the
-        process.
+        say(sentence) is called after each round, when no server answers, and when one does again.
+        Raises CannotGoOn if no server has accepted this process for give_up_s, and the error of a
+        task that ends the process.
         """
+        self._lines.say = say
         accepted = connected = time.monotonic()  # when it last was
         reported = False
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
             if self.error is not None:
                 raise self.error
+            if self.tasks.idle:
+                self._lines.paused()
             now = time.monotonic()
             if self.protocol.state in TAKEN_IN:
                 accepted = now
@@ -139,6 +144,7 @@ class ClientLoop:
                     f"(Ctrl-C ends this)"
                 )
                 reported = True
+        self._lines.over()
         return self.ended
 
     def leave(self) -> None:
@@ -232,6 +238,7 @@ class ClientLoop:
                     self.link.settle_counted(CONNECTION, round=self._round)
                     self._round = i.task.key.round
                 assert self.prepared is not None
+                self._lines.began(i.task.key)
                 self.tasks.add(i, self.prepared)
             elif isinstance(i, p.Booked):
                 reason = {} if i.whole else {"reason": "cut short"}
@@ -268,6 +275,7 @@ class ClientLoop:
             self._delayed.append(done)
             return
         self.tasks.cancel(key)
+        self._lines.answered(done)
         if done.failed is not None:
             failed = done.failed
             self._follow(

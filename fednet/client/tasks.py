@@ -117,6 +117,11 @@ class Tasks:
     def cancel(self, key: m.Key) -> None:
         self._wanted.pop(key, None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no task is left to answer."""
+        return not self._wanted
+
     def is_wanted(self, given: Given) -> bool:
         return self._wanted.get(given.task.key) is given
 

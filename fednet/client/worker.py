@@ -56,10 +56,13 @@ Step = Callable[[str, int, int], None]  # is given a stage of a task, and how fa
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A reply, and its payload."""
+    """A reply, and its payload. samples: that the client trained on; None: it is not the reply of a
+    training.
+    """
 
     reply: m.Reply
     body: Body
+    samples: int | None = None
 
 
 class Worker:
@@ -221,6 +224,7 @@ class Worker:
                     reported=reported if of.purpose == "train" else {},
                 ),
                 encoded.body,
+                host.n if of.purpose == "train" and of.phase == method.main_exchange else None,
             )
             for of, encoded in made
         ]

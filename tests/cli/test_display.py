@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 
 import pytest
@@ -34,7 +35,8 @@ def shown(use, quiet=False, terminal=False) -> str:
 
 
 def test_round_is_one_plain_line_away_from_a_terminal():
-    line = shown(lambda d: d.round_done(RECORD))
+    time, _, line = shown(lambda d: d.round_done(RECORD)).partition("  ")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", time)  # a log says when
     assert line == (
         "round 3  global accuracy 87.50 %  train loss 0.5000  2 of 3 clients  down 2.00 MB  "
         "up 1.50 MB  1.2 s  client 1 dropped (deadline)\n"

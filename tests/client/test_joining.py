@@ -1,8 +1,10 @@
 """How a client finds its server: what it takes from server.json, and what it says while no server
-answers.
+answers and after each round.
 """
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -12,7 +14,9 @@ from fednet.client.loop import ClientLoop
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record
 from fednet.protocol.client import ClientProtocol
+from fednet.records import mb
 from fednet.transport.inproc import Inproc
+from tests.processes import Federation
 
 
 @pytest.mark.parametrize("text", ["", '{"address": "tcp://10.0.0.7:5555"}'])
@@ -62,4 +66,27 @@ def test_both_sentences_say_why_there_is_no_connection_if_that_is_known(
         f"not connected to inproc yet{there}; still trying (Ctrl-C ends this)",
         f"no server has accepted this client for 0.001 s (--give-up{beside}). To continue, start "
         f"it again with the same --state.",
+    ]
+
+
+def test_a_process_says_each_round_in_a_line_and_nothing_with_quiet(tmp_path):
+    """240 samples of four clients: 60 each. The line counts both answers, and the bytes of the
+    ledger.
+    """
+    method = {"name": "scaffold"}
+    with Federation(tmp_path, rounds=2, algorithm=method, model={"hidden": [640]}) as fed:
+        talks, quiet = fed.client("0-1"), fed.client("2-3", "--quiet")
+        fed.server()
+        fed.finish()
+        assert quiet.said() == ""
+        lines = [line for line in talks.said().splitlines() if "  round " in line]
+    replies = [row for client in (0, 1) for row in fed.replies(client)]
+    sent = mb(sum(sum(row["kinds"].values()) for row in replies))
+    assert sent == "0.77 MB"
+    times, texts = zip(*(line.split("  ", 1) for line in lines))
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", time) for time in times)
+    assert [re.sub(r"in \d+\.\d s", "in T s", text) for text in texts] == [
+        f"round 1: trained clients 0-1 on 120 samples in T s, sent {sent}",
+        f"round 2: trained clients 0-1 on 120 samples in T s, sent {sent}",
+        "round 2: evaluated clients 0-1 in T s, sent 0.00 MB",
     ]

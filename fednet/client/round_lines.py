@@ -1,0 +1,80 @@
+"""What a client process says of each round: `round 3: trained client 0 on 120 samples in 0.4 s,
+sent 0.18 MB`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from fednet import ids
+from fednet.errors import log_line
+from fednet.records import mb
+from fednet.wire import messages as m
+
+if TYPE_CHECKING:
+    from fednet.client.tasks import Done
+    from fednet.client.worker import Outgoing
+
+LONGEST = 60  # characters of a list of clients; a longer one is only counted
+PAUSE_S = 1.0  # after so long without a task this process's part of a round counts as done
+
+
+class RoundLines:
+    """Says a sentence for each round, for each evaluation, and for each task that failed.
+
+    The server sends tasks one after the other, so a sentence is said when a task of another round
+    comes, or none for PAUSE_S.
+    """
+
+    def __init__(self) -> None:
+        self.say: Callable[[str], None] = lambda line: None
+        self._of: tuple[int, str] | None = None  # round and purpose
+        self._began = self._ended = 0.0
+        self._replies: list[Outgoing] = []
+
+    def began(self, key: m.Key) -> None:
+        """A task has come."""
+        here = key.round, key.purpose
+        if here != self._of:
+            self.over()
+            self._of, self._began = here, time.monotonic()
+
+    def answered(self, done: Done) -> None:
+        key = done.given.task.key
+        if done.failed is not None:
+            failed = f"round {key.round}: client {key.client} failed: {done.failed.reason}"
+            self.say(log_line(failed))
+        self._replies += done.replies
+        self._ended = time.monotonic()
+
+    def paused(self) -> None:
+        """No task is being done here."""
+        if self._replies and time.monotonic() - self._ended > PAUSE_S:
+            self.over()
+
+    def over(self) -> None:
+        """Says what was done since the last sentence."""
+        replies, self._replies = self._replies, []
+        if not replies or self._of is None:
+            return
+        round, purpose = self._of
+        samples = {r.reply.key.client: r.samples for r in replies if r.samples is not None}
+        what, clients = "answered for", {r.reply.key.client for r in replies}
+        if purpose == "evaluate":
+            what = "evaluated"
+        elif samples:
+            what, clients = "trained", {*samples}
+        on = f" on {sum(samples.values())} samples" if samples else ""
+        sent = mb(sum(r.reply.size for r in replies))
+        took = f"{self._ended - self._began:.1f} s"
+        self.say(log_line(f"round {round}: {what} {_named(clients)}{on} in {took}, sent {sent}"))
+        self._of = None
+
+
+def _named(clients: Collection[int]) -> str:
+    text = ids.as_text(clients)
+    if len(text) > LONGEST:
+        return f"{len(clients)} clients"
+    return f"client{'s' if len(clients) > 1 else ''} {text}"
