@@ -5,11 +5,15 @@ What a share stands for depends on the number of clients: `Ids.resolve` gives th
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fednet.errors import ConfigError
+
+V = TypeVar("V")
 
 LARGEST = 10_000_000  # a range beyond this is a typing error
 NUMBER = "[0-9]{1,18}"
@@ -112,3 +116,13 @@ def parse(text: str, what: str = "--id") -> Ids:
             )
         found.update(range(first, last + 1))
     return Ids(text, what, tuple(sorted(found)))
+
+
+def own(given: Mapping[str, V], client: int, clients: int) -> V | None:
+    """Returns the first value in `given`, by ids or a share of all, that is this client's."""
+    return next((v for text, v in given.items() if client in _members(text, clients)), None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _members(text: str, clients: int) -> frozenset[int]:
+    return frozenset(parse(text).resolve(clients))

@@ -156,6 +156,9 @@ class Algorithm:
     has_global: ClassVar[bool] = True
     sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
     momentum_free: ClassVar[bool] = False  # refuses local momentum
+    # Keys of `train` that its equations do not allow, and why: keys of `per_client`, which have to
+    # be the same for all clients, and `keep_optimizer` and `local_schedule`.
+    forbids: ClassVar[Mapping[str, str]] = {}
     classes_only: ClassVar[bool] = False  # its own loss is about classes, whatever the task's is
     needs_public: ClassVar[bool] = False  # an error without a public set
     # What is held out for the server is for this method (see data.baseline_pool).

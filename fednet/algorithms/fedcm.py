@@ -20,6 +20,10 @@ class FedCM(Algorithm):
     weighting = "uniform"  # the mean over clients is plain
     sgd_only = True
     momentum_free = True
+    forbids = {
+        "lr": "the server divides by it for the direction Delta",
+        "local_schedule": "Delta is divided by eta K, one rate for all steps",
+    }
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.1

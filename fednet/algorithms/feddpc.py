@@ -39,6 +39,7 @@ class FedDPC(Algorithm):
         "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning"
     )
     weighting = "uniform"  # the mean over clients is plain (Eq. 4)
+    forbids = {"lr": "D_j is divided by it, and the server multiplies by one eta for all"}
 
     class Config(AlgorithmConfig):
         lam: float = msgspec.field(default=1.0, name="lambda")

@@ -30,6 +30,11 @@ class FedGA(Algorithm):
 
     paper = "Dandi, Barba, Jaggi, AAAI 2022 (arXiv:2106.13897)"
     weighting = "uniform"  # the mean over clients is plain
+    forbids = {
+        "lr": "the server divides by it for the mean gradient",
+        "keep_optimizer": "a gradient is divided by tau(K, rho), of momentum which starts at zero",
+        "local_schedule": "a gradient is divided by eta tau, one rate for all steps",
+    }
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1

@@ -44,6 +44,11 @@ class FedNova(Algorithm):
 
     paper = "Wang et al., NeurIPS 2020 (arXiv:2007.07481)"
     sgd_only = True
+    forbids = {
+        "lr": "an update is divided by its steps only, so eta is taken to be one for all",
+        "keep_optimizer": "||a_i||_1 is that of momentum which starts at zero",
+        "local_schedule": "||a_i||_1 is that of steps at one rate",
+    }
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.0

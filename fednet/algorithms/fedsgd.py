@@ -20,6 +20,13 @@ class FedSGD(Algorithm):
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
     sgd_only = True
     momentum_free = True
+    forbids = {
+        "lr": "the server takes the step",
+        "epochs": "a round is one gradient",
+        "steps": "a round is one gradient",
+        "batch_size": "a gradient is over all samples",
+        "local_schedule": "a round is one gradient",
+    }
     summed = {"g": "weighted"}
 
     class Config(AlgorithmConfig):

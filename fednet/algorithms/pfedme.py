@@ -31,6 +31,10 @@ class PFedMe(Algorithm):
 
     paper = "Dinh et al., NeurIPS 2020 (arXiv:2006.08848)"
     personalised = True
+    forbids = {
+        "keep_optimizer": "each of the R steps solves a problem of its own, from its beginning",
+        "local_schedule": "the K steps for theta_i are those of one problem, at one rate",
+    }
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda", "k": "K"}):
         k: Positive = 5

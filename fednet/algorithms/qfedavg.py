@@ -24,6 +24,10 @@ class QFedAvg(Algorithm):
 
     paper = "Li et al., ICLR 2020 (arXiv:1905.10497)"
     weighting = "uniform"  # losses alone say what a reply counts
+    forbids = {
+        "lr": "the server divides by it, as L = 1 / eta",
+        "local_schedule": "L = 1 / eta is of one rate for all steps",
+    }
 
     class Config(AlgorithmConfig):
         q: NonNegative = 1.0

@@ -39,6 +39,10 @@ class Scaffold(Algorithm):
     paper = "Karimireddy et al., ICML 2020 (arXiv:1910.06378)"
     summed = {"dy": "weighted", "dc": "plain"}
     sgd_only = True
+    forbids = {
+        "keep_optimizer": "c_i is divided by tau(K, rho), of momentum which starts at zero",
+        "local_schedule": "c_i is divided by eta K, one rate for all steps",
+    }
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 1.0

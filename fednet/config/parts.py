@@ -41,6 +41,7 @@ class Method(Protocol):
     classes_only: bool
     sgd_only: bool
     momentum_free: bool
+    forbids: Mapping[str, str]
     personalised: bool
     sums_updates: bool
     needs_public: bool

@@ -7,14 +7,23 @@ tried in order, and the first that is broken is the error, so a rule may rely on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import msgspec
 
 from fednet import ids, registry
 from fednet.config.parts import Method
-from fednet.config.schema import DIVIDES, SITE, Config, DataSection, FaultKind, drawn
+from fednet.config.schema import (
+    DIVIDES,
+    SITE,
+    ClientTrainSection,
+    Config,
+    DataSection,
+    FaultKind,
+    TrainSection,
+    drawn,
+)
 from fednet.config.tree import Node, Refuse, refuser
 from fednet.errors import ConfigError, lacking, unknown
 from fednet.options import call
@@ -40,8 +49,9 @@ def check_method(config: Config, tree: Node) -> set[str]:
     """The rules that a method's class declares. Returns the kinds of payload that can be sent."""
     refuse = refuser(tree)
     method = _made(config, refuse)
-    if found := method.refusal(config):
-        raise refuse(*found)
+    for train in (config.train, *map(config.train.changed, config.train.per_client.values())):
+        if found := method.refusal(config.replace(train=train)):
+            raise refuse(*found)
     masked = config.privacy.secagg.protocol != "none"
     if masked:
         from fednet.secagg import primitives
@@ -137,7 +147,25 @@ def _needs(c: Config) -> Iterator[Broken]:
         yield "stop.accuracy", needs
 
 
+def _per_client(key: str, given: Mapping[str, object], clients: int) -> Iterator[Broken]:
+    """Which clients have values of their own."""
+    for pattern in given:
+        try:
+            ids.parse(pattern, "the clients").resolve(clients)
+        except ConfigError as wrong:
+            said = str(wrong).removeprefix(f"the clients {pattern}: ")
+            yield f"{key}.{pattern}", said
+
+
 def _training(c: Config) -> Iterator[Broken]:
+    yield from _per_client("train.per_client", c.train.per_client, c.clients)
+    for where, section in _trainings(c):
+        if section.class_weights and c.task != "classification":
+            expected = f"expected task: classification, got {c.task!r}."
+            yield f"{where}.class_weights", f"weighs the classes in the loss; {expected}"
+        if section.class_weights and c.train.pack > 1:
+            packed = "packed clients have one loss; leave out train.pack, or class_weights."
+            yield f"{where}.class_weights", packed
     if c.train.optimizer != "sgd" and c.train.momentum:
         other = f"only applies to sgd; set it to 0 with {c.train.optimizer}."
         yield "train.momentum", other
@@ -161,6 +189,13 @@ def _training(c: Config) -> Iterator[Broken]:
             "replays the steps of clients that are trained one by one; leave out train.graphs, or "
             "train.pack.",
         )
+
+
+def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSection]]:
+    """Where settings of local training are given, and which."""
+    yield "train", c.train
+    for pattern, own in c.train.per_client.items():
+        yield f"train.per_client.{pattern}", own
 
 
 def _has_rates(c: Config) -> bool:
@@ -289,12 +324,7 @@ def _links(c: Config) -> Iterator[Broken]:
         for key in ("up_mbps", "down_mbps", "profile"):
             if c.link.trace is not None and getattr(link, key) is not None:
                 yield f"{where}.{key}", f"link.trace gives the rates; {KEEP_ONE}"
-    for pattern in c.link.per_client:
-        try:
-            ids.parse(pattern, "the clients").resolve(c.clients)
-        except ConfigError as wrong:
-            said = str(wrong).removeprefix(f"the clients {pattern}: ")
-            yield f"link.per_client.{pattern}", said
+    yield from _per_client("link.per_client", c.link.per_client, c.clients)
     for where, link in links.items():
         for key in ("up_mbps", "down_mbps", "latency_ms", "jitter_ms", "step_ms"):
             figure = getattr(link, key)
@@ -360,6 +390,18 @@ def _method(c: Config, m: Method) -> Iterator[Broken]:
     if m.momentum_free and c.train.momentum:
         free = f"{name} assumes local steps without momentum; expected 0, got {c.train.momentum}."
         yield "train.momentum", free
+    for key, why in m.forbids.items():
+        if key in ClientTrainSection.__struct_fields__:
+            for pattern, own in c.train.per_client.items():
+                if getattr(own, key) is not None:
+                    alike = f"{name} needs the same for all clients: {why}."
+                    yield f"train.per_client.{pattern}.{key}", alike
+        elif getattr(c.train, key) != getattr(TrainSection(), key):
+            yield f"train.{key}", f"{name} does not allow it: {why}."
+    for where, section in _trainings(c):
+        if m.classes_only and section.class_weights:
+            weighs = f"{name} has a loss of its own about classes, which takes no class weights."
+            yield f"{where}.class_weights", weighs
     held = f"{name} needs samples held out for the server"
     if m.needs_public and c.data.dataset == SITE:
         yield "data.dataset", f"{held}; with site the sites have them all."

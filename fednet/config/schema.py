@@ -137,14 +137,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
         `link`, else those of the profile there. A rate of None has no limit; a delay is one way.
         Values to be drawn are kept as text: see experiment.links.
         """
-        own = next(
-            (
-                link
-                for pattern, link in self.per_client.items()
-                if client in ids.parse(pattern).resolve(clients)
-            ),
-            ClientLinkSection(),
-        )
+        own = ids.own(self.per_client, client, clients) or ClientLinkSection()
         mine, named = (
             PROFILES.get(p or "", ClientLinkSection()) for p in (own.profile, self.profile)
         )
@@ -431,6 +424,21 @@ class DataSection(Section, frozen=True, kw_only=True):
     options: JsonDict = {}
 
 
+class ClientTrainSection(Section, frozen=True, kw_only=True):
+    """Some clients' own local training; values that are not given are those of `train`."""
+
+    epochs: AtLeast1 | None = None
+    """Local epochs per round; also instead of `train.steps`. [epochs]"""
+    steps: AtLeast1 | None = None
+    """Local steps per round, instead of epochs. [steps]"""
+    batch_size: AtLeast1 | None = None
+    """Samples per step. [samples]"""
+    lr: Positive | None = None
+    """Local learning rate of round 1; `train.schedule` changes it."""
+    class_weights: tuple[Positive, ...] | None = None
+    """Weights of the classes in the loss."""
+
+
 class TrainSection(Section, frozen=True, kw_only=True):
     """Local training."""
 
@@ -454,6 +462,12 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """Learning rate over the rounds t = 1..T: cosine: lr (1 + cos(pi (t-1)/T)) / 2; exponential(g):
     lr g^(t-1); step(k, g): times g every k rounds.
     """
+    class_weights: tuple[Positive, ...] = ()
+    """Weight of each class in the loss, as in torch.nn.CrossEntropyLoss; []: all the same. Only for
+    `task: classification`.
+    """
+    per_client: dict[str, ClientTrainSection] = {}
+    """Other settings for some clients, by ids or a share of all, such as `0-4,7` or `1/4`."""
     clip_norm: Positive | None = None
     """Upper bound of the gradient's Euclidean norm in a local step; null: none."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
@@ -480,6 +494,19 @@ class TrainSection(Section, frozen=True, kw_only=True):
     needs a constant learning rate and no momentum; other steps are computed as without it. Not
     with pack.
     """
+
+    def of(self, client: int, clients: int) -> TrainSection:
+        """The section as it is for a client: with its own values, and without `per_client`."""
+        own = ids.own(self.per_client, client, clients)
+        return self if own is None else self.changed(own)
+
+    def changed(self, own: ClientTrainSection) -> TrainSection:
+        """The section with a client's own values. Its own epochs replace the run's steps too."""
+        given = {key: getattr(own, key) for key in own.__struct_fields__}
+        given = {key: value for key, value in given.items() if value is not None}
+        if "epochs" in given:
+            given.setdefault("steps", None)
+        return msgspec.structs.replace(self, per_client={}, **given)
 
     @property
     def depends_on_rounds(self) -> bool:
@@ -789,6 +816,10 @@ class Config(Section, frozen=True, kw_only=True):
     def first(self) -> int | None:
         """Replies that close a round; None: those of all selected clients."""
         return self.cohort_size if self.round.ask is not None else None
+
+    def train_of(self, client: int) -> TrainSection:
+        """The local training of a client: `train`, with its own values from `train.per_client`."""
+        return self.train.of(client, self.clients)
 
     def replace(self, **changes: object) -> Config:
         """This configuration with some sections changed, unchecked."""

@@ -120,6 +120,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
                         f"{shown}: it gives {width} outputs for {data.classes} classes; its last "
                         f"layer needs as many as `classes` says."
                     )
+                _check_class_weights(config, width)
             _check_loss(shown, task, config.task, out, y)
     for name, p in module.named_parameters():
         if p.grad is not None and p.grad.layout != torch.strided:
@@ -213,6 +214,19 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
         return data.take(slice(0, SAMPLES))
     x, labels = data.take(np.array([lowest, highest]))
     return x, labels
+
+
+def _check_class_weights(config: Config, classes: int) -> None:
+    """Raises ConfigError if a loss has more or fewer class weights than there are classes."""
+    places = {"train": config.train.class_weights}
+    for clients, own in config.train.per_client.items():
+        places[f"train.per_client.{clients}"] = own.class_weights or ()
+    for where, weights in places.items():
+        if weights and len(weights) != classes:
+            raise ConfigError(
+                f"{where}.class_weights: expected one weight for each of the {classes} classes, "
+                f"got {len(weights)}."
+            )
 
 
 def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> int:

@@ -398,7 +398,7 @@ class Exchanges:
 
     def cost(self, client: int, index: int) -> int:
         """SGD steps of the client's task: the longest are handed out first."""
-        train, method = self.config.train, self.method
+        train, method = self.config.train_of(client), self.method
         if method.in_memory and index != method.main_exchange:
             return 0
         if train.steps is not None:

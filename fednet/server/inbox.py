@@ -622,7 +622,7 @@ def decoder(
         run = run_of(payload)
         most_samples = samples(key.client)
         if run is not None and most_samples is not None:
-            _check_run(run, most_samples, exp.config.train)
+            _check_run(run, most_samples, exp.config.train_of(key.client))
         most = exp.config.security.max_norm
         if isinstance(most, float):
             for name, _, norm in updates(payload, x):

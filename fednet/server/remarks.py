@@ -63,12 +63,13 @@ def clients_with_small_last_batch(experiment: Experiment) -> int:
     """How many clients' epochs end with a batch of at most FEW samples that is not their only one,
     if the model has BatchNorm.
     """
-    size, federation = experiment.config.train.batch_size, experiment.federation
+    federation = experiment.federation
     if federation is None or not any(own.batch_norm for own in experiment.settings):
         return 0
+    sizes = (experiment.config.train_of(k).batch_size for k in range(len(federation.parts)))
     return sum(
         len(part) > size
         and 0 < len(part) % size <= FEW
         and experiment.setting_of(client).batch_norm
-        for client, part in enumerate(federation.parts)
+        for client, (part, size) in enumerate(zip(federation.parts, sizes))
     )

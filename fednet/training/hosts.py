@@ -26,6 +26,7 @@ from fednet.training.loop import Course, Descent, Loss, Recipe, Trained, descend
 from fednet.training.samples import joined, length
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, moved
+from fednet.training.tasks.classification import weighted
 from fednet.wire.payload import Run, Samples
 
 
@@ -63,11 +64,12 @@ class SiteHost:
         self.reported: dict[str, float] = {}
         self.layout, self.shared, self.head = setting.layout, setting.shared, setting.head
         self.initial = setting.initial
-        self.task, self.classes, self.device = setting.task, setting.classes, scratch.device
-        self.train_config = setting.config.train
+        self.classes, self.device = setting.classes, scratch.device
+        self.train_config = train_config = setting.config.train_of(client_id)
+        self.task = weighted(setting.task, train_config.class_weights, self.device)
         self.n = length(train[0])
-        self.lr = setting.lr(round)
-        self.momentum = float(self.train_config.momentum)
+        self.lr = train_config.lr_at(round, setting.config.rounds)
+        self.momentum = float(train_config.momentum)
         scratch.take_back()
 
     @cached_property
@@ -139,7 +141,7 @@ class SiteHost:
             self.rng(stream),
             hooks,
             progress=self.progress,
-            graphs=self.train_config.graphs and loss is None,
+            graphs=self.train_config.graphs and loss is None and self.task is self.setting.task,
         )
         course = self._packed(descent, stream) if loss is None else None
         if course is None:
@@ -214,7 +216,9 @@ class SiteHost:
             return Counts.none(self.classes)
         evaluated = self.model(model) if isinstance(model, Tensors) else model
         with drawing(self.scratch.module, self.device):  # a function may call the module
-            return evaluate(evaluated, data, self.task, self.setting.config.evaluate.batch_size)
+            return evaluate(
+                evaluated, data, self.setting.task, self.setting.config.evaluate.batch_size
+            )
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:

@@ -129,16 +129,15 @@ def _device(value: Any, at: str) -> Presence:  # value: as read from a user's fi
 
 
 # -- devices ---------------------------------------------------------------------------------------
-def paces(text: str, path: str, clients: int, batch: int) -> Iterator[Pace]:
-    """Yields the paces by client. batch: samples of a step, where the file has the time of one
-    sample.
+def paces(text: str, path: str, batches: Sequence[int]) -> Iterator[Pace]:
+    """Yields the paces by client. batches: by client, the samples of a step, where the file has the
+    time of one sample.
     """
+    clients = len(batches)
     if text.lstrip()[:1] == "{":
-        found = [
-            Pace(TRAINED * batch * _above(value, "computation", at) / 1e3)
-            for value, at in _entries(text, path)
-        ]
-        yield from (found[c % len(found)] for c in range(clients))
+        found = [_above(value, "computation", at) for value, at in _entries(text, path)]
+        for c, batch in enumerate(batches):
+            yield Pace(TRAINED * batch * found[c % len(found)] / 1e3)
         return
     last = -1
     for at, client, (step_ms,) in _by_client(text, path, ("client", "step_ms"), clients):

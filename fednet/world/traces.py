@@ -107,7 +107,9 @@ def _paces(config: Config) -> Iterator[Pace]:
         yield from (shipped.pace(config.seed, c) for c in range(config.clients))
         return
     text = reading.text(name, "devices.trace", DEVICES)
-    yield from reading.paces(text, name, config.clients, config.train.batch_size)
+    yield from reading.paces(
+        text, name, [config.train_of(c).batch_size for c in range(config.clients)]
+    )
 
 
 def links(config: Config, client: int) -> tuple[Rates, Rates] | None:

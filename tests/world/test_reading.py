@@ -46,10 +46,10 @@ def test_availability_by_client_and_by_device():
 
 
 def test_steps_by_client_and_fedscales_capacity(tmp_path: Path):
-    steps = list(reading.paces("client,step_ms\n0,10\n1,250\n", "d.csv", 2, 32))
+    steps = list(reading.paces("client,step_ms\n0,10\n1,250\n", "d.csv", [32, 32]))
     assert steps == [Pace(0.01), Pace(0.25)]
-    # three passes over a batch of 32 samples of 5 ms
-    assert list(reading.paces(CAPACITY, "c.json", 2, 32)) == [Pace(0.48), Pace(0.48)]
+    # three passes over a batch of 32, or 64, samples of 5 ms
+    assert list(reading.paces(CAPACITY, "c.json", [32, 64])) == [Pace(0.48), Pace(0.96)]
     file = tmp_path / "capacity.json"
     file.write_text(CAPACITY)
     down, up = link(file, client=3, clients=5)
@@ -165,7 +165,7 @@ def test_a_bad_device_is_refused_with_its_id(value: object, said: str):
 )
 def test_a_bad_file_of_devices_is_refused_with_its_line(text: str, said: str):
     with pytest.raises(ConfigError, match=said):
-        list(reading.paces(text, "d.csv", 3, 1))
+        list(reading.paces(text, "d.csv", [1, 1, 1]))
 
 
 @pytest.mark.parametrize(

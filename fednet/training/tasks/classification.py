@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,7 @@ from fednet.registry import task
 
 if TYPE_CHECKING:
     from fednet.tensors import Inputs
+    from fednet.training.tasks import Task
 
 
 @task("classification")
@@ -27,10 +30,12 @@ class Classification:
     """
 
     class_axis = -1
+    class_weights: torch.Tensor | None = None  # (C,) of the loss; None: all the same
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy, a scalar with a graph."""
-        return F.cross_entropy(self.classes_last(outputs, y).flatten(0, -2), y.flatten())
+        """Mean cross-entropy, weighted by class, a scalar with a graph."""
+        outputs = self.classes_last(outputs, y).flatten(0, -2)
+        return F.cross_entropy(outputs, y.flatten(), self.class_weights)
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(n,) cross-entropy of each sample; the mean over its positions for sequences."""
@@ -58,6 +63,17 @@ class Classification:
             )
         axis = axes[0] if len(axes) == 1 else self.class_axis
         return outputs if axis == -1 else outputs.movedim(1, -1)
+
+
+def weighted(task: Task, weights: Sequence[float], device: torch.device) -> Task:
+    """Returns the task with these weights of the classes in its loss; the task itself if there are
+    none.
+    """
+    if not weights or not isinstance(task, Classification):
+        return task
+    own = copy.copy(task)
+    own.class_weights = torch.tensor(weights, device=device)
+    return own
 
 
 def possible_axes(outputs: torch.Tensor, y: torch.Tensor) -> list[int]:

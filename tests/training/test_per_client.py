@@ -1,0 +1,88 @@
+"""Clients with settings of their own in local training."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednet import config
+from fednet.errors import ConfigError
+from fednet.tools.killed import resumed, trained
+from fednet.training.tasks.classification import Classification, weighted
+from tests.rooms import hashes, lines, processes, run
+
+OWN = {
+    "0": {"lr": 0.01, "epochs": 2},
+    "2/3": {"steps": 3, "batch_size": 5},
+    "1-2": {"class_weights": [1.0, 2.0, 0.5]},
+}
+
+
+def models(directory: Path) -> list[bytes]:
+    return [(directory / f"personal/client-{k}.safetensors").read_bytes() for k in range(3)]
+
+
+def test_a_client_trains_as_if_all_had_its_settings(tmp_path):
+    """Without communication a client's model depends on its own settings only."""
+    alone = {"algorithm": {"name": "local"}, "evaluate": {"clients": "auto"}}
+    own = dict(zip("012", OWN.values()))
+    mixed = models(run(tmp_path, name="mixed", train={"per_client": own}, **alone))
+    for k, settings in enumerate(own.values()):
+        alike = models(run(tmp_path, name=f"alike{k}", train=settings, **alone))
+        assert mixed[k] == alike[k]
+        assert mixed[k - 1] != alike[k - 1]
+
+
+def test_class_weights_are_those_of_the_loss():
+    """Two samples of equal outputs: each costs ln 2. Losses a and b with weights 1 and 3."""
+    outputs = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    y = torch.tensor([0, 1])
+    a, b = Classification().losses(outputs, y).tolist()
+    found = weighted(Classification(), [1.0, 3.0], torch.device("cpu"))
+    assert float(found.loss(outputs, y)) == pytest.approx((a + 3 * b) / 4)
+    assert found.losses(outputs, y).tolist() == [a, b]
+
+
+def test_simulated_time_and_the_record_know_each_clients_steps(tmp_path):
+    """Of 20 samples: 3 batches of 8 in two epochs are 6 steps; 7 steps are given."""
+    own = {"0": {"epochs": 2}, "1": {"steps": 7}}
+    link = {"clock": "virtual", "step_ms": 10.0}
+    clients = {"clients": "auto"}
+    directory = run(tmp_path, rounds=1, train={"per_client": own}, link=link, evaluate=clients)
+    steps = {r["client"]: r["steps"] for r in lines(directory / "clients.jsonl") if r["steps"]}
+    assert steps == {0: 6, 1: 7, 2: 3}
+    (record,) = lines(directory / "rounds.jsonl")
+    assert record["seconds_virtual"] == pytest.approx(0.07)
+    written = config.load(directory / "config.yaml").train
+    assert [written.of(k, 3).epochs for k in range(3)] == [2, 1, 1]
+
+
+def test_own_settings_give_the_same_bits_in_any_placement_and_after_a_kill(tmp_path):
+    own = {"train": {"per_client": OWN}}
+    assert hashes(run(tmp_path / "one", **own)) == hashes(processes(tmp_path / "two", **own))
+    changes = {"train": {"per_client": {**OWN, "1-2": {"class_weights": [1.0, 2.0, 0.5, 1.0]}}}}
+    whole = trained(changes)
+    assert [r["model_sha256"] for r in resumed(changes, ())] == [r["model_sha256"] for r in whole]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "said"),
+    [
+        ("qfedavg", {"lr": 0.1}, "lr: qfedavg needs the same for all clients: the server divides"),
+        ("fedsgd", {"batch_size": 2}, "batch_size: fedsgd needs the same for all clients"),
+        ("fedlc", {"class_weights": [1, 2]}, "class_weights: fedlc has a loss of its own"),
+        ("fedrep", {"steps": 4}, "algorithm.head_epochs: fedrep divides train.steps"),
+        ("fedavg", {"momentum": 0.9}, "unknown key train.per_client.1/2.momentum"),
+    ],
+)
+def test_what_a_methods_equations_have_alike_for_all_clients_is_refused(algorithm, own, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        config.from_mapping({"algorithm": algorithm, "train": {"per_client": {"1/2": own}}})
+
+
+def test_class_weights_are_as_many_as_classes(tmp_path):
+    with pytest.raises(ConfigError, match="one weight for each of the 3 classes, got 2"):
+        run(tmp_path, train={"per_client": {"0": {"class_weights": [1, 2]}}})
