@@ -1,10 +1,9 @@
 """Named parts: algorithms, models, datasets, partitioners, compressors, tasks.
 
-A part is one file with a decorator, `@algorithm("scaffold")`. The files of fednet's own packages
-are indexed by reading their text, not by importing them, so that their names are known without
-torch; a part is imported when it is asked for. Installed packages offer theirs by the entry point
-groups `fednet.algorithms`, `fednet.models`, ...; a user's own file (`--load`) registers as it is
-imported.
+A part is one file with a decorator, `@algorithm("scaffold")`. Names in fednet's own packages are
+found in the text of their files, so that they are known without importing torch; a part is imported
+when it is asked for. Installed packages offer theirs by the entry point groups `fednet.algorithms`,
+`fednet.models`, ...; a user's own file (`--load`) registers as it is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,12 +28,16 @@ Part = Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A part that need not be imported. facts: its literal class attributes, such as paper."""
+    """A part that need not be imported.
+
+    summary: the first paragraph of its docstring, in `Registry.entries` only.
+    attribute: its name in the module, where an entry point gives one.
+    """
 
     name: str
     module: str
     summary: str = ""
-    attribute: str = ""  # its name in the module, where an entry point gives one
+    attribute: str = ""
 
 
 class Registry:
@@ -105,12 +108,18 @@ class Registry:
 
     def entries(self) -> list[Entry]:
         """Returns an entry for each part, sorted by name. Imports nothing."""
-        known = self.index()
+        known = dict(self.index())
+        for module, text in self._files():
+            known |= {entry.name: entry for entry in self._read(text, module)}
         return [known[n] if n in known else self._describe(n) for n in self.names()]
 
     def index(self) -> dict[str, Entry]:
+        """Return an entry for each part of fednet and of installed packages, by name."""
         if self._index is None:
-            self._index = {e.name: e for e in self._scan()}
+            mark = re.compile(rf'^@{self.kind}\("([^"]+)"', re.MULTILINE)
+            self._index = {}
+            for module, text in self._files():
+                self._index |= {name: Entry(name, module) for name in mark.findall(text)}
             for point in entry_points(group=f"fednet.{self.kind}s"):
                 module, _, attribute = point.value.partition(":")
                 self._index.setdefault(point.name, Entry(point.name, module, "", attribute))
@@ -120,18 +129,16 @@ class Registry:
         part = self._parts[name]
         return Entry(name, part.__module__, _first_paragraph(part.__doc__))
 
-    def _scan(self) -> list[Entry]:
+    def _files(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the text of each module of fednet's own package."""
         spec = importlib.util.find_spec(self.package)
         assert spec is not None
-        entries = []
         for folder in spec.submodule_search_locations or []:
             for path in sorted(Path(folder).glob("*.py")):
-                text = path.read_text(encoding="utf-8")
-                if f"@{self.kind}(" in text:
-                    entries += self._read(text, f"{self.package}.{path.stem}")
-        return entries
+                yield f"{self.package}.{path.stem}", path.read_text(encoding="utf-8")
 
     def _read(self, text: str, module: str) -> list[Entry]:
+        """Return an entry with a summary for each part that a module's text defines."""
         found = []
         for node in ast.parse(text).body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):

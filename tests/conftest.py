@@ -18,8 +18,8 @@ from fednet.errors import ConfigError, lacking
 # before anything imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Every test in these folders starts processes that are killed, cut off or compared bit by bit.
-LONG = ("chaos", "parity")
+# Tests in these folders start processes that are killed, cut off, compared bit by bit or timed.
+LONG = ("bench", "chaos", "parity")
 
 # Packages of extras that the extra `test` does not bring.
 EXTRAS = ("dp-accounting", "mlflow", "pandas", "ray", "tensorboard", "wandb")

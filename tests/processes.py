@@ -37,21 +37,7 @@ from fednet.launch.parent import die_with_parent
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 180.0  # nothing takes so long: it ends a test that would hang
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "torch.optim",
-        "torch._dynamo",
-        "fednet.training.hosts",
-        "fednet.data.loading",
-        "fednet.client.join",
-        "fednet.server.rounds",
-        "fednet.server.summary",
-        "fednet.transport.zeromq.client",
-        "fednet.transport.zeromq.server",
-        *(f"fednet.cli.{module}" for module in ("main", "run", "server", "client")),
-        "tests.processes",
-    ]
-)
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 # -- any processes ---------------------------------------------------------------------------------
