@@ -172,6 +172,8 @@ def last_work(ends: bool) -> Iterator[None]:
     at once, and other requests are ignored, so that it ends with its own status.
     """
     numbers = stop_signals() if ends else []
+    if ends:  # if the parent ignored it, the system keeps no exit status of child processes
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in numbers:
         signal.signal(number, raise_stop)
     try:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fednet
+from fednet.cli.common import guarded
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, Stopped, stop_signals
 from fednet.launch.supervisor import Supervisor
@@ -242,3 +244,14 @@ def test_the_third_ctrl_c_does_not_wait_for_a_part_that_never_returns(tmp_path):
         words = *small("wire={up: {state: [stuck]}}"), "--load", own, "--out", tmp_path
         run = started.start("main", "run", *words, "--workers", 1, prefix=("env",))
         assert started.ended(run)[0] == 130
+
+
+def test_a_command_whose_parent_ignored_the_end_of_children_knows_how_its_own_ended(tmp_path):
+    """A program inherits which signals are ignored, and the system then keeps no status."""
+    with Processes(tmp_path) as started:
+        assert started.ended(started.fork(false_where_no_status_is_kept))[0] == 1
+
+
+def false_where_no_status_is_kept() -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    return guarded("fednet run", lambda: subprocess.run(["false"]).returncode, ends=True)
