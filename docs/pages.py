@@ -14,7 +14,7 @@ from types import ModuleType
 
 import grimp
 
-from fednet import registry
+from fednet import records, registry
 from fednet.cli import client, server
 from fednet.cli.common import Parser
 from fednet.cli.main import FILES, VERBS
@@ -26,6 +26,7 @@ for variable in [name for name in os.environ if name.startswith("FEDNET_")]:
     del os.environ[variable]  # the page has what stands where none is set
 BEGIN, END = "<!-- the picture: python docs/pages.py -->", "<!-- end of the picture -->"
 STATES, END_STATES = "<!-- the states: python docs/pages.py -->", "<!-- end of the states -->"
+COLUMNS, END_COLUMNS = "<!-- the columns: python docs/pages.py -->", "<!-- end of the columns -->"
 
 
 COMMANDS = """\
@@ -256,7 +257,21 @@ def architecture() -> str:
     return _with_part(text, STATES, END_STATES, state_diagrams())
 
 
+def api() -> str:
+    """docs/api.md with the columns of the data frames; the rest of it is written by hand."""
+    lines = []
+    for name, row in records.FILES.items():
+        types: dict[str, list[str]] = {}
+        for column, kind in row.columns().items():
+            types.setdefault(kind, []).append(f"`{column}`")
+        lines += ["", f"`frame({name!r})`:", "", "| type | columns |", "|---|---|"]
+        lines += [f"| {kind} | {', '.join(columns)} |" for kind, columns in types.items()]
+    text = (HERE / "api.md").read_text(encoding="utf-8")
+    return _with_part(text, COLUMNS, END_COLUMNS, lines)
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "api.md": api,
     "architecture.md": architecture,
     "commands.md": commands,
     "configuration.md": configuration,

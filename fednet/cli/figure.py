@@ -17,7 +17,23 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="rounds",
         help="unit of the horizontal axis [rounds]",
     )
-    parser.add_argument("--y", default="accuracy", choices=names(), help="the metric [accuracy]")
+    parser.add_argument(
+        "--y",
+        default="accuracy",
+        choices=[*names(), "cost"],
+        help="the metric; cost: what each method needs to reach --target, in the unit of --x "
+        "[accuracy]",
+    )
+    parser.add_argument(
+        "--target", type=float, metavar="A", help="with --y cost: an accuracy, such as 0.8"
+    )
+    parser.add_argument(
+        "--band",
+        choices=["ci", "std", "minmax"],
+        default="ci",
+        help="what the band over seeds is: the 95 %% confidence interval, one standard deviation, "
+        "or the lowest and the highest seed [ci]",
+    )
     counted_and_labelled(parser)
     parser.add_argument(
         "--out",
@@ -36,7 +52,15 @@ def run(args: argparse.Namespace) -> int:
 
     runs = opened(args.runs)
     caption = figures.figure(
-        runs, args.out, args.x, args.y, args.width, bytes=args.bytes, labels=args.label
+        runs,
+        args.out,
+        args.x,
+        args.y,
+        args.width,
+        bytes=args.bytes,
+        labels=args.label,
+        band=args.band,
+        target=args.target,
     )
     print(caption)
     return 0

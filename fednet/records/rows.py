@@ -14,9 +14,23 @@ from fednet.plain import JsonDict
 R = TypeVar("R", bound="Row")
 Text = bytes  # rows have a field of that name
 
+# The types of columns; of all others: string.
+DTYPES: dict[object, str] = {
+    int: "int64",
+    int | None: "Int64",
+    float: "float64",
+    float | None: "float64",
+    bool: "bool",
+    bool | None: "boolean",
+}
 # The evaluations of a client: the global model, its own, its own on class-balanced samples, its own
 # after a few more epochs, and that on class-balanced samples.
 JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
+
+
+# The parts of a round's `seconds_by_phase`. Of the clients' parts, those of the client that
+# finished last count.
+TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluating", "recording")
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -25,6 +39,7 @@ class Row(msgspec.Struct, kw_only=True):
     """
 
     NULLABLE: ClassVar[frozenset[str]] = frozenset()  # written as null where it is None
+    KEYS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # of mappings that have the same ones always
 
     @classmethod
     def of(cls: type[R], record: Mapping[str, object]) -> R:
@@ -55,6 +70,32 @@ class Row(msgspec.Struct, kw_only=True):
             for name, value in msgspec.structs.asdict(self).items()
             if value is not None or name in self.NULLABLE
         }
+
+    @classmethod
+    def columns(cls) -> dict[str, str]:
+        """Returns the columns of a flat table of such rows, with their types as pandas names them:
+        a number, a text or a truth value has one, and a mapping with KEYS has one for each, called
+        `field.key`. All other fields are JSON text.
+        """
+        found: dict[str, str] = {}
+        for field in msgspec.structs.fields(cls):
+            if field.name in cls.KEYS:
+                found |= {f"{field.name}.{key}": "float64" for key in cls.KEYS[field.name]}
+            else:
+                found[field.name] = DTYPES.get(field.type, "string")
+        return found
+
+    def flat(self) -> JsonDict:
+        """Returns the values of `columns`."""
+        found: JsonDict = {}
+        for name, value in msgspec.structs.asdict(self).items():
+            if name in self.KEYS:
+                found |= {f"{name}.{key}": (value or {}).get(key) for key in self.KEYS[name]}
+            elif isinstance(value, list | dict):
+                found[name] = json.dumps(value)
+            else:
+                found[name] = value
+        return found
 
     def set(self, **fields: object) -> None:
         """Sets several fields. Raises AttributeError for one that the row does not have."""
@@ -104,6 +145,7 @@ class Round(Row, kw_only=True):
     """
 
     NULLABLE = frozenset(("seconds_virtual", "seconds_virtual_by_phase", "predicted"))
+    KEYS = {"client_accuracy": (*JUDGED, "received"), "seconds_by_phase": TIMES}
 
     round: int = 0
     selected: list[int] = []

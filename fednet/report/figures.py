@@ -77,18 +77,20 @@ def curve(
     y: str = "accuracy",
     bytes: str = "total",
     clock: str | None = None,
+    band: str = "ci",
 ) -> Iterator[Figure]:
     """Yields the curves of the groups that were evaluated, in one figure. clock: only groups with
-    this clock are drawn if x is seconds; needed if the groups have several.
+    this clock are drawn if x is seconds; needed if the groups have several. band: a key of
+    `metrics.BANDS`.
     """
     if x == "seconds" and clock is None:
         (clock,) = groups.clocks(of)
     series = []
     for place, g in enumerate(of):
         if x != "seconds" or g.clock == clock:
-            band: JsonDict = metrics.band(g.runs, x, y, bytes)
-            if band["round"]:
-                series.append(Series(g.label, len(g.runs), place, **band))
+            found: JsonDict = metrics.band(g.runs, x, y, bytes, band)
+            if found["round"]:
+                series.append(Series(g.label, len(g.runs), place, **found))
     if not series:
         return
     across = costs.axis(x, bytes, clock or "seconds")
@@ -109,10 +111,10 @@ def curve(
                 **line,
             )
             if s.n > 1:
-                band = ax.fill_between(
+                area = ax.fill_between(
                     s.x, s.low, s.high, color=line["color"], alpha=0.18, linewidth=0
                 )
-                band.set_gid(f"series-{s.place}-band")
+                area.set_gid(f"series-{s.place}-band")
         ax.set(xlabel=across, ylabel=label)
         ax.set_ylim(*_within(series, metric(y).share))
         if x == "rounds":
@@ -122,7 +124,7 @@ def curve(
 
     note = f"The {label} in each round in which it was measured, not smoothed."
     if any(s.n > 1 for s in series):
-        note += " Lines are means over seeds; bands are 95 % confidence intervals (Student t)."
+        note += f" Lines are means over seeds; bands are {metrics.BANDS[band]}."
 
     rows = [
         (s.label, s.n, t, a, m, lo, hi)
@@ -133,11 +135,69 @@ def curve(
         f"{y}_{x}",
         f"{label.capitalize()} against {across}",
         note,
-        ("label", "seeds", "round", x, "mean", "low95", "high95"),
+        ("label", "seeds", "round", x, "mean", *_ends(band)),
         lambda: rows,
         draw,
         hover={"kind": "lines", "xl": across, "s": [_values(s) for s in series]},
     )
+
+
+def to_target(
+    of: Sequence[Group],
+    target: float,
+    x: str = "rounds",
+    bytes: str = "total",
+    band: str = "ci",
+) -> Iterator[Figure]:
+    """Yields the cost of each group to reach the target accuracy: a bar is the mean over its seeds
+    with their band, a dot is a seed. A group of which a seed never reaches it has only dots, and
+    says how many reach it.
+    """
+    y = metrics.measured(r for g in of for r in g.runs)
+    costs_of = [[metrics.to_target(r, target, x, bytes, y) for r in g.runs] for g in of]
+    reached = [[v for v in values if v is not None] for values in costs_of]
+    if not any(reached):
+        return
+    unit = "rounds" if x == "rounds" else costs.axis(x, bytes, of[0].clock)
+    means = [
+        metrics.around(got, band) if len(got) == len(g.runs) else None
+        for g, got in zip(of, reached)
+    ]
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        for i, (g, got, mean) in enumerate(zip(of, reached, means)):
+            if mean is not None:
+                m, low, high = mean
+                error = [[m - low], [high - m]] if len(got) > 1 else None
+                ax.barh(i, m, 0.6, xerr=error, color=style.line(i)["color"], alpha=0.75, capsize=2)
+            else:
+                text = f" {len(got)} of {len(g.runs)} reach it"
+                ax.text(0, i - 0.25, text, va="center", fontsize="small")
+            if len(g.runs) > 1:
+                ax.plot(got, [i] * len(got), "o", color="black", markersize=2.5, linestyle="")
+        ax.set_yticks(range(len(of)), [g.label for g in of])
+        ax.set(xlabel=f"{unit} to {target:g} {groups.titled(of, y)}", xlim=(0, None))
+        ax.set_ylim(len(of) - 0.5, -0.5)
+        ax.grid(False, axis="y")
+
+    rows = [
+        (g.label, len(g.runs), len(got), *(mean or ("", "", "")), " ".join(map(str, got)))
+        for g, got, mean in zip(of, reached, means)
+    ]
+    yield Figure(
+        f"to_target_{x}",
+        f"{unit[0].upper()}{unit[1:]} to {target:g} {groups.titled(of, y)}",
+        "The first evaluated round at or above the target, not smoothed.",
+        ("label", "seeds", "reached", "mean", *_ends(band), "values"),
+        lambda: rows,
+        draw,
+    )
+
+
+def _ends(band: str) -> tuple[str, str]:
+    """Returns the names of the columns of a band's ends."""
+    return ("low95", "high95") if band == "ci" else (f"low_{band}", f"high_{band}")
 
 
 def _values(s: Series) -> JsonDict:
@@ -482,9 +542,12 @@ def figure(
     width: float | str = 3.4,
     bytes: str = "total",
     labels: Sequence[str] = (),
+    band: str = "ci",
+    target: float | None = None,
 ) -> str:
     """`fednet figure`: one figure fit for a paper, and its data beside it as CSV. Returns the
-    caption. labels: of the lines.
+    caption. labels: of the lines. y `cost`: what each method needs to reach `target`, in the unit
+    of x.
 
     PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm.
     Raises ConfigError for an unknown axis, value, width or kind of file, or if no run was
@@ -495,12 +558,20 @@ def figure(
         raise ConfigError("figure: expected at least one run directory.")
     for what, name, known in (
         ("--x", x, costs.COSTS),
-        ("--y", y, names()),
+        ("--y", y, (*names(), "cost")),
+        ("--band", band, metrics.BANDS),
         ("--bytes", bytes, costs.BYTES),
         ("kind of file", path.suffix[1:], ("pdf", "svg", "png", "eps")),
     ):
         if name not in known:
             raise ConfigError(unknown(what, name, known))
+    if (y == "cost") != (target is not None):
+        raise ConfigError(
+            "--y cost and --target belong together: --y cost --target 0.8 draws what each method "
+            "needs to reach an accuracy of 0.8, in the unit of --x."
+        )
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {target:g}.")
     inches = _inches(width)
     found = groups.group(runs, labels)
     clocks = groups.clocks(found)
@@ -513,7 +584,12 @@ def figure(
             f"--x seconds: these runs measure time by different clocks: {'; '.join(each)}. Draw a "
             f"figure for each clock."
         )
-    made = next(curve(found, x, y, bytes), None)
+    if target is not None:
+        made = next(to_target(found, target, x, bytes, band), None)
+        if made is None:
+            raise ConfigError(f"--target {target:g}: none of the runs reaches this accuracy.")
+    else:
+        made = next(curve(found, x, y, bytes, band=band), None)
     if made is None:
         raise ConfigError(
             f"figure: none of the runs has {groups.titled(found, y)} in its rounds.jsonl."
@@ -524,28 +600,29 @@ def figure(
         path.parent.mkdir(parents=True, exist_ok=True)
         saved(fig, path, dpi=300)
     write_csv(path.with_suffix(".csv"), made.columns, made.rows())
-    return caption(found, x, y, bytes)
+    return caption(made, found, x, bytes, band)
 
 
-def caption(of: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
+def caption(
+    made: Figure, of: Sequence[Group], x: str, bytes: str = "total", band: str = "ci"
+) -> str:
     """Returns the caption of a figure: setting, seeds, band, links and which bytes count."""
-    across = costs.axis(x, bytes, of[0].clock)
     runs = [r for g in of for r in g.runs]
-    text = f"{groups.titled(of, y).capitalize()} against {across}: "
-    text += f"{', '.join(g.label for g in of)}. {groups.setting(runs)}. {_seeds(of)}. "
+    text = f"{made.title}: "
+    text += f"{', '.join(g.label for g in of)}. {groups.setting(runs)}. {_seeds(of, band)}. "
     text += f"Link: {groups.link(runs)}."
     return f"{text} {costs.counted(bytes)}." if x == "mb" else text
 
 
-def _seeds(of: Sequence[Group]) -> str:
-    """Returns a sentence that says over which seeds a line is the mean."""
+def _seeds(of: Sequence[Group], band: str) -> str:
+    """Returns a sentence that says over which seeds a line or bar is the mean."""
     if len({tuple(g.seeds) for g in of}) == 1:
         seeds = ", ".join(map(str, of[0].seeds))
         which = f"seed {seeds}" if len(of[0].seeds) == 1 else f"seeds {seeds}"
     else:
         which = "seeds " + "; ".join(f"{g.label}: {', '.join(map(str, g.seeds))}" for g in of)
     if any(len(g.runs) > 1 for g in of):
-        return f"Lines are means over {which}; bands are 95 % confidence intervals (Student t)"
+        return f"Means over {which}; bands are {metrics.BANDS[band]}"
     return f"One run per method ({which}), so no confidence band"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
 
 TARGETS = tuple(k / 100 for k in (50, 60, 70, 75, 80, 85, 90, 95, 97, 99))
+# What a band over seeds may be.
+BANDS = {
+    "ci": "95 % confidence intervals (Student t)",
+    "std": "one standard deviation to each side",
+    "minmax": "from the lowest to the highest seed",
+}
 LAST = 4  # of the targets that were reached, so many are reported
 
 
@@ -60,15 +67,25 @@ def last(values: Sequence[tuple[int, float]]) -> tuple[float | None, int]:
     return _mean(tail), len(tail)
 
 
+def measured(runs: Iterable[Run]) -> str:
+    """Returns the metric that is the global model's accuracy in these runs: on the server's test
+    set, or if no run has one, on the clients' tests.
+    """
+    known = ("accuracy", "client_accuracy", "received_accuracy")
+    return next((y for y in known if any(curve(r, y) for r in runs)), "accuracy")
+
+
 # -- targets ---------------------------------------------------------------------------------------
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
     """Returns the first evaluated round at or above the target, None if there is none."""
     return next((t for t, a in values if a >= target), None)
 
 
-def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total") -> float | None:
+def to_target(
+    run: Run, target: float, by: str = "rounds", bytes: str = "total", y: str = "accuracy"
+) -> float | None:
     """Rounds, MB or seconds to a target accuracy; None if the run does not reach it."""
-    t = reached(curve(run), target)
+    t = reached(curve(run, y), target)
     return None if t is None else cost(run, by, bytes)[t]
 
 
@@ -382,9 +399,24 @@ def t_quantile(degrees: int) -> float:
     return math.sqrt(degrees) * math.tan(high)
 
 
-def band(runs: Sequence[Run], x: str, y: str, bytes: str) -> dict[str, list[float]]:
-    """Returns the mean curve over seeds with its 95 % t-interval, at the rounds that all runs
-    evaluated.
+def around(values: Sequence[float], kind: str = "ci") -> tuple[float, float, float]:
+    """Returns the mean of some seeds and the ends of their band, a key of BANDS; of a single value
+    all three are the value.
+    """
+    m, half = interval(values)
+    if half is None:
+        return m, m, m
+    if kind == "minmax":
+        return m, min(values), max(values)
+    if kind == "std":
+        half = statistics.stdev(values)
+    return m, m - half, m + half
+
+
+def band(
+    runs: Sequence[Run], x: str, y: str, bytes: str, kind: str = "ci"
+) -> dict[str, list[float]]:
+    """Returns the mean curve over seeds with its band, at the rounds that all runs evaluated.
 
     x is the mean of the runs' costs at that round, so that a point is a round whatever the axis.
     Keys: round, x, mean, low, high.
@@ -394,12 +426,12 @@ def band(runs: Sequence[Run], x: str, y: str, bytes: str) -> dict[str, list[floa
     shared = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
     out: dict[str, list[float]] = {k: [] for k in ("round", "x", "mean", "low", "high")}
     for t in shared:
-        m, half = interval([c[t] for c in curves])
+        m, low, high = around([c[t] for c in curves], kind)
         out["round"].append(t)
         out["x"].append(math.fsum(c[t] for c in spent) / len(spent))
         out["mean"].append(m)
-        out["low"].append(m - (half or 0.0))
-        out["high"].append(m + (half or 0.0))
+        out["low"].append(low)
+        out["high"].append(high)
     return out
 
 

@@ -177,14 +177,21 @@ class Run:
         return found.input_shape, found.outputs
 
     def frame(self, what: str) -> pandas.DataFrame:
-        """Returns a pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""
+        """Returns a pandas DataFrame of `rounds`, `clients`, `wire` or `events`, with the same
+        columns of the same types for every run.
+        """
         if what not in FILES:
             raise ConfigError(unknown("frame", what, FILES))
         try:
             import pandas
         except ImportError:
             raise ConfigError(lacking("Run.frame", "pandas")) from None
-        return pandas.DataFrame([row.line() for row in self.lines(what)])
+        rows = [row.flat() for row in self.lines(what)]
+        columns = FILES[what].columns()
+        made = {
+            name: pandas.Series([r[name] for r in rows], dtype=columns[name]) for name in columns
+        }
+        return pandas.DataFrame(made)
 
 
 def once(make: F) -> F:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from fednet.report.read import Run
 
 UNITS = {"rounds": "rounds", "mb": "MB"}
 SECONDS = {"seconds": "s", "seconds_virtual": "virtual s"}
+ON_CLIENTS = "on clients"
+WIDTH = 120  # characters of a line of text
 FORMATS = ("table", "csv", "md", "latex")
 
 
@@ -125,15 +128,24 @@ def _columns(
     further: Sequence[str],
 ) -> tuple[Column, ...]:
     """further: names of metrics whose last value is a column. Seconds of different clocks are in
-    different columns.
+    different columns. Without a test set at the server, the accuracies are those on the clients'
+    tests.
     """
+    y = metrics.measured(runs)
+    where = "global" if y == "accuracy" else ON_CLIENTS
     clocks = sorted({costs.seconds_key(r) for r in runs})
-    ends = sorted({metrics.last(metrics.curve(r))[1] for r in runs if metrics.curve(r)} or {0})
+    ends = sorted(
+        {metrics.last(metrics.curve(r, y))[1] for r in runs if metrics.curve(r, y)} or {0}
+    )
     many = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]}-{ends[-1]}"
-    columns = [
-        Column("final global", lambda r: metrics.final(metrics.curve(r))),
-        Column("best global", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
-        Column(f"last {many} global", lambda r: metrics.last(metrics.curve(r))[0]),
+    columns = []
+    if y == "accuracy":
+        columns.append(Column("final global", lambda r: metrics.final(metrics.curve(r))))
+    if any(_only_clients(r) for r in runs):
+        columns.append(Column(f"final {ON_CLIENTS}", _on_clients))
+    columns += [
+        Column(f"best {where}", lambda r: (metrics.best(metrics.curve(r, y)) or (None,))[0]),
+        Column(f"last {many} {where}", lambda r: metrics.last(metrics.curve(r, y))[0]),
     ]
     if any(metrics.personal(r) for r in runs):
         own = "/".join(_own_models(runs))
@@ -142,7 +154,7 @@ def _columns(
         columns.append(Column(metric(name).titled(), functools.partial(_last, name=name)))
     for target in targets:
         for what in by:
-            of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes)
+            of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes, y=y)
             if what == "seconds":
                 columns += [
                     Column(
@@ -150,7 +162,7 @@ def _columns(
                         of,
                         digits=1,
                         cost=True,
-                        applies=functools.partial(_by_clock, clock=clock),
+                        applies=functools.partial(_tested, y=y, clock=clock),
                     )
                     for clock in clocks
                 ]
@@ -158,11 +170,54 @@ def _columns(
                 way = "" if what != "mb" or bytes == "total" else f" {bytes}"
                 digits = 2 if what == "mb" else 1
                 title = f"{UNITS[what]}{way} to {target:g}"
-                columns.append(Column(title, of, digits, cost=True, applies=_tested))
-    if not targets:
-        way = "" if bytes == "total" else f" {bytes}"
-        columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
+                applies = functools.partial(_tested, y=y)
+                columns.append(Column(title, of, digits, cost=True, applies=applies))
+    way = "" if bytes == "total" else f" {bytes}"
+    columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
+    if bytes != "useful":
+        kinds = _large_kinds(runs, bytes)
+        for kind in kinds:
+            one = functools.partial(_mb, kinds=(kind,), bytes=bytes)
+            columns.append(Column(f"MB{way} {kind}", one, 2))
+        rest = functools.partial(_mb, kinds=kinds, bytes=bytes, others=True)
+        columns.append(Column(f"MB{way} other", rest, 2))
     return tuple(columns)
+
+
+def _only_clients(run: Run) -> bool:
+    """Whether the global model was evaluated at the end, on the clients' tests alone."""
+    return not metrics.curve(run) and _on_clients(run) is not None
+
+
+def _on_clients(run: Run) -> float | None:
+    """Returns the global model's accuracy in the last evaluation of each client, pooled."""
+    return metrics.pooled(metrics.latest(run, "global").values(), "global")
+
+
+def _by_kind(run: Run, bytes: str) -> dict[str, int]:
+    """Returns the bytes of each kind of payload in the directions that count."""
+    book = costs.ledger(run)
+    way = {} if bytes == "total" else {"direction": bytes}
+    return {kind: book.sum(kind=kind, **way) for kind in book.kinds if kind != "envelope"}
+
+
+def _large_kinds(runs: Sequence[Run], bytes: str) -> tuple[str, ...]:
+    """Returns the kinds that are a hundredth of the bytes of one of the runs, or more."""
+    return tuple(
+        dict.fromkeys(
+            kind
+            for r in runs
+            for kind, n in _by_kind(r, bytes).items()
+            if n and 100 * n >= costs.ledger(r).total(bytes)
+        )
+    )
+
+
+def _mb(run: Run, kinds: Sequence[str], bytes: str, others: bool = False) -> float:
+    """Returns the MB of these kinds, or of all other bytes."""
+    found = _by_kind(run, bytes)
+    n = sum(found.get(kind, 0) for kind in kinds)
+    return (costs.ledger(run).total(bytes) - n if others else n) / 1e6
 
 
 def _own_models(runs: Sequence[Run]) -> list[str]:
@@ -172,15 +227,11 @@ def _own_models(runs: Sequence[Run]) -> list[str]:
     return sorted({r.own_model for r in runs if metrics.personal(r)})
 
 
-def _tested(run: Run) -> bool:
+def _tested(run: Run, y: str, clock: str | None = None) -> bool:
     """Whether the run has a curve that could reach a target: its method has a global model, and
-    that was evaluated.
+    that was evaluated. clock: and its seconds are by this clock.
     """
-    return bool(metrics.curve(run))
-
-
-def _by_clock(run: Run, clock: str) -> bool:
-    return _tested(run) and costs.seconds_key(run) == clock
+    return bool(metrics.curve(run, y)) and clock in (None, costs.seconds_key(run))
 
 
 def _last(run: Run, name: str) -> float | None:
@@ -247,18 +298,27 @@ def _notes(
             f"local/personal: accuracy on the clients' own test data, of the local models of "
             f"{', '.join(local)} and of the personal models of the others."
         )
-    notes.append(
-        "global: accuracy of the global model, 0 to 1, on the server's test set; last: the mean of "
-        "so many last evaluated rounds."
-    )
+    if any(metrics.curve(r) for r in runs):
+        notes.append("global: accuracy of the global model, 0 to 1, on the server's test set.")
+    if any(_only_clients(r) for r in runs):
+        notes.append(
+            f"{ON_CLIENTS}: accuracy of the global model, 0 to 1, on the clients' test data, all "
+            f"samples together, since the server has no test set. In a round it is that of the "
+            f"model that the clients received."
+        )
+    notes.append("last: the mean of so many last evaluated rounds.")
     if targets:
         clocks = {costs.seconds_key(r) for r in runs}
-        text = "Targets: the first evaluated round at or above the global accuracy (no smoothing). "
+        text = "Targets: the first evaluated round at or above the accuracy (no smoothing). "
         if "seconds" in clocks:
             text += "s = wall-clock seconds. "
         if "seconds_virtual" in clocks:
             text += "virtual s = seconds of simulated time. "
-        notes.append(f"{text}{costs.counted(bytes)}.")
+        notes.append(text.strip())
+    notes.append(
+        f"{costs.counted(bytes)}. Kinds of payload are those that are 1 % of a run or more; other: "
+        f"the rest, and protocol overhead."
+    )
     notes.append("Mean over seeds ± half-width of the 95 % confidence interval (Student t).")
     if len(groups) > 1:
         notes[-1] += " The last rows are differences to the first method, paired by seed."
@@ -278,17 +338,27 @@ def grid(t: Table) -> list[list[str]]:
 
 
 def as_table(t: Table) -> str:
+    """Returns the table as several below each other, if it is wider than WIDTH."""
     rows = grid(t)
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths)))
-        for r in rows
-    ]
-    rule = "─" * len(lines[0])
-    lines.insert(1, rule)
-    if t.differences:
-        lines.insert(2 + len(t.groups), rule)
-    return "\n".join([*(line.rstrip() for line in lines), "", *t.notes]) + "\n"
+    blocks = [[0, 1]]
+    for i in range(2, len(widths)):
+        if len(blocks[-1]) > 2 and sum(widths[j] + 2 for j in [*blocks[-1], i]) - 2 > WIDTH:
+            blocks.append([0])
+        blocks[-1].append(i)
+    lines = []
+    for block in blocks:
+        part = [
+            "  ".join(r[i].ljust(widths[i]) if i == 0 else r[i].rjust(widths[i]) for i in block)
+            for r in rows
+        ]
+        rule = "─" * len(part[0])
+        part.insert(1, rule)
+        if t.differences:
+            part.insert(2 + len(t.groups), rule)
+        lines += [*(line.rstrip() for line in part), ""]
+    notes = [line for note in t.notes for line in textwrap.wrap(note, WIDTH)]
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 def as_md(t: Table) -> str:

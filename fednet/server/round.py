@@ -22,6 +22,7 @@ from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress
+from fednet.records.rows import TIMES
 from fednet.server.exchange import Exchange, RunState, virtual_times
 from fednet.server.inbox import Reply
 from fednet.training.evaluation import Counts
@@ -29,8 +30,6 @@ from fednet.wire.ledger import Kinds, add_kinds
 from fednet.wire.messages import clean
 from fednet.wire.payload import Run
 
-# Of what the clients do, the seconds of the one that came last count.
-TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluating", "recording")
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
 

@@ -114,7 +114,7 @@ def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
     assert b"/Type3" not in pdf
     for said in (
         "fedavg, scaffold",
-        "means over seeds 0, 1;",
+        "Means over seeds 0, 1;",
         "95 % confidence intervals",
         "6 clients",
         "real time, unlimited bandwidth",
@@ -202,6 +202,49 @@ def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
     made = list(next(figures.curve(group(runs))).rows())
     assert [row[2] for row in made] == [1, 3]  # the rounds
     assert [row[4] for row in made] == pytest.approx([0.2, 0.4])  # the means
+
+
+@pytest.mark.parametrize(
+    ("band", "low", "high"),
+    # of 0.1, 0.2 and 0.6: mean 0.3, sample variance (0.04 + 0.01 + 0.09) / 2 = 0.07
+    [
+        ("minmax", 0.1, 0.6),
+        ("std", 0.3 - 0.07**0.5, 0.3 + 0.07**0.5),
+        ("ci", 0.3 - 4.302653 * (0.07 / 3) ** 0.5, 0.3 + 4.302653 * (0.07 / 3) ** 0.5),
+    ],
+)
+def test_a_band_is_what_it_was_asked_to_be_and_the_caption_says_so(tmp_path, band, low, high):
+    runs = [
+        open_run(write(tmp_path / f"s{s}", seed=s, rounds=1, accuracy=[a]))
+        for s, a in enumerate((0.1, 0.2, 0.6))
+    ]
+    said = figures.figure(runs, tmp_path / "x.svg", band=band)
+    assert metrics.BANDS[band] in said
+    (row,) = csv.reader((tmp_path / "x.csv").read_text().splitlines()[1:])
+    assert [float(v) for v in row[4:]] == pytest.approx([0.3, low, high])
+
+
+def test_the_cost_to_a_target_is_drawn_by_method_and_never_averaged_over_some_seeds(tmp_path):
+    made = {"fedavg": ([0.2, 0.8], [0.9, 0.9]), "scaffold": ([0.3, 0.8], [0.3, 0.4])}
+    runs = [
+        open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s, rounds=2, accuracy=list(a)))
+        for m, curves in made.items()
+        for s, a in enumerate(curves)
+    ]
+    said = figures.figure(runs, tmp_path / "x.svg", y="cost", target=0.8, band="minmax")
+    assert said.startswith("Rounds to 0.8 global test accuracy: fedavg, scaffold.")
+    assert [tuple(r.values()) for r in rows(tmp_path / "x.csv")] == [
+        ("fedavg", "2", "2", "1.5", "1.0", "2.0", "2.0 1.0"),
+        ("scaffold", "2", "1", "", "", "", "2.0"),
+    ]
+    figures.figure(runs, tmp_path / "mb.svg", x="mb", y="cost", target=0.8)
+    spent = metrics.to_target(runs[0], 0.8, "mb"), metrics.to_target(runs[1], 0.8, "mb")
+    assert float(rows(tmp_path / "mb.csv")[0]["mean"]) == pytest.approx(sum(spent) / 2)
+    for wrong in ({"y": "cost"}, {"target": 0.8}):
+        with pytest.raises(ConfigError, match="belong together"):
+            figures.figure(runs, tmp_path / "y.svg", **wrong)
+    with pytest.raises(ConfigError, match="none of the runs reaches"):
+        figures.figure(runs, tmp_path / "y.svg", y="cost", target=0.99)
 
 
 def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):

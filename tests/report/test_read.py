@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fednet import files
@@ -76,6 +78,33 @@ def test_a_frame_has_a_row_a_line(tmp_path):
     pytest.importorskip("pandas", reason="pandas is an extra")
     frame = open_run(write(tmp_path / "a", rounds=3)).frame("rounds")
     assert list(frame["round"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("what", ["rounds", "clients", "wire", "events"])
+def test_frames_of_all_runs_have_the_same_columns_of_the_same_types_and_flat_values(tmp_path, what):
+    pytest.importorskip("pandas", reason="pandas is an extra")
+    whole, bare, empty = (
+        open_run(write(tmp_path / "whole", rounds=3, personalised=True, drop={1: {0: "late"}})),
+        open_run(write(tmp_path / "bare", rounds=2, accuracy=[None, None])),
+        open_run(write(tmp_path / "empty")),
+    )
+    (empty.dir / f"{what}.jsonl").write_text("")
+    frames = [run.frame(what) for run in (whole, bare, empty)]
+    assert len(frames[2]) == 0
+    for frame in frames[1:]:
+        assert frame.dtypes.to_dict() == frames[0].dtypes.to_dict()
+    assert not any(isinstance(v, list | dict) for v in frames[0].to_numpy().ravel())
+
+
+def test_a_frame_has_the_values_of_the_lines(tmp_path):
+    pytest.importorskip("pandas", reason="pandas is an extra")
+    run = open_run(write(tmp_path / "a", rounds=2, personalised=True, accuracy=[None, 0.5]))
+    frame = run.frame("rounds")
+    assert [json.loads(v) for v in frame["selected"]] == [r.selected for r in run.rounds]
+    assert list(frame["test_accuracy"].isna()) == [True, False]
+    assert frame["client_accuracy.personal"][1] == run.rounds[1].client_accuracy["personal"]
+    assert frame["seconds_by_phase.waiting"].isna().all()  # not measured
+    assert str(frame["staleness"].dtype) == "string"
 
 
 def test_a_run_without_weights_says_so(tmp_path):

@@ -77,8 +77,46 @@ def test_a_run_without_test_accuracies_is_not_said_to_never_reach_a_target(tmp_p
     write(tmp_path / "b", algorithm="fedper", rounds=2, accuracy=[None, None])
     t = table([open_run(tmp_path / n) for n in ("a", "b")], targets=[0.7])
     assert [c.title for c in t.columns][2] == "last 2 global"
-    assert [c.text for c in t.cells[1]] == ["-"] * len(t.columns)
-    assert [c.text for c in t.differences[0]] == ["-"] * len(t.columns)
+    for i, column in enumerate(t.columns):
+        if not column.title.startswith("MB") or " to " in column.title:
+            assert (t.cells[1][i].text, t.differences[0][i].text) == ("-", "-")
+
+
+def test_without_a_test_set_at_the_server_the_accuracies_are_those_on_the_clients_tests(tmp_path):
+    path = write(tmp_path / "a", rounds=2, clients=2, share=1.0, accuracy=[0.5, 0.8])
+    lines = [{**r, "test_accuracy": None} for r in read_lines(path / "rounds.jsonl")]
+    for line, received in zip(lines, (0.25, 0.75)):
+        line["client_accuracy"] = {"received": received}
+    jsonl(path / "rounds.jsonl", lines)
+    t = table([open_run(path)], targets=[0.7], by="rounds")
+    found = {c.title: cell.values for c, cell in zip(t.columns, t.cells[0])}
+    assert "final global" not in found
+    assert found["final on clients"] == (17 / 21,)  # 8 of 10 and 9 of 11
+    assert found["best on clients"] == (0.75,)
+    assert found["rounds to 0.7"] == (2.0,)
+
+
+def test_megabytes_are_shown_in_total_and_by_kind(tmp_path):
+    # 2 clients of which each gets and returns 1000 bytes of state, and 24 of statistics
+    run = open_run(write(tmp_path / "a", rounds=1, clients=2, share=1.0))
+    for bytes, state in (("total", 4000), ("up", 2000)):
+        t = table([run], bytes=bytes)
+        found = {c.title: cell.values[0] for c, cell in zip(t.columns, t.cells[0])}
+        way = "" if bytes == "total" else " up"
+        assert found[f"MB{way} state"] == state / 1e6
+        parts = [v for name, v in found.items() if name.startswith(f"MB{way} ")]
+        assert sum(parts) == pytest.approx(found[f"MB{way}"])
+        assert (
+            found[f"MB{way}"]
+            == sum(w.bytes for w in run.wire if bytes in ("total", w.direction)) / 1e6
+        )
+
+
+def test_a_wide_table_is_several_below_each_other_of_120_columns(tmp_path):
+    text = compare(two_methods(tmp_path), targets=[0.3, 0.4, 0.5, 0.55])
+    assert max(map(len, text.splitlines())) <= 120
+    assert text.count("method ") > 1
+    assert all(f"{unit} to 0.55" in text for unit in ("rounds", "MB", "s"))
 
 
 def test_paired_runs_raise_no_warning(tmp_path):
@@ -188,7 +226,7 @@ def test_a_run_that_went_on_says_that_its_bytes_were_spent_twice(tmp_path):
     spent, useful = (table([open_run(path)], [0.5], bytes=b) for b in ("total", "useful"))
     assert any("a was resumed, so repeated traffic is counted twice" in n for n in spent.notes)
     assert not any("resumed" in n for n in useful.notes)
-    (column,) = [i for i, c in enumerate(spent.columns) if c.title.startswith("MB")]
+    (column,) = [i for i, c in enumerate(spent.columns) if c.title.startswith("MB to")]
     whole, once = (t.cells[0][column].values[0] for t in (spent, useful))
     assert whole == pytest.approx(2 * sum(r["bytes"] for r in rows) / 1e6)
     assert once == pytest.approx(sum(r["bytes"] for r in rows if r["useful"]) / 1e6)
