@@ -396,7 +396,7 @@ def _method(c: Config, m: Method) -> Iterator[Broken]:
                 if getattr(own, key) is not None:
                     alike = f"{name} needs the same for all clients: {why}."
                     yield f"train.per_client.{pattern}.{key}", alike
-        elif getattr(c.train, key) != getattr(TrainSection(), key):
+        elif getattr(c.train, key, None) != getattr(TrainSection(), key, None):
             yield f"train.{key}", f"{name} does not allow it: {why}."
     for where, section in _trainings(c):
         if m.classes_only and section.class_weights:
