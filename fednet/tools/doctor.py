@@ -41,6 +41,7 @@ NEEDED = (
 )
 HANDSHAKE_S = 5.0
 ANSWER_S = 5.0
+ZMTP_SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
 LEAST_DISK = 2e9  # bytes: a checkpoint, its successor and the spool of a round of a small model
 
 
@@ -237,7 +238,8 @@ def reachable(address: str) -> str:
         with socket.create_connection((host, number), timeout=ANSWER_S) as link:
             connected = True
             link.settimeout(ANSWER_S)
-            greeting = link.recv(1)  # ZMTP begins with 0xFF, sent without being asked
+            link.sendall(ZMTP_SIGNATURE)  # the server's kernel hands on no silent connection
+            greeting = link.recv(1)  # the server's own signature begins with 0xFF, too
     except TimeoutError:
         busy = "; it accepted the connection but did not answer: its server is starting or busy"
         raise ConfigError(

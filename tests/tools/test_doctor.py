@@ -127,6 +127,17 @@ def test_server_is_known_by_its_greeting(monkeypatch):
         doctor.reachable("nonsense")
 
 
+def test_a_server_that_awaits_the_first_word_answers():
+    server = ZmqServer("tcp://127.0.0.1:0")
+    try:
+        for _ in range(2):
+            server.poll(0.0)
+            found = doctor.found("server", doctor.reachable, server.address)
+            assert (found.verdict, "answers in" in found.text) == ("ok", True), found
+    finally:
+        server.close(0)
+
+
 def test_a_folder_of_data_that_is_not_there_is_bad(tmp_path, capsys):
     assert main(["doctor", "--data", str(tmp_path / "absent"), "--quiet"]) == 2
     assert f"--data {tmp_path / 'absent'}: there is no such folder" in capsys.readouterr().out
