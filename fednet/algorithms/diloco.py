@@ -11,9 +11,9 @@ b        momentum of the outer optimizer, mu its decay; eta  its rate
             b <- mu b + Delta;  theta <- theta - eta (Delta + mu b)
 
 Departs from the paper: its workers keep the moments of their AdamW from round to round, here they
-start at zero with each task, as every optimizer in `train` does. Workers all count the same, as in
-Algorithm 1; `weighting: samples` is for shards of different sizes. Buffers are averaged and take no
-part.
+start at zero with each task unless `train.keep_optimizer` is true. Workers all count the same, as
+in Algorithm 1; `weighting: samples` is for shards of different sizes. Buffers are averaged and take
+no part.
 """
 
 from fednet.algorithms.base import *

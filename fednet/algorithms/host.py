@@ -29,7 +29,7 @@ class ClientHost(Protocol):
     n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
     `device`.
     lr: the local learning rate of this round (after the schedule). momentum. train_config: the
-    run's `train` section. task: its loss and counts.
+    client's `train` section. task: its loss and counts.
     initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
     of the part that crosses. head: names of the last Linear's tensors.
     trained: the whole local model, by which the client is evaluated: `train` sets it. A loop of the
@@ -75,8 +75,8 @@ class ClientHost(Protocol):
         more: Samples | None = None,
         stream: str = "order",
     ) -> Trained:
-        """Local training LT(w, loss, E, B): a new SGD, E epochs over the shuffled local set from
-        `x`.
+        """Local training LT(w, loss, E, B): E epochs over the shuffled local set from `x`, with the
+        optimizer of the client's `train` section.
 
         epochs, steps: passes over the set, or SGD steps, at most one of them; default: the run's.
         loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x,

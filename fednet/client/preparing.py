@@ -316,6 +316,8 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
             down = sum(experiment.predicted(exchange.down, "down", client).values())
             lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
     keeps = method.keeps()[1]
+    if experiment.config.train.keep_optimizer:
+        keeps = "the optimizer's state" if keeps == "-" else f"{keeps}, the optimizer's state"
     lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
     lines.append("numbers that the method reports of a client go with its reply (statistics)")
     leaves = {what: kind for what, kind in leaving(experiment) if not what.startswith("'")}

@@ -162,6 +162,8 @@ class Worker:
                 main = key.phase == method.main_exchange
 
                 host.secrets = self._secrets
+                if config.train.keep_optimizer:
+                    host.memory = past.next
                 watch.turn("training", 0, 0)
                 before = _versions(down)
                 state, up = method.client_update(key.phase, state, down, host)
@@ -253,7 +255,7 @@ class Worker:
     @property
     def _needs_state(self) -> bool:
         """Whether training starts from what the client kept: the method's state, its own buffers,
-        or what its compressed uploads left out.
+        its optimizer's state, or what its compressed uploads left out.
         """
         exp = self.experiment
         return (
@@ -261,6 +263,7 @@ class Worker:
             or exp.down.shared
             or any(chain.remembers for chain in exp.up.chains.values())
             or exp.config.model.buffers == "local"
+            or exp.config.train.keep_optimizer
         )
 
     def _host(self, exp: Experiment, key: Key, record: Record, step: Step) -> SiteHost:

@@ -172,8 +172,20 @@ def _training(c: Config) -> Iterator[Broken]:
     if not _has_rates(c):
         rates = f"has no learning rate for each of {c.rounds} rounds; expected numbers above 0."
         yield "train.schedule", f"{c.train.schedule} {rates}"
+    if not _decays(c.train.local_schedule):
+        decays = "expected numbers above 0, and a factor of at most 1."
+        yield "train.local_schedule", f"{c.train.local_schedule}: {decays}"
+    if c.train.keep_optimizer and c.train.optimizer == "sgd" and not c.train.momentum:
+        yield (
+            "train.keep_optimizer",
+            "sgd without momentum has no state to keep; set train.momentum or another optimizer.",
+        )
+    if c.train.keep_optimizer and c.train.pack > 1:
+        packed = "packed clients begin with an empty optimizer; leave out one of the two."
+        yield "train.pack", packed
     for key, value, allowed in (
         ("train.optimizer", c.train.optimizer, ("sgd",)),
+        ("train.local_schedule", c.train.local_schedule, ("constant",)),
         ("train.precision", c.train.precision, ("fp32", "tf32")),
         ("data.augment", c.data.augment, ("none",)),
     ):
@@ -196,6 +208,15 @@ def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSecti
     yield "train", c.train
     for pattern, own in c.train.per_client.items():
         yield f"train.per_client.{pattern}", own
+
+
+def _decays(schedule: str) -> bool:
+    """Whether a schedule has a learning rate above 0, and none above its first, for any step."""
+    try:
+        numbers = [float(x) for x in call(schedule)[1]]
+    except (ConfigError, ValueError):
+        return False
+    return all(x > 0 for x in numbers) and all(x <= 1 for x in numbers[-1:])
 
 
 def _has_rates(c: Config) -> bool:

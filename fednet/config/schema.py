@@ -66,6 +66,21 @@ def drawn(text: str) -> tuple[str, float, float]:
     return name, first, second
 
 
+def scheduled(schedule: str, lr: float, t: int, last: int) -> float:
+    """The learning rate at t = 1..T (last): constant; cosine: lr * (1 + cos(pi (t-1)/T)) / 2;
+    exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
+    """
+    name, given = call(schedule)
+    numbers = [float(x) for x in given]
+    if name == "cosine":
+        return lr * (1 + math.cos(math.pi * (t - 1) / last)) / 2
+    if name == "exponential":
+        return float(lr * numbers[0] ** (t - 1))
+    if name == "step":
+        return float(lr * numbers[1] ** ((t - 1) // int(numbers[0])))
+    return lr
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of sections: unknown keys are errors, values never change."""
 
@@ -451,7 +466,9 @@ class TrainSection(Section, frozen=True, kw_only=True):
     out if the model has BatchNorm, unless it is the only one. [samples]
     """
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Local optimizer; its state starts empty in every round. Some methods accept only sgd."""
+    """Local optimizer; its state starts empty in every round (see `keep_optimizer`). Some methods
+    accept only sgd.
+    """
     lr: Positive = 0.01
     """Local learning rate eta of round 1; `schedule` changes it."""
     momentum: Below1 = 0.0
@@ -468,6 +485,14 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """
     per_client: dict[str, ClientTrainSection] = {}
     """Other settings for some clients, by ids or a share of all, such as `0-4,7` or `1/4`."""
+    keep_optimizer: bool = False
+    """Each client keeps its optimizer's state (momentum, Adam's moments) between its rounds. It is
+    not sent.
+    """
+    local_schedule: Schedule = "constant"
+    """Learning rate over the local steps of a round, from 1: as `schedule`, with steps for rounds.
+    The two are multiplied.
+    """
     clip_norm: Positive | None = None
     """Upper bound of the gradient's Euclidean norm in a local step; null: none."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
@@ -514,18 +539,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
         return call(self.schedule)[0] == "cosine"
 
     def lr_at(self, round: int, rounds: int) -> float:
-        """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T))
-        / 2; exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
-        """
-        name, given = call(self.schedule)
-        numbers = [float(x) for x in given]
-        if name == "cosine":
-            return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
-        if name == "exponential":
-            return float(self.lr * numbers[0] ** (round - 1))
-        if name == "step":
-            return float(self.lr * numbers[1] ** ((round - 1) // int(numbers[0])))
-        return self.lr
+        """The local learning rate of a round, from 1."""
+        return scheduled(self.schedule, self.lr, round, rounds)
 
 
 class EvaluateSection(Section, frozen=True, kw_only=True):

@@ -34,7 +34,9 @@ from fednet.wire.codec import Past
 
 
 class Record(State):
-    """The state of one client: the method's, its own buffers, the residuals of its compressors."""
+    """The state of one client: the method's, its own buffers, the residuals of its compressors and,
+    under names of its own with these, the optimizer's state of `train.keep_optimizer`.
+    """
 
     algorithm: State | None = None
     buffers: torch.Tensor | None = None

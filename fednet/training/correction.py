@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fednet.tensors import Tensors
+from fednet.training.optimizers import SGD
 from fednet.training.scratch import Scratch
 
 
@@ -94,10 +95,9 @@ class Correction:
                 torch._foreach_add_(constant, added)  # type: ignore[arg-type]
         return cls(scale, added, constant, proximal, proximal != 0.0 and still, drift)
 
-    def sgd(
-        self, parameters: Sequence[torch.Tensor], lr: float, momentum: float, weight_decay: float
-    ) -> Callable[[], None]:
-        """Returns a function that takes a corrected step of SGD, by torch.optim.SGD's fused kernel,
+    def sgd(self, made: SGD) -> Callable[[], None]:
+        """Returns a function that takes a corrected step of `made`, by torch.optim.SGD's fused
+        kernel,
 
             v <- momentum * v + (gradient + weight_decay * w);  w <- w - lr * v
 
@@ -105,9 +105,17 @@ class Correction:
         gets the raw gradient as v, scale as the momentum and the constant as the gradient, so that
         the step is one pass.
         """
+        parameters, momentum, weight_decay = made.parameters, made.momentum, made.weight_decay
         weights = [_vector(p.detach()) for p in parameters]
-        velocity = [torch.empty_like(w) for w in weights] if momentum else []
-        fused = partial(torch._fused_sgd_, lr=lr, dampening=0.0, nesterov=False, maximize=False)
+        velocity = []
+        still = all(b is None for b in made.buffers)
+        if momentum:
+            held = [
+                torch.zeros_like(p) if b is None else b for p, b in zip(parameters, made.buffers)
+            ]
+            velocity = [_vector(b) for b in held]
+            made.buffers = [*held]
+        fused = partial(torch._fused_sgd_, dampening=0.0, nesterov=False, maximize=False)
         first = True
 
         def step() -> None:
@@ -118,6 +126,7 @@ class Correction:
                     weights,
                     constant,
                     gradients,
+                    lr=made.lr,
                     momentum=self.scale,
                     weight_decay=weight_decay + pull,
                     is_first_step=False,
@@ -128,9 +137,10 @@ class Correction:
                     weights,
                     gradients,
                     velocity,
+                    lr=made.lr,
                     momentum=momentum,
                     weight_decay=weight_decay + pull,
-                    is_first_step=first and momentum != 0,
+                    is_first_step=first and still and momentum != 0,
                 )
             first = False
 

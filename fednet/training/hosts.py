@@ -36,7 +36,8 @@ class SiteHost:
     train, test: the client's splits as model inputs (x, y) on the scratch's device. rest: tensors
     that are not sent (a client's own buffers); None: those of `initial`. progress(step, steps):
     called after each optimizer step. pack: trains this client together with others (`train.pack`)
-    if the method uses the task's loss. `trained` is the whole local model after training.
+    if the method uses the task's loss. `trained` is the whole local model after training. memory:
+    where `train.keep_optimizer` has its state; of several trainings in a task each has its own.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class SiteHost:
         self.data, self.test = train, test
         self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
         self.progress = progress
+        self.memory: dict[str, torch.Tensor] | None = None
+        self.trainings = 0
         self.trained: Tensors | None = None
         self.reported: dict[str, float] = {}
         self.layout, self.shared, self.head = setting.layout, setting.shared, setting.head
@@ -143,9 +146,16 @@ class SiteHost:
             progress=self.progress,
             graphs=self.train_config.graphs and loss is None and self.task is self.setting.task,
         )
+        where = f"optimizer/{self.phase}/{self.trainings}/"
+        self.trainings += 1
+        if (kept := self.memory) is not None:
+            found = {k.removeprefix(where): v for k, v in kept.items() if k.startswith(where)}
+            descent.memory = found
         course = self._packed(descent, stream) if loss is None else None
         if course is None:
             course = self._by_itself(descent, loss, stream, extra)
+        if kept is not None:
+            kept.update({where + name: value for name, value in (descent.memory or {}).items()})
         self.trained = self.scratch.trained()
         run = Run(descent.n, course.steps, course.loss)
         return Trained(self.trained.select(x.layout), run, course.extra)

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fednet.config.schema import scheduled
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import NEUTRAL, Correction, Hooks
 from fednet.training.graphs import Captured, Replay, kept, usable
 from fednet.training.innermost import laid
-from fednet.training.optimizers import optimizer
+from fednet.training.optimizers import SGD, Optimizer, optimizer, restore, set_rate, states
 from fednet.training.samples import batches, length, piece, take
 from fednet.training.scratch import Scratch
 from fednet.wire.payload import Run
@@ -46,8 +47,8 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to descend. steps: so many optimizer steps instead of epochs. clip_norm: of the raw
-    gradient, L2.
+    """How to descend. steps: so many optimizer steps instead of epochs. schedule: of the rate over
+    the steps. clip_norm: of the raw gradient, L2.
     """
 
     lr: float
@@ -57,6 +58,7 @@ class Recipe:
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    schedule: str = "constant"
     clip_norm: float | None = None
     # fp32 | tf32 (a switch of the device's, set elsewhere) | bf16 | fp16: autocast
     precision: str = "fp32"
@@ -74,6 +76,7 @@ class Recipe:
             optimizer=train.optimizer,
             momentum=train.momentum,
             weight_decay=train.weight_decay,
+            schedule=train.local_schedule,
             clip_norm=train.clip_norm,
             precision=train.precision,
         )
@@ -94,7 +97,8 @@ class Course:
 class Descent:
     """One training of the model in `scratch`. data: samples (x, y); `order` draws their order.
     train_mode: False for eval mode. progress(step, steps): called after each optimizer step; an
-    exception ends the training. graphs: see `train.graphs`.
+    exception ends the training. graphs: see `train.graphs`. memory: the optimizer's state, by names
+    of tensors, read before the first step and written after the last; None: it starts empty.
     """
 
     scratch: Scratch
@@ -105,6 +109,7 @@ class Descent:
     train_mode: bool = True
     progress: Callable[[int, int], None] | None = None
     graphs: bool = False
+    memory: dict[str, torch.Tensor] | None = None
 
     @cached_property
     def n(self) -> int:
@@ -160,8 +165,8 @@ def descend(
     extra: Tensors | None = None,
     augment: Callable[[Inputs], Inputs] | None = None,
 ) -> Course:
-    """Trains in place, with a new optimizer. loss(module, x, y), or loss(module, x, y, extra) with
-    `extra`, tensors that are trained beside the model.
+    """Trains in place, with a new optimizer that has the state in `memory`. loss(module, x, y), or
+    loss(module, x, y, extra) with `extra`, tensors that are trained beside the model.
     """
     scratch = descent.scratch
     if descent.hooks.only is not None:
@@ -201,7 +206,11 @@ def _run(
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
     change = Correction.of(scratch, descent.trained, descent.hooks)
-    take_step = _stepper(parameters, others, recipe, change)
+    made = _optimizers(parameters, others, recipe, change)
+    names = [*descent.trained, *(f"+{name}" for name in beside or ())]
+    if descent.memory is not None:
+        _remember(made, names, descent.memory)
+    take_step = _stepper(made, parameters, change)
     cast, scale = autocast(recipe.precision, device)
     replay = None if change is not None else _replay(descent, beside)
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
@@ -236,6 +245,9 @@ def _run(
         for start, end in descent.cuts[: steps - step]:
             whole = end - start == recipe.batch_size
             captured = replay.step if replay is not None and whole else None
+            if recipe.schedule != "constant":
+                for one in made:
+                    set_rate(one, scheduled(recipe.schedule, recipe.lr, step + 1, steps))
             (captured or train_batch)(piece(xs, start, end), ys[start:end])
             seen += end - start
             step += 1
@@ -243,6 +255,9 @@ def _run(
                 descent.progress(step, steps)
     if replay is not None:
         replay.trainings += 1
+    if descent.memory is not None:
+        parts = zip(names, (state for one in made for state in states(one)))
+        descent.memory.update({f"{n}/{what}": x for n, own in parts for what, x in own.items()})
     return Course(step, float(total) / seen)
 
 
@@ -255,6 +270,8 @@ def _replay(descent: Descent, beside: object) -> Replay | None:
     if not descent.graphs or not usable(scratch.device) or scratch.may_draw or beside:
         return None
     if recipe.optimizer != "sgd" or recipe.momentum or not descent.train_mode:
+        return None
+    if recipe.schedule != "constant":
         return None
     key = (recipe, tuple(descent.trained))
     return kept(
@@ -277,15 +294,18 @@ def _shuffled(
     return laid(xs, scratch.channels_last), ys
 
 
-def _stepper(
+def _optimizers(
     parameters: list[nn.Parameter],
     others: list[torch.Tensor],
     recipe: Recipe,
     change: Correction | None,
-) -> Callable[[], object]:
-    """Returns a function that takes one step of a new optimizer with the current gradients.
-    `others` are trained beside the model, and not corrected.
+) -> list[Optimizer]:
+    """Returns the new optimizer; for corrected steps of SGD a second one of `others`, which are
+    trained beside the model and not corrected.
     """
+    groups: list[list[torch.Tensor]] = [[*parameters, *others]]
+    if change is not None and recipe.optimizer == "sgd" and others:
+        groups = [[*parameters], others]
     make = functools.partial(
         optimizer,
         recipe.optimizer,
@@ -293,20 +313,37 @@ def _stepper(
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
     )
+    return [make(group) for group in groups]
+
+
+def _remember(made: list[Optimizer], names: list[str], memory: dict[str, torch.Tensor]) -> None:
+    """Gives the optimizers the state in `memory`. names: of their parameters, in order."""
+    kept: dict[str, dict[str, torch.Tensor]] = {name: {} for name in names}
+    for key, value in memory.items():
+        name, _, what = key.rpartition("/")
+        kept[name][what] = value
+    rest = list(kept.values())
+    for one in made:
+        restore(one, rest)
+        rest = rest[len(states(one)) :]
+
+
+def _stepper(
+    made: list[Optimizer], parameters: list[nn.Parameter], change: Correction | None
+) -> Callable[[], object]:
+    """Returns a function that takes one step with the current gradients."""
+    first, *rest = made
     if change is None:
-        return make([*parameters, *others]).step
-    if recipe.optimizer != "sgd":
-        return change.around(parameters, make([*parameters, *others]).step)
-    step = change.sgd(parameters, recipe.lr, recipe.momentum, recipe.weight_decay)
-    if not others:
-        return step
-    step_others = make(others).step
+        return first.step
+    if not isinstance(first, SGD):
+        return change.around(parameters, first.step)
+    steps = [change.sgd(first), *(one.step for one in rest)]
 
-    def step_both() -> None:
-        step()
-        step_others()
+    def step_all() -> None:
+        for step in steps:
+            step()
 
-    return step_both
+    return step_all if rest else steps[0]
 
 
 def full_gradient(

@@ -35,13 +35,13 @@ class SGD:
         self.parameters = list(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.fused = self.parameters[0].device.type in ("cpu", "cuda")
-        self._buffers: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self.buffers: list[torch.Tensor | None] = [None] * len(self.parameters)
 
     @torch.no_grad()
     def step(self) -> None:
         """One step along the gradients that there are."""
         moved = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        buffers = [self._buffers[i] for i in moved]
+        buffers = [self.buffers[i] for i in moved]
         sgd(
             [self.parameters[i] for i in moved],
             [p.grad for p in self.parameters if p.grad is not None],
@@ -55,7 +55,44 @@ class SGD:
             maximize=False,
         )
         for i, buffer in zip(moved, buffers):
-            self._buffers[i] = buffer
+            self.buffers[i] = buffer
+
+
+Optimizer = SGD | torch.optim.Adam
+
+
+def set_rate(made: Optimizer, lr: float) -> None:
+    """Changes the learning rate of the next steps."""
+    if isinstance(made, SGD):
+        made.lr = lr
+    else:
+        made.param_groups[0]["lr"] = lr
+
+
+def states(made: Optimizer) -> list[dict[str, torch.Tensor]]:
+    """Returns the optimizer's state by parameter: its tensors by name; none before its first
+    step.
+    """
+    if isinstance(made, SGD):
+        return [{} if b is None else {"momentum": b} for b in made.buffers]
+    return [dict(made.state.get(p, {})) for p in made.param_groups[0]["params"]]
+
+
+def restore(made: Optimizer, kept: Sequence[dict[str, torch.Tensor]]) -> None:
+    """Gives a new optimizer what `states` returned of an earlier one."""
+    parameters = made.parameters if isinstance(made, SGD) else made.param_groups[0]["params"]
+    for i, (p, state) in enumerate(zip(parameters, kept)):
+        # In the parameter's own order in memory; Adam's number of steps is a scalar.
+        own = {
+            name: torch.empty_like(p, requires_grad=False).copy_(x)
+            if x.shape == p.shape
+            else x.to(p.device, copy=True)
+            for name, x in state.items()
+        }
+        if isinstance(made, SGD):
+            made.buffers[i] = own.get("momentum")
+        elif own:
+            made.state[p] = own
 
 
 def optimizer(
@@ -65,7 +102,7 @@ def optimizer(
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-) -> SGD | torch.optim.Adam:
+) -> Optimizer:
     """A new optimizer; fused where the device has it. Momentum is SGD's;
     Adam keeps its own betas.
     """

@@ -35,7 +35,7 @@ from fednet.training.correction import Correction
 from fednet.training.graphs import kept
 from fednet.training.lanes import Feed, Lane, computed
 from fednet.training.loop import Course
-from fednet.training.optimizers import optimizer
+from fednet.training.optimizers import SGD
 from fednet.training.samples import piece
 from fednet.training.scratch import KNOWN
 
@@ -177,17 +177,8 @@ class Plan:
     ) -> Callable[[Inputs, torch.Tensor, torch.Tensor, torch.Tensor], None]:
         """Returns what takes one step with a batch (x, y, shares, sizes)."""
         recipe = first.recipe
-        if change is not None:
-            take = change.sgd(self.weights, recipe.lr, recipe.momentum, recipe.weight_decay)
-        else:
-            take = optimizer(
-                "sgd",
-                self.weights,
-                lr=recipe.lr,
-                momentum=recipe.momentum,
-                weight_decay=recipe.weight_decay,
-            ).step
-
+        made = SGD(self.weights, recipe.lr, recipe.momentum, recipe.weight_decay)
+        take = made.step if change is None else change.sgd(made)
         return functools.partial(self._compute, first, take)
 
     def _compute(
