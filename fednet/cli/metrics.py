@@ -61,7 +61,9 @@ class Metrics:
         self._replies = counter("replies", "Replies that were used.")
         site = "clients", "host"
         self._connected = gauge("site_connected", "Whether a site is connected.", *site)
+        self._since = gauge("site_connected_since_seconds", "When a site connected.", *site)
         self._seen = gauge("site_last_seen_seconds", "When a site was last heard of.", *site)
+        self._site_round = gauge("site_round", "The round of what a site did last.", *site)
         self._absent = gauge("site_absent", "Why a site is not connected: 1.", *site, "why")
         self._waiting = gauge("waiting", "Clients that the round waits for.")
         self._bytes = counter("bytes", "Bytes sent, including protocol overhead.", "direction")
@@ -97,13 +99,15 @@ class Metrics:
     def progress(self, info: JsonMapping) -> None:
         self._display.progress(info)
         self._waiting.set(len(info.get("waiting") or ()))
-        for each in (self._connected, self._seen, self._absent):
+        times = ("since", self._since), ("seen", self._seen), ("round", self._site_round)
+        for each in (self._connected, self._absent, *(gauge for _, gauge in times)):
             each.clear()
         for site in list(info.get("sites") or ())[-MOST_SITES:]:  # the absent ones are last
             labels = ranges_as_text(site["clients"]), site["host"]
             self._connected.labels(*labels).set(site["connected"])
-            if site["seen"] is not None:
-                self._seen.labels(*labels).set(site["seen"])
+            for name, number in times:
+                if site.get(name) is not None:
+                    number.labels(*labels).set(site[name])
             if not site["connected"]:
                 self._absent.labels(*labels, site["why"]).set(1)
 

@@ -426,6 +426,8 @@ class Tasks:
             recovered = worker.stalled or t.job.client in worker.lacks
             worker.stalled = False
             worker.lacks.discard(t.job.client)
+            word = "evaluated" if key.purpose == "evaluate" else "answered for"
+            worker.did = word, t.job.client, key.round
         self._turn.say(Resolved(key))
         first = self.rules.first
         if first is not None and self._done >= first:
@@ -448,6 +450,8 @@ class Tasks:
             t.up_conn = b""
         t.refusals += 1
         t.refused_by.add(t.worker)
+        if (worker := self._roster.workers.get(t.worker)) is not None:
+            worker.did = "failed for", t.job.client, self.key(t).round
         event = TaskEvent.FAILED
         if what == "refused":
             event = TaskEvent.REFUSED
@@ -505,6 +509,7 @@ class Tasks:
         t.worker, t.conn = worker.name, worker.conn
         t.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))
         worker.queue.append(job.client)
+        worker.did = "was asked for", job.client, key.round
         self._roster.recount(worker)
         self._last[job.client] = worker.name
         self._given.setdefault(worker.name, {})[job.client] = t

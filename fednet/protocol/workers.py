@@ -53,6 +53,8 @@ class Worker:
     # client -> phase, step, steps
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     user: str | None = None
+    # what it did last, such as "trained", for which client and in which round
+    did: tuple[str, int, int] | None = None
 
     @property
     def ready(self) -> bool:
@@ -76,13 +78,20 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why a site's clients are not there. seen: when it was last heard of, None: never."""
+    """Why a site's clients are not there. seen: when it was last heard of, None: never. did: see
+    `Worker`.
+    """
 
     why: str
     host: str = ""
     pid: int = 0
     joined: float | None = None
     seen: float | None = None
+    did: tuple[str, int, int] | None = None
+
+    @classmethod
+    def of(cls, x: Worker, why: str) -> Absence:
+        return cls(why, x.host, x.pid, x.joined_at, x.heard, x.did)
 
 
 class Roster:
@@ -186,8 +195,8 @@ class Roster:
 
     def sites(self, clients: int, offset: float) -> list[dict[str, object]]:
         """A row for each worker that is there, and for the clients that are not: by why, since when
-        they were connected, and when they were last heard of. offset: of the clock that these times
-        are to be read on.
+        they were connected, when they were last heard of, and what they did last. offset: of the
+        clock that these times are to be read on.
         """
         rows, here = list[dict[str, object]](), self.present()
         preparing = set[int]()
@@ -197,7 +206,7 @@ class Roster:
             if not x.ready:
                 preparing |= x.ids
             why = "" if x.ready else "getting ready"
-            known = Absence(why, x.host, x.pid, x.joined_at, x.heard)
+            known = Absence.of(x, why)
             rows.append(_site(sorted(x.ids), known, offset, connected=True))
         never = Absence("has not connected")
         absent: dict[Absence, list[int]] = {}
@@ -284,8 +293,7 @@ class Roster:
         """
         worker.change(event)
         worker.gone_at = now
-        absence = Absence(why, worker.host, worker.pid, worker.joined_at, worker.heard)
-        self._absent |= dict.fromkeys(worker.ids, absence)
+        self._absent |= dict.fromkeys(worker.ids, Absence.of(worker, why))
         self._changes(worker)
         for i in worker.ids:
             self._lost_at[i] = float("inf") if patience is None else now + patience
@@ -296,7 +304,7 @@ class Roster:
         """
         worker.ids -= {client}
         worker.left_out |= {client}
-        self._absent[client] = Absence(why, worker.host, worker.pid, worker.joined_at, worker.heard)
+        self._absent[client] = Absence.of(worker, why)
         self._lost_at[client] = now
         self._changes(worker)
 
@@ -326,6 +334,8 @@ def _site(clients: list[int], known: Absence, offset: float, connected: bool) ->
         "pid": known.pid,
         "since": None if known.joined is None else known.joined + offset,
         "seen": None if known.seen is None else known.seen + offset,
+        "did": "" if known.did is None else "{} client {} in round {}".format(*known.did),
+        "round": None if known.did is None else known.did[2],
         "why": known.why,
     }
 

@@ -25,7 +25,8 @@ SILENT_S = 30.0  # a live server on another machine writes at least every few se
 ENDED = {"done": "finished", "finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 WAITING = ("client", "host", "process", "device", "stage", "step", "for", "deadline")
-ABSENT = ("clients", "host", "connected at", "last seen", "reason")
+SITES = ("clients", "host", "connected at", "last heard of", "did last", "state")
+SHOWN = 50  # sites that are connected; of the others all
 STAGES = {"handed": "task sent"}  # words for stages of a task whose name is not a word
 
 Stretch = int | tuple[int, int]
@@ -47,17 +48,21 @@ class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
 
 
-class AbsentSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Clients of one site that are not connected. since, seen: when they connected and when their
-    last message came, in seconds since the epoch.
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """A client process, or clients that are not connected. since, seen: when they connected and
+    when their last message came, in seconds since the epoch. did, round: what they did last, and in
+    which round. why: why they are not connected, or not ready.
     """
 
     clients: tuple[Stretch, ...]
+    connected: bool = False
     why: str = ""
     host: str = ""
     pid: int = 0
     since: float | None = None
     seen: float | None = None
+    did: str = ""
+    round: int | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +77,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | int | None = None
     waiting: tuple[AwaitedClient, ...] = ()
     arrived: tuple[int, ...] = ()
-    absent: tuple[AbsentSite, ...] = ()
+    sites: tuple[Site, ...] = ()
     updated: float = 0.0
     pid: int | None = None
     host: str | None = None
@@ -142,10 +147,14 @@ def text(status: Status, run: Path, now: float) -> str:
         lines.append(f"was waiting for {_clients(len(status.waiting))}: {waited}")
     if status.arrived and not ended:
         lines.append(f"replied: {as_text(status.arrived)}")
-    if status.absent and live:
-        count = sum(_count(site.clients) for site in status.absent)
-        lines.append(f"{_clients(count)} not connected:")
-        lines += _table(ABSENT, [_absent(site, now) for site in status.absent])
+    if status.sites and live:
+        there = [site for site in status.sites if site.connected]
+        away = [site for site in status.sites if not site.connected]
+        count = sum(_count(site.clients) for site in away)
+        missing = f", {_clients(count)} not connected" if count else ""
+        more = f" ({SHOWN} are shown)" if len(there) > SHOWN else ""
+        lines.append(f"client processes: {len(there)} connected{more}{missing}:")
+        lines += _table(SITES, [_site(site, now) for site in (*there[:SHOWN], *away)])
     return "\n".join(lines)
 
 
@@ -199,7 +208,11 @@ def show(
         live, how = alive(status, Path(run), now())
         # Times that pass are no change: the status would be printed every second.
         waiting = tuple(msgspec.structs.replace(w, deadline_s=None) for w in status.waiting)
-        known = live, msgspec.structs.replace(status, updated=0.0, waiting=waiting)
+        sites = tuple(
+            msgspec.structs.replace(s, seen=None, did="", round=None) if s.connected else s
+            for s in status.sites
+        )
+        known = live, msgspec.structs.replace(status, updated=0.0, waiting=waiting, sites=sites)
         if ages or known != last:
             yield (
                 jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
@@ -240,12 +253,13 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in whole]
 
 
-def _absent(site: AbsentSite, now: float) -> tuple[str, ...]:
+def _site(site: Site, now: float) -> tuple[str, ...]:
     since = (
         "-" if site.since is None else time.strftime("%m-%d %H:%M:%S", time.localtime(site.since))
     )
     seen = "never" if site.seen is None else f"{_span(now - site.seen)} ago"
-    return ranges_as_text(site.clients), site.host or "-", since, seen, site.why
+    state = site.why or "connected"
+    return ranges_as_text(site.clients), site.host or "-", since, seen, site.did or "-", state
 
 
 def _count(found: Iterable[Stretch]) -> int:

@@ -68,6 +68,8 @@ class Hosting:
     on_event: Callable[[str, JsonMapping], None] | None = None
 
 
+MOST_SITES = 1000  # of status.json
+
 Handler = Callable[[int, FrameType | None], None]
 Before = Handler | int | signal.Handlers | None  # what a signal did
 
@@ -199,7 +201,7 @@ class Watch:
             phase=protocol.purpose,
             waiting=[] if over else snapshot["waiting"],
             arrived=[] if over else snapshot["arrived"],
-            absent=[] if over else [s for s in snapshot["sites"] if not s["connected"]],
+            sites=[] if over else snapshot["sites"][-MOST_SITES:],  # the absent ones are last
             **who,
         )
 

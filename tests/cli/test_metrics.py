@@ -65,6 +65,7 @@ def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs
 def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
     port = free()
     here = {"clients": [(0, 2)], "host": "a", "connected": True, "seen": 50.0, "why": ""}
+    here |= {"since": 40.0, "round": 7}
     gone = {"clients": [4], "host": "b", "connected": False, "seen": 20.0, "why": "key expired"}
     never = {"clients": [3], "host": "", "connected": False, "seen": None, "why": "not yet"}
     with Metrics(str(port), Silent()) as metrics:
@@ -77,6 +78,8 @@ def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
         'fednet_site_connected{clients="0-2",host="a"}': 1,
         'fednet_site_connected{clients="4",host="b"}': 0,
         'fednet_site_connected{clients="3",host=""}': 0,
+        'fednet_site_connected_since_seconds{clients="0-2",host="a"}': 40,
+        'fednet_site_round{clients="0-2",host="a"}': 7,
         'fednet_site_last_seen_seconds{clients="0-2",host="a"}': 50,
         'fednet_site_last_seen_seconds{clients="4",host="b"}': 20,
         'fednet_site_absent{clients="4",host="b",why="key expired"}': 1,

@@ -450,9 +450,9 @@ def test_why_a_site_is_gone_is_in_the_event_the_drop_and_the_list_of_sites(why):
     assert [(n.event, n.fields["why"]) for n in notes] == [("away", why)]
     assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), f"lost: {why}")]
     (row,) = s.present_sites(100.0)
-    found = {k: row[k] for k in ("clients", "connected", "since", "seen", "why")}
+    found = {k: row[k] for k in ("clients", "connected", "since", "seen", "why", "did")}
     said = {"clients": [(0, 3)], "connected": False, "since": 100.0, "seen": 100.0, "why": why}
-    assert found == said
+    assert found == said | {"did": "was asked for client 0 in round 1"}
     ready(s, b"2", "w", range(4), now=50.0)
     (row,) = s.present_sites(100.0)
     assert (row["connected"], row["since"], row["why"]) == (True, 150.0, "")

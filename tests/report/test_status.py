@@ -180,3 +180,26 @@ def test_before_the_first_round_it_says_who_is_there_and_who_is_missing(run):
         "preparing: 1 client: 3",
         "not connected: 5 clients: 4, 6-9",
     ]
+
+
+def test_each_process_is_listed_with_what_it_did_last_and_why_it_is_not_there(run):
+    did = {"did": "answered for client 1 in round 3", "round": 3}
+    here = {"clients": [[0, 1]], "connected": True, "host": "a", "seen": NOW - 2, **did}
+    gone = {"clients": [4, 5], "host": "b", "seen": NOW - 300, "why": "key expired"}
+    never = {"clients": [7], "why": "has not connected"}
+    put(run, sites=[here, gone, never])
+    *_, head, _, first, second, third = status.text(status.read(run), run, NOW).splitlines()
+    assert head == "client processes: 1 connected, 3 clients not connected:"
+    said = [" ".join(line.split()) for line in (first, second, third)]
+    assert said == [
+        "0-1 a - 2 s ago answered for client 1 in round 3 connected",
+        "4, 5 b - 5 min ago - key expired",
+        "7 - - never - has not connected",
+    ]
+    # A process that is heard again, or goes on to another task, is no change to print.
+    next_task = {**here, "seen": NOW, "did": "was asked for client 0 in round 3"}
+    steps = iter([{"sites": [next_task, gone, never]}, {"sites": [gone, never]}, {"state": "done"}])
+    shown = status.show(
+        run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(steps)) and None
+    )
+    assert len([*shown]) == 3
