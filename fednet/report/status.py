@@ -109,12 +109,12 @@ def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
     if status.host == socket.gethostname() and status.pid is not None:
         if not _exists(status.pid):
             dead = f"server process {status.pid} has ended unexpectedly"
-            return False, f"{dead} (last update {_span(age)} ago); {resume_hint(run)}"
-        return True, f"server process {status.pid} is running (last update {_span(age)} ago)"
+            return False, f"{dead} (last update {span(age)} ago); {resume_hint(run)}"
+        return True, f"server process {status.pid} is running (last update {span(age)} ago)"
     if age > SILENT_S:
-        silent = f"no update from {status.host} for {_span(age)}"
+        silent = f"no update from {status.host} for {span(age)}"
         return False, f"{silent}: the server has ended, or this file system is not up to date"
-    return True, f"server on {status.host} is running (last update {_span(age)} ago)"
+    return True, f"server on {status.host} is running (last update {span(age)} ago)"
 
 
 def text(status: Status, run: Path, now: float) -> str:
@@ -172,12 +172,12 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
     step = "-" if w.step is None else str(w.step)
     if w.step is not None and w.steps:
         step = f"{w.step} of {w.steps}"
-    since = "-" if w.since is None else _span(now - w.since)
+    since = "-" if w.since is None else span(now - w.since)
     if w.deadline_s is None:
         deadline = "none, until it disconnects" if w.host else "none, until it connects"
     else:
         left = w.deadline_s - (now - status.updated)
-        deadline = f"dropped in {_span(left)}" if left > 0 else f"passed {_span(-left)} ago"
+        deadline = f"dropped in {span(left)}" if left > 0 else f"passed {span(-left)} ago"
     return (
         str(w.client),
         w.host or "-",
@@ -240,7 +240,8 @@ def _exists(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[:1] != ["Z"]
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """`90 s`, `12 min`, `3.5 h`."""
     seconds = max(0.0, seconds)
     if seconds < 120:
         return f"{seconds:.0f} s"
@@ -257,7 +258,7 @@ def _site(site: Site, now: float) -> tuple[str, ...]:
     since = (
         "-" if site.since is None else time.strftime("%m-%d %H:%M:%S", time.localtime(site.since))
     )
-    seen = "never" if site.seen is None else f"{_span(now - site.seen)} ago"
+    seen = "never" if site.seen is None else f"{span(now - site.seen)} ago"
     state = site.why or "connected"
     return ranges_as_text(site.clients), site.host or "-", since, seen, site.did or "-", state
 

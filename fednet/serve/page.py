@@ -12,7 +12,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +23,7 @@ from fednet import config as configuration
 from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
+from fednet.records import line_parts
 from fednet.report import open_run, page, status
 from fednet.serve.queue import Queue, QueuedRun, newest_log
 from fednet.transport.keys import owners_alone
@@ -52,24 +54,36 @@ class RunPages:
         self.queue, self.writable = queue, writable
         self._drawing = threading.Lock()
         self._drawn: dict[int, tuple[tuple[float, bool], str]] = {}
+        self._results: dict[int, tuple[tuple[float, bool], str]] = {}
 
     def index(self) -> str:
         entries = self.queue.entries()
-        shown = [self._row(entry) for entry in reversed(entries)]
+        order = {entry.number: place for place, entry in enumerate(self.queue.open(entries))}
+        shown = [self._row(entry, order) for entry in reversed(entries)]
+        states = Counter(entry.state for entry in entries)
         return (
             page.templates()
             .get_template("serve.jinja")
             .render(
                 folder=str(self.queue.folder),
                 runs=shown,
+                states=", ".join(f"{count} {state}" for state, count in states.items()),
                 writable=self.writable,
                 refresh=REFRESH_S,
             )
         )
 
-    def _row(self, entry: QueuedRun) -> JsonDict:
+    def _row(self, entry: QueuedRun, order: Mapping[int, int]) -> JsonDict:
+        """order: of the runs that are running or waiting, the place of each in the queue."""
         run = self.queue.run(entry)
         found: JsonDict = {"entry": entry, "has": (run / "rounds.jsonl").exists()}
+        found["state"] = entry.state
+        if entry.state == "waiting":
+            before = order[entry.number]
+            found["state"] += f", {before} before it" if before else ", it starts next"
+        elif entry.state == "running" and self.queue.cancelled(entry):
+            found["state"] += ", it is being stopped"
+        found["result"] = self._result(entry, run) if found["has"] else ""
         found["log"] = newest_log(run) if entry.state == "running" else []
         found["status"] = ""
         if entry.state == "running" and (run / "status.json").exists():
@@ -80,18 +94,38 @@ class RunPages:
         """The report of a run, as far as it is."""
         entry = self.queue.entry(number)
         run = self.queue.run(entry)
-        rows = (run / "rounds.jsonl").stat().st_mtime if run.is_dir() else 0.0
-        changed = rows, (run / "summary.json").exists()
+        changed = _changed(run)
         with self._drawing:
             if self._drawn.get(number, (None,))[0] != changed:
                 self._drawn[number] = changed, page.render([open_run(run)], again=REDRAWN_S)
             return self._drawn[number][1]
+
+    def _result(self, entry: QueuedRun, run: Path) -> str:
+        """The newest numbers of a run, and how long its rounds took so far."""
+        changed = _changed(run)
+        if self._results.get(entry.number, (None,))[0] != changed:
+            try:
+                rounds = open_run(run).rounds
+            except (FednetError, OSError) as broken:
+                return str(broken)
+            pieces = [
+                f"{len(rounds)} rounds in {status.span(sum(r.seconds or 0.0 for r in rounds))}"
+            ]
+            measured = (parts for r in reversed(rounds) if (parts := line_parts(r)))
+            self._results[entry.number] = changed, ", ".join(pieces + next(measured, []))
+        return self._results[entry.number][1]
 
     def facts(self) -> str:
         """The queue as JSON."""
         names = ("number", "name", "state", "status", "reason", "at")
         rows = [{name: getattr(e, name) for name in names} for e in self.queue.entries()]
         return json.dumps(rows)
+
+
+def _changed(run: Path) -> tuple[float, bool]:
+    """Another value when the run has another round, or has ended."""
+    rows = (run / "rounds.jsonl").stat().st_mtime if run.is_dir() else 0.0
+    return rows, (run / "summary.json").exists()
 
 
 class Server(ThreadingHTTPServer):

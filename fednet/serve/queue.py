@@ -137,6 +137,11 @@ class Queue:
         self.write(entry)
         return entry
 
+    def open(self, entries: Sequence[QueuedRun]) -> list[QueuedRun]:
+        """Those that have not ended, in the order in which they are run."""
+        found = [entry for entry in entries if entry.state in OPEN]
+        return sorted(found, key=lambda entry: (entry.state != "running", entry.number))
+
     def cancelled(self, entry: QueuedRun) -> bool:
         return self._path(entry.number).with_suffix(".cancel").exists()
 

@@ -55,8 +55,7 @@ class Runner:
 
     def _next(self) -> QueuedRun | None:
         """The run that was running when the last runner ended, else the first that waits."""
-        open_ = [e for e in self.queue.entries() if e.state in ("running", "waiting")]
-        return min(open_, key=lambda e: (e.state != "running", e.number), default=None)
+        return next(iter(self.queue.open(self.queue.entries())), None)
 
     def _run_one(self, entry: QueuedRun) -> None:
         continues = entry.state == "running"

@@ -21,10 +21,12 @@ from fednet.config import from_mapping
 from fednet.errors import ConfigError, StateError
 from fednet.experiment import lock
 from fednet.files import read_record, write_record
+from fednet.report import open_run
 from fednet.serve import page
 from fednet.serve.queue import Queue
 from tests.processes import Processes, lines, until
 from tests.report.fake_run import write
+from tests.report.test_status import put
 
 TOKEN = "a token of length"
 
@@ -160,6 +162,39 @@ def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing_without_a_
             with pytest.raises(HTTPError, match="404"):
                 site.get(absent)
     assert [e.state for e in queue.entries()] == ["waiting"]
+
+
+def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(tmp_path):
+    queue = Queue(tmp_path)
+    runs = [queue.submit(config(f"r{k}")) for k in range(4)]
+    for entry, state in zip(runs, ("done", "running", "waiting", "waiting")):
+        entry.state = state
+        queue.write(entry)
+    directory = write(queue.run(runs[0]), rounds=3)
+    write(queue.run(runs[1]), rounds=2)
+    (queue.run(runs[1]) / "summary.json").unlink()
+    sites = [{"clients": [[0, 4]], "connected": True, "host": "a", "did": "evaluated client 3"}]
+    put(queue.run(runs[1]), sites=sites)
+    with Site(queue) as site:
+        text = site.get()
+        assert "4 runs submitted: 1 done, 1 running, 2 waiting." in text
+        assert [*re.findall(r'<span class="soft">(.*?)</span>', text)] == [
+            "waiting, 2 before it",
+            "waiting, 1 before it",
+            "running",
+            "done",
+        ]
+        queue.cancel(2)
+        assert "running, it is being stopped" in site.get()
+        rows = open_run(directory).rounds
+        last = next(row.test_accuracy for row in reversed(rows) if row.test_accuracy is not None)
+        seconds = sum(row.seconds or 0.0 for row in rows)
+        assert f"3 rounds in {seconds:.0f} s, global accuracy {100 * last:.2f} %" in text
+        assert re.search(r"0-4 +a .*evaluated client 3", text)
+        (queue.run(runs[1]) / "rounds.jsonl").write_bytes(b"nonsense\n")  # one damaged run
+        text = site.get()
+        assert "rounds.jsonl" in text
+        assert f"3 rounds in {seconds:.0f} s" in text
 
 
 def test_a_page_is_read_again_while_there_is_news_and_nothing_typed_is_lost(tmp_path):
