@@ -178,7 +178,8 @@ class Policy:
             if self.allow is not None and kind not in self.allow:
                 raise ConfigError(
                     f"the method {experiment.config.algorithm.name} sends up {name} of kind "
-                    f"{kind!r}, and --allow names only {', '.join(self.allow) or 'none'}."
+                    f"{kind!r}; this site allows only {', '.join(self.allow) or 'nothing'} "
+                    "(--allow, or allow in its policy)."
                 )
 
     # -- in a run ----------------------------------------------------------------------------------
@@ -186,7 +187,9 @@ class Policy:
         """Raises ConfigError for a kind of payload that must not leave this site."""
         for kind in kinds:
             if self.allow is not None and kind not in self.allow:
-                raise ConfigError(f"this site sends nothing of kind {kind!r} (--allow).")
+                raise ConfigError(
+                    f"this site sends nothing of kind {kind!r} (--allow, or allow in its policy)."
+                )
 
     # -- inside ------------------------------------------------------------------------------------
     def _options(self, given: JsonMapping, where: str) -> JsonDict:

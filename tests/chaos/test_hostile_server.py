@@ -434,7 +434,7 @@ def proto(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         ("ids: 1-3", {}, "the policy names clients 1-3, and 0 is none"),
         ("max_model_mb: 0.0001", {}, "max_model_mb is 0.0001"),
         ("max_samples: 10", {}, "max_samples is 10"),
-        ("allow: [state]", {}, "'statistics', and --allow names only state"),
+        ("allow: [state]", {}, "'statistics'; this site allows only state"),
         (BUDGET, {}, "noise 0 at the server"),
         (BUDGET, {"privacy": {"clip": 1.0, "noise": 4.0}}, "noise 4 at the server"),
         (BUDGET, {"privacy": {**PRIVATE, "noise": 1.9}}, "noise of at least 2 times the bound"),
