@@ -99,6 +99,8 @@ def in_words(event: str, fields: JsonDict) -> str:
     """Describes a site that came, went or was refused; "" for other events."""
     if event == "refused" and fields["what"] in ("join", "connection", "ready"):
         whose = fields.get("address") or fields.get("worker") or "a client process"
+        if whose == "unknown":
+            whose = "a connection"
         return f"refused {whose}: {fields['reason']}"
     if event not in SITES:
         return ""

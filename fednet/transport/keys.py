@@ -65,6 +65,9 @@ def switch(directory: str | Path) -> str:
     up on everybody, who come back if they know that key.
     """
     directory = Path(directory)
+    if not (directory / "next.key").exists():
+        made = f"make it with `fednet keys server {directory} --next`"
+        raise ConfigError(f"{directory}: the server has no next pair of keys; {made}.")
     public = load(directory / "next.key").public
     os.replace(directory / "next.key", directory / "server.key")
     return public

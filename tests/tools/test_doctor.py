@@ -74,7 +74,7 @@ def test_whether_a_server_would_let_this_client_in(tmp_path):
                 "does not allow this key",
             ),
             (Keyring(tmp_path / "server"), None, "bad", "give --keys FILE"),
-            (None, file, "bad", "only one of the two has CURVE"),
+            (None, file, "bad", "only one of the two uses keys"),
         ):
             server, over = ZmqServer("tcp://127.0.0.1:0", keyring=keyring), threading.Event()
             thread = threading.Thread(

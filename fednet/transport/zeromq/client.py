@@ -327,7 +327,8 @@ class ZmqClient:
             return
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._refuse(
-                "the handshake failed: only one of the two has CURVE, or the server speaks no ZMTP"
+                "the handshake failed: only one of the two uses keys (--keys), or no fednet server "
+                "listens there"
             )
             return
         self._ended_early += 1
@@ -336,9 +337,9 @@ class ZmqClient:
         elif self._ended_early == TELL_ENDED:
             # Where just one has CURVE, either side may be the first to notice.
             self._refuse(
-                "the server ends each connection in its handshake: its key is not the one given "
-                "here, or only one of the two has CURVE, or it speaks no ZMTP, or something on the "
-                "way ends them"
+                "the server ends each connection in its handshake: this client trusts another "
+                "server's key, or only one of the two uses keys (--keys), or no fednet server "
+                "listens there, or something on the way ends the connections"
             )
 
     def _flush(self) -> None:

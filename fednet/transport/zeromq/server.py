@@ -688,9 +688,9 @@ class ZmqServer:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse(
                     "handshake",
-                    "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
-                    "CURVE, or the peer was given another server's key; or bytes were damaged on "
-                    "their way",
+                    "a handshake failed: the client trusts another server's key, or only one of "
+                    "the two uses keys, or it is no fednet client, or bytes were damaged on their "
+                    "way",
                 )
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._refuse("handshake", "a connection ended in its handshake")
