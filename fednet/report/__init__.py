@@ -24,9 +24,8 @@ def open_run(path: str | Path) -> Run:
 
 def finish(run_dir: str | Path) -> None:
     """Writes `figures/` and `report.html`. May be called again: the same files come out."""
-    from fednet.report import canvas, condensed, figures, page, read
+    from fednet.report import canvas, figures, page, read
 
     run = read.open_run(run_dir)
-    condensed.draw(run.dir, run.dir / "figures" / "condensed.png")
     drawn = canvas.save(figures.of_run(run), run.dir / "figures")
     page.write([run], run.dir / "report.html", drawn)

@@ -59,12 +59,13 @@ class Figure:
 @dataclass(frozen=True)
 class Drawn:
     """A figure as SVG, with the place of its first axes in it: left, top, width and height in
-    points, and the range of x.
+    points, and the ranges of x and y.
     """
 
     svg: str
     box: tuple[float, float, float, float]
     x: tuple[float, float]
+    y: tuple[float, float]
 
 
 @contextmanager
@@ -105,9 +106,9 @@ def draw(figure: Figure, png: Path | None = None) -> Drawn:
         if png is not None:
             saved(fig, png)
         at, (w, h) = ax.get_position(), (72 * width, 72 * height)
-        low, high = ax.get_xlim()
+        x, y = ax.get_xlim(), ax.get_ylim()
     box = (at.x0 * w, (1 - at.y1) * h, at.width * w, at.height * h)
-    return Drawn(text.getvalue(), box, (low, high))
+    return Drawn(text.getvalue(), box, x, y)
 
 
 def save(figures: Iterator[Figure], folder: Path) -> dict[str, Drawn]:
@@ -177,7 +178,7 @@ def inline(figure: Figure, drawn: Drawn, own: str) -> Markup:
     root.set("aria-label", figure.title)
     if figure.hover is not None:
         left, top, w, h = (round(v, 2) for v in drawn.box)
-        place = {"box": [left, top, w, h], "x": [*drawn.x, left, round(left + w, 2)]}
+        place = {"box": [left, top, w, h], "x": [*drawn.x, left, round(left + w, 2)], "y": drawn.y}
         root.set("data-hover", json.dumps({**place, **figure.hover}, separators=(",", ":")))
         cross = {"class": "cross", "y1": f"{top}", "y2": f"{round(top + h, 2)}"}
         ET.SubElement(root, "line", cross)

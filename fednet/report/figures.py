@@ -19,7 +19,7 @@ import numpy as np
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
 from fednet.records import metric, names
-from fednet.report import costs, groups, metrics, style
+from fednet.report import condensed, costs, groups, metrics, style
 from fednet.report.canvas import Figure, canvas, saved, write, write_csv
 from fednet.report.groups import Group
 from fednet.report.read import Run
@@ -52,6 +52,7 @@ def details(run: Run) -> Iterator[Figure]:
     yield from client_accuracy(run)
     yield from class_accuracy(run)
     yield from partition(run)
+    yield from condensed.images(run.dir)
 
 
 # -- curves over the rounds ------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def curve(
         if len(series) > 1:
             ax.legend(handlelength=3.2).set_gid("key")
 
-    note = f"The {label} in each round in which it was measured, not smoothed."
+    note = f"The {label} in each round in which it was measured."
     if any(s.n > 1 for s in series):
         note += f" Lines are means over seeds; bands are {metrics.BANDS[band]}."
 
@@ -232,7 +233,7 @@ def traffic(run: Run) -> Iterator[Figure]:
     rounds, table = costs.bytes_by_kind(run)
     if not rounds:
         return
-    kinds = list(dict.fromkeys(kind for way in table.values() for kind in way))
+    kinds = style.places((kind for way in table.values() for kind in way), style.KINDS)
     bars = {
         (way, kind): _binned(rounds, np.asarray(values) / 1e6)
         for way in ("up", "down")
@@ -245,13 +246,21 @@ def traffic(run: Run) -> Iterator[Figure]:
             base = np.zeros(1)
             for kind in table[way]:
                 x, height, wide = bars[way, kind]
-                place = kinds.index(kind)
-                _bars(ax, x, sign * height, sign * base, place, wide, HATCHES[place % 6])
+                place = kinds[kind]
+                shade = 1.0 if way == "up" else 0.55
+                _bars(ax, x, sign * height, sign * base, place, wide, HATCHES[place % 6], shade)
                 base = base + height
         ax.axhline(0, color="black", linewidth=0.8)
+        low, high = ax.get_ylim()
+        ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
+        for y, side, text in (
+            (0.98, "top", "up, from the clients"),
+            (0.02, "bottom", "down, to the clients"),
+        ):
+            ax.text(0.01, y, text, va=side, fontsize=9, transform=ax.transAxes)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
-        ax.set(xlabel="round", ylabel="MB per round:  down  |  up")
-        _legend(ax, [(COLOURS[i % 8], named(kind), HATCHES[i % 6]) for i, kind in enumerate(kinds)])
+        ax.set(xlabel="round", ylabel="MB per round")
+        _legend(ax, [(COLOURS[i % 8], named(kind), HATCHES[i % 6]) for kind, i in kinds.items()])
 
     def rows() -> Iterator[tuple[object, ...]]:
         for way, by_kind in table.items():
@@ -261,7 +270,9 @@ def traffic(run: Run) -> Iterator[Figure]:
     def named(kind: str) -> str:
         return "protocol overhead" if kind == "envelope" else kind
 
-    note = "MB sent by the clients (up) and to them (down) in each round, by their purpose."
+    note = (
+        "MB sent by the clients (up) and to them (down, paler) in each round, by kind of payload."
+    )
     if after := costs.ledger(run).sum(round=costs.AFTER):
         note += f" The evaluation after the last round is not included ({size(after)})."
     if predicted := costs.predicted(run, run.summary.predicted):
@@ -289,15 +300,16 @@ def time_split(run: Run) -> Iterator[Figure]:
         return
     clock = costs.CLOCKS[costs.seconds_key(run)]
     bars = {phase: _binned(rounds, np.asarray(values)) for phase, values in table.items()}
+    places = style.places(table, style.PHASES)
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
         base: np.ndarray | float = 0.0
-        for place, (x, height, wide) in enumerate(bars.values()):
-            _bars(ax, x, height, base, place, wide)
+        for phase, (x, height, wide) in bars.items():
+            _bars(ax, x, height, base, places[phase], wide)
             base = base + height
         ax.set(xlabel="round", ylabel=f"seconds per round ({clock})")
-        _legend(ax, [(COLOURS[i % 8], phase, "") for i, phase in enumerate(table)])
+        _legend(ax, [(COLOURS[i % 8], phase, "") for phase, i in places.items()])
 
     yield Figure(
         "time",
@@ -665,6 +677,7 @@ def _bars(
     place: int,
     wide: float = 1.0,
     hatch: str = "",
+    alpha: float = 1.0,
 ) -> None:
     ax.bar(
         x,
@@ -673,6 +686,7 @@ def _bars(
         width=0.85 * wide,
         color=COLOURS[place % 8],
         hatch=hatch,
+        alpha=alpha,
         edgecolor="white",
         linewidth=0.2,
     )
@@ -689,8 +703,9 @@ def _stacked(bars: dict[str, Bars]) -> JsonDict:
     return {"kind": "lines", "xl": "round", "s": series}
 
 
-def _digits(values: Sequence[float]) -> list[float]:
-    return [float(f"{v:.5g}") for v in values]
+def _digits(values: Sequence[float]) -> list[float | None]:
+    """Returns the values for the pointer; None: not finite, which JSON does not have."""
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
 def _shades(
@@ -698,13 +713,14 @@ def _shades(
 ) -> Axes:
     """Draws a grid of values 0..1, rows downwards; cells that were not evaluated are blank."""
     ax = fig.add_subplot()
-    image = ax.imshow(table, aspect="auto", vmin=0, vmax=1)
+    # Below 0: the darkest colour of the map is as dark as a blank cell of the dark page.
+    image = ax.imshow(table, aspect="auto", vmin=-0.25, vmax=1)
     _ground(ax)
     ax.set(xlabel="evaluated round", ylabel=ylabel)
     _whole(ax.yaxis)
     step = max(1, len(rounds) // 10)
     ax.set_xticks(np.arange(0, len(rounds), step), [str(t) for t in rounds[::step]])
-    fig.colorbar(image, label=what)
+    fig.colorbar(image, label=what).ax.set_ylim(0, 1)
     return ax
 
 
@@ -761,11 +777,12 @@ def _named(axis: Axis, labels: Sequence[str]) -> None:
 
 
 def _sorted_clients(axis: Axis, clients: Sequence[int]) -> None:
-    """Writes the ids of clients at the ticks of an axis on which they are in another order. If they
-    are too many, there are no numbers: matplotlib's would be ranks, and be taken for ids.
+    """Writes the ids of clients at the ticks of an axis on which they are in another order: of
+    many clients, of every so many.
     """
-    axis.set_ticks([])
-    _named(axis, [str(c) for c in clients])
+    step = -(-len(clients) // NAMED)
+    at = np.arange(0, len(clients), step)
+    axis.set_ticks(at, [str(c) for c in clients[::step]], fontsize=9)
 
 
 def _room(labels: Sequence[str]) -> float:

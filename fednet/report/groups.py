@@ -59,7 +59,7 @@ def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
     """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
-        settings = {k: v for k, v in flat(run.config).items() if not _aside(k)}
+        settings = {k: v for k, v in flat(run.config).items() if not aside(k)}
         found.setdefault(msgspec.json.encode(sorted(settings.items())), []).append(run)
     sets = [tuple(sorted(rs, key=lambda r: (r.seed, r.name))) for rs in found.values()]
     found_labels = list(labels) or _labels([rs[0] for rs in sets])
@@ -83,7 +83,7 @@ def flat(config: JsonDict, prefix: str = "") -> JsonDict:
     return out
 
 
-def _aside(key: str) -> bool:
+def aside(key: str) -> bool:
     return any(key == a or key.startswith(a + ".") for a in ASIDE)
 
 
@@ -92,7 +92,7 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
     mu=0.1 alpha=0.3". A setting of one algorithm (mu) is named only if groups of this algorithm
     differ in it.
     """
-    configs = [{k: v for k, v in flat(r.config).items() if not _aside(k)} for r in firsts]
+    configs = [{k: v for k, v in flat(r.config).items() if not aside(k)} for r in firsts]
     labels = []
     for run, mine in zip(firsts, configs):
         same = [c for c in configs if c.get("algorithm.name") == mine.get("algorithm.name")]

@@ -4,10 +4,10 @@ for light and dark.
 
 from __future__ import annotations
 
-import base64
 import html
 import itertools
 import shlex
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,9 @@ from markupsafe import Markup
 
 from fednet.errors import ConfigError
 from fednet.files import write_aside
+from fednet.ids import as_text
 from fednet.plain import JsonDict
-from fednet.records import Summary, shown
+from fednet.records import Event, Summary, metric, shown
 from fednet.report import canvas, costs, figures, groups, metrics, style, tables
 from fednet.report.canvas import Drawn, Figure
 from fednet.report.figures import size
@@ -31,6 +32,26 @@ if TYPE_CHECKING:
 ROWS = 200  # of the partition's table at most
 CLASSES = 40  # columns of it at most
 RUNS = 12  # with details at most
+EVENTS = 300  # of the timeline at most
+# The events of the timeline, in words.
+TIMELINE = {
+    "started": "the server started",
+    "joined": "joined",
+    "rejoined": "joined again",
+    "left": "left",
+    "superseded": "was replaced by another process",
+    "stalled": "did not go on",
+    "away": "lost the connection",
+    "back": "is connected again",
+    "dropped": "was dropped from the round",
+    "failed": "failed",
+    "late": "replied too late",
+    "restarted": "had lost its state and began again",
+    "blamed": "broke secure aggregation",
+    "refused": "was refused",
+    "fault": "planned fault",
+    "stopped": "the run stopped",
+}
 Chart = Callable[[Figure], JsonDict]
 
 
@@ -92,7 +113,7 @@ def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again:
             legend=_legend(found) if several else "",
             details=[_details(r, chart) for r in firsts],
             hidden=len(runs) - len(firsts),
-            differences=groups.differing(runs) if several else {},
+            runs=_runs(runs) if several else None,
         )
     )
 
@@ -171,6 +192,32 @@ def _comparison(runs: Sequence[Run]) -> JsonDict:
     }
 
 
+def _runs(runs: Sequence[Run]) -> JsonDict:
+    """Returns a table of runs: the settings in which they differ, and their results."""
+    settings = {
+        k: v for k, v in groups.differing(runs).items() if k == "seed" or not groups.aside(k)
+    }
+    y = metrics.measured(runs)
+    results = ("final accuracy", "best accuracy", "MB", costs.axis("seconds"))
+    rows = []
+    for i, run in enumerate(runs):
+        values = metrics.curve(run, y)
+        found = (metrics.final(values), (metrics.best(values) or (None,))[0])
+        spent = costs.ledger(run).total() / 1e6, sum(r.seconds or 0.0 for r in run.rounds)
+        cells = [
+            run.name,
+            *("–" if held[i] is None else groups.word(held[i]) for held in settings.values()),
+        ]
+        cells += [_percent(v) for v in found]
+        rows.append([*cells, *(_short(v) for v in spent)])
+    return {
+        "head": ["run", *settings, *results],
+        "rows": rows,
+        "note": f"One row per run, with the settings in which they differ. The accuracy is the "
+        f"{metric(y).titled()}. Click a heading to sort.",
+    }
+
+
 # -- curves ----------------------------------------------------------------------------------------
 def _curves(found: Sequence[Group], chart: Chart) -> list[JsonDict]:
     """For each metric that was recorded, a chart for each axis."""
@@ -210,15 +257,14 @@ def _legend(found: Sequence[Group]) -> Markup:
 # -- run by run ------------------------------------------------------------------------------------
 def _details(run: Run, chart: Chart) -> JsonDict:
     provenance = groups.flat(run.summary.provenance or {})
-    images = sorted((run.dir / "figures").glob("condensed*.png"))
     return {
         "name": run.name,
         "algorithm": run.algorithm,
         "seed": run.seed,
         "cards": [chart(f) for f in figures.details(run)],
-        "condensed": [(p.stem, _data_url(p)) for p in images],
         "tables": _tables(run),
         "table": _table(run),
+        "timeline": _timeline(run),
         "provenance": {
             k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in provenance.items()
         },
@@ -281,8 +327,28 @@ def _table(run: Run) -> JsonDict | None:
     }
 
 
-def _data_url(picture: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+def _timeline(run: Run) -> JsonDict:
+    """Returns who joined, left or was dropped, when and why, and when server processes began and
+    ended. Of a long run, the last EVENTS of these.
+    """
+    began: float | None = None
+    count, kept = 0, deque[tuple[object, ...]](maxlen=EVENTS)
+    for event in run.lines("events"):
+        if began is None:
+            began = event.time
+        if event.type in TIMELINE:
+            count += 1
+            second = "" if event.time is None or began is None else f"{event.time - began:,.1f}"
+            kept.append((second, event.round or "", TIMELINE[event.type], *_who_and_why(event)))
+    return {"rows": list(kept), "left": count - len(kept)}
+
+
+def _who_and_why(event: Event) -> tuple[str, str]:
+    more = event.details
+    clients = more.get("clients") or ([event.client] if event.client >= 0 else [])
+    why = [str(more[key]) for key in ("why", "reason", "text", "error") if more.get(key)]
+    why += [f"{key} {more[key]}" for key in ("host", "device", "incarnation") if more.get(key)]
+    return as_text(clients), ", ".join(why)
 
 
 def _from_here(path: Path) -> str:

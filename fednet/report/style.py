@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
+from zlib import crc32
+
+from fednet.records.rows import TIMES
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart. They alternate dark and light,
 # and each has a dash pattern and a marker, so that a grey print can be read too.
@@ -15,6 +19,26 @@ BLANK = "#eeeff1"  # the background of a grid of cells
 # Of the participation grid: completed, not finished, then the reasons of a drop. On the page the
 # grid is an image, so these do not change with its theme.
 CELLS = ("#2B87C0", "#A9AEB5", "#E0682A", "#E8AE2E", "#C77FA9", "#A89B1C", "#1FA37E", "#7CC4EC")
+
+# Kinds of payload, and parts of a round's time, in the order of their colours: the same in every
+# report.
+KINDS = (
+    "state",
+    "delta",
+    "control",
+    "statistics",
+    "accuracy",
+    "shared",
+    "envelope",
+    "condensed",
+    "base",
+    "keys",
+    "shares",
+    "masked",
+    "consistency",
+    "unmask",
+)
+PHASES = (*TIMES, "other")
 
 BASE = {
     "font.size": 10,
@@ -49,6 +73,21 @@ ON_PAGE = {
     BLANK: "var(--empty)",
     **{colour.lower(): f"var(--k{i})" for i, colour in enumerate(CELLS)},
 }
+
+
+def places(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
+    """Returns the place of each name in the order of colours. A name that is not known has one
+    after the known ones that depends on its text, so that it has the same in other reports.
+    """
+    found: dict[str, int] = {}
+    for name in dict.fromkeys(names):
+        place = len(known) + crc32(name.encode()) % 24
+        if name in known:
+            place = known.index(name)
+        while place in found.values():
+            place += 1
+        found[name] = place
+    return found
 
 
 def line(place: int) -> dict[str, Any]:

@@ -26,16 +26,16 @@ def test_a_row_for_each_class_with_the_mean_first_and_clients_in_order_of_id():
     }
     picture = mosaic(by_client, means)
     side = 4 + GAP
-    assert picture.shape == (3 * side - GAP, 3 * side - GAP, 3)
+    assert picture.shape == (3 * side - GAP, 3 * side - GAP, 4)
 
     def tile(row, column):
-        return picture[row * side : row * side + 4, column * side : column * side + 4]
+        return picture[row * side : row * side + 4, column * side : column * side + 4, :3]
 
     assert np.array_equal(tile(1, 0), shown(means[1]))
     assert np.array_equal(tile(0, 1), shown(-RAMP))  # client 3, class 0
     assert np.array_equal(tile(2, 2), shown(RAMP))  # client 7, class 2
-    assert (tile(2, 1) == 1).all()  # client 3 has no class 2
-    assert (picture[:, 4 : 4 + GAP] == 1).all()
+    assert (picture[2 * side :, side : side + 4, 3] == 0).all()  # client 3 has no class 2
+    assert (picture[:, 4 : 4 + GAP, 3] == 0).all()
 
 
 def test_pixels_are_stretched_to_what_can_be_seen():
@@ -49,7 +49,7 @@ def test_pixels_are_stretched_to_what_can_be_seen():
 
 
 def test_the_picture_of_a_run_has_a_column_for_each_client(tmp_path):
-    assert draw(tmp_path, tmp_path / "none.png") is None
+    assert draw(tmp_path, tmp_path / "none.png", "images") is None
     folder = tmp_path / "condensed"
     folder.mkdir()
     names = {"names": '["cat", "dog"]'}
@@ -58,7 +58,7 @@ def test_the_picture_of_a_run_has_a_column_for_each_client(tmp_path):
     for client in range(2):
         images = {"x": torch.stack([RAMP, -RAMP]), "y": torch.tensor([0, 1])}
         save_file(images, folder / f"client-{client}.safetensors")
-        picture = imread(draw(tmp_path, tmp_path / "one.png"))
+        picture = imread(draw(tmp_path, tmp_path / "one.png", "images"))
         widths.append(picture.shape[1])
     assert widths[1] > widths[0]
     assert (picture[..., :3] < 0.5).any()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import html
 import json
 import re
@@ -8,17 +7,15 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fednet.cli.api import reporter
 from fednet.errors import ConfigError
 from fednet.report import finish, page, style
 from fednet.report.read import open_run
 from tests.report import browser
-from tests.report.fake_run import write
-
-PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+from tests.report.fake_run import jsonl, write
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +168,66 @@ def test_several_runs_are_overlaid_with_bands_and_compared(pages):
     assert "2 more runs" in text
 
 
-def test_condensed_images_are_on_the_page(tmp_path):
+def test_condensed_images_are_on_the_page_by_client_and_class(tmp_path):
     path = write(tmp_path / "a", rounds=1)
-    (path / "figures").mkdir()
-    (path / "figures" / "condensed_round_3.png").write_bytes(PIXEL)
+    folder = path / "condensed"
+    folder.mkdir()
+    x = torch.rand(2, 1, 4, 4)
+    save_file({"means": x}, folder / "means.safetensors", metadata={"names": '["cat", "dog"]'})
+    save_file({"x": x, "y": torch.tensor([0, 1])}, folder / "client-5.safetensors")
     text = page.render([open_run(path)])
-    assert "Condensed round 3" in text
-    assert base64.b64encode(PIXEL).decode() in text
+    card = text.split("<h3>Condensed images, by client and class</h3>")[1].split("</svg>")[0]
+    assert re.findall(r"<text[^>]*>([^<]*)</text>", card) == [
+        *("mean", "5", "client"),
+        *("cat", "dog", "class"),
+    ]
+
+
+def test_several_runs_are_a_table_of_the_settings_in_which_they_differ(tmp_path):
+    made = [
+        write(tmp_path / f"r{i}", rounds=1, accuracy=[a], train={"lr": lr, "epochs": 1})
+        for i, (lr, a) in enumerate(((0.1, 0.5), (0.02, 0.8)))
+    ]
+    text = page.render([open_run(p) for p in made])
+    table = text.split("<h3>Runs</h3>")[1].split("</table>")[0]
+    assert re.findall(r"<button[^>]*>([^<]*)<", table)[:4] == [
+        *("run", "train.lr", "final accuracy", "best accuracy"),
+    ]
+    rows = [re.findall(r"<td>([^<]*)<", row)[:3] for row in table.split("<tr>")[2:]]
+    assert rows == [["r0", "0.1", "50.00 %"], ["r1", "0.02", "80.00 %"]]
+
+
+def test_the_timeline_says_who_joined_and_left_and_who_was_dropped_and_why(tmp_path):
+    path = write(tmp_path / "a", rounds=1)
+    events = [
+        {"round": 0, "type": "started", "time": 100.0, "incarnation": 1},
+        {"round": 0, "type": "joined", "time": 101.5, "clients": [0, 1, 2, 5], "host": "lab"},
+        {"round": 1, "type": "first_task", "time": 102.0},
+        {"round": 1, "client": 2, "type": "dropped", "time": 103.0, "why": "deadline <3 s"},
+        {"round": 1, "type": "away", "time": 104.0, "clients": [5], "why": "no heartbeat"},
+    ]
+    jsonl(path / "events.jsonl", [{"client": -1, "bytes": 0, "elapsed": 0.0, **e} for e in events])
+    text = page.render([open_run(path)])
+    table = html.unescape(text.split('class="timeline"')[1].split("</table>")[0])
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert rows == [
+        ["0.0", "", "", "the server started", "incarnation 1"],
+        ["1.5", "", "0-2, 5", "joined", "host lab"],
+        ["3.0", "1", "2", "was dropped from the round", "deadline <3 s"],
+        ["4.0", "1", "5", "lost the connection", "no heartbeat"],
+    ]
+
+
+def test_a_loss_that_is_not_finite_leaves_the_pages_numbers_readable(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2))
+    run.rounds[1].train_loss = float("nan")
+    found = re.findall(r'data-hover="([^"]*)"', page.render([run]))
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    for text in found:
+        json.loads(html.unescape(text), parse_constant=refuse)  # as a browser reads it
 
 
 def test_a_live_run_says_that_it_is(tmp_path):
@@ -241,7 +291,7 @@ def test_every_element_that_opens_closes(pages):
 
     class Parser(HTMLParser):
         def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "link", "img"):
+            if tag not in ("meta", "link", "input"):
                 opened.append(tag)
 
         def handle_startendtag(self, tag, attrs):
@@ -288,6 +338,33 @@ for (let client = 0; client < 6; client++) {
   point(grid, 1.5 / 12, (client + 0.5) / 6);
   say('drop ' + tip.textContent.replace(/\\n/g, ' / '));
 }
+const log = document.querySelector('[data-log]'), smooth = document.querySelector('[data-smooth]');
+const shown = e => box(e).width + box(e).height > 0, box = e => e.getBoundingClientRect();
+const pane = document.querySelector('.pane:not([hidden])');
+const own = () => [...pane.querySelectorAll('path.own[fill=none]')];
+const ys = e => e.getAttribute('d').slice(1).split('L').map(p => +p.split(' ')[1]);
+log.click();
+const plain = own().map(ys);
+say('log ' + own().length + ' ' + [...pane.querySelectorAll('.series')].some(shown));
+const texts = [...pane.querySelectorAll('text.own')];
+const ticks = texts.map(t => [+t.textContent, +t.getAttribute('y')]);
+const steps = ticks.slice(1).map(([v, y], i) => (ticks[i][1] - y) / Math.log(v / ticks[i][0]));
+say('even ' + (steps.length > 1 && Math.max(...steps) - Math.min(...steps) < 0.01));
+log.click();
+// What was measured, from the exponential means: m[k] = w m[k - 1] + (1 - w) a[k].
+const measured = w => {
+  smooth.value = w; smooth.oninput();
+  return own().flatMap(e => ys(e).slice(1).map((m, k) => (m - w * ys(e)[k]) / (1 - w)));
+};
+const half = measured(0.5), slow = measured(0.8);
+say('smooth ' + half.length + ' ' + Math.max(...half.map((a, k) => Math.abs(a - slow[k]))));
+smooth.value = 0; smooth.oninput();
+say('again ' + own().length + ' ' + [...pane.querySelectorAll('.series')].some(shown));
+const body = document.querySelector('.sortable tbody');
+const column = i => [...body.rows].map(r => r.cells[i].textContent);
+const heads = [...document.querySelectorAll('.sortable th button')], last = heads.length - 4;
+heads[last].click(); say('up ' + column(last).join(' '));
+heads[last].click(); say('down ' + column(last).join(' '));
 document.querySelector('[data-x="1"]').click();
 say('pane ' + document.querySelector('.pane:not([hidden])').dataset.pane);
 document.querySelector('[data-toggle="0"]').click();
@@ -326,6 +403,16 @@ def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, pages, tm
     for value in last:
         assert f"{value:.5g}".rstrip("0")[:6] in said
     assert re.search(r"drop round 2, client \d / dropped: deadline <3 s", said)
+    assert "log 2 false" in said  # its own two lines, instead of those of the drawing
+    assert "even true" in said  # the ticks of a logarithmic axis
+    smooth = re.search(r"smooth (\d+) ([\d.e-]+)", said)
+    assert smooth
+    assert int(smooth[1]) == 2 * 11
+    assert float(smooth[2]) < 0.2  # of a point; a path has two digits
+    assert "again 0 true" in said
+    finals = sorted(f"{100 * r.rounds[-1].test_accuracy:.2f} %" for r in runs)
+    assert f"up {' '.join(finals)}" in said
+    assert f"down {' '.join(finals[::-1])}" in said
     assert "pane 0-1" in said
     assert "hidden 30" in said  # a line and a band, on three axes, of five quantities
     assert "theme true" in said
