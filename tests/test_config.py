@@ -122,7 +122,13 @@ def error(source, sets=()) -> str:
 # -- defaults and the way back ---------------------------------------------------------------------
 def test_defaults_are_those_that_are_promised():
     c = from_mapping({}, check_parts=False)
-    assert (c.name, c.seed, c.rounds, c.clients, c.participation) == ("quickstart", 0, 20, 10, 0.5)
+    assert (c.name, c.seed, c.rounds, c.clients, c.participation) == (
+        "fedavg-digits",
+        0,
+        20,
+        10,
+        0.5,
+    )
     assert (
         c.algorithm.name,
         c.model.name,

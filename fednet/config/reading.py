@@ -88,6 +88,8 @@ def _check(
     inside = tree.value
     if config.clients_per_round is not None and "participation" not in inside:
         config = config.replace(participation=None)
+    if not config.name:
+        config = config.replace(name=f"{config.algorithm.name}-{config.data.dataset}")
     if check_parts:
         config = parts.scheduled(config, tree)
     rules.check(config, tree)

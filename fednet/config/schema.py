@@ -764,8 +764,10 @@ class Config(Section, frozen=True, kw_only=True):
     back.
     """
 
-    name: RunName = "quickstart"
-    """Name of the run's directory, below --out."""
+    name: RunName = ""
+    """Name of the run's directory, below --out; without it the method and the dataset, such as
+    fedavg-digits.
+    """
     load: tuple[str, ...] = ()
     """Python files with your own parts, relative to this file; as --load."""
     seed: int = 0

@@ -1,6 +1,6 @@
 """Reads a run directory.
 
-    run = open_run("runs/quickstart")
+    run = open_run("runs/fedavg-digits")
     run.rounds[-1].test_accuracy, run.summary["bytes"], run.model()
 
 Files are read when they are first asked for. A run may be live: a line that is still being written

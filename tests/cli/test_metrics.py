@@ -127,4 +127,4 @@ def test_a_port_that_is_taken_is_said_and_nothing_is_begun(tmp_path, capsys):
         words = ["run", "--in-process", "--out", str(tmp_path), "--metrics", port]
         assert main.main(words) == 2
     assert f"--metrics {port}: nothing can be served there" in capsys.readouterr().err
-    assert not list(tmp_path.glob("quickstart"))
+    assert not list(tmp_path.glob("*-digits"))

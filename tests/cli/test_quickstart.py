@@ -25,7 +25,7 @@ def test_without_a_configuration_it_is_the_quick_start():
     made = asked()
     assert made == config.load(ROOT / "configs" / "quickstart.yaml")
     assert quickstart().read_text() == (ROOT / "configs" / "quickstart.yaml").read_text()
-    assert (made.name, made.algorithm.name, made.data.dataset) == ("quickstart", "fedavg", "digits")
+    assert (made.name, made.algorithm.name) == ("fedavg-digits", "fedavg")
     assert (made.clients, made.cohort_size, made.data.partition.options["alpha"]) == (10, 5, 0.3)
     assert asked("rounds=3") == made.replace(rounds=3)
 
