@@ -29,7 +29,8 @@ class ClientHost(Protocol):
     n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
     `device`.
     lr: the local learning rate of this round (after the schedule). momentum. train_config: the
-    client's `train` section. task: its loss and counts.
+    client's `train` section. `client_update` may set lr and train_config for its own `train`.
+    task: its loss and counts.
     initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
     of the part that crosses. head: names of the last Linear's tensors.
     trained: the whole local model, by which the client is evaluated: `train` sets it. A loop of the

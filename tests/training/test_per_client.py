@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from fednet import config
+from fednet import config, registry
+from fednet.algorithms.fedavg import FedAvg
 from fednet.errors import ConfigError
 from fednet.tools.killed import resumed, trained
 from fednet.training.tasks.classification import Classification, weighted
@@ -86,3 +88,21 @@ def test_what_a_methods_equations_have_alike_for_all_clients_is_refused(algorith
 def test_class_weights_are_as_many_as_classes(tmp_path):
     with pytest.raises(ConfigError, match="one weight for each of the 3 classes, got 2"):
         run(tmp_path, train={"per_client": {"0": {"class_weights": [1, 2]}}})
+
+
+def test_a_method_may_set_the_rate_and_the_settings_of_its_training(tmp_path, monkeypatch):
+    """The same bits as a run whose configuration has them."""
+
+    class Own(FedAvg):
+        def client_update(self, phase, client, down, host):
+            host.lr = host.lr / 5
+            more = {"batch_size": 5, "momentum": 0.5, "epochs": 2}
+            host.train_config = msgspec.structs.replace(host.train_config, **more)
+            done = host.train(down.x)
+            return client, self.Up(x=done.x, run=done.run)
+
+    monkeypatch.setitem(registry.algorithm._parts, "own", Own)
+    set_by_method = run(tmp_path, name="method", algorithm={"name": "own"})
+    train = {"lr": 0.05 / 5, "batch_size": 5, "momentum": 0.5, "epochs": 2}
+    assert hashes(set_by_method) == hashes(run(tmp_path, name="configured", train=train))
+    assert hashes(set_by_method) != hashes(run(tmp_path, name="plain"))
