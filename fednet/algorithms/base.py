@@ -27,7 +27,8 @@ from torch import nn
 from fednet.algorithms.host import ClientHost, ServerHost
 from fednet.algorithms.returned import RETURNS, first
 from fednet.algorithms.state import Empty, PerClient, State, model_field
-from fednet.errors import ConfigError
+from fednet.config.schema import ClientTrainSection
+from fednet.errors import ConfigError, unknown
 from fednet.loading import held
 from fednet.registry import algorithm
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
@@ -51,6 +52,9 @@ from fednet.wire.payload import (
 
 if TYPE_CHECKING:
     from fednet.config import Config
+
+# Keys of `train` that a method may forbid: see `Algorithm.forbids`.
+FORBIDDEN = (*ClientTrainSection.__struct_fields__, "keep_optimizer", "local_schedule")
 
 # What a method's file imports, in one line: `from fednet.algorithms.base import *`.
 __all__ = [
@@ -224,6 +228,9 @@ class Algorithm:
             cls.asynchronous = cls.__dict__.get("asynchronous", mean)
         if "Server" in cls.__dict__:
             cls.model_field = model_field(cls.Server)
+        for key in cls.forbids:
+            if key not in FORBIDDEN:
+                raise ConfigError(f"{cls.__name__}.forbids: {unknown('key', key, FORBIDDEN)}")
         for name in cls.shared_state:
             for record in (cls.Server, cls.exchanges[cls.main].down, cls.Client):
                 if name not in {field.name for field in fields(record)}:

@@ -380,6 +380,8 @@ def _setting(config: Config, algorithm: Algorithm, source: Source, begun: Start)
     if config.train.pack > 1:
         packable.check(module, any(slot.role != "parameter" for slot in layout.slots))
     task = registry.task.get(config.task)()
+    if source.classes:
+        trial.check_class_weights(config, source.classes)
     classes = max(1, source.classes)
     width = classes
     data = source.data

@@ -120,7 +120,6 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
                         f"{shown}: it gives {width} outputs for {data.classes} classes; its last "
                         f"layer needs as many as `classes` says."
                     )
-                _check_class_weights(config, width)
             _check_loss(shown, task, config.task, out, y)
     for name, p in module.named_parameters():
         if p.grad is not None and p.grad.layout != torch.strided:
@@ -216,7 +215,7 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
     return x, labels
 
 
-def _check_class_weights(config: Config, classes: int) -> None:
+def check_class_weights(config: Config, classes: int) -> None:
     """Raises ConfigError if a loss has more or fewer class weights than there are classes."""
     places = {"train": config.train.class_weights}
     for clients, own in config.train.per_client.items():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fednet import config, registry
+from fednet.algorithms.base import Algorithm
 from fednet.algorithms.fedavg import FedAvg
 from fednet.errors import ConfigError
 from fednet.tools.killed import resumed, trained
@@ -27,13 +28,18 @@ def models(directory: Path) -> list[bytes]:
     return [(directory / f"personal/client-{k}.safetensors").read_bytes() for k in range(3)]
 
 
-def test_a_client_trains_as_if_all_had_its_settings(tmp_path):
+@pytest.mark.parametrize("pack", [1, 4])
+def test_a_client_trains_as_if_all_had_its_settings(tmp_path, pack):
     """Without communication a client's model depends on its own settings only."""
     alone = {"algorithm": {"name": "local"}, "evaluate": {"clients": "auto"}}
     own = dict(zip("012", OWN.values()))
-    mixed = models(run(tmp_path, name="mixed", train={"per_client": own}, **alone))
+    if pack > 1:  # packed clients have one loss
+        own["2"] = {"lr": 0.1}
+    train = {"pack": pack, "per_client": own}
+    mixed = models(run(tmp_path, name="mixed", train=train, **alone))
     for k, settings in enumerate(own.values()):
-        alike = models(run(tmp_path, name=f"alike{k}", train=settings, **alone))
+        train = {"pack": pack, **settings}
+        alike = models(run(tmp_path, name=f"alike{k}", train=train, **alone))
         assert mixed[k] == alike[k]
         assert mixed[k - 1] != alike[k - 1]
 
@@ -106,3 +112,9 @@ def test_a_method_may_set_the_rate_and_the_settings_of_its_training(tmp_path, mo
     train = {"lr": 0.05 / 5, "batch_size": 5, "momentum": 0.5, "epochs": 2}
     assert hashes(set_by_method) == hashes(run(tmp_path, name="configured", train=train))
     assert hashes(set_by_method) != hashes(run(tmp_path, name="plain"))
+
+
+def test_a_method_that_forbids_a_key_that_is_none_is_refused():
+    said = "Careless.forbids: unknown key 'epoch'. Did you mean 'epochs'"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        type("Careless", (Algorithm,), {"forbids": {"epoch": "of a reason"}})
