@@ -306,9 +306,8 @@ class Algorithm:
         """Returns the message to this client. phase: the index in `exchanges`. The same object for
         several clients is encoded once. Default: the shared model.
         """
-        return self.Down(
-            **{self._field(self.Down.roles.weights, "Down"): self.shared_model(server)}
-        )
+        model = {self._field(self.Down.roles.weights, "Down"): self.shared_model(server)}
+        return first(self.Down, "broadcast", **model)
 
     def client_update(
         self, phase: int, client: OwnState, down: OwnPayload, host: ClientHost

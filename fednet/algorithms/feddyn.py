@@ -27,7 +27,9 @@ class FedDyn(Algorithm):
 
     class Config(AlgorithmConfig):
         alpha: Positive = 0.01
-        """Strength of the dynamic regulariser; the paper tunes it over 0.1, 0.01 and 0.001."""
+        """Strength alpha of the dynamic regulariser: alpha/2 ||theta' - theta||^2 and a linear
+        term; the paper tries 0.1, 0.01 and 0.001.
+        """
 
     class Server(State):
         x: Weights

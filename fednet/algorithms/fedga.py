@@ -38,7 +38,7 @@ class FedGA(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1
-        """Displacement of each client's start along the difference to the mean gradient; 0: FedAvg.
+        """Displacement beta: a client starts from w - beta (g - g_i); 0: FedAvg.
         """
         mode: Literal["exact", "stale"] = "exact"
         """exact: two exchanges per round, gradients first; stale: one, with the gradients of each

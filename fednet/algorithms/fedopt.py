@@ -32,7 +32,7 @@ class FedAvgM(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: Fraction = 0.9
-        """Server momentum."""
+        """Server momentum beta: the share of v that is kept from round to round."""
         server_lr: Positive = 1.0
         """Server learning rate eta."""
         weighting: Weighting = "samples"

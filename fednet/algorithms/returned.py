@@ -13,7 +13,7 @@ from fednet.loading import Check, Given
 from fednet.tensors import Layout, Tensors
 from fednet.wire.payload import Payload, undeclared
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", State, Payload)
 
 
 class Declared(Protocol):
@@ -145,7 +145,7 @@ def first(kind: type[S], calls: str, **values: object) -> S:
     }
     if not needed <= set(values) <= {f.name for f in fields}:
         raise ConfigError(
-            f"{kind.__qualname__} declares {', '.join(f.name for f in fields) or 'nothing'}, which "
-            f"nothing makes yet; write {calls}."
+            f"{kind.__qualname__} declares {', '.join(f.name for f in fields) or 'nothing'}, but "
+            f"the default fills {', '.join(values) or 'nothing'}; write {calls}."
         )
     return kind(**values)

@@ -484,7 +484,7 @@ LOCAL = r"client_update of Fresh \(fresh\.py, line 51\) returned "
         (
             "class Accumulator",
             "class Client(State):\n        c: Weights\n\n    class Accumulator",
-            r"Fresh\.Client declares c, which nothing makes yet; write init_client",
+            r"Fresh\.Client declares c, but the default fills nothing; write init_client",
         ),
         (
             "return self.Accumulator(dy=accumulator",
