@@ -40,7 +40,7 @@ TIMELINE = {
     "rejoined": "joined again",
     "left": "left",
     "superseded": "was replaced by another process",
-    "stalled": "did not go on",
+    "stalled": "made no progress",
     "away": "lost the connection",
     "back": "is connected again",
     "dropped": "was dropped from the round",
