@@ -16,6 +16,9 @@ from fednet.data import pairs
 from fednet.errors import DataError, unknown
 from fednet.tensors import Inputs, mapped, to_device
 
+# The target that stands for no label, as in torch.nn.CrossEntropyLoss.
+IGNORED = -100
+
 # (x, y): any arrays, tensors or mappings of them before a Data is made; tensors afterwards.
 Split = tuple[Any, Any]
 
@@ -46,10 +49,16 @@ class Data:
 
     train, test: (x, y), or a dataset of such pairs, such as a torch.utils.data.Dataset, which is
         read once. test=None: no test samples.
+    collate: for datasets whose samples differ in shape or are dicts: a function from a list of
+        samples to (x, y), or to a dict with the targets as `labels`, as the collate_fn of a
+        torch.utils.data.DataLoader. It gets all samples of train and test at once, and so pads all
+        to one length.
         x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to
         0..1, then normalised by mean and std), float32 as is, int64 (such as token numbers) as is.
-        y: int64 classes in 0..classes-1, of shape (n,) or (n, t) for sequences; or float32 values,
-        with classes=None; or text, one class for each, numbered in sorted order or as in names.
+        y: int64 classes in 0..classes-1, of shape (n,), (n, t) for sequences or (n, h, w) for
+        images; or float32 values, with classes=None; or text, one class for each, numbered in
+        sorted order or as in names. Sequences and images may have targets without a label, see
+        ignore_index.
         NumPy arrays, lists, and Series and DataFrames of pandas are accepted and converted; other
         widths of float and integer become float32 and int64.
     classes: C, or None where y holds values.
@@ -57,6 +66,8 @@ class Data:
         `scheme: natural`).
     mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
     names: the names of the classes.
+    ignore_index: the target that stands for no label, such as 255; it is kept as -100. Those
+        targets are left out of the loss and of the counts.
     notes: remarks on how the samples were read, one sentence each, printed when a run starts.
     """
 
@@ -68,18 +79,24 @@ class Data:
     std: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    ignore_index: int = IGNORED
+    collate: pairs.Collate | None = None
 
     def __post_init__(self) -> None:
         notes = list(self.notes)
         names = None if self.names is None else tuple(str(n) for n in self.names)
-        splits = {"train": _read(self.train, "train", notes)}
+        given = {"train": self.train}
         if self.test is not None:
-            splits["test"] = _read(self.test, "test", notes)
+            given["test"] = self.test
+        if self.collate is not None:
+            given, random = pairs.collated(given, self.collate)
+            notes += [RANDOM.format(which) for which in random]
+        splits = {which: _read(split, which, notes) for which, split in given.items()}
         names, classes = _number_text(splits, names, self.classes, notes)
-        train = _split(splits["train"], "train", classes)
+        train = _split(splits["train"], "train", classes, self.ignore_index)
         test = _take(train, slice(0, 0))
         if "test" in splits:
-            test = _split(splits["test"], "test", classes)
+            test = _split(splits["test"], "test", classes, self.ignore_index)
         _same_form(train, test)
         groups = None if self.groups is None else _groups(self.groups, len(train[1]))
         mean, std = _statistics(self.mean, self.std, train[0])
@@ -101,6 +118,8 @@ class Data:
             "std": std,
             "names": names,
             "notes": tuple(dict.fromkeys(notes)),  # `replace` would repeat them
+            "ignore_index": IGNORED,
+            "collate": None,
         }
         for field, value in made.items():
             object.__setattr__(self, field, value)
@@ -391,7 +410,7 @@ def _tensor(value: object, where: str) -> torch.Tensor:
     return torch.as_tensor(value)
 
 
-def _split(pair: tuple[Any, Any], which: str, classes: int | None) -> Split:
+def _split(pair: tuple[Any, Any], which: str, classes: int | None, ignore_index: int) -> Split:
     """Returns (x, y) as checked tensors."""
     x: Inputs
     if isinstance(pair[0], Mapping):
@@ -403,7 +422,7 @@ def _split(pair: tuple[Any, Any], which: str, classes: int | None) -> Split:
     given: Any = pair[1]
     if classes is not None and str(getattr(given, "dtype", "")) in ("bool", "torch.bool"):
         given = given + 0  # as whole numbers: False is class 0
-    y = _targets(_tensor(given, f"{which} y"), which, classes)
+    y = _targets(_tensor(given, f"{which} y"), which, classes, ignore_index)
     for name, part in named(x).items():
         if len(part) != len(y):
             raise DataError(
@@ -415,7 +434,7 @@ def _split(pair: tuple[Any, Any], which: str, classes: int | None) -> Split:
     return x, y
 
 
-def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
+def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int) -> torch.Tensor:
     if classes is None:
         if not y.is_floating_point():
             raise DataError(
@@ -434,10 +453,21 @@ def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
             f"{one_hot_hint(y)}"
         )
     y = y.to(torch.int64)
-    if y.numel() and (int(y.min()) < 0 or int(y.max()) >= classes):
+    if ignore_index != IGNORED:
+        y = y.masked_fill(y == ignore_index, IGNORED)
+    labels = y
+    if y.numel() and int(y.min()) < 0:
+        labels = y[y != IGNORED]
+        if y.ndim == 1 and len(labels) < len(y):
+            raise DataError(
+                f"{which}: sample {int((y == IGNORED).nonzero()[0])} has the label "
+                f"{ignore_index}, which means no label; leave such samples out."
+            )
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        remedy = "; if one of them means no label, say ignore_index" if y.ndim > 1 else ""
         raise DataError(
-            f"{which}: labels are in {int(y.min())}..{int(y.max())}, expected 0..{classes - 1} "
-            f"for classes={classes}."
+            f"{which}: labels are in {int(labels.min())}..{int(labels.max())}, expected "
+            f"0..{classes - 1} for classes={classes}{remedy}."
         )
     return y
 

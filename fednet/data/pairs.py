@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
@@ -15,6 +16,9 @@ from fednet.errors import ConfigError, DataError, unknown
 if TYPE_CHECKING:
     import datasets
     from PIL.Image import Image
+
+Collate = Callable[[list[Any]], Any]  # as the collate_fn of a torch.utils.data.DataLoader
+LABELS = ("labels", "label")  # names of the targets in what a Collate returns
 
 TWICE = 8  # samples that are read twice, to detect random transforms
 
@@ -55,7 +59,8 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
         if (a.shape, b.shape) != (x0.shape, y0.shape):
             raise DataError(
                 f"{which}: sample {i} has the shapes {a.shape} and {b.shape}, sample 0 has "
-                f"{x0.shape} and {y0.shape}; give each the same, such as by a transform."
+                f"{x0.shape} and {y0.shape}; give each the same, such as by a transform, or give "
+                f"Data a collate function that pads them."
             )
         if (_kept(a.dtype), _kept_of_labels(b.dtype)) != (x.dtype, y.dtype):
             raise DataError(
@@ -66,6 +71,66 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
         if i < TWICE and not random:
             random = not all(map(_same, (a, b), _pair(dataset, i, which)))
     return x, y.astype(str) if y.dtype.kind == "O" else y, random
+
+
+def collated(
+    given: Mapping[str, Any], collate: Collate
+) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
+    """Reads all samples of the datasets by one call of collate. Returns (x, y) of each, and the
+    names of those that are drawn at random: whose first samples are other ones a second time.
+    """
+    samples = list[Any]()
+    ends = dict[str, int]()
+    random = list[str]()
+    for which, dataset in given.items():
+        if isinstance(dataset, tuple) or not is_dataset(dataset):
+            raise DataError(
+                f"{which}: collate takes a list of samples or a dataset of them, got "
+                f"{type(dataset).__name__}."
+            )
+        first, again = (
+            _parted(collate([dataset[i] for i in range(min(TWICE, len(dataset)))]))
+            for _ in range(2)
+        )
+        if not all(map(_equal, first, again)):
+            random.append(which)
+        samples += [dataset[i] for i in range(len(dataset))]
+        ends[which] = len(samples)
+    x, y = _parted(collate(samples))
+    if len(y) != len(samples):
+        raise DataError(f"collate returned {len(y)} targets for {len(samples)} samples.")
+    start = 0
+    read = {}
+    for which, end in ends.items():
+        part = slice(start, end)
+        cut = {name: v[part] for name, v in x.items()} if isinstance(x, dict) else x[part]
+        read[which] = cut, y[part]
+        start = end
+    return read, random
+
+
+def _parted(made: Any) -> tuple[Any, Any]:
+    """Returns (x, y) of what a Collate returned."""
+    if isinstance(made, Mapping):
+        for name in LABELS:
+            if name in made and len(made) > 1:
+                return {k: v for k, v in made.items() if k != name}, made[name]
+        raise DataError(
+            f"collate returned a dict of {', '.join(map(str, made))}; expected inputs, and the "
+            f"targets as {LABELS[0]!r}."
+        )
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise DataError(
+            f"collate returned a {type(made).__name__}; expected (x, y), or a dict with "
+            f"{LABELS[0]!r}."
+        )
+    return dict(made[0]) if isinstance(made[0], Mapping) else made[0], made[1]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return all(_equal(a[name], b[name]) for name in a)
+    return _same(np.asarray(a), np.asarray(b))
 
 
 def held(x: np.ndarray) -> torch.Tensor:
@@ -105,7 +170,7 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         raise DataError(
             f"{which}: sample {i} of the dataset is a {type(sample).__name__}; expected a pair "
-            f"(x, y)."
+            f"(x, y), or a collate function in Data that makes x and y of such samples."
         )
     try:
         x, y = map(_array, sample)
@@ -115,7 +180,7 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
     if x.dtype.kind not in "biuf" or not (is_text or y.dtype.kind in "biuf"):
         raise DataError(
             f"{which}: sample {i} of the dataset holds {x.dtype} and {y.dtype}; expected numbers, "
-            f"such as by torchvision.transforms.ToTensor."
+            f"such as by torchvision.transforms.ToTensor, or a collate function in Data."
         )
     return x, y
 

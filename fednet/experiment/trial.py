@@ -24,6 +24,7 @@ from fednet.errors import ConfigError, DataError, FednetError
 from fednet.files import digest
 from fednet.loading import place
 from fednet.models.adapters import adapted, merged
+from fednet.models.calls import unnamed
 from fednet.tensors import Inputs, Layout
 from fednet.training.evaluation import other_width
 from fednet.training.samples import length
@@ -111,7 +112,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
             except FednetError:
                 raise
             except Exception as broken:
-                raise ConfigError(f"{what}: {_message(broken)}{_hint(x)}") from broken
+                raise ConfigError(f"{what}: {_message(broken)}{_hint(module, x)}") from broken
             out = tensor(shown, out)
             if isinstance(task, Classification) and data.classes is not None:
                 width = task.classes_last(out, y).shape[-1]
@@ -252,7 +253,7 @@ def _evaluated(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
             raise
         except Exception as broken:
             raise ConfigError(
-                f"{shown}: it fails for {_batch(x)}: {_message(broken)}{_hint(x)}"
+                f"{shown}: it fails for {_batch(x)}: {_message(broken)}{_hint(module, x)}"
             ) from broken
     return tensor(shown, out)
 
@@ -265,8 +266,8 @@ def tensor(shown: str, out: object) -> torch.Tensor:
     """Returns the outputs of a model. Raises ConfigError if they are not one tensor."""
     if not isinstance(out, torch.Tensor):
         raise ConfigError(
-            f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
-            f"classes)."
+            f"{shown}: it returns a {type(out).__name__}; expected the outputs (n, classes) as a "
+            f"tensor, as the first tensor of a tuple, or as `logits` of a dict."
         )
     return out
 
@@ -468,7 +469,12 @@ def _forms(x: Inputs) -> str:
     )
 
 
-def _hint(x: Inputs) -> str:
+def _hint(module: nn.Module, x: Inputs) -> str:
+    if isinstance(x, dict) and (names := unnamed(module, x)):
+        return (
+            f" Its forward has no parameter {' and '.join(names)}, so it gets one dict of all "
+            f"inputs; name its parameters as the inputs are, {', '.join(x)}, to get each by name."
+        )
     if any(not part.is_floating_point() for part in named(x).values()):
         return (
             " Whole numbers come to the model as they are: give floats, or a model that embeds "

@@ -11,8 +11,9 @@ arguments, or a `msgspec.Struct` as its attribute `Options`. The module has
     projection(x)   the output of the projection head, equal to features(x)
 
 Its parameters are float32; bf16 and fp16 are ways to compute (`train.precision`), and a float64 or
-bfloat16 parameter is refused. It returns one tensor, and its layers have their sizes when it is
-built. A buffer may not have a name that nn.Module has.
+bfloat16 parameter is refused. Its layers have their sizes when it is built. A buffer may not have
+a name that nn.Module has. `models/calls.py` says how it is called, and which tensor of what it
+returns is used.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
     from torch import nn
     from torch.nn.parameter import is_lazy
 
+    from fednet.models.calls import prepared
+
     own = {
         k: v for k, v in section.items() if k not in ENGINE_KEYS and k not in ("name", "weights")
     }
@@ -148,7 +151,7 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
                 f"model {name}: {tensor} is of a lazy layer, whose shape is known after its "
                 f"first batch only; give the layer its sizes, from input_shape and classes."
             )
-    return module
+    return prepared(module)
 
 
 def head_names(module: nn.Module) -> tuple[str, ...]:

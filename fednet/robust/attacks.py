@@ -47,8 +47,8 @@ def strength(config: Config) -> float:
 
 
 def flipped_labels(y: torch.Tensor, classes: int) -> torch.Tensor:
-    """label_flip: class c becomes C - 1 - c."""
-    return classes - 1 - y
+    """label_flip: class c becomes C - 1 - c. A target without a label stays so."""
+    return torch.where(y < 0, y, classes - 1 - y)
 
 
 def attacked_vector(

@@ -277,6 +277,7 @@ def model(name: str) -> Iterator[str]:
 
     from fednet import models
     from fednet.experiment.trial import tensor
+    from fednet.models.calls import required
     from fednet.tensors import Layout
 
     own = _default_options("model", name)
@@ -291,8 +292,11 @@ def model(name: str) -> Iterator[str]:
     ):
         try:
             built = models.build({"name": name}, shape, 5, 0)
+            if len(named := required(built)) > 1:
+                break
             out = tensor(f"model {name}", built.eval()(inputs))
-        except (RuntimeError, ValueError, ConfigError) as wrong:  # not for inputs of this shape
+        # It is not for inputs of this shape, or takes a dict.
+        except (RuntimeError, ValueError, TypeError, IndexError, ConfigError) as wrong:
             tried.setdefault(str(wrong).removesuffix("."), f"{shape}{kind}")
             built = None
             continue
@@ -300,19 +304,26 @@ def model(name: str) -> Iterator[str]:
     if built is None:
         said = [f"{shape}: {wrong}" for wrong, shape in tried.items()]
         raise ConfigError(
-            f"{name}: takes none of the usual inputs ({'; '.join(said)})."
+            f"{name}: takes none of the usual inputs ({'; '.join(said)}). If its dataset gives a "
+            f"dict, let its forward have a parameter for each input, and it is called by name."
             if len(said) > 1
             else f"{next(iter(tried))}."
         )
-    free = not takes(registry.model.get(name), "classes")
-    # A class for each input, or one at each of its positions.
-    alike = 5 in (out.shape[-1], *out.shape[1:2])
-    must(
-        tuple(out.shape[:1]) == (2,) and (free or alike),
-        f"{name}: two inputs in 5 classes gave {tuple(out.shape)}, expected (2, 5).",
-    )
-    yield f"inputs {shape}{kind} give outputs {tuple(out.shape[1:])}"
-    yield from _parted(name, built, inputs)
+    if len(named) > 1:
+        yield (
+            f"NOTE: its forward takes {' and '.join(named)}, so its dataset has to give a dict of "
+            f"these as x; it is tried when a run starts"
+        )
+    else:
+        free = not takes(registry.model.get(name), "classes")
+        # A class for each input, or one at each of its positions.
+        alike = 5 in (out.shape[-1], *out.shape[1:2])
+        must(
+            tuple(out.shape[:1]) == (2,) and (free or alike),
+            f"{name}: two inputs in 5 classes gave {tuple(out.shape)}, expected (2, 5).",
+        )
+        yield f"inputs {shape}{kind} give outputs {tuple(out.shape[1:])}"
+        yield from _parted(name, built, inputs)
     again, other = (
         models.build({"name": name}, shape, 5, 0),
         models.build({"name": name}, shape, 5, 1),
@@ -357,6 +368,7 @@ def _parted(name: str, built: Any, x: Inputs) -> Iterator[str]:
 
 def dataset(name: str, data: Path | None = None) -> Iterator[str]:
     """data: the folder that it reads (default: as `fednet run` finds it)."""
+    from fednet.data.base import IGNORED
     from fednet.data.loading import made, place
 
     root = place(None, data)
@@ -378,11 +390,15 @@ def dataset(name: str, data: Path | None = None) -> Iterator[str]:
     some = {k: v[:2] for k, v in x.items()} if isinstance(x, dict) else x[:2]
     inputs = first.inputs(some)
     shown = (
-        {k: tuple(v.shape) for k, v in inputs.items()}
+        {k: tuple(v.shape[1:]) for k, v in inputs.items()}
         if isinstance(inputs, dict)
         else tuple(inputs.shape[1:])
     )
     yield f"inputs of a model: {shown}"
+    y = first.train[1]
+    if y.ndim > 1 and first.classes is not None:
+        none = int((y == IGNORED).sum()) / y.numel()
+        yield f"labels of a sample: {tuple(y.shape[1:])}, {none:.1%} of them without a label (-100)"
 
 
 def partitioner(name: str) -> Iterator[str]:
@@ -453,6 +469,7 @@ def task(name: str) -> Iterator[str]:
     classes = torch.eye(4, requires_grad=True), torch.arange(4)
     values = torch.linspace(0, 1, 4, requires_grad=True), torch.linspace(0, 1, 4)
     for outputs, y in (classes, values):
+        outputs.loss = outputs.mean()  # type: ignore[attr-defined]  # as some models compute it
         try:
             given = made.loss(outputs, y)
         except (RuntimeError, ValueError, ConfigError):

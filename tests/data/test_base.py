@@ -96,11 +96,81 @@ def test_the_hash_covers_every_sample():
             "mean and std are for 1 channels",
         ),
         ({"names": ("a", "b")}, "2 class names for 3 classes"),
+        ({"train": (X, Y - 100)}, "sample 0 has the label -100, .* leave such samples out"),
+        (
+            {"train": (X, np.stack([Y, [255] * 4], 1))},
+            r"labels are in 0..255, expected 0..2 .* say ignore_index",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(fields, says):
     with pytest.raises(DataError, match=says):
         Data(**{"train": (X, Y), "classes": 3, **fields})
+
+
+def padded(samples):
+    """As a collate function of a DataLoader."""
+    width = max(len(s["words"]) for s in samples)
+    words = torch.tensor([s["words"] + [0] * (width - len(s["words"])) for s in samples])
+    return {"words": words, "labels": torch.tensor([s["y"] for s in samples])}
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(TEXTS)
+
+    def __getitem__(self, i):
+        return TEXTS[i]
+
+
+TEXTS = [{"words": [1], "y": 0}, {"words": [2, 3], "y": 1}, {"words": [4, 5, 6], "y": 1}]
+
+
+def test_samples_of_unlike_lengths_are_padded_to_the_longest_of_train_and_test():
+    data = Data(train=TEXTS[:2], test=TEXTS[2:], classes=2, collate=padded)
+    assert data.train[0]["words"].tolist() == [[1, 0, 0], [2, 3, 0]]
+    assert data.train[1].tolist() == [0, 1]
+    assert data.test[0]["words"].tolist() == [[4, 5, 6]]
+    assert data.notes == ()
+    pairs = Data(train=TEXTS, classes=2, collate=lambda s: (padded(s)["words"], [0, 1, 1]))
+    assert pairs.train[0].tolist() == [[1, 0, 0], [2, 3, 0], [4, 5, 6]]
+
+
+def test_what_a_collate_function_draws_is_said_to_be_drawn_once():
+    def masked(samples):
+        made = padded(samples)
+        return {**made, "mask": torch.rand(len(samples), 50)}
+
+    data = Data(train=TEXTS, classes=2, collate=masked)
+    assert "train: samples are drawn at random as they are read" in data.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"train": Rows()}, r"sample 0 of the dataset is a dict; .* a collate function in Data"),
+        ({"train": (X, Y), "collate": padded}, "collate takes a list of samples .* got tuple"),
+        ({"train": TEXTS, "collate": lambda s: {"x": X[:3]}}, "collate returned a dict of x;"),
+        ({"train": Rows(), "collate": len}, "collate returned a int; expected"),
+        (
+            {"train": TEXTS, "collate": lambda s: (X[:2], Y[:2])},
+            "collate returned 2 targets for 3 samples",
+        ),
+    ],
+)
+def test_what_cannot_be_collated_is_refused_with_the_reason(fields, says):
+    with pytest.raises(DataError, match=says):
+        Data(**{"classes": 2, **fields})
+
+
+def test_targets_that_stand_for_no_label_are_kept_as_torchs():
+    void = np.array([[0, 255], [255, 2]], dtype=np.uint8)
+    data = Data(train=(X[:2], void), test=(X[:2], void), classes=3, ignore_index=255)
+    assert data.replace(notes=("x",)).train[1].tolist() == [[0, -100], [-100, 2]]
+    assert data.test[1].tolist() == [[0, -100], [-100, 2]]
+    assert (
+        Data(train=(X[:2], data.train[1]), classes=3).sha256() == data.replace(test=None).sha256()
+    )
 
 
 def test_labels_that_are_text_are_numbered_in_sorted_order_over_train_and_test():

@@ -275,8 +275,8 @@ def test_a_model_of_tokens_is_tried_on_tokens(checked, pooled, outputs, shape):
 
 
 def test_a_model_that_gives_no_tensor_is_refused(checked):
-    text = TOKENS.format(pooled="", outputs="{'logits': self.head(self.features(x))}")
-    with pytest.raises(ConfigError, match="it returns a dict; expected one tensor"):
+    text = TOKENS.format(pooled="", outputs="{'logits': self.head(self.features(x)).tolist()}")
+    with pytest.raises(ConfigError, match="it returns a dict; expected the outputs"):
         checked(text.replace("chk-tokens", "chk-dict"), "chk_dict.py")
 
 

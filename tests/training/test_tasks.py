@@ -107,3 +107,26 @@ def test_where_classes_and_positions_are_as_many_the_model_says_which_is_which(t
         class_axis(turned, x, y, turned(x))
     turned.class_axis = 1
     assert class_axis(turned, x, y, turned(x)) == 1
+
+
+def test_targets_without_a_label_are_left_out_as_torch_leaves_them_out():
+    c = task.get("classification")()
+    logits = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.2, 0.8], [0.1, 0.9]]]))
+    y = torch.tensor([[0, -100], [1, 1]])  # three labels
+    a, b, d = math.log(4), -math.log(0.8), -math.log(0.9)
+    assert float(c.loss(logits, y)) == pytest.approx((a + b + d) / 3)
+    assert c.losses(logits, y).tolist() == pytest.approx([a, (b + d) / 2])
+    assert c.counts(logits, y).tolist() == [[0, 2], [1, 2]]
+
+
+def test_samples_and_batches_without_any_label_have_a_loss_of_zero():
+    c = task.get("classification")()
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    y = torch.tensor([[-100, -100, -100], [-100, 4, 0]])
+    assert float(c.losses(logits, y)[0].detach()) == 0.0
+    none = c.loss(logits[:1], y[:1])
+    none.backward()
+    assert float(none.detach()) == 0.0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+    assert c.counts(logits[:1], y[:1]).sum() == 0

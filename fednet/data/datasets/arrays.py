@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from fednet.data.base import Data, absent, channel_statistics
+from fednet.data.base import IGNORED, Data, absent, channel_statistics
 from fednet.errors import DataError
 from fednet.registry import dataset
 
@@ -30,6 +30,9 @@ def arrays(
     std: Annotated[
         list[float] | None, "Standard deviation of each channel, in 0..1; null: computed."
     ] = None,
+    ignore_index: Annotated[
+        int, "The value of y that means no label, such as 255 in masks of images."
+    ] = IGNORED,
 ) -> Data:
     """Arrays of one .npz file: x_train, y_train, x_test, y_test; groups, if samples have owners.
 
@@ -52,10 +55,8 @@ def arrays(
     names = tuple(classes) if isinstance(classes, list) else None
     count = len(names) if names is not None else classes
     if count is None and train[1].dtype.kind in "biu":
-        count = (
-            int(max(y.max(initial=0) for y in (train[1], *(() if test is None else (test[1],)))))
-            + 1
-        )
+        given = (train[1], *(() if test is None else (test[1],)))
+        count = int(max(y.max(initial=0, where=y != ignore_index) for y in given)) + 1
     if mean is None and train[0].dtype == np.uint8 and train[0].ndim == 4:
         mean, std = (list(v) for v in channel_statistics(torch.from_numpy(train[0])))
     picture = train[0].dtype == np.uint8 and mean is not None and std is not None
@@ -67,6 +68,7 @@ def arrays(
         names=names,  # type: ignore[arg-type]
         mean=tuple(mean) if picture and mean else None,
         std=tuple(std) if picture and std else None,
+        ignore_index=ignore_index,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.data.base import one_hot_hint
+from fednet.data.base import IGNORED, one_hot_hint
 from fednet.errors import ConfigError
 from fednet.registry import task
 
@@ -24,24 +24,34 @@ class Classification:
     """Cross-entropy; correct and total by class.
 
     outputs: logits (n, C); for y (n, t), a class at each position, (n, t, C) as a Linear head gives
-    them or (n, C, t) as torch.nn.CrossEntropyLoss takes them. y: int64 classes. Outputs of another
-    shape are a ConfigError. class_axis: 1 or -1, where the classes are when C = t leaves both
-    readings open; a run asks its model (see `class_axis`).
+    them or (n, C, t) as torch.nn.CrossEntropyLoss takes them; alike for images. y: int64 classes,
+    and -100 where a position has no label: it is not counted, and no part of a mean. Outputs of
+    another shape are a ConfigError. class_axis: 1 or -1, where the classes are when C = t leaves
+    both readings open; a run asks its model (see `class_axis`).
     """
 
     class_axis = -1
     class_weights: torch.Tensor | None = None  # (C,) of the loss; None: all the same
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy, weighted by class, a scalar with a graph."""
+        """Mean cross-entropy of all labels, weighted by class, as torch's; 0 without any label. A
+        scalar with a graph.
+        """
         outputs = self.classes_last(outputs, y).flatten(0, -2)
-        return F.cross_entropy(outputs, y.flatten(), self.class_weights)
+        mean = F.cross_entropy(outputs, y.flatten(), self.class_weights)
+        # torch's mean of no labels is NaN.
+        return mean if y.ndim == 1 else torch.where((y != IGNORED).any(), mean, 0.0)
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(n,) cross-entropy of each sample; the mean over its positions for sequences."""
+        """(n,) cross-entropy of each sample: for sequences the mean over its labels, 0 without
+        any.
+        """
         outputs = self.classes_last(outputs, y)
         each = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
-        return each if y.ndim == 1 else each.view(len(y), -1).mean(1)
+        if y.ndim == 1:
+            return each
+        labels = (y != IGNORED).flatten(1).sum(1).clamp(min=1)
+        return each.view(len(y), -1).mean(1) * (y.shape[1:].numel() / labels)
 
     def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(2, C) int64: correct and total by true class. The first of equal logits is the
@@ -50,7 +60,8 @@ class Classification:
         outputs = self.classes_last(outputs, y)
         classes = outputs.shape[-1]
         right = y[outputs.argmax(dim=-1) == y]
-        return torch.stack([torch.bincount(v.reshape(-1), minlength=classes) for v in (right, y)])
+        labels = y if y.ndim == 1 else y[y != IGNORED]
+        return torch.stack([torch.bincount(v, minlength=classes) for v in (right, labels)])
 
     def classes_last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The outputs with the classes last."""
