@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
-QUICKSTART = "no configuration file: other keys have the quick start's values:"
+QUICKSTART = "no configuration file given; keys that you did not set are the quick start's:"
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,8 +53,18 @@ class Parser(argparse.ArgumentParser):
             flag = message.split()[2].partition("=")[0]
             close = nearest(flag, [s for a in self._actions for s in a.option_strings])
             hint = f" Did you mean {close}?" if close else ""
+            if "--set" in self._option_string_actions:
+                hint = _as_key(flag) or hint
         complain(f"{self.prog}: {message}.{hint} See {self.prog} --help.")
         self.exit(WRONG_COMMAND)
+
+
+def _as_key(flag: str) -> str:
+    """A hint for a flag that has the name of a key, such as --rounds."""
+    from fednet.config.schema import homes
+
+    paths = homes().get(flag.strip("-").replace("-", "_"), [])
+    return f" Keys are set with --set, such as --set {min(paths, key=len)}=VALUE." if paths else ""
 
 
 def _width() -> int:

@@ -1,4 +1,6 @@
-"""A table of accuracies, and of rounds, MB and seconds to each target, over seeds."""
+"""Print a table with a row for each method: its accuracies, and the rounds, MB and seconds to each
+target. Runs that differ only in the seed are in one row, with their mean.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One figure fit for a paper: PDF with embedded TrueType, readable in grey and if colour-blind."""
+"""Draw a curve for each method into one file, in the size, fonts and colours that a paper needs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=values.new_file("pdf", "svg", "png", "eps"),
         required=True,
-        metavar="FILE.pdf",
-        help="file to write",
+        metavar="FILE",
+        help="file to write; its ending (.pdf, .svg, .png or .eps) is the format",
     )
     parser.add_argument(
         "--width", default="3.4in", metavar="W", help="width, such as 3.4in or 86mm [3.4in]"

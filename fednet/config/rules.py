@@ -444,7 +444,7 @@ def _method(c: Config, m: Method) -> Iterator[Broken]:
         yield (
             "schedule",
             f"{name} does not support asynchronous training (it does not declare "
-            f"`asynchronous = True`); expected sync, got {mode}.",
+            f"`asynchronous = True`); expected sync, got {mode}. Methods such as fedbuff do.",
         )
     if c.model.others and not m.architecture_free:
         yield (
@@ -454,7 +454,7 @@ def _method(c: Config, m: Method) -> Iterator[Broken]:
         )
     rule, guarantee = c.aggregation.rule, "the guarantee of privacy.noise is computed for a mean"
     if rule != "mean" and not m.sums_updates:
-        yield "aggregation.rule", f"{not_summed}, so {rule} cannot replace it."
+        yield "aggregation.rule", f"{not_summed}, so {rule} cannot replace it; expected mean."
     if rule != "mean" and c.privacy.noise:
         yield "aggregation.rule", f"{guarantee}; {rule} is none."
     attack = c.faults.malicious.attack if c.faults.malicious.clients else ""

@@ -109,10 +109,11 @@ def check_resumable(old: Config, new: Config) -> None:
         and before.get(k) != after.get(k)
     )
     if changed:
+        free = ", ".join(k for k in MAY_CHANGE if k not in ("name", "load"))
         raise ConfigError(
-            f"--resume: {', '.join(changed)} differ from the run's own configuration; a resumed "
-            f"run may change only "
-            f"{', '.join(k for k in MAY_CHANGE if k not in ('name', 'load'))} and where it runs."
+            f"--resume: {', '.join(changed)} differ{'s' * (len(changed) == 1)} from the run's own "
+            f"configuration; a resumed run may change only {free} and where it runs. For other "
+            f"changes start a run under another name (--set name=NEW)."
         )
     if old.rounds != new.rounds and new.train.depends_on_rounds:
         raise ConfigError(

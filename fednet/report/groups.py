@@ -116,6 +116,8 @@ def word(value: object) -> str:
     """Returns a value as a label has it: [topk(0.05), qsgd(8)] as topk(0.05)+qsgd(8)."""
     if isinstance(value, list):
         return "+".join(word(v) for v in value) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from fednet.config import tree
 from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
+from fednet.places import runs
 from fednet.plain import JsonDict, meet
 from fednet.records import FILES, Client, Event, Round, Summary, Wire, reading
 from fednet.records.table import OWN
@@ -215,14 +216,22 @@ def open_run(path: str | Path) -> Run:
     if folder.is_file() and folder.name == "config.yaml":
         folder = folder.parent
     if not (folder / "config.yaml").is_file():
-        near = (
-            sorted(str(p.parent) for p in folder.parent.glob("*/config.yaml") if p.is_file())
-            if folder.parent.is_dir()
-            else []
-        )
-        hint = f" Runs beside it: {', '.join(near[:6])}." if near else ""
+        usual = runs() / folder
+        inside, beside = _runs_in(folder), _runs_in(folder.parent)
+        hint = ""
+        if (usual / "config.yaml").is_file():
+            hint = f" Did you mean {usual}?"
+        elif inside:
+            hint = f" Runs in it: {', '.join(inside[:6])}."
+        elif beside:
+            hint = f" Runs beside it: {', '.join(beside[:6])}."
         raise ConfigError(f"{folder}: expected a run directory, one that holds config.yaml.{hint}")
     return Run(folder.resolve())
+
+
+def _runs_in(folder: Path) -> list[str]:
+    found = folder.glob("*/config.yaml") if folder.is_dir() else ()
+    return sorted(str(p.parent) for p in found if p.is_file())
 
 
 def _json(path: Path) -> JsonDict:

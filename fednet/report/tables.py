@@ -306,7 +306,7 @@ def _notes(
             f"samples together, since the server has no test set. In a round it is that of the "
             f"model that the clients received."
         )
-    notes.append("last: the mean of so many last evaluated rounds.")
+    notes.append("last N: mean global accuracy of the last N evaluated rounds.")
     if targets:
         clocks = {costs.seconds_key(r) for r in runs}
         text = "Targets: the first evaluated round at or above the accuracy (no smoothing). "

@@ -42,7 +42,7 @@ def compare(a: Run, b: Run) -> Verdict:
                 len(shared),
                 t,
                 tensor,
-                f"{a.name} and {b.name} first differ in round {t}: {text}.",
+                f"{a.name} and {b.name} differ; the first difference is in round {t}: {text}.",
             )
     if not shared:
         return Verdict(False, 0, text=_apart(a, b))

@@ -36,7 +36,9 @@ def test_without_a_configuration_it_is_said_whose_values_stand_in(capsys):
     config = common.configured(parser.parse_args(["--set", "train.lr=1.0", "--set", "rounds=2"]))
     said = capsys.readouterr().err
     assert (config.train.lr, config.train.momentum) == (1.0, 0.9)
-    assert said.startswith("no configuration file: other keys have the quick start's values: ")
+    assert said.startswith(
+        "no configuration file given; keys that you did not set are the quick start's: "
+    )
     assert "train.momentum 0.9" in said
     assert "algorithm fedavg" in said
     assert "train.lr" not in said

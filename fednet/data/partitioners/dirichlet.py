@@ -168,7 +168,8 @@ def enough(n: int, clients: int, least: int = 1) -> None:
     """Raises ConfigError if n samples are too few for `least` each."""
     if n < clients * least:
         raise ConfigError(
-            f"data.partition: {n} samples cannot give each of {clients} clients {least}."
+            f"data.partition: {n} samples cannot give each of {clients} clients {least}; "
+            f"expected at most {n // least} clients."
         )
 
 
