@@ -126,6 +126,6 @@ def _megabytes(config: Config, name: str) -> tuple[str, ...]:
 
     sent = cost(config, name)
     return tuple(
-        f"{size / 1e6:.{'3f' if size >= 1e5 or not size else '2g'}}{'+' if more else ''}"
+        f"{size / 1e6:.3f}{'+' if more else ''}"
         for size, more in zip((sent.down, sent.up, sent.once), sent.more)
     )
