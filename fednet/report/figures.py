@@ -47,6 +47,7 @@ def details(run: Run) -> Iterator[Figure]:
     """Yields the figures of one run that cannot be overlaid with those of another run."""
     yield from traffic(run)
     yield from time_split(run)
+    yield from devices(run)
     yield from participation(run)
     yield from availability(run)
     yield from client_accuracy(run)
@@ -320,6 +321,37 @@ def time_split(run: Run) -> Iterator[Figure]:
         draw,
         hover=_stacked({f"{phase}, s": bar for phase, bar in bars.items()}),
         legend=len(table),
+    )
+
+
+def devices(run: Run) -> Iterator[Figure]:
+    """Which device trained how long: only if there are several."""
+    work = metrics.work(run)
+    if len(work) < 2:
+        return
+    names = sorted(work)
+    rounds = [r.round for r in run.rounds]
+    seconds = {name: np.asarray([work[name].get(t, 0.0) for t in rounds]) for name in names}
+    bars = {name: _binned(rounds, values) for name, values in seconds.items()}
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        base: np.ndarray | float = 0.0
+        for i, (x, height, wide) in enumerate(bars.values()):
+            _bars(ax, x, height, base, i, wide)
+            base = base + height
+        ax.set(xlabel="round", ylabel="seconds of training")
+        _legend(ax, [(COLOURS[i % 8], name, "") for i, name in enumerate(names[:8])])
+
+    yield Figure(
+        "devices",
+        "Training by device",
+        "Seconds that each device trained in each round, summed over its clients.",
+        ("round", "device", "seconds"),
+        lambda: ((t, name, v) for name in names for t, v in zip(rounds, seconds[name].tolist())),
+        draw,
+        hover=_stacked({f"{name}, s": bar for name, bar in bars.items()}),
+        legend=min(8, len(names)),
     )
 
 

@@ -163,6 +163,16 @@ def latest(run: Run, name: str) -> dict[int, Client]:
     return dict(sorted(found.items()))
 
 
+@once
+def work(run: Run) -> dict[str, dict[int, float]]:
+    """Returns seconds of training by device and round."""
+    found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for r in run.lines("clients"):
+        if r.seconds is not None and r.device:
+            found[f"{r.host} {r.device}" if r.host else r.device][r.round] += r.seconds
+    return found
+
+
 def pooled(clients: Iterable[Client], name: str) -> float | None:
     """FedABC Eq. 7 (Eq. 8 if `name` is balanced): correct over all clients / test samples over
     all clients.

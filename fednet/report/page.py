@@ -346,7 +346,7 @@ def _timeline(run: Run) -> JsonDict:
 def _who_and_why(event: Event) -> tuple[str, str]:
     more = event.details
     clients = more.get("clients") or ([event.client] if event.client >= 0 else [])
-    why = [str(more[key]) for key in ("why", "reason", "text", "error") if more.get(key)]
+    why = [str(more[key]) for key in ("kind", "why", "reason", "text", "error") if more.get(key)]
     why += [f"{key} {more[key]}" for key in ("host", "device", "incarnation") if more.get(key)]
     return as_text(clients), ", ".join(why)
 

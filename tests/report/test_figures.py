@@ -221,6 +221,21 @@ def test_time_is_split_by_the_clock_of_the_run(tmp_path):
     }
 
 
+def test_the_time_of_training_is_shown_by_device_where_there_are_several(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2, clients=3, share=1.0))
+    assert "devices" not in [f.name for f in figures.details(run)]
+    lines = list(read_lines(run.dir / "clients.jsonl"))
+    for line in lines:  # clients 0 to 2 need 0.5, 0.6 and 0.7 s
+        line["device"] = "cuda:0" if line["client"] == 1 else "cpu"
+    jsonl(run.dir / "clients.jsonl", lines)
+    (figure,) = [f for f in figures.details(open_run(run.dir)) if f.name == "devices"]
+    assert [(t, name, pytest.approx(s)) for t, name, s in figure.rows()] == [
+        *((t, "lab cpu", 1.2) for t in (1, 2)),
+        *((t, "lab cuda:0", 0.6) for t in (1, 2)),
+    ]
+    figure.draw(matplotlib.figure.Figure())
+
+
 def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
     runs = [
         open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a))

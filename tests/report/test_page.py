@@ -204,6 +204,7 @@ def test_the_timeline_says_who_joined_and_left_and_who_was_dropped_and_why(tmp_p
         {"round": 0, "type": "joined", "time": 101.5, "clients": [0, 1, 2, 5], "host": "lab"},
         {"round": 1, "type": "first_task", "time": 102.0},
         {"round": 1, "client": 2, "type": "dropped", "time": 103.0, "why": "deadline <3 s"},
+        {"round": 1, "client": 3, "type": "fault", "time": 103.5, "kind": "crash"},
         {"round": 1, "type": "away", "time": 104.0, "clients": [5], "why": "no heartbeat"},
     ]
     jsonl(path / "events.jsonl", [{"client": -1, "bytes": 0, "elapsed": 0.0, **e} for e in events])
@@ -214,6 +215,7 @@ def test_the_timeline_says_who_joined_and_left_and_who_was_dropped_and_why(tmp_p
         ["0.0", "", "", "the server started", "incarnation 1"],
         ["1.5", "", "0-2, 5", "joined", "host lab"],
         ["3.0", "1", "2", "was dropped from the round", "deadline <3 s"],
+        ["3.5", "1", "3", "planned fault", "crash"],
         ["4.0", "1", "5", "lost the connection", "no heartbeat"],
     ]
 
