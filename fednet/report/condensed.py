@@ -36,7 +36,7 @@ def class_means(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     )
 
 
-def draw(run_dir: Path, path: Path, title: str) -> Path | None:
+def draw(run_dir: Path, path: Path, title: str = "condensed images") -> Path | None:
     """Writes the images as PNG, PDF or SVG; returns None for a run without such images."""
     for figure in images(run_dir):
         path.parent.mkdir(parents=True, exist_ok=True)

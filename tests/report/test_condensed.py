@@ -49,7 +49,7 @@ def test_pixels_are_stretched_to_what_can_be_seen():
 
 
 def test_the_picture_of_a_run_has_a_column_for_each_client(tmp_path):
-    assert draw(tmp_path, tmp_path / "none.png", "images") is None
+    assert draw(tmp_path, tmp_path / "none.png") is None
     folder = tmp_path / "condensed"
     folder.mkdir()
     names = {"names": '["cat", "dog"]'}
@@ -58,7 +58,7 @@ def test_the_picture_of_a_run_has_a_column_for_each_client(tmp_path):
     for client in range(2):
         images = {"x": torch.stack([RAMP, -RAMP]), "y": torch.tensor([0, 1])}
         save_file(images, folder / f"client-{client}.safetensors")
-        picture = imread(draw(tmp_path, tmp_path / "one.png", "images"))
+        picture = imread(draw(tmp_path, tmp_path / "one.png"))
         widths.append(picture.shape[1])
     assert widths[1] > widths[0]
     assert (picture[..., :3] < 0.5).any()
