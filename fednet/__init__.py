@@ -42,6 +42,7 @@ _FROM = {
         "Shared",
     ),
     "fednet.tensors": ("Tensors", "Layout", "Sum", "mean"),
+    "fednet.training.metrics": ("metric",),
     "fednet.data": ("Data",),
     "fednet.errors": ("FednetError", "ConfigError", "DataError"),
 }
@@ -83,6 +84,7 @@ __all__ = [
     "dataset",
     "kind",
     "mean",
+    "metric",
     "model",
     "open_run",
     "partitioner",
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
     from fednet.registry import algorithm, compressor, dataset, model, partitioner, task
     from fednet.report.read import open_run
     from fednet.tensors import Layout, Sum, Tensors, mean
+    from fednet.training.metrics import metric
     from fednet.wire.payload import (
         Accuracy,
         Condensed,

@@ -1,4 +1,4 @@
-"""Named parts: algorithms, models, datasets, partitioners, compressors, tasks.
+"""Named parts: algorithms, models, datasets, partitioners, compressors, tasks, metrics.
 
 A part is one file with a decorator, `@algorithm("scaffold")`. Names in fednet's own packages are
 found in the text of their files, so that they are known without importing torch; a part is imported
@@ -177,6 +177,7 @@ dataset = Registry("dataset", "fednet.data.datasets")
 partitioner = Registry("partitioner", "fednet.data.partitioners")
 compressor = Registry("compressor", "fednet.wire.compressors")
 task = Registry("task", "fednet.training.tasks")
+metric = Registry("metric", "fednet.training.metrics")
 
 ALL = {
     "algorithms": algorithm,
@@ -185,6 +186,7 @@ ALL = {
     "partitions": partitioner,
     "compressors": compressor,
     "tasks": task,
+    "metrics": metric,
 }
 
 

@@ -161,8 +161,15 @@ def test_mapping_holds_every_key_under_the_manuals_names():
         "finetune": False,
         "shared": "latest",
         "batch_size": 512,
+        "metrics": [],
     }
-    assert made["stop"] == {"accuracy": None, "megabytes": None, "seconds": None}
+    assert made["stop"] == {
+        "accuracy": None,
+        "megabytes": None,
+        "seconds": None,
+        "patience": None,
+        "metric": "accuracy",
+    }
     assert "options" not in made["algorithm"]
 
 

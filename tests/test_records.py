@@ -81,7 +81,7 @@ def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon,
 
 def test_an_unknown_metric_names_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
-        metrics.curve(open_run(write(tmp_path / "a")), "acuracy")
+        figures.figure([open_run(write(tmp_path / "a"))], tmp_path / "f.svg", y="acuracy")
 
 
 @pytest.mark.parametrize("own", ["personal", "local"])

@@ -17,12 +17,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="rounds",
         help="unit of the horizontal axis [rounds]",
     )
+    known = ", ".join(names())
     parser.add_argument(
         "--y",
         default="accuracy",
-        choices=[*names(), "cost"],
-        help="the metric; cost: what each method needs to reach --target, in the unit of --x "
-        "[accuracy]",
+        metavar="METRIC",
+        help=f"the metric [accuracy]: {known}; one of evaluate.metrics such as f1_macro, or "
+        f"client_f1_macro, received_f1_macro or personal_f1_macro on the clients' tests; or cost: "
+        f"what each method needs to reach --target, in the unit of --x",
     )
     parser.add_argument(
         "--target", type=float, metavar="A", help="with --y cost: an accuracy, such as 0.8"

@@ -16,7 +16,7 @@ from fednet.errors import complain, unknown
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
 VERBS = {
     "run": "run a whole federation on this machine",
-    "list": "list algorithms, models, datasets, partitions, compressors, tasks and keys",
+    "list": "list algorithms, models, datasets, partitions, compressors, tasks, metrics and keys",
     "partition": "show the data partition: samples per client and class",
     "world": "show a trace of availability, devices or links",
     "report": "write an HTML page about one or several runs",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fednet.errors import ConfigError, lacking
 from fednet.ids import ranges_as_text
 from fednet.plain import JsonMapping
-from fednet.records import METRICS
+from fednet.records import known
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
@@ -128,14 +128,15 @@ class Metrics:
                 self._useful.labels(way, kind).inc(count)
         for phase, seconds in (record.get("seconds_by_phase") or {}).items():
             self._seconds.labels(phase).inc(seconds)
-        for metric in METRICS:
+        for metric in known([record]):
             value = metric.of(record)
             if value is None:
                 continue  # what no round has measured is not served: 0 would pass for a result
-            if metric.name not in self._numbers:
+            name = metric.name.replace("-", "_")
+            if name not in self._numbers:
                 about = f"Of the last round that measured it: {metric.label}."
-                self._numbers[metric.name] = self._gauge(metric.name, about)
-            self._numbers[metric.name].set(value)
+                self._numbers[name] = self._gauge(name, about)
+            self._numbers[name].set(value)
 
 
 def watched(display: Watcher, metrics: str | None) -> Watcher:

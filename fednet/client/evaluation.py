@@ -11,9 +11,10 @@ import torch
 
 from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import JUDGED, Judgement
+from fednet.experiment.judging import JUDGED, DetailedJudgement, Judgement
 from fednet.experiment.store import ClientStore, Record
 from fednet.loading import WrongPart, place
+from fednet.training import metrics
 from fednet.training.evaluation import Counts, other_width
 from fednet.training.hosts import SiteHost
 from fednet.training.setting import Pair
@@ -118,6 +119,8 @@ def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Pay
     width = exp.setting.counts_width
     counts = np.zeros((len(JUDGED), 2, width), dtype=np.int64)
     losses = np.zeros(len(JUDGED))
+    shapes = exp.setting.more
+    more = np.zeros((len(JUDGED), metrics.size(shapes)), dtype=np.int64)
     for row, name in enumerate(JUDGED):
         of = found.get(name)
         if of is None or not of.n:
@@ -126,7 +129,14 @@ def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Pay
             raise other_width(exp.setting.task, width, of.table.shape[1])
         counts[row] = of.table
         losses[row] = of.loss
-    return Judgement(counts=torch.from_numpy(counts), losses=torch.from_numpy(losses))  # type: ignore[call-arg]
+        if shapes:
+            more[row] = metrics.flat(of.more(), shapes)
+    whole = torch.from_numpy(counts), torch.from_numpy(losses)
+    if not shapes:
+        return Judgement(*whole)  # type: ignore[call-arg]
+    places = more.reshape(-1).nonzero()[0]
+    sparse = torch.from_numpy(np.stack([places, more.reshape(-1)[places]]))
+    return DetailedJudgement(*whole, sparse)  # type: ignore[call-arg]
 
 
 def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) -> None:

@@ -191,6 +191,8 @@ def complete(config: Config, tree: Node) -> Config:
         partition = filled(data.partition, "partitioner", name, "data.partition")
         data = msgspec.structs.replace(data, partition=partition)
     get(registry.task, config.task, below(tree, "task"), "task", "")
+    for name in config.evaluate.metrics:
+        get(registry.metric, name, below(tree, "evaluate"), "evaluate.metrics", "metrics")
     return config.replace(algorithm=algorithm, model=model, data=data)
 
 

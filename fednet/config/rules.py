@@ -145,6 +145,29 @@ def _needs(c: Config) -> Iterator[Broken]:
     if c.stop.accuracy is not None and not c.evaluate.global_ and c.evaluate.clients == "none":
         needs = "needs evaluate.global or evaluate.clients: nothing would measure it."
         yield "stop.accuracy", needs
+    yield from _stop_metric(c)
+
+
+def _stop_metric(c: Config) -> Iterator[Broken]:
+    """`stop.metric` has to be measured, and often enough for `stop.patience`."""
+    name, patience, every = c.stop.metric, c.stop.patience, c.evaluate.every
+    known = ("accuracy", "validation_accuracy", "test_loss", *c.evaluate.metrics)
+    if name not in known:
+        yield "stop.metric", f"{unknown('metric', name, known)} Others need evaluate.metrics."
+    if name == "validation_accuracy" and not c.data.validation:
+        yield "stop.metric", "validation_accuracy needs data.validation, the share held out for it."
+    if name in ("validation_accuracy", "test_loss") and not c.evaluate.global_:
+        yield "stop.metric", f"{name} needs evaluate.global: it is of the global model."
+    if c.stop.accuracy is not None and name != "accuracy":
+        yield "stop.accuracy", f"needs stop.metric: accuracy; it is {name}."
+    if patience is not None and not every:
+        yield "stop.patience", "needs evaluate.every of at least 1: nothing would be measured."
+    if patience is not None and patience < every:
+        yield (
+            "stop.patience",
+            f"{patience} rounds are less than the {every} between two evaluations "
+            f"(evaluate.every); expected at least as many.",
+        )
 
 
 def _per_client(key: str, given: Mapping[str, object], clients: int) -> Iterator[Broken]:

@@ -568,6 +568,8 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """
     batch_size: AtLeast1 = 512
     """Samples per batch in evaluation. [samples]"""
+    metrics: tuple[str, ...] = ()
+    """Further metrics of each evaluation, such as [f1_macro, auc]; `fednet list metrics`."""
 
 
 JOIN_S = 60.0  # `round.join: auto`
@@ -665,6 +667,13 @@ class StopSection(Section, frozen=True, kw_only=True):
     """Stop after this traffic, both directions. [10^6 bytes]"""
     seconds: Positive | None = None
     """Stop after this time on the run's clock. [s]"""
+    patience: AtLeast1 | None = None
+    """Stop when `stop.metric` has not improved for this many rounds. [rounds]"""
+    metric: str = "accuracy"
+    """What the best model is best in: accuracy, validation_accuracy, test_loss, or one of
+    evaluate.metrics. As for accuracy: of the global model, or of the clients' models if there is no
+    global one.
+    """
 
 
 class CheckpointSection(Section, frozen=True, kw_only=True):
@@ -673,7 +682,7 @@ class CheckpointSection(Section, frozen=True, kw_only=True):
     every: AtLeast1 = 1
     """Rounds between two checkpoints; a crash loses at most this many. [rounds]"""
     best: bool = True
-    """Also keep the best model, as best.safetensors."""
+    """Also keep the model with the best `stop.metric`, as best.safetensors."""
     fsync: bool = False
     """Force files to disk, so that they survive a power loss."""
 

@@ -26,11 +26,16 @@ from fednet.data.base import Data
 from fednet.data.federation import Federation
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism, selection, trial
-from fednet.experiment.judging import JUDGED, Judgement, evaluation_payload
+from fednet.experiment.judging import (
+    JUDGED,
+    DetailedJudgement,
+    Judgement,
+    evaluation_payload,
+)
 from fednet.models.adapters import merged
 from fednet.models.start import Start, packed, start, unpinned
 from fednet.tensors import Layout
-from fednet.training import packable
+from fednet.training import metrics, packable
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting
 from fednet.training.tasks.classification import Classification
@@ -175,8 +180,9 @@ class Experiment:
 
     def bounds(self, payload: type[Payload], client: int, round: int = 1) -> dict[str, int]:
         """Returns the largest size in bytes of each field whose declaration leaves it open."""
-        if payload is Judgement:
+        if issubclass(payload, Judgement):
             return {
+                "more": len(JUDGED) * 2 * metrics.size(self.setting.more) * 8,
                 "counts": len(JUDGED) * 2 * self.setting.counts_width * 8,
                 "losses": len(JUDGED) * 8,
             }
@@ -225,6 +231,11 @@ class Experiment:
         """Returns the type of the message that asks a client to evaluate."""
         latest = self.config.evaluate.shared == "latest"
         return evaluation_payload(type(self.algorithm), latest)
+
+    @property
+    def judgement(self) -> type[Judgement]:
+        """Returns the type of what a client answers to an evaluation."""
+        return DetailedJudgement if self.setting.more else Judgement
 
     @property
     def uncalibrated(self) -> bool:
@@ -397,8 +408,9 @@ def _setting(config: Config, algorithm: Algorithm, source: Source, begun: Start)
             f"try it on, expects {classes}; let it count those that data.classes says, or one "
             f"where there are none."
         )
+    more = trial.more_counts(config, begun.factory, task, classes, data)
     shape = source.shapes[0]
-    return Setting.of(config, begun, shared, task, source.classes, width, data, shape)
+    return Setting.of(config, begun, shared, task, source.classes, width, more, data, shape)
 
 
 def _check_sizes(

@@ -4,8 +4,10 @@ are exact.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
@@ -15,12 +17,15 @@ from fednet import seeds
 from fednet.algorithms.base import Algorithm, Nothing, Payload, Weights, kind
 from fednet.config import Config
 from fednet.errors import RemoteProtocolError
+from fednet.plain import JsonDict
 from fednet.records import JUDGED
+from fednet.training import metrics
 from fednet.training.evaluation import Counts
 
 __all__ = [
     "JUDGED",
     "SPLIT",
+    "DetailedJudgement",
     "GlobalModel",
     "Judgement",
     "Stopwatch",
@@ -62,8 +67,10 @@ def evaluation_payload(method: type[Algorithm], latest: bool) -> type[Payload]:
 
 if TYPE_CHECKING:
     Sums = torch.Tensor
+    Sparse = torch.Tensor
 else:
     Sums = kind("accuracy")
+    Sparse = kind("accuracy", dtype="int64", rank=2)
 
 
 class Judgement(Payload):
@@ -74,10 +81,13 @@ class Judgement(Payload):
     counts: Sums
     losses: Sums
 
-    def check(self, width: int, own: int, balanced: int) -> None:
+    def check(
+        self, width: int, own: int, balanced: int, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
         """Raises RemoteProtocolError where these cannot be counts of this client: a model was
         tested on more than its test set has, for example. width: C of what the task counts; own,
-        balanced: labels or values in the client's own and in the class-balanced test set.
+        balanced: labels or values in the client's own and in the class-balanced test set; shapes:
+        `Setting.more`.
         """
         counts, losses = self.counts, self.losses
         if (
@@ -101,6 +111,60 @@ class Judgement(Payload):
                 )
 
 
+class DetailedJudgement(Judgement):
+    """An answer with the counts that `evaluate.metrics` need. more: (2, m), those that are not
+    0: place and count. A model's counts are one vector (`metrics.flat`), the vectors of all models
+    follow one another.
+    """
+
+    more: Sparse
+
+    def check(
+        self, width: int, own: int, balanced: int, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        super().check(width, own, balanced, shapes)
+        size = metrics.size(shapes)
+        rows = len(self.more)
+        places = self.more[0] if rows else self.more
+        if (
+            rows != 2
+            or bool((places[1:] <= places[:-1]).any())
+            or bool((places < 0).any() or (places >= len(JUDGED) * size).any())
+            or bool((self.more[1] < 1).any())
+        ):
+            raise RemoteProtocolError("a judgement whose counts have no place, or are below 1")
+        for row, name in enumerate(JUDGED):
+            there = balanced if name in BALANCED else own
+            if not self._possible(row, there, shapes):
+                raise RemoteProtocolError(
+                    f"the counts of its {name} model are of more than the {there} labels or values "
+                    f"that there are to test it on"
+                )
+
+    def _possible(self, row: int, there: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether no count is above what is there, nor the samples of a confusion matrix or of a
+        class's scores together.
+        """
+        counts = self.of(row, shapes)
+        sums = [np.asarray(array) for array in counts.values()]
+        if any(bool((array > there).any()) for array in sums):
+            return False
+        if "confusion" in counts:
+            sums.append(counts["confusion"].sum())
+        if "scores" in counts:
+            sums.append(counts["scores"].sum((0, 2)))
+        return not any(bool((array > there).any()) for array in sums)
+
+    def of(self, row: int, shapes: Mapping[str, tuple[int, ...]]) -> JsonDict:
+        """The counts by name of the model in that row of `JUDGED`."""
+        size = metrics.size(shapes)
+        places, counts = self.more.numpy()
+        vector = np.zeros(size, dtype=np.int64)
+        mine = (places >= row * size) & (places < (row + 1) * size)
+        vector[places[mine] - row * size] = counts[mine]
+        return metrics.parted(vector, shapes)
+
+
 def evaluated_clients(config: Config) -> list[int]:
     """The clients that an evaluation asks: all, or the same sample each time (`evaluate.most`)."""
     most = config.evaluate.most
@@ -119,14 +183,17 @@ def keeps_local(config: Config, personalised: bool) -> bool:
     return personalised or few
 
 
-def judgements(payload: Judgement) -> dict[str, Counts]:
-    """The counts by model; models that were not evaluated are left out."""
+def judgements(payload: Judgement, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Counts]:
+    """The counts by model; models that were not evaluated are left out. shapes: `Setting.more`."""
     found = {}
     for row, name in enumerate(JUDGED):
         table = payload.counts[row].numpy().astype(np.int64)
         n = int(table[1].sum())
         if n:
             found[name] = Counts(table, float(payload.losses[row]), n)
+            if isinstance(payload, DetailedJudgement):
+                more = functools.partial(payload.of, row, shapes)  # dense only while it is used
+                found[name] = dataclasses.replace(found[name], more=more)
     return found
 
 

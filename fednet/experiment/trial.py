@@ -26,9 +26,10 @@ from fednet.loading import place
 from fednet.models.adapters import adapted, merged
 from fednet.models.calls import unnamed
 from fednet.tensors import Inputs, Layout
-from fednet.training.evaluation import other_width
+from fednet.training import metrics
+from fednet.training.evaluation import Counts, other_width
 from fednet.training.samples import length
-from fednet.training.tasks.classification import Classification, class_axis
+from fednet.training.tasks.classification import BINS, Classification, class_axis
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.feedback import DGC
 
@@ -234,6 +235,82 @@ def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> i
     x, y = samples(data)
     out = _evaluated(config, module, data.inputs(x))
     return counted(config.task, task, out, y).shape[1]
+
+
+def more_counts(
+    config: Config,
+    factory: Callable[[int], nn.Module],
+    task: Task,
+    classes: int,
+    data: Data | None,
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the counts that `evaluate.metrics` need, by name, found with two
+    training samples. Raises ConfigError if the task does not have them, or they are no counts.
+    """
+    names, shown = config.evaluate.metrics, config.task
+    metrics.check_offered(names, task, shown)
+    needed = metrics.needed(names)
+    if not needed:
+        return {}
+    if data is not None and len(data.train[1]):
+        x, y = samples(data)
+        out = _evaluated(config, factory(config.seed), data.inputs(x))
+        found = {name: _more(config, name, task, out, y) for name in needed}
+        shapes = {name: tuple(counts.shape) for name, counts in found.items()}
+        arrays = {k: v.numpy() if v.ndim else v.item() for k, v in found.items()}
+        metrics.values(names, Counts(np.zeros((2, 1)), 1.0, len(y), lambda: arrays))
+    else:
+        known = {"n": (), "confusion": (classes, classes), "scores": (2, classes, BINS)}
+        if not isinstance(task, Classification) or not {*needed} <= {*known}:
+            raise ConfigError(
+                f"evaluate.metrics: they need {', '.join(needed)}, and there are no data here to "
+                f"try the task {shown} on; leave those metrics out."
+            )
+        shapes = {name: known[name] for name in needed}
+    if metrics.size(shapes) > metrics.MOST:
+        raise ConfigError(
+            f"evaluate.metrics: {', '.join(f'{k} {v}' for k, v in shapes.items())} are more than "
+            f"{metrics.MOST} counts a model; take fewer metrics, or a task with fewer classes."
+        )
+    return shapes
+
+
+def _more(
+    config: Config, name: str, task: Task, out: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """Returns the counts of two samples. Raises ConfigError if they are no counts, or not the sum
+    of those of each.
+    """
+
+    def counted(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return metrics.count(task, name, out, y)
+
+    counted.__name__ = shown = f"count_{name}"
+    batches = [(out[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+    if len(out) != len(y):
+        batches = [(out, y)]  # the outputs have no sample axis to cut
+    found = []
+    for batch in ((out, y), *batches):
+        counts = _called(config.task, counted, *batch)
+        if (
+            not isinstance(counts, torch.Tensor)
+            or counts.dtype != torch.int64
+            or bool((counts < 0).any())
+        ):
+            raise ConfigError(
+                f"task {config.task}: {shown} gave {_form(counts)}, expected int64 of at least 0."
+            )
+        found.append(counts)
+    whole, *each = found
+    sums: dict[str, torch.Tensor] = {}
+    for one in each:
+        metrics.add(sums, {name: one}, task)
+    if sums[name].shape != whole.shape or not torch.equal(sums[name], whole):
+        raise ConfigError(
+            f"task {config.task}: {shown} of two samples together is not the sum of those of each; "
+            f"expected counts of a fixed shape that batches of any size add up to."
+        )
+    return whole
 
 
 def sequence_axis(config: Config, module: nn.Module, data: Data) -> int:

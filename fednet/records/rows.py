@@ -167,6 +167,8 @@ class Round(Row, kw_only=True):
     total_by_class: list[int] | None = None
     # over all evaluated clients, by JUDGED, and `received`: the global model before the round
     client_accuracy: dict[str, float] | None = None
+    metrics: dict[str, float] | None = None  # `evaluate.metrics` of the global model
+    client_metrics: dict[str, dict[str, float]] | None = None  # as `client_accuracy`, by metric
     # What `personal` means: `personal`, or `local`, the last local model, where the method keeps no
     # personal one.
     own_model: str | None = None
@@ -225,6 +227,7 @@ class Client(Row, kw_only=True):
     accuracy_finetuned_balanced: float | None = None
     correct_finetuned_balanced: int | None = None
     tested_finetuned_balanced: int | None = None
+    metrics: dict[str, dict[str, float]] | None = None  # by model and `evaluate.metrics`
     samples: int | None = None
     train_loss: float | None = None
     steps: int | None = None
@@ -317,6 +320,8 @@ class Summary(Row, kw_only=True):
     personal: dict[str, float] | None = None
     personal_of_participants: dict[str, float] | None = None  # of those who ever took part
     own_model: str | None = None  # what `personal` is there, see `Round`
+    metrics: dict[str, float] | None = None  # of the global model, in the last evaluated round
+    client_metrics: dict[str, dict[str, float]] | None = None  # at the end, see `Round`
     judged: JsonDict | None = None  # how many clients at the end, of how many
     personal_spread: JsonDict | None = None
     train_loss: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fednet.plain import JsonMapping
@@ -52,9 +52,9 @@ class Metric:
         """Returns its value in a round's row, of several numbers their mean; None if it was not
         measured, or is no number.
         """
-        head, _, key = self.field.partition(".")
+        head, *keys = self.field.split(".")
         value = getattr(row, head) if isinstance(row, Row) else row.get(head)
-        if key:
+        for key in keys:
             value = (value or {}).get(key)
         if isinstance(value, list) and value:
             value = sum(value) / len(value)
@@ -130,23 +130,76 @@ COSTS: tuple[Metric, ...] = (
 )
 
 
-def metric(name: str) -> Metric:
-    """Raises KeyError for a name that the table does not have."""
-    return {m.name: m for m in METRICS}[name]
+# Of the metrics of `evaluate.metrics`, by their field of a round: what is before the metric's name,
+# in a label, and in a round's line; and what is after the name in a label.
+FURTHER = {
+    "metrics": ("", "global ", "", ""),
+    "client_metrics.global": ("client_", "global ", "global ", " on clients' tests"),
+    "client_metrics.received": (
+        "received_",
+        "global ",
+        "received ",
+        " before the round, on clients' tests",
+    ),
+    "client_metrics.personal": ("personal_", "{own} ", "{own} ", " on clients' tests"),
+}
 
 
-def names() -> list[str]:
-    return [m.name for m in METRICS]
+def further(row: JsonMapping | Row) -> list[Metric]:
+    """Returns the metrics of `evaluate.metrics` that a round's row has."""
+    found: list[Metric] = []
+    for field, (prefix, model, word, tested) in FURTHER.items():
+        head, _, key = field.partition(".")
+        values = row.get(head) or {}
+        if key:
+            values = values.get(key) or {}
+        for name in values:
+            found.append(
+                Metric(
+                    name=prefix + name,
+                    label=f"{model}{name}{tested}",
+                    field=f"{field}.{name}",
+                    places="line page track compare" if not prefix else "line page track",
+                    word=word + name,
+                    unless=_unless(name, prefix),
+                )
+            )
+    return found
 
 
-def shown(place: str) -> list[Metric]:
+def _unless(name: str, prefix: str) -> tuple[str, ...]:
+    """The metrics beside which this one is not in a round's line, as for the accuracies."""
+    if not prefix:
+        return ()
+    return (name, f"client_{name}") if prefix == "received_" else (name,)
+
+
+def metric(name: str, rows: Iterable[JsonMapping | Row] = ()) -> Metric:
+    """Raises KeyError for a name that neither the table nor one of these rows has."""
+    for m in METRICS:
+        if m.name == name:
+            return m
+    return {m.name: m for m in known(rows)}[name]
+
+
+def known(rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
+    """Returns the metrics of the table, and those that only these rows have."""
+    found = {m.name: m for row in rows for m in further(row)}
+    return [*METRICS, *found.values()]
+
+
+def names(rows: Iterable[JsonMapping | Row] = ()) -> list[str]:
+    return [m.name for m in known(rows)]
+
+
+def shown(place: str, rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
     """Returns the metrics that are shown there."""
-    return [m for m in METRICS if place in m.places.split()]
+    return [m for m in known(rows) if place in m.places.split()]
 
 
 def line_parts(row: JsonMapping | Row, costs: bool = False) -> list[str]:
     """Returns the pieces of a round's line that its metrics have, or its costs."""
-    metrics = COSTS if costs else METRICS
+    metrics = COSTS if costs else known([row])
     own = row.get("own_model") or OWN
     found = {
         m.name: v for m in metrics if "line" in m.places.split() and (v := m.of(row)) is not None

@@ -118,7 +118,7 @@ def curve(
                 )
                 area.set_gid(f"series-{s.place}-band")
         ax.set(xlabel=across, ylabel=label)
-        ax.set_ylim(*_within(series, metric(y).share))
+        ax.set_ylim(*_within(series, groups.metric_of(of, y).share))
         if x == "rounds":
             _whole(ax.xaxis)
         if len(series) > 1:
@@ -602,7 +602,7 @@ def figure(
         raise ConfigError("figure: expected at least one run directory.")
     for what, name, known in (
         ("--x", x, costs.COSTS),
-        ("--y", y, (*names(), "cost")),
+        ("--y", y, (*names(row for run in runs for row in run.rounds), "cost")),
         ("--band", band, metrics.BANDS),
         ("--bytes", bytes, costs.BYTES),
         ("kind of file", path.suffix[1:], ("pdf", "svg", "png", "eps")),

@@ -12,7 +12,7 @@ import msgspec
 from fednet.config import WHERE
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict
-from fednet.records import metric
+from fednet.records import Metric, metric
 from fednet.report import costs
 from fednet.report.read import Run
 
@@ -156,12 +156,17 @@ def clocks(groups: Sequence[Group]) -> list[str]:
     return sorted({g.clock for g in groups})
 
 
+def metric_of(groups: Sequence[Group], y: str) -> Metric:
+    """Raises KeyError if no run has that metric."""
+    return metric(y, (row for g in groups for run in g.runs for row in run.rounds))
+
+
 def titled(groups: Sequence[Group], y: str) -> str:
     """Returns the label of a metric, which names the model whose accuracy it is, in each of these
     runs.
     """
     owns = sorted({r.own_model for g in groups for r in g.runs})
-    return metric(y).titled(" or ".join(owns))
+    return metric_of(groups, y).titled(" or ".join(owns))
 
 
 # -- settings in words -----------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.records import JUDGED, Client, Round, Summary, metric, names
+from fednet.records import JUDGED, Client, Round, Summary, metric
 from fednet.report import costs
 from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
@@ -38,12 +37,13 @@ LAST = 4  # of the targets that were reached, so many are reported
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
     """Returns (round, value) of the rounds that have one, not smoothed. y: a name of
     `records.METRICS`: accuracy is of the global model on the server's test set, personal_accuracy
-    of the personal models of the clients evaluated in that round, on their own tests, pooled.
+    of the personal models of the clients evaluated in that round, on their own tests, pooled; or a
+    metric of `evaluate.metrics`. Empty for a name that the run does not have.
     """
     try:
-        of = metric(y).of
+        of = metric(y, run.rounds).of
     except KeyError:
-        raise ConfigError(unknown("curve", y, names())) from None
+        return []
     return [(r.round, float(v)) for r in run.rounds if (v := of(r)) is not None]
 
 

@@ -222,7 +222,7 @@ def _runs(runs: Sequence[Run]) -> JsonDict:
 def _curves(found: Sequence[Group], chart: Chart) -> list[JsonDict]:
     """For each metric that was recorded, a chart for each axis."""
     made = []
-    for m in shown("page"):
+    for m in shown("page", (row for g in found for run in g.runs for row in run.rounds)):
         charts = [
             {"place": place, **chart(f)}
             for place, (x, clock) in enumerate(_axes(found))

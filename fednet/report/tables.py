@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fednet.errors import ConfigError, unknown
-from fednet.records import metric, shown
+from fednet.records import Metric, shown
 from fednet.report import costs, metrics
 from fednet.report.groups import Group, group, pairs, unpaired
 from fednet.report.read import Run
@@ -113,7 +113,8 @@ def table(
         if not 0 < t <= 1:
             raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
     groups = group(runs, labels)
-    further = [m.name for m in shown("compare") if any(metrics.curve(r, m.name) for r in runs)]
+    listed = shown("compare", (row for run in runs for row in run.rounds))
+    further = [m for m in listed if any(metrics.curve(r, m.name) for r in runs)]
     columns = _columns(runs, targets, [by] if by else list(costs.COSTS), bytes, further)
     cells = tuple(tuple(TableCell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
@@ -125,9 +126,9 @@ def _columns(
     targets: Sequence[float],
     by: Sequence[str],
     bytes: str,
-    further: Sequence[str],
+    further: Sequence[Metric],
 ) -> tuple[Column, ...]:
-    """further: names of metrics whose last value is a column. Seconds of different clocks are in
+    """further: metrics whose last value is a column. Seconds of different clocks are in
     different columns. Without a test set at the server, the accuracies are those on the clients'
     tests.
     """
@@ -150,8 +151,15 @@ def _columns(
     if any(metrics.personal(r) for r in runs):
         own = "/".join(_own_models(runs))
         columns.append(Column(own, lambda r: (metrics.personal(r) or {}).get("pfl")))
-    for name in further:
-        columns.append(Column(metric(name).titled(), functools.partial(_last, name=name)))
+    own_metrics = {k for r in runs for k in (r.summary.client_metrics or {}).get("personal", ())}
+    for name in sorted(own_metrics):
+        columns.append(
+            Column(
+                f"{'/'.join(_own_models(runs))} {name}", functools.partial(_own_metric, name=name)
+            )
+        )
+    for m in further:
+        columns.append(Column(m.titled(), functools.partial(_last, name=m.name)))
     for target in targets:
         for what in by:
             of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes, y=y)
@@ -232,6 +240,12 @@ def _tested(run: Run, y: str, clock: str | None = None) -> bool:
     that was evaluated. clock: and its seconds are by this clock.
     """
     return bool(metrics.curve(run, y)) and clock in (None, costs.seconds_key(run))
+
+
+def _own_metric(run: Run, name: str) -> float | None:
+    """A metric of the clients' own models on their own tests, in the evaluation at the end."""
+    found = (run.summary.client_metrics or {}).get("personal", {}).get(name)
+    return None if found is None else float(found)
 
 
 def _last(run: Run, name: str) -> float | None:

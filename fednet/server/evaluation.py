@@ -4,8 +4,11 @@ for the records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
 
 from fednet import records
 from fednet.algorithms.base import Algorithm, Tensors
@@ -24,6 +27,7 @@ from fednet.server.inbox import Reply
 from fednet.server.postprocessors import lowered, share_of_one
 from fednet.server.round import Round, reached
 from fednet.tensors import combine
+from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
@@ -94,6 +98,7 @@ class Evaluator:
             round.evaluated = self._ask_all(round.number, model, round.after, keep, final=False)
         if round.evaluated:
             record.client_accuracy = pooled(round.evaluated, self._share(len(round.evaluated)))
+            record.client_metrics = self._pooled_metrics(round.evaluated)
             if "personal" in record.client_accuracy:
                 record.own_model = self.own_model
         return model
@@ -104,6 +109,18 @@ class Evaluator:
         """
         known = self.experiment.federation is not None
         return None if known else share_of_one(self.experiment, evaluated)
+
+    def _pooled_metrics(
+        self, evaluated: Mapping[int, Mapping[str, Counts]]
+    ) -> dict[str, dict[str, float]] | None:
+        """`evaluate.metrics` over all test samples of these clients, by model."""
+        names = self.config.evaluate.metrics
+        if not names:
+            return None
+        found = {}
+        for model, counts, weights in weighed(evaluated, self._share(len(evaluated))):
+            found[model] = metrics.values(names, summed(counts, weights))
+        return found
 
     def stopped(self, round: Round, progress: RunProgress) -> None:
         """Where the run ends with this round, which is not the last of its configuration, and was
@@ -144,18 +161,37 @@ class Evaluator:
 
     def best(self, progress: RunProgress, record: records.Round, model: Tensors | None) -> None:
         """Notes the round as the best so far, where it is."""
-        accuracy, model_of = record.test_accuracy, "global"
-        if accuracy is None:  # without a global model or test set: the clients' own models
-            accuracy, model_of = (record.client_accuracy or {}).get("personal"), self.own_model
-        if accuracy is not None and (progress.best is None or accuracy > progress.best):
-            progress.best, progress.best_round, progress.best_of = accuracy, record.round, model_of
+        name = self.config.stop.metric
+        value, model_of = self._measured(record, name)
+        if value is None:
+            return
+        best = progress.best
+        lower = metrics.lower_is_better(name)
+        if best is None or (value < best if lower else value > best):
+            progress.best, progress.best_round, progress.best_of = value, record.round, model_of
             if self.config.checkpoint.best and model is not None:
                 named = self.experiment.state_dict(model)
                 exports.save_model(self.directory.path / "best.safetensors", named)
 
+    def _measured(self, record: records.Round, name: str) -> tuple[float | None, str]:
+        """`stop.metric` of a round, and of which model: the clients' own models without a global
+        model or test set.
+        """
+        if name in ("test_loss", "validation_accuracy"):
+            return record.get(name), "global"
+        of_global, of_clients = record.test_accuracy, record.client_accuracy or {}
+        own = of_clients.get("personal")
+        if name != "accuracy":
+            own = (record.client_metrics or {}).get("personal", {}).get(name)
+            of_global = (record.metrics or {}).get(name)
+        return (of_global, "global") if record.test_accuracy is not None else (own, self.own_model)
+
     # -- the last evaluation -----------------------------------------------------------------------
-    def last(self, round: int, carried: RunState, keep: dict[int, str]) -> list[JsonDict]:
+    def last(
+        self, progress: RunProgress, carried: RunState, keep: dict[int, str]
+    ) -> list[JsonDict]:
         """The clients are asked once, at the end. Returns their lines."""
+        round = progress.round
         section = self.config.evaluate
         if not section.every or section.clients == "none":
             return []
@@ -163,8 +199,11 @@ class Evaluator:
         rows = read_lines(self.directory.path / "rounds.jsonl")
         took_part = {c for row in rows for c in row["completed"]}
         evaluated = self._ask_all(round, self.newest(carried.server), carried, keep, final=True)
+        progress.client_metrics = self._pooled_metrics(evaluated) or {}
         return [
-            client_row(round, c, v, final=True, took_part=c in took_part).line()
+            client_row(
+                round, c, v, final=True, took_part=c in took_part, metrics_of=section.metrics
+            ).line()
             for c, v in sorted(evaluated.items())
         ]
 
@@ -197,13 +236,16 @@ def global_scores(
 ) -> JsonDict:
     """The fields of a line of rounds.jsonl. validation: None where nothing is held out for it."""
     module = host.model(model)
-    counts = evaluate(module, test, host.task, batch_size)
+    setting = host.setting
+    counts = evaluate(module, test, host.task, batch_size, tuple(setting.more))
     found = {
         "test_loss": counts.mean_loss,
         "test_accuracy": counts.accuracy,
         "correct_by_class": counts.table[0].tolist(),
         "total_by_class": counts.table[1].tolist(),
     }
+    if names := setting.config.evaluate.metrics:
+        found["metrics"] = metrics.values(names, counts)
     if validation is not None:
         found["validation_accuracy"] = evaluate(module, validation, host.task, batch_size).accuracy
     return found
@@ -216,18 +258,42 @@ def pooled(
     model that was evaluated. share: the largest part that one client may have in it, where the
     sizes of test sets are the sites' own word.
     """
-    by_name: dict[str, dict[int, Counts]] = {}
-    for client, counts_by_model in sorted(evaluated.items()):
-        for name, counts in counts_by_model.items():
-            by_name.setdefault(name, {})[client] = counts
     found = {}
-    for name, clients in by_name.items():
-        sizes = {c: counts.n for c, counts in clients.items()}
-        weights = sizes if share is None else sizes | lowered(sizes, share)
+    for name, clients, weights in weighed(evaluated, share):
         right = {c: Fraction(int(counts.table[0].sum()), counts.n) for c, counts in clients.items()}
         total = sum(weights[c] * right[c] for c in clients)
         found[name] = float(total / sum(weights.values()))
     return found
+
+
+def weighed(
+    evaluated: Mapping[int, Mapping[str, Counts]], share: float | None
+) -> Iterator[tuple[str, dict[int, Counts], dict[int, int]]]:
+    """Yields each model that was evaluated: its name, and its counts and their weight by client, in
+    ascending order. share: see `pooled`.
+    """
+    by_name: dict[str, dict[int, Counts]] = {}
+    for client, counts_by_model in sorted(evaluated.items()):
+        for name, counts in counts_by_model.items():
+            by_name.setdefault(name, {})[client] = counts
+    for name, clients in by_name.items():
+        sizes = {c: counts.n for c, counts in clients.items()}
+        yield name, clients, sizes if share is None else sizes | lowered(sizes, share)
+
+
+def summed(clients: Mapping[int, Counts], weights: Mapping[int, int]) -> Counts:
+    """The counts of all these clients together. A client whose weight is lower than its number of
+    samples counts for fewer of them.
+    """
+    loss, n, sums = 0.0, 0, dict[str, Any]()
+    for client, counts in clients.items():
+        part = weights[client] / counts.n
+        loss += counts.loss * part
+        n += counts.n
+        for name, more in counts.more().items():
+            mine = more if part == 1 else more * part
+            sums[name] = sums[name] + mine if name in sums else mine
+    return Counts(np.zeros((2, 0), dtype=np.int64), loss, n, lambda: sums)
 
 
 def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, float]:
@@ -248,7 +314,7 @@ def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, f
     return {name: value for name, value in found.items() if value is not None}
 
 
-def client_lines(round: Round) -> list[JsonDict]:
+def client_lines(round: Round, metrics_of: Sequence[str] = ()) -> list[JsonDict]:
     """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
     rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}
     rows |= round.evaluated
@@ -262,6 +328,7 @@ def client_lines(round: Round) -> list[JsonDict]:
             round.runs.get(client),
             reply=replies.get(client),
             reported=round.reports.get(client),
+            metrics_of=metrics_of,
         )
         lines.append(row.line())
     return lines
@@ -277,9 +344,10 @@ def client_row(
     took_part: bool | None = None,
     reply: Reply | None = None,
     reported: Mapping[str, float] | None = None,
+    metrics_of: Sequence[str] = (),
 ) -> Client:
     """Returns a line of clients.jsonl: the scores of a client's models and, if it trained in this
-    round, its training.
+    round, its training. metrics_of: `evaluate.metrics`.
     """
     worker = reply.record.worker if reply is not None else {}
     evaluated = counts_by_model.get("personal") or next(iter(counts_by_model.values()), None)
@@ -294,6 +362,8 @@ def client_row(
         host=worker.get("host"),
         device=worker.get("device"),
     )
+    if metrics_of and counts_by_model:
+        row.metrics = {m: metrics.values(metrics_of, c) for m, c in counts_by_model.items()}
     if run is not None:
         row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
     for name, counts in counts_by_model.items():

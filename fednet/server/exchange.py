@@ -567,8 +567,9 @@ class Exchanges:
             counts = evaluation.take_payload()
             if not isinstance(counts, Judgement):
                 body = evaluation.body()
-                counts = self.experiment.up.decode(Judgement, evaluation.message.form, body)
-            by_model = judgements(counts)
+                form, kind = evaluation.message.form, self.experiment.judgement
+                counts = self.experiment.up.decode(kind, form, body)
+            by_model = judgements(counts, self.experiment.setting.more)
             if exchange.purpose == "train" and "global" in by_model:
                 by_model = {"received": by_model.pop("global"), **by_model}
             found[client] = by_model

@@ -560,10 +560,9 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
     """Refuses a reply whose form and sizes are not what the method declares, before its body is
     asked for.
     """
-    from fednet.experiment.judging import Judgement
 
     def check(key: Key, form: Sequence[Field]) -> None:
-        kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
+        kind = exp.judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
         exp.up.check(kind, form, exp.bounds(kind, key.client, key.round), key.round)
 
     return check
@@ -582,7 +581,6 @@ def decoder(
     partition or as its site declared; None: not known. tested(client): labels or values that it may
     have tested a model on, in its own test set and in the balanced one.
     """
-    from fednet.experiment.judging import Judgement
     from fednet.experiment.privacy import updates
     from fednet.tensors import Tensors
     from fednet.wire.payload import Samples, run_of
@@ -593,8 +591,9 @@ def decoder(
     def decode(reply: Reply, body: Content) -> Payload | None:
         key, form = reply.message.key, reply.message.form
         if key.purpose == "evaluate":
-            judgement = exp.up.decode(Judgement, form, body, sound=True)
-            judgement.check(exp.setting.counts_width, *tested(key.client))
+            judgement = exp.up.decode(exp.judgement, form, body, sound=True)
+            setting = exp.setting
+            judgement.check(setting.counts_width, *tested(key.client), setting.more)
             return judgement
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
         following: dict[str, torch.Tensor] = {}

@@ -244,6 +244,10 @@ def reached(config: Config, progress: RunProgress) -> str | None:
     spent = sum(progress.totals.get(way, 0) for way in ("up", "down"))
     if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
         return f"{progress.best_of} accuracy {progress.best:.4f} reached".lstrip()
+    if stop.patience is not None and progress.best is not None:
+        since = progress.round - progress.best_round
+        if since >= stop.patience:
+            return f"no better {stop.metric} than in round {progress.best_round}"
     if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
         return f"{spent / 1e6:.4g} MB spent"
     seconds = progress.virtual if config.link.clock == "virtual" else progress.seconds
@@ -259,6 +263,7 @@ def may_overlap(config: Config) -> bool:
     stop, evaluate = config.stop, config.evaluate
     return (
         stop.accuracy is None
+        and stop.patience is None
         and stop.megabytes is None
         and stop.seconds is None
         and not (evaluate.every and evaluate.clients == "all")

@@ -133,7 +133,7 @@ class Rounds:
                 f"the run goes to its end without client(s) {as_text(self._lost)}, whose state was "
                 f"lost (since round {min(self._lost.values())})"
             )
-        lines = self.evaluator.last(self.progress.round, self.carried, self.durable)
+        lines = self.evaluator.last(self.progress, self.carried, self.durable)
         self.progress.finished = True
         self.save({"clients": lines})
 
@@ -257,7 +257,8 @@ class Rounds:
         self.record(round, model, evaluated_at)
         self.evaluator.stopped(round, progress)
         each = self.config.record.clients == "each"
-        lines = {"rounds": [round.record.line()], "clients": client_lines(round) if each else []}
+        clients = client_lines(round, self.config.evaluate.metrics) if each else []
+        lines = {"rounds": [round.record.line()], "clients": clients}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
         keep = self.save if due or self.watch.requested else self._append
         keep(lines)

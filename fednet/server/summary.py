@@ -50,13 +50,16 @@ def finish(
         rounds.directory.event("no_personal", progress.round, client, reason=reason)
     rounds.directory.flush()
     rounds.take_tally(progress.round)  # the last evaluation
-    last = next(reversed(open_run(directory).rounds), Round())
+    lines = open_run(directory).rounds
+    last = next(reversed(lines), Round())
     return Summary(
         name=config.name,
         useful=progress.useful,
         predicted=progress.predicted if experiment.predictable else None,
         predicted_is="a bound" if bounded(experiment) else "exact",
         own_model=evaluator.own_model,
+        metrics=next((r.metrics for r in reversed(lines) if r.metrics), None),
+        client_metrics=progress.client_metrics or None,
         stopped=progress.stopped or None,
         model_sha256=model_hashes(rounds.method, server)[0],
         model_check=check,

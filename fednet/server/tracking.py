@@ -17,7 +17,7 @@ from fednet.config import Config, to_mapping
 from fednet.errors import ConfigError, lacking
 from fednet.files import write_aside
 from fednet.plain import JsonDict
-from fednet.records import COSTS, METRICS, Round
+from fednet.records import COSTS, Round, known
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Tracker(Protocol):
 def numbers(record: Round) -> dict[str, float]:
     """The numbers of a round, by the name that trackers show."""
     found: dict[str, float] = {}
-    for metric in (*METRICS, *COSTS):
+    for metric in (*known([record]), *COSTS):
         value = metric.of(record)
         if "track" in metric.places.split() and value is not None:
             found[metric.field.replace(".", "/")] = value

@@ -502,6 +502,23 @@ def _default_options(kind: str, name: str) -> JsonDict | None:
     return made
 
 
+def metric(name: str) -> Iterator[str]:
+    import torch
+
+    from fednet.training import metrics
+    from fednet.training.evaluation import evaluate
+
+    needed = metrics.needed([name])
+    yield f"needs {', '.join(needed) or 'loss'}"
+    task = registry.task.get("classification")()
+    if any(count != "n" and not hasattr(task, f"count_{count}") for count in needed):
+        return  # counts of the user's own task
+    samples = torch.eye(4)[[0, 1, 2, 3, 0]], torch.tensor([0, 1, 2, 3, 1])
+    counts = evaluate(torch.nn.Identity(), samples, task, more=needed)
+    for value in metrics.values([name], counts).values():
+        yield f"{value:.4f} on five samples, one of them wrong"
+
+
 def built_of(make: Callable[[], T], what: str, kind: str = "") -> T:
     try:
         return make()
@@ -525,4 +542,5 @@ CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
     "partitions": partitioner,
     "compressors": compressor,
     "tasks": task,
+    "metrics": metric,
 }

@@ -5,10 +5,10 @@ order.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fednet import seeds
 from fednet.errors import ConfigError
 from fednet.loading import place
 from fednet.tensors import Inputs, Tensors
+from fednet.training import metrics
 from fednet.training.samples import length, piece
 from fednet.training.scratch import KNOWN, Scratch
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False, slots=True)
 class Counts:
     """The result of an evaluation. table: (2, C) int64, correct and total by class; loss: sum over
-    the n samples.
+    the n samples; more(): the counts that metrics need, by name.
     """
 
     table: np.ndarray
     loss: float = 0.0
     n: int = 0
+    more: Callable[[], Mapping[str, Any]] = dict
 
     @classmethod
     def none(cls, classes: int) -> Counts:
@@ -114,17 +116,19 @@ def evaluate(
     data: tuple[Inputs, torch.Tensor],
     task: Task,
     batch_size: int = 512,
+    more: Sequence[str] = (),
 ) -> Counts:
     """Evaluates a model on samples (x, y) on its device, in eval mode.
 
     model: a module, or a function from inputs to outputs (`Algorithm.personal_model`). task: see
-    `fednet.training.tasks`.
+    `fednet.training.tasks`. more: names of the counts that metrics need.
     """
     x, y = data
     n = length(x)
     if isinstance(model, nn.Module):
         model.eval()
     table: torch.Tensor | None = None
+    sums: dict[str, torch.Tensor] = {}
     total = torch.zeros((), dtype=torch.float64, device=y.device)
     with torch.inference_mode(), drawing(model, y.device):
         for start in range(0, n, batch_size):
@@ -134,10 +138,12 @@ def evaluate(
             if table is not None and counts.shape != table.shape:
                 raise other_width(task, table.shape[-1], counts.shape[-1])
             table = counts if table is None else table + counts
+            metrics.add(sums, {k: metrics.count(task, k, outputs, truth) for k in more}, task)
             total = total + task.losses(outputs, truth).sum(dtype=torch.float64)
     if table is None:
         return Counts(np.zeros((2, 0), dtype=np.int64))
-    return Counts(table.cpu().numpy().copy(), float(total), n)
+    arrays = {k: v.cpu().numpy() if v.ndim else v.item() for k, v in sums.items()}
+    return Counts(table.cpu().numpy().copy(), float(total), n, lambda: arrays)
 
 
 def other_width(task: Task, width: int, found: int) -> ConfigError:

@@ -226,9 +226,9 @@ class SiteHost:
             return Counts.none(self.classes)
         evaluated = self.model(model) if isinstance(model, Tensors) else model
         with drawing(self.scratch.module, self.device):  # a function may call the module
-            return evaluate(
-                evaluated, data, self.setting.task, self.setting.config.evaluate.batch_size
-            )
+            size = self.setting.config.evaluate.batch_size
+            more = tuple(self.setting.more)
+            return evaluate(evaluated, data, self.setting.task, size, more)
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -46,6 +46,7 @@ class Setting:
     layout: of the whole model; shared: the part that is sent; head: names of the last Linear's
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
     `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C).
+    more: the shapes of the counts that `evaluate.metrics` need, by name.
     factory(seed): a module freshly initialised from that seed. features: width of the head's input,
     0 without a linear head. input_shape: of one sample. batch_norm: whether the model has BatchNorm
     that is trained. normalise: raw samples to model inputs (`Data.inputs`). augment(x, generator):
@@ -60,6 +61,7 @@ class Setting:
     task: Task
     classes: int
     counts_width: int = 1
+    more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     factory: Callable[[int], nn.Module] | None = None
     normalise: Callable[[Inputs], Inputs] | None = None
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
@@ -76,6 +78,7 @@ class Setting:
         task: Task,
         classes: int,
         counts_width: int,
+        more: Mapping[str, tuple[int, ...]],
         data: Data | None,
         input_shape: tuple[int, ...],
     ) -> Setting:
@@ -89,6 +92,7 @@ class Setting:
             task=task,
             classes=classes,
             counts_width=counts_width,
+            more=more,
             factory=begun.factory,
             normalise=None if data is None else functools.partial(_inputs, data),
             augment=augment.get(config.data.augment),

@@ -28,3 +28,7 @@ class Task(Protocol):
         in the client's test set.
         """
         ...
+
+    # For metrics (`evaluate.metrics`) a task may also have methods `count_NAME(self, outputs, y)`.
+    # Each returns an int64 tensor of a fixed shape, of counts that add up over samples. No count
+    # may be below 0, or above the number of labels or values in the client's test set.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fednet.training.tasks import Task
 
 
+BINS = 1000  # of a class's probability, 0..1
+
+
 @task("classification")
 class Classification:
     """Cross-entropy; correct and total by class.
@@ -62,6 +65,31 @@ class Classification:
         right = y[outputs.argmax(dim=-1) == y]
         labels = y if y.ndim == 1 else y[y != IGNORED]
         return torch.stack([torch.bincount(v, minlength=classes) for v in (right, labels)])
+
+    def count_confusion(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(C, C) int64: samples by true class (row) and predicted class (column)."""
+        outputs, y = self._labelled(outputs, y)
+        classes = outputs.shape[-1]
+        cells = y * classes + outputs.argmax(dim=-1)
+        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
+    def count_scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(2, C, BINS) int64: for each class, the samples of other classes [0] and its own [1] by
+        the probability that they get for it, in bins of equal width.
+        """
+        outputs, y = self._labelled(outputs, y)
+        classes = outputs.shape[-1]
+        bins = (outputs.double().softmax(-1) * BINS).long().clamp(0, BINS - 1)
+        cells = (F.one_hot(y, classes) * classes + torch.arange(classes, device=y.device)) * BINS
+        counts = torch.bincount((cells + bins).flatten(), minlength=2 * classes * BINS)
+        return counts.view(2, classes, BINS)
+
+    def _labelled(
+        self, outputs: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs (n, C) and labels (n,) of all positions that have a label."""
+        outputs, y = self.classes_last(outputs, y).flatten(0, -2), y.flatten()
+        return outputs[y != IGNORED], y[y != IGNORED]
 
     def classes_last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The outputs with the classes last."""

@@ -1,0 +1,137 @@
+"""Metrics that are no quotient of two counts: functions of counts that are summed over samples and
+clients.
+
+    @fednet.metric("specificity")
+    def specificity(confusion):  # (C, C) int64: row: true class, column: predicted class
+        ...
+
+The names of a metric's arguments say which counts it needs: `loss`, the sum of the samples' losses;
+`n`, the number of samples; or what the task counts in a method `count_NAME(outputs, y)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from fednet import registry
+from fednet.errors import ConfigError, FednetError, unknown
+from fednet.loading import place
+
+if TYPE_CHECKING:
+    from fednet.training.evaluation import Counts
+    from fednet.training.tasks import Task
+
+F = TypeVar("F", bound=Callable[..., Any])
+LOWER = "lower_is_better"
+MOST = 2**22  # values of all counts of a model, 32 MiB
+
+
+def metric(name: str, lower_is_better: bool = False) -> Callable[[F], F]:
+    """Returns the decorator of a metric. lower_is_better: for `stop.metric`."""
+
+    def keep(function: F) -> F:
+        setattr(function, LOWER, lower_is_better)
+        return registry.metric(name)(function)
+
+    return keep
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a smaller value is better. name: of a metric, or accuracy or test_loss."""
+    if name in registry.metric.names():
+        return bool(getattr(registry.metric.get(name), LOWER, False))
+    return name == "test_loss"
+
+
+def needed(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the counts that these metrics need beside the loss, sorted."""
+    found = {count for name in names for count in _arguments(name)}
+    return tuple(sorted(found - {"loss"}))
+
+
+def _arguments(name: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(registry.metric.get(name)).parameters)
+
+
+def check_offered(names: Iterable[str], task: Task, shown: str) -> None:
+    """Raises ConfigError for a metric that needs counts that the task does not have."""
+    counts = {n.removeprefix("count_") for n in dir(task) if n.startswith("count_")}
+    for name in names:
+        for count in _arguments(name):
+            if count not in counts | {"loss", "n"}:
+                raise ConfigError(
+                    f"evaluate.metrics: {name} needs {count!r}, and the task {shown} has no method "
+                    f"count_{count}: {unknown('count', count, counts | {'loss', 'n'})}"
+                )
+
+
+def count(task: Task, name: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns the counts of that name over a batch, int64."""
+    if name == "n":
+        return torch.tensor(len(y))
+    found: torch.Tensor = getattr(task, f"count_{name}")(outputs, y)
+    return found
+
+
+def add(sums: dict[str, torch.Tensor], more: Mapping[str, torch.Tensor], task: Task) -> None:
+    """Adds the counts of a batch. Raises ConfigError if they have another shape than before."""
+    for name, counts in more.items():
+        if name in sums and sums[name].shape != counts.shape:
+            raise ConfigError(
+                f"task: count_{name} ({place(getattr(task, f'count_{name}'))}) gave the shape "
+                f"{tuple(sums[name].shape)} for some samples and {tuple(counts.shape)} for others; "
+                f"expected the same shape for any samples."
+            )
+        sums[name] = sums[name] + counts if name in sums else counts
+
+
+def values(names: Iterable[str], counts: Counts) -> dict[str, float]:
+    """Returns the metrics of summed counts, without those that are not defined for them."""
+    given = {**counts.more(), "loss": counts.loss}
+    found = {name: _value(name, given) for name in names} if counts.n else {}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _value(name: str, given: Mapping[str, object]) -> float:
+    """Returns a metric's value, NaN where it divides by zero. Raises ConfigError if it fails."""
+    function = registry.metric.get(name)
+    arguments = {count: given[count] for count in _arguments(name)}
+    try:
+        with np.errstate(all="ignore"):
+            return float(function(**arguments))
+    except ArithmeticError:
+        return math.nan
+    except FednetError:
+        raise
+    except Exception as broken:  # a user's function may raise anything
+        raise ConfigError(
+            f"metric {name} ({place(function)}) fails: {type(broken).__name__}: {broken}"
+        ) from broken
+
+
+# -- as they are sent ------------------------------------------------------------------------------
+def flat(more: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
+    """Returns these counts in one vector, in the order of `shapes`."""
+    parts = [np.asarray(more[name], dtype=np.int64).reshape(-1) for name in shapes]
+    return np.concatenate(parts)
+
+
+def parted(vector: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns the counts of a vector by name; those without a shape as numbers."""
+    found: dict[str, Any] = {}
+    at = 0
+    for name, shape in shapes.items():
+        end = at + math.prod(shape)
+        found[name] = vector[at:end].reshape(shape) if shape else vector[at].item()
+        at = end
+    return found
+
+
+def size(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())

@@ -1,0 +1,225 @@
+"""`evaluate.metrics` and `stop.patience` in whole runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fednet
+from fednet import registry
+from fednet.config import from_mapping
+from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.experiment.build import build
+from fednet.experiment.judging import DetailedJudgement
+from fednet.report import figures, metrics, tables
+from fednet.server.evaluation import summed
+from fednet.tools import killed
+from fednet.training.evaluation import Counts
+from fednet.training.tasks.classification import Classification
+from tests.rooms import SMALL, hashes, lines, merged, processes, run, summary
+
+NAMES = ["f1_macro", "miou", "perplexity", "auc"]
+WITH = {"evaluate": {"metrics": NAMES, "clients": "auto"}}
+FIELDS = ("metrics", "client_metrics", "model_sha256")
+
+
+def test_the_metrics_are_in_every_record_and_change_no_bit(tmp_path):
+    plain = run(tmp_path / "a", evaluate={"clients": "auto"})
+    directory = run(tmp_path / "b", **WITH)
+    assert hashes(directory) == hashes(plain)
+    assert "metrics" not in lines(plain / "rounds.jsonl")[-1]
+    last = lines(directory / "rounds.jsonl")[-1]
+    model, data = fednet.open_run(directory).model().eval(), build(from_mapping(WHOLE)).data
+    with torch.no_grad():
+        outputs = model(data.inputs(data.test[0]))
+    y = data.test[1]
+    table = np.zeros((3, 3))
+    np.add.at(table, (y.numpy(), outputs.argmax(1).numpy()), 1)
+    f1 = 2 * table.diagonal() / (table.sum(0) + table.sum(1))
+    assert last["metrics"]["f1_macro"] == pytest.approx(f1.mean(), rel=1e-12)
+    loss = torch.nn.functional.cross_entropy(outputs, y)
+    assert last["metrics"]["perplexity"] == pytest.approx(float(loss.exp()), rel=1e-6)
+    assert {*last["client_metrics"]} == {"received", "personal"}
+    assert {*last["client_metrics"]["personal"]} == {*NAMES}
+    clients = [row for row in lines(directory / "clients.jsonl") if row["round"] == 2]
+    assert all({*row["metrics"]["personal"]} == {*NAMES} for row in clients)
+    whole = summary(directory)
+    assert whole["metrics"] == last["metrics"]
+    assert {*whole["client_metrics"]} >= {"global", "personal"}
+    kinds = [row["kinds"] for row in lines(directory / "wire.jsonl") if "accuracy" in row["kinds"]]
+    before = [row["kinds"] for row in lines(plain / "wire.jsonl") if "accuracy" in row["kinds"]]
+    assert min(k["accuracy"] for k in kinds) > max(k["accuracy"] for k in before)
+
+
+WHOLE = merged(SMALL, WITH)
+
+
+def test_they_are_drawn_and_compared(tmp_path):
+    made = fednet.open_run(run(tmp_path, **WITH))
+    assert [v for _, v in metrics.curve(made, "f1_macro")] == [
+        r.metrics["f1_macro"] for r in made.rounds
+    ]
+    said = figures.figure([made], tmp_path / "f.svg", y="personal_auc")
+    assert said.startswith("Local auc on clients' tests")
+    with pytest.raises(ConfigError, match="Did you mean 'f1_macro'"):
+        figures.figure([made], tmp_path / "f.svg", y="f1_marco")
+    said = tables.compare([made])
+    assert "global f1_macro" in said
+    assert "local f1_macro" in said
+
+
+def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
+    one, several = run(tmp_path / "a", **WITH), processes(tmp_path / "b", **WITH)
+    rows = [[[r.get(k) for k in FIELDS] for r in lines(d / "rounds.jsonl")] for d in (one, several)]
+    assert rows[0] == rows[1]
+    assert summary(one)["client_metrics"] == summary(several)["client_metrics"]
+    # Patience ends this run after its resume.
+    changes = {**WITH, "rounds": 40, "stop": {"patience": 2, "metric": "perplexity"}}
+    changes["train"] = {"lr": 0.5, "batch_size": 16}
+    whole, resumed = killed.trained(changes), killed.resumed(changes, [])
+    assert killed.KILLED < len(whole) < 40
+    assert [[r.get(k) for k in FIELDS] for r in whole] == [
+        [r.get(k) for k in FIELDS] for r in resumed
+    ]
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "test_loss", "accuracy", "f1_macro"])
+def test_a_run_ends_once_its_metric_is_no_better_for_so_many_rounds(tmp_path, metric):
+    directory = run(
+        tmp_path,
+        rounds=60,
+        train={"lr": 0.8},
+        stop={"patience": 3, "metric": metric},
+        checkpoint={"best": True},
+        **WITH,
+    )
+    rows = lines(directory / "rounds.jsonl")
+    names = {"accuracy": "test_accuracy"}
+    curve = [r["metrics"].get(metric, r.get(names.get(metric, metric))) for r in rows]
+    lower = metric in ("perplexity", "test_loss")
+    best = (min if lower else max)(curve)
+    at = curve.index(best) + 1
+    assert len(rows) == at + 3 < 60
+    done = summary(directory)
+    assert done["stopped"] == f"no better {metric} than in round {at}"
+    assert done["rounds"] == len(rows)
+    names = fednet.open_run(directory)
+    again = run(tmp_path / "again", rounds=at, train={"lr": 0.8}, **WITH)
+    kept = names.dir / "best.safetensors"
+    from safetensors.torch import load_file
+
+    expected = fednet.open_run(again).model().state_dict()
+    assert all(torch.equal(v, expected[k]) for k, v in load_file(kept).items())
+
+
+def test_patience_is_that_of_the_clients_models_without_a_global_one(tmp_path):
+    directory = run(
+        tmp_path,
+        rounds=60,
+        algorithm={"name": "local"},
+        train={"lr": 0.5},
+        stop={"patience": 2, "metric": "f1_macro"},
+        **WITH,
+    )
+    curve = [r["client_metrics"]["personal"]["f1_macro"] for r in lines(directory / "rounds.jsonl")]
+    assert len(curve) == curve.index(max(curve)) + 3 < 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evaluate": {"metrics": ["f1_marco"]}}, "Did you mean 'f1_macro'"),
+        ({"stop": {"metric": "f1_macro"}}, "unknown metric 'f1_macro'"),
+        ({"stop": {"metric": "test_loss", "accuracy": 0.5}}, "needs stop.metric: accuracy"),
+        ({"stop": {"metric": "validation_accuracy"}}, "needs data.validation"),
+        ({"stop": {"patience": 3}, "evaluate": {"every": 4}}, "less than the 4 between two"),
+        ({"stop": {"patience": 3}, "evaluate": {"every": 0}}, "needs evaluate.every"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_run(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        from_mapping(merged(SMALL, changes))
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Registers a task and a metric, for one test."""
+    registry.task.index()
+    registry.metric.index()
+    for kind in (registry.task, registry.metric):
+        monkeypatch.setattr(kind, "_parts", dict(kind._parts))
+
+    def add(count, metric):
+        task = type("Own", (Classification,), {"count_second": count})
+        registry.task("own")(task)
+        fednet.metric("top2")(metric)
+        return merged(SMALL, {"task": "own", "evaluate": {"metrics": ["top2"], "clients": "auto"}})
+
+    return add
+
+
+def second(self, outputs, y):
+    """Samples whose class has one of the two highest scores."""
+    return (outputs.topk(2).indices == y[:, None]).any(1).sum()[None]
+
+
+def top2(second, n):
+    return second[0] / n
+
+
+def test_a_metric_of_ones_own_asks_for_counts_of_ones_own(own, tmp_path):
+    found = fednet.run(own(second, top2), out=tmp_path, in_process=True)
+    assert all(r.test_accuracy <= r.metrics["top2"] <= 1 for r in found.rounds)
+    assert found.rounds[-1].dropped == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "metric", "said"),
+    [
+        (lambda self, outputs, y: outputs.sum()[None], top2, "expected int64"),
+        (lambda self, outputs, y: torch.ones(1).long(), top2, "not the sum of those of each"),
+        (lambda self, outputs, y: y, top2, "the same shape for any samples|not the sum"),
+        (second, lambda second: second[7], "metric top2 .* fails: IndexError"),
+        (second, lambda secnd: 0, "Did you mean 'second'"),
+    ],
+)
+def test_wrong_counts_and_metrics_are_refused_before_the_run(own, count, metric, said):
+    with pytest.raises(ConfigError, match=said):
+        build(from_mapping(own(count, metric)))
+
+
+SHAPES = {"confusion": (3, 3), "n": ()}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ([[0, 4], [2, -1]], "below 1"),
+        ([[4, 4], [1, 1]], "have no place"),
+        ([[50], [1]], "have no place"),
+        ([[-1], [1]], "have no place"),
+        ([[0], [11]], "more than the 10"),
+        ([[0, 4], [6, 5]], "more than the 10"),
+        ([[9], [11]], "more than the 10"),
+        ([[0, 4], [1 << 62, 1 << 62]], "more than the 10"),
+    ],
+)
+def test_counts_that_a_client_cannot_have_are_refused(more, why):
+    def judgement(more):
+        counts, losses = torch.zeros(5, 2, 3, dtype=torch.int64), torch.zeros(5).double()
+        return DetailedJudgement(counts=counts, losses=losses, more=torch.tensor(more))
+
+    judgement([[0, 4, 9], [6, 4, 10]]).check(3, 10, 10, SHAPES)
+    with pytest.raises(RemoteProtocolError, match=why):
+        judgement(more).check(3, 10, 10, SHAPES)
+
+
+def test_a_client_with_a_lower_weight_counts_for_fewer_samples():
+    def counts(right, n):
+        return Counts(np.zeros((2, 1)), 2.0 * n, n, lambda: {"n": n, "c": np.array([right])})
+
+    clients = {0: counts(3, 4), 1: counts(50, 100)}
+    assert summed(clients, {0: 4, 1: 100}).more() == {"n": 104, "c": np.array([53])}
+    lower = summed(clients, {0: 4, 1: 10})
+    assert (lower.more(), lower.loss) == ({"n": 14, "c": np.array([8])}, 28.0)

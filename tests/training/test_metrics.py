@@ -1,0 +1,132 @@
+"""Metrics of summed counts: worked by hand, and the values of scikit-learn and torchmetrics where
+these are installed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fednet import registry
+from fednet.training import metrics
+from fednet.training.evaluation import Counts, evaluate
+
+# Rows: the true class. Class 0: 3 right, 1 taken for 1; class 1: 2 right, 2 taken for 0; class 2:
+# no sample, and predicted for none; class 3: 1 sample, taken for 1.
+CONFUSION = np.array([[3, 1, 0, 0], [2, 2, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
+HAND = {
+    "f1_macro": (6 / 9 + 4 / 8 + 0) / 3,
+    "f1_micro": 5 / 9,
+    "f1_weighted": (4 * 6 / 9 + 4 * 4 / 8 + 1 * 0) / 9,
+    "balanced_accuracy": (3 / 4 + 2 / 4 + 0) / 3,
+    "miou": (3 / 6 + 2 / 6 + 0) / 3,
+    "perplexity": math.exp(2.0),
+}
+# Two bins above and two below: class 1's positives are in the bins 999, 500 and 500, its negatives
+# in 500 and 0. Of 6 pairs 4 are in order and 2 in the same bin.
+SCORES = np.zeros((2, 2, 1000), dtype=np.int64)
+SCORES[1, 1, 999], SCORES[1, 1, 500], SCORES[0, 1, 500], SCORES[0, 1, 0] = 1, 2, 1, 1
+OF_SCORES = {"auc": (4 + 2 / 2) / 6, "average_precision": 1 / 3 * 1 + 2 / 3 * 3 / 4}
+
+
+def values(names, **more) -> dict[str, float]:
+    return metrics.values(names, Counts(np.zeros((2, 1)), 18.0, 9, lambda: {"n": 9, **more}))
+
+
+def test_the_built_in_metrics_are_those_worked_by_hand():
+    found = values([*HAND, *OF_SCORES], confusion=CONFUSION, scores=SCORES)
+    assert found == pytest.approx(HAND | OF_SCORES)
+    assert {*found} == {*registry.metric.names()}
+
+
+def test_what_is_not_defined_is_left_out():
+    only_positive = SCORES * np.array([0, 1])[:, None, None]
+    assert values(["auc", "perplexity"], scores=only_positive) == {"perplexity": math.exp(2.0)}
+    assert metrics.values(["perplexity"], Counts.none(3)) == {}
+
+
+def drawn(n: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, classes, (n,), generator=draw)
+    outputs = torch.randn(n, classes, generator=draw)
+    return outputs + 1.5 * torch.nn.functional.one_hot(y, classes), y
+
+
+def counted(outputs: torch.Tensor, y: torch.Tensor, size: int = 64) -> Counts:
+    task = registry.task.get("classification")()
+    return evaluate(torch.nn.Identity(), (outputs, y), task, size, ("confusion", "n", "scores"))
+
+
+def test_counts_add_up_over_batches_and_leave_out_positions_without_a_label():
+    outputs, y = drawn(200, 3)
+    whole = counted(outputs, y).more()
+    several = counted(outputs, y, 7).more()
+    assert all(np.array_equal(whole[name], several[name]) for name in whole)
+    hidden = torch.where(torch.arange(200) < 50, -100, y)
+    rest = counted(outputs[50:], y[50:]).more()
+    task = registry.task.get("classification")()
+    for name in ("confusion", "scores"):
+        assert np.array_equal(getattr(task, f"count_{name}")(outputs, hidden), rest[name])
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_values_are_those_of_scikit_learn(classes):
+    learn = pytest.importorskip("sklearn.metrics")
+    outputs, y = drawn(3000, classes)
+    found = metrics.values(registry.metric.names(), counted(outputs, y))
+    p, predicted, true = outputs.softmax(1).numpy(), outputs.argmax(1).numpy(), y.numpy()
+    for name in ("macro", "micro", "weighted"):
+        assert found[f"f1_{name}"] == pytest.approx(
+            learn.f1_score(true, predicted, average=name), rel=1e-12
+        )
+    assert found["balanced_accuracy"] == pytest.approx(
+        learn.balanced_accuracy_score(true, predicted), rel=1e-12
+    )
+    assert found["miou"] == pytest.approx(
+        learn.jaccard_score(true, predicted, average="macro"), rel=1e-12
+    )
+    assert found["perplexity"] == pytest.approx(math.exp(learn.log_loss(true, p)), rel=1e-5)
+    binary = classes == 2
+    area = learn.roc_auc_score(true, p[:, 1] if binary else p, multi_class="ovr")
+    one_hot = true if binary else np.eye(classes)[true]
+    precision = learn.average_precision_score(one_hot, p[:, 1] if binary else p)
+    assert found["auc"] == pytest.approx(area, abs=1e-4)
+    assert found["average_precision"] == pytest.approx(precision, abs=1e-3)
+    # The bounds of docs/runs.md.
+    auc_bound, precision_bound = bounds(counted(outputs, y).more()["scores"])
+    assert 0 < abs(found["auc"] - area) <= auc_bound
+    assert 0 < abs(found["average_precision"] - precision) <= precision_bound
+
+
+def bounds(scores: np.ndarray) -> tuple[float, float]:
+    """Half of the pairs within a bin; the share of the positives in a bin times the share that the
+    bin has of all samples in it and above.
+    """
+    found = []
+    chosen = scores[:, 1:] if scores.shape[1] == 2 else scores
+    for negatives, positives in zip(*chosen[:, :, ::-1]):
+        pairs = (negatives * positives).sum() / (negatives.sum() * positives.sum())
+        both = negatives + positives
+        share = both / np.maximum(np.cumsum(both), 1)
+        found.append((pairs / 2, (positives * share).sum() / positives.sum()))
+    return tuple(np.mean(found, axis=0))
+
+
+def test_the_values_are_those_of_torchmetrics():
+    of = pytest.importorskip("torchmetrics.functional.classification")
+    outputs, y = drawn(3000, 4)
+    found = metrics.values(registry.metric.names(), counted(outputs, y))
+    given = {"num_classes": 4}
+    expected = {
+        "f1_macro": of.multiclass_f1_score(outputs, y, average="macro", **given),
+        "f1_weighted": of.multiclass_f1_score(outputs, y, average="weighted", **given),
+        "balanced_accuracy": of.multiclass_accuracy(outputs, y, average="macro", **given),
+        "miou": of.multiclass_jaccard_index(outputs, y, average="macro", **given),
+        "auc": of.multiclass_auroc(outputs, y, average="macro", **given),
+        "average_precision": of.multiclass_average_precision(outputs, y, average="macro", **given),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(float(value), abs=1e-3), name
