@@ -81,7 +81,7 @@ class SiteHost:
         y = self.data[1]
         if y.is_floating_point() or not self.classes:
             return np.zeros(self.classes or 0, dtype=np.int64)
-        return torch.bincount(y.flatten().cpu(), minlength=self.classes).numpy()
+        return torch.bincount(y[y >= 0].cpu(), minlength=self.classes).numpy()
 
     # -- models ------------------------------------------------------------------------------------
     def whole(self, x: Tensors) -> Tensors:

@@ -204,4 +204,4 @@ def test_the_loss_of_gpt2_is_the_one_that_it_computes_itself():
     moved = torch.cat([labels[:, 1:], labels.new_full((2, 1), -100)], 1)
     own = model.eval()(input_ids=ids, labels=labels)  # called as in PyTorch, it answers so
     mine = Classification().loss(model({"input_ids": ids}), moved)
-    assert float(mine) == pytest.approx(float(own.loss), rel=1e-6)
+    assert mine.item() == pytest.approx(own.loss.item(), rel=1e-6)
