@@ -135,27 +135,20 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
     full = f"{path}.{key}" if path else key
     way = foreign()["ways"].get(_normalised(key))
     guess = None if way else _guess(key, path, known)
-    hint = f" {way}" if way else f" Did you mean {guess}?" if guess else _elsewhere(key, path)
+    if way:
+        hint = f" {way}"
+    elif guess:
+        hint = f" Did you mean {guess}?"
+    elif " " in key:
+        hint = f" Is a colon missing after {key.split()[0]!r}?"
+    else:
+        hint = ""
     inside = (
         f"; {path or 'the top level'} has {', '.join(known)}."
         if known
         else f"; {path} has no options."
     )
     return ConfigError(f"{node.key_at or node.at}: unknown key {full}{inside}{hint}")
-
-
-def _elsewhere(key: str, path: str) -> str:
-    """A hint for a key that is an option of another part, or that lacks its colon."""
-    from fednet.config.keys import options
-    from fednet.config.parts import SECTIONS
-
-    if " " in key:
-        return f" Is a colon missing after {key.split()[0]!r}?"
-    parts = options(path) if path in SECTIONS else {}
-    owners = [part for part, own in parts.items() if any(o.path == key for o in own)]
-    if not owners:
-        return ""
-    return f" {key} is an option of {', '.join(owners)}; choose one, as in {path}={owners[0]}."
 
 
 @functools.cache

@@ -119,7 +119,7 @@ class Evaluator:
             return None
         found = {}
         for model, counts, weights in weighed(evaluated, self._share(len(evaluated))):
-            found[model] = metrics.values(names, summed(counts, weights))
+            found[model] = summed(counts, weights).metrics(names)
         return found
 
     def stopped(self, round: Round, progress: RunProgress) -> None:
@@ -245,7 +245,7 @@ def global_scores(
         "total_by_class": counts.table[1].tolist(),
     }
     if names := setting.config.evaluate.metrics:
-        found["metrics"] = metrics.values(names, counts)
+        found["metrics"] = counts.metrics(names)
     if validation is not None:
         found["validation_accuracy"] = evaluate(module, validation, host.task, batch_size).accuracy
     return found
@@ -363,7 +363,7 @@ def client_row(
         device=worker.get("device"),
     )
     if metrics_of and counts_by_model:
-        row.metrics = {m: metrics.values(metrics_of, c) for m, c in counts_by_model.items()}
+        row.metrics = {m: c.metrics(metrics_of) for m, c in counts_by_model.items()}
     if run is not None:
         row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
     for name, counts in counts_by_model.items():

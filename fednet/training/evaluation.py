@@ -5,7 +5,7 @@ order.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,11 +60,9 @@ class Counts:
         """The task's mean loss over the samples; 0 without any."""
         return self.loss / self.n if self.n else 0.0
 
-    def merge(self, other: Counts) -> Counts:
-        """Returns the counts over both sets of samples."""
-        if not self.n or not other.n:  # an empty split does not know how many classes there are
-            return other if not self.n else self
-        return Counts(self.table + other.table, self.loss + other.loss, self.n + other.n)
+    def metrics(self, names: Iterable[str]) -> dict[str, float]:
+        """Returns these metrics, without those that are not defined for the counts."""
+        return metrics.values(names, {**self.more(), "loss": self.loss}) if self.n else {}
 
 
 def drawing(model: object, device: torch.device) -> AbstractContextManager[None]:

@@ -214,7 +214,6 @@ def test_scaffold_c_is_the_mean_of_the_c_i_after_any_sequence_of_dropouts(
     tmp_path_factory: Any, seed: int, rate: float, share: float
 ) -> None:
     faults = {
-        "seed": seed,
         "random": dict.fromkeys(
             ("drop_before_training", "drop_before_sending", "drop_during_upload", "crash"), rate / 4
         )

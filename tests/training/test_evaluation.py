@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednet.training.evaluation import Counts, evaluate, logits
+from fednet.training.evaluation import evaluate, logits
 from fednet.training.tasks.classification import Classification
 
 X = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.5]])
@@ -23,17 +23,6 @@ def test_counts_are_exact_however_the_set_is_cut(size):
 
 def test_a_function_is_judged_as_a_module_is():
     assert evaluate(lambda x: -x, (X, Y), Classification()).table[0].tolist() == [1, 0, 0]
-
-
-def test_counts_of_parts_add_up_to_the_whole():
-    parts = [
-        evaluate(nn.Identity(), (X[a:b], Y[a:b]), Classification())
-        for a, b in ((0, 1), (1, 4), (4, 4))
-    ]
-    whole = Counts.none(3).merge(parts[0]).merge(parts[1]).merge(parts[2])
-    assert whole.table.tolist() == [[1, 2, 0], [2, 2, 0]]
-    assert whole.n == 4
-    assert whole.loss == pytest.approx(parts[0].loss + parts[1].loss)
 
 
 def test_no_samples_are_accuracy_zero_and_no_error():

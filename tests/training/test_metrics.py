@@ -33,7 +33,7 @@ OF_SCORES = {"auc": (4 + 2 / 2) / 6, "average_precision": 1 / 3 * 1 + 2 / 3 * 3 
 
 
 def values(names, **more) -> dict[str, float]:
-    return metrics.values(names, Counts(np.zeros((2, 1)), 18.0, 9, lambda: {"n": 9, **more}))
+    return metrics.values(names, {"n": 9, "loss": 18.0, **more})
 
 
 def test_the_built_in_metrics_are_those_worked_by_hand():
@@ -45,7 +45,7 @@ def test_the_built_in_metrics_are_those_worked_by_hand():
 def test_what_is_not_defined_is_left_out():
     only_positive = SCORES * np.array([0, 1])[:, None, None]
     assert values(["auc", "perplexity"], scores=only_positive) == {"perplexity": math.exp(2.0)}
-    assert metrics.values(["perplexity"], Counts.none(3)) == {}
+    assert Counts.none(3).metrics(["perplexity"]) == {}
 
 
 def drawn(n: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +76,7 @@ def test_counts_add_up_over_batches_and_leave_out_positions_without_a_label():
 def test_the_values_are_those_of_scikit_learn(classes):
     learn = pytest.importorskip("sklearn.metrics")
     outputs, y = drawn(3000, classes)
-    found = metrics.values(registry.metric.names(), counted(outputs, y))
+    found = counted(outputs, y).metrics(registry.metric.names())
     p, predicted, true = outputs.softmax(1).numpy(), outputs.argmax(1).numpy(), y.numpy()
     for name in ("macro", "micro", "weighted"):
         assert found[f"f1_{name}"] == pytest.approx(
@@ -118,7 +118,7 @@ def bounds(scores: np.ndarray) -> tuple[float, float]:
 def test_the_values_are_those_of_torchmetrics():
     of = pytest.importorskip("torchmetrics.functional.classification")
     outputs, y = drawn(3000, 4)
-    found = metrics.values(registry.metric.names(), counted(outputs, y))
+    found = counted(outputs, y).metrics(registry.metric.names())
     given = {"num_classes": 4}
     expected = {
         "f1_macro": of.multiclass_f1_score(outputs, y, average="macro", **given),

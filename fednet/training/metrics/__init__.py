@@ -24,7 +24,6 @@ from fednet.errors import ConfigError, FednetError, unknown
 from fednet.loading import place
 
 if TYPE_CHECKING:
-    from fednet.training.evaluation import Counts
     from fednet.training.tasks import Task
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,10 +90,9 @@ def add(sums: dict[str, torch.Tensor], more: Mapping[str, torch.Tensor], task: T
         sums[name] = sums[name] + counts if name in sums else counts
 
 
-def values(names: Iterable[str], counts: Counts) -> dict[str, float]:
+def values(names: Iterable[str], counts: Mapping[str, object]) -> dict[str, float]:
     """Returns the metrics of summed counts, without those that are not defined for them."""
-    given = {**counts.more(), "loss": counts.loss}
-    found = {name: _value(name, given) for name in names} if counts.n else {}
+    found = {name: _value(name, counts) for name in names}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
