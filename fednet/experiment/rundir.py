@@ -253,13 +253,22 @@ def resume_hint(path: Path) -> str:
 
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
     """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError if a
-    file is shorter than that.
+    file is shorter than that, or has no end of a line there: a last line whose end is damaged looks
+    like one that was never finished.
     """
     known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
     for name in known:
         (path / name).touch()
     check_lengths(path, known)
     for name, length in known.items():
+        with (path / name).open("rb") as lines:
+            lines.seek(max(0, length - 1))
+            whole = not length or lines.read(1) == b"\n"
+        if not whole:
+            raise StateError(
+                f"{path / name}: no line ends at byte {length}, as the checkpoint has it; "
+                f"{reading.PUT_BACK}."
+            )
         if name in CUT:
             os.truncate(path / name, length)
 
