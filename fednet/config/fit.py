@@ -79,7 +79,13 @@ def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str
     """The error for a message of msgspec, whose `$.path` leads to the value and its type."""
     what, _, where = said.partition(" - at `$")
     for name, index, any_key in _STEP.findall(where.rstrip("`")):
-        outer = _of(kind, "struct" if name else "list" if index else "dict")
+        if name:
+            shape = "struct"
+        elif index:
+            shape = "list"
+        else:
+            shape = "dict"
+        outer = _of(kind, shape)
         if outer is None:  # a user's own annotation, of a kind that is not known here
             return _misfit(node, kind, path)
         if name:

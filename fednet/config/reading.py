@@ -230,9 +230,10 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
         rival = RIVALS.get(key, "") if not path else ""
         if rival and rival not in over.value:
             kept.pop(rival, None)
-        kept[key] = (
-            merge(kept[key], node, f"{path}.{key}" if path else key) if key in kept else node
-        )
+        if key in kept:
+            kept[key] = merge(kept[key], node, f"{path}.{key}" if path else key)
+        else:
+            kept[key] = node
     return Node(kept, over.at, over.key_at or base.key_at)
 
 

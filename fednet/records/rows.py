@@ -340,7 +340,7 @@ class Summary(Row, kw_only=True):
     base_sha256: str | None = None
     clients_sha256: str | None = None
     refused: int | None = None
-    # what it took to an accuracy; bytes of no use by reason
+    # rounds, bytes and seconds to reach an accuracy; bytes that were not used, by reason
     to_accuracy: list[dict[str, float]] | None = None
     wasted: dict[str, int] | None = None
     privacy: JsonDict | None = None

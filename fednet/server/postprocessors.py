@@ -245,6 +245,11 @@ def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
         high.append(client)
         rest -= n
         left = 1 - share * len(high)
-        most = share * rest / left if left > 1e-9 else float(ordered[-1][1] if ordered else n)
+        if left > 1e-9:
+            most = share * rest / left
+        elif ordered:
+            most = float(ordered[-1][1])
+        else:
+            most = float(n)
     cap = max(1, math.floor(most))
     return {c: cap for c in high if counts[c] > cap}

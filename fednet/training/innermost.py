@@ -1,4 +1,4 @@
-"""Whether a model can be worked on with the channels of its images and kernels innermost."""
+"""Whether a model computes correctly with channels-last images and kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fednet.tensors import Inputs
 
 
 def laid(x: Inputs, innermost: bool) -> Inputs:
-    """x, images with their channels innermost where that is asked for."""
+    """Returns x, with images in channels-last layout if `innermost`."""
     if innermost and isinstance(x, torch.Tensor) and x.dim() == 4:
         return x.contiguous(memory_format=torch.channels_last)
     return x
@@ -21,12 +21,13 @@ def laid(x: Inputs, innermost: bool) -> Inputs:
 def bears_channels_last(
     module: Callable[[], nn.Module], input_shape: tuple[int, ...], seed: int
 ) -> bool:
-    """False where it has no kernels, or fails on one sample so laid and not on one as it comes:
-    with `x.view(-1, n)` after a convolution, say, which many a model has. module(): a new one.
+    """Returns False if the model has no convolution, or fails on a channels-last sample although it
+    works on a contiguous one: many models have `x.view(-1, n)` after a convolution. module():
+    makes a new model.
 
-    False with GroupNorm too: so laid, torch takes its variance on a CPU as the mean square less the
-    square of the mean, which leaves few digits where a mean is many standard deviations, and gains
-    little time.
+    Returns False with GroupNorm as well: for channels-last, torch computes its variance on a CPU as
+    the mean square minus the square of the mean. That loses digits if a mean is many standard
+    deviations, and saves little time.
     """
     made = module().eval()
     parts = list(made.modules())
@@ -37,7 +38,7 @@ def bears_channels_last(
     return (
         len(input_shape) != 3
         or _works(made, input_shape, seed, torch.channels_last)
-        or (not _works(module().eval(), input_shape, seed, torch.contiguous_format))
+        or not _works(module().eval(), input_shape, seed, torch.contiguous_format)
     )
 
 

@@ -121,8 +121,8 @@ class Feed:
 
     def next(self, steps: int) -> tuple[Inputs, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x (N, steps, width, ...), y alike, shares (steps, N, width): of each sample in its
-        batch's mean, sizes (steps, N): of the batches). Where a lane has no more steps its first
-        sample stands in, with a share of 0.
+        batch's mean, sizes (steps, N): of the batches). A lane without further steps repeats its
+        first sample, with a share of 0.
         """
         first = self.lanes[0]
         width, device = first.width, first.scratch.device

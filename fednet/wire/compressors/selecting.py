@@ -22,6 +22,20 @@ from fednet.wire.compressors.base import (
 )
 
 
+def valid_share(name: str, share: float) -> float:
+    """Returns the share of a compressor of that name. Raises ConfigError if it is none."""
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"{name}({share}): expected a share of the values, above 0 and at most 1."
+        )
+    return float(share)
+
+
+def values_of(share: float, n: int) -> int:
+    """Returns how many of n values a share is, rounded: at least one, unless there is none."""
+    return min(n, max(1, math.floor(share * n + 0.5)))
+
+
 @compressor("topk")
 class TopK(Select):
     """Keeps the `share` of the values that are largest in magnitude, at least one; of equal ones
@@ -39,14 +53,10 @@ class TopK(Select):
         self,
         share: Annotated[float, "Share of the values that is sent, above 0 and at most 1. [share]"],
     ) -> None:
-        if not 0 < share <= 1:
-            raise ConfigError(
-                f"topk({share}): expected a share of the values, above 0 and at most 1."
-            )
-        self.share = float(share)
+        self.share = valid_share("topk", share)
 
     def count(self, n: int) -> int:
-        return min(n, max(1, math.floor(self.share * n + 0.5)))
+        return values_of(self.share, n)
 
     def select(self, x: Floats) -> Indices:
         # What is not finite is sent, and refused there.
@@ -142,15 +152,12 @@ class RandK(Reduce):
         self,
         share: Annotated[float, "Share of the values that is sent, above 0 and at most 1. [share]"],
     ) -> None:
-        if not 0 < share <= 1:
-            raise ConfigError(
-                f"randk({share}): expected a share of the values, above 0 and at most 1."
-            )
-        self.share, self.scaled = float(share), True
+        self.share = valid_share("randk", share)
+        self.scaled = True
         self.omega = 1 / self.share - 1
 
     def count(self, n: int) -> int:
-        return min(n, max(1, int(self.share * n + 0.5)))
+        return values_of(self.share, n)
 
     def head(self, n: int, k: int) -> int:
         return SEED
