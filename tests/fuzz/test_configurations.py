@@ -52,7 +52,14 @@ PARTS: dict[str, list[Any]] = {  # what a type alone does not say
     "devices.trace": ["phones"],
     "link.profile": ["3g", "choice(4g, wifi)"],
     "link.trace": ["wifi", "lte"],
+    "aggregation.tolerate": [0.2],
+    "evaluate.metrics": [["f1_macro", "balanced_accuracy"]],
+    "model.adapters": [{"rank": 2}],
     "model.adapters.target": [["*"]],
+    "stop.metric": ["test_loss", "test_accuracy"],
+    "train.class_weights": [[1.0, 2.0, 0.5]],
+    "train.local_schedule": ["cosine", "exponential(0.9)", "step(2, 0.5)"],
+    "train.per_client": [{"0-1": {"lr": 0.1, "batch_size": 8}}],
     "train.only": [["head*"]],
     "train.schedule": ["cosine", "exponential(0.9)", "step(2, 0.5)"],
     "wire.down": [{"state": ["delta", "topk(0.5)"]}, {"state": ["int8"]}],
@@ -81,12 +88,16 @@ def values(key: DocumentedKey) -> st.SearchStrategy[Any]:
             found += [1, 2, 3]
         elif one.startswith("a float"):
             found += [0.1, 0.6] if "< 1" in key.type or "<= 1" in key.type else [0.5, 2.0, 20.0]
-        elif "(" in one:
+        elif one.partition("(")[0] in DRAWN:
             found.append(DRAWN[one.partition("(")[0]])
+        elif "(" in one:
+            raise AssertionError(f"PARTS must have values of {key.path}: its type is {one}")
         elif one in ("true", "false"):
             found.append(one == "true")
         elif one == "null":
             found.append(None)
+        elif one.startswith(("a ", "text")):
+            raise AssertionError(f"PARTS must have values of {key.path}: its type is {one}")
         else:
             found.append(one)
     return st.sampled_from(found)
@@ -114,7 +125,10 @@ def configurations(draw: Callable[[st.SearchStrategy[Any]], Any]) -> dict[str, A
         changed["link"] = {"clock": "virtual"}
     for key in draw(st.lists(st.sampled_from(CHOSEN), max_size=4, unique_by=lambda k: k.path)):
         changed[key.path] = draw(values(key))
-    if "availability.trace" in changed:  # in real time a run waits until its phones are free
+    # In real time a run waits until its phones are free, and an asynchronous one uses replies in
+    # the order in which they arrive, which differs from run to run.
+    updates = method in ("fedasync", "fedbuff") or changed.get("schedule.mode", "sync") != "sync"
+    if "availability.trace" in changed or updates:
         changed["link"] = {"clock": "virtual"}
     return changed
 
@@ -125,6 +139,11 @@ def bits(run: Run) -> list[dict[str, object]]:
 
 def stop(record: Round) -> None:
     raise KeyboardInterrupt
+
+
+def test_values_can_be_drawn_for_every_key():
+    for key in CHOSEN:
+        values(key).validate()
 
 
 @pytest.mark.long
