@@ -108,7 +108,7 @@ class ClientTaskEvent(_Named):
     SENT = "reply sent"
     CLOSED = "connection closed"
     CANCELLED = "cancelled by the server"
-    ABANDONED = "of an earlier round or another run"
+    ABANDONED = "found to belong to an earlier round or another run"
 
 
 CLIENT_TASK: Table[ClientTaskState, ClientTaskEvent] = {
