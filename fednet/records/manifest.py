@@ -37,9 +37,9 @@ class RunProgress(msgspec.Struct, kw_only=True):
     records: lines of the checkpoint that may not be in their files yet. totals: spent bytes, and
     `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's own messages
     by direction and kind, as measured and as declared. best_of: which model has the accuracy
-    `best`: `global`, `personal` or `local`. client_metrics: of
-    the evaluation at the end. stopped: why the run ended before its last round.
-    under_way: by client, in an asynchronous run. at: second of the run's clock.
+    `best`: `global`, `personal` or `local`. client_metrics, confusion: of the evaluation at the
+    end, see `Summary`. stopped: why the run ended before its last round. under_way: by client, in
+    an asynchronous run. at: second of the run's clock.
     """
 
     run: str
@@ -53,6 +53,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
     best_round: int = 0
     best_of: str = ""
     client_metrics: dict[str, dict[str, float]] = {}
+    confusion: JsonDict = {}
     seconds: float = 0.0
     virtual: float = 0.0
     totals: dict[str, int] = {}

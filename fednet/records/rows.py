@@ -322,6 +322,9 @@ class Summary(Row, kw_only=True):
     own_model: str | None = None  # what `personal` is there, see `Round`
     metrics: dict[str, float] | None = None  # of the global model, in the last evaluated round
     client_metrics: dict[str, dict[str, float]] | None = None  # at the end, see `Round`
+    # Of the model at the end, if a metric counts one: `model`, `tested_on` (server or clients), and
+    # `counts`, samples by true class (row) and predicted class.
+    confusion: JsonDict | None = None
     judged: JsonDict | None = None  # how many clients at the end, of how many
     personal_spread: JsonDict | None = None
     train_loss: float | None = None

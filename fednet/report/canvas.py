@@ -40,7 +40,8 @@ class Figure:
 
     hover: the values that the pointer shows in its first axes. Kind `lines` has series `s` with
     their label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
-    legend: the number of entries above the axes, in rows of 4. left, right: margins in inches.
+    legend: the number of entries above the axes, in rows of 4. left, right, bottom: margins in
+    inches.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Figure:
     legend: int = 0
     left: float = LEFT
     right: float = RIGHT
+    bottom: float = BOTTOM
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def draw(figure: Figure, png: Path | None = None) -> Drawn:
         fig.subplots_adjust(
             left=figure.left / width,
             right=1 - figure.right / width,
-            bottom=BOTTOM / height,
+            bottom=figure.bottom / height,
             top=1 - top / height,
         )
         figure.draw(fig)

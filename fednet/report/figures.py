@@ -20,7 +20,7 @@ from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
 from fednet.records import metric, names
 from fednet.report import condensed, costs, groups, metrics, style
-from fednet.report.canvas import Figure, canvas, saved, write, write_csv
+from fednet.report.canvas import BOTTOM, Figure, canvas, saved, write, write_csv
 from fednet.report.groups import Group
 from fednet.report.read import Run
 from fednet.report.style import COLOURS, HATCHES
@@ -34,6 +34,7 @@ INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 BARS = 60  # at most in a figure: with more rounds, a bar is the mean of several
 HOVER = 40_000  # cells of the largest grid that shows its values under the pointer
 NAMED = 30  # ticks that have names at most
+WRITTEN = 12  # classes at most of a confusion matrix with its numbers in the cells
 
 
 def of_run(run: Run) -> Iterator[Figure]:
@@ -52,6 +53,7 @@ def details(run: Run) -> Iterator[Figure]:
     yield from availability(run)
     yield from client_accuracy(run)
     yield from class_accuracy(run)
+    yield from confusion(run)
     yield from partition(run)
     yield from condensed.images(run.dir)
 
@@ -476,7 +478,8 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
             yield rounds[j], clients[i], table[i, j]
 
     def over_time(fig: MplFigure) -> None:
-        ax = _shades(fig, table, rounds, "client, best first", "accuracy")
+        ax = _shades(fig, table, "client, best first", "accuracy")
+        _evaluated(ax, rounds)
         _sorted_clients(ax.yaxis, clients)
 
     yield Figure(
@@ -500,7 +503,8 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
     by_class = 100 * (metrics.class_spread(run) or 0.0)
 
     def draw(fig: MplFigure) -> None:
-        ax = _shades(fig, table, rounds, "class", "global test accuracy")
+        ax = _shades(fig, table, "class", "global test accuracy")
+        _evaluated(ax, rounds)
         _named(ax.yaxis, classes)
 
     yield Figure(
@@ -516,6 +520,50 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
         hover=_cells(table, classes, rounds, "class", w="global test accuracy"),
         left=_room(classes),
         right=0.3,
+    )
+
+
+def confusion(run: Run) -> Iterator[Figure]:
+    """Which classes the last model confuses: only if a metric counts them."""
+    found = run.summary.confusion
+    if found is None:
+        return
+    counts = np.asarray(found["counts"])
+    classes = metrics.class_names(run, len(counts))
+    shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+
+    def draw(fig: MplFigure) -> None:
+        ax = _shades(fig, shares, "true class", "share of the true class")
+        ax.set(xlabel="predicted class")
+        _whole(ax.xaxis)
+        _named(ax.xaxis, classes)
+        _named(ax.yaxis, classes)
+        ax.tick_params("x", rotation=90 if long else 0)
+        if len(classes) <= WRITTEN:
+            for i, j in np.argwhere(counts):
+                text = f"{counts[i, j]:.6g}"
+                colour = style.ON_LIGHT if shares[i, j] > 0.5 else style.ON_DARK
+                ax.text(j, i, text, ha="center", va="center", fontsize=9, color=colour)
+
+    long = max(map(len, classes)) > 3
+    tests = "the server's test set" if found["tested_on"] == "server" else "the clients' tests"
+    models = "model" if found["model"] == "global" else "models"
+    yield Figure(
+        "confusion",
+        "Confusion matrix",
+        f"Samples by true and predicted class, of the last {found['model']} {models} on {tests}.",
+        ("true", "predicted", "samples"),
+        lambda: (
+            (classes[i], classes[j], n)
+            for i, row in enumerate(counts.tolist())
+            for j, n in enumerate(row)
+        ),
+        draw,
+        size=(6.0, 4.4),
+        hover=_cells(counts, classes, classes, "true class", cl="predicted class", w="samples"),
+        left=_room(classes),
+        right=0.3,
+        bottom=_room(classes) if long else BOTTOM,
     )
 
 
@@ -740,20 +788,23 @@ def _digits(values: Sequence[float]) -> list[float | None]:
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
-def _shades(
-    fig: MplFigure, table: np.ndarray, rounds: Sequence[int], ylabel: str, what: str
-) -> Axes:
-    """Draws a grid of values 0..1, rows downwards; cells that were not evaluated are blank."""
+def _shades(fig: MplFigure, table: np.ndarray, ylabel: str, what: str) -> Axes:
+    """Draws a grid of values 0..1, rows downwards; cells without a value are blank."""
     ax = fig.add_subplot()
     # Below 0: the darkest colour of the map is as dark as a blank cell of the dark page.
     image = ax.imshow(table, aspect="auto", vmin=-0.25, vmax=1)
     _ground(ax)
-    ax.set(xlabel="evaluated round", ylabel=ylabel)
+    ax.set(ylabel=ylabel)
     _whole(ax.yaxis)
-    step = max(1, len(rounds) // 10)
-    ax.set_xticks(np.arange(0, len(rounds), step), [str(t) for t in rounds[::step]])
     fig.colorbar(image, label=what).ax.set_ylim(0, 1)
     return ax
+
+
+def _evaluated(ax: Axes, rounds: Sequence[int]) -> None:
+    """Names the columns of a grid, each an evaluated round."""
+    step = max(1, len(rounds) // 10)
+    ax.set_xticks(np.arange(0, len(rounds), step), [str(t) for t in rounds[::step]])
+    ax.set(xlabel="evaluated round")
 
 
 def _cells(

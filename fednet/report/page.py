@@ -29,8 +29,6 @@ from fednet.report.read import Run
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-ROWS = 200  # of the partition's table at most
-CLASSES = 40  # columns of it at most
 RUNS = 12  # with details at most
 EVENTS = 300  # of the timeline at most
 # The events of the timeline, in words.
@@ -263,7 +261,6 @@ def _details(run: Run, chart: Chart) -> JsonDict:
         "seed": run.seed,
         "cards": [chart(f) for f in figures.details(run)],
         "tables": _tables(run),
-        "table": _table(run),
         "timeline": _timeline(run),
         "provenance": {
             k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in provenance.items()
@@ -309,22 +306,6 @@ def _tables(run: Run) -> list[JsonDict]:
             {"title": "Wasted traffic", "head": ("reason", "MB"), "rows": by_reason, "note": note}
         )
     return made
-
-
-def _table(run: Run) -> JsonDict | None:
-    """Returns the training samples of each client by class."""
-    counts = run.counts
-    if counts is None or counts.ndim != 2:
-        return None
-    hashes = [h[:12] for h in run.partition_sha256[:ROWS]]
-    return {
-        "names": metrics.class_names(run, counts.shape[1])[:CLASSES],
-        "rows": [
-            (i, int(held.sum()), held[:CLASSES].tolist(), hashes[i] if i < len(hashes) else "")
-            for i, held in enumerate(counts[:ROWS])
-        ],
-        "left": max(0, len(counts) - ROWS),
-    }
 
 
 def _timeline(run: Run) -> JsonDict:

@@ -16,6 +16,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 GRID = "#c8ccd2"
 BLANK = "#eeeff1"  # the background of a grid of cells
+ON_DARK, ON_LIGHT = "#fefefe", "#16202c"  # text on the cells of a grid
 # Of the participation grid: completed, not finished, then the reasons of a drop. On the page the
 # grid is an image, so these do not change with its theme.
 CELLS = ("#2B87C0", "#A9AEB5", "#E0682A", "#E8AE2E", "#C77FA9", "#A89B1C", "#1FA37E", "#7CC4EC")
@@ -71,6 +72,8 @@ ON_PAGE = {
     "#ffffff": "var(--card)",
     GRID: "var(--line)",
     BLANK: "var(--empty)",
+    ON_DARK: "var(--on-dark)",
+    ON_LIGHT: "var(--on-light)",
     **{colour.lower(): f"var(--k{i})" for i, colour in enumerate(CELLS)},
 }
 

@@ -193,19 +193,46 @@ class Evaluator:
         """The clients are asked once, at the end. Returns their lines."""
         round = progress.round
         section = self.config.evaluate
-        if not section.every or section.clients == "none":
+        if not section.every:
+            return []
+        if section.clients == "none":
+            progress.confusion = self._confusion(carried, {})
             return []
         self.directory.flush()
         rows = read_lines(self.directory.path / "rounds.jsonl")
         took_part = {c for row in rows for c in row["completed"]}
         evaluated = self._ask_all(round, self.newest(carried.server), carried, keep, final=True)
         progress.client_metrics = self._pooled_metrics(evaluated) or {}
+        progress.confusion = self._confusion(carried, evaluated)
         return [
             client_row(
                 round, c, v, final=True, took_part=c in took_part, metrics_of=section.metrics
             ).line()
             for c, v in sorted(evaluated.items())
         ]
+
+    def _confusion(
+        self, carried: RunState, evaluated: Mapping[int, Mapping[str, Counts]]
+    ) -> JsonDict:
+        """Returns `Summary.confusion`: of the global model on the server's test set; without one,
+        of the global model, or else the clients' own models, on the tests of the clients
+        `evaluated`. Empty if no metric counts a confusion matrix.
+        """
+        setting = self.host.setting
+        if "confusion" not in setting.more:
+            return {}
+        method, section = self.method, self.config.evaluate
+        model = self.newest(carried.server)
+        if method.has_global and section.global_ and model is not None and self._test is not None:
+            module = self.host.model(model)
+            found = evaluate(module, self._test, self.host.task, section.batch_size, ("confusion",))
+            return _matrix("global", "server", found)
+        wanted = "global" if method.has_global else "personal"
+        for name, counts, weights in weighed(evaluated, self._share(len(evaluated))):
+            if name == wanted:
+                shown = "global" if method.has_global else self.own_model
+                return _matrix(shown, "clients", summed(counts, weights))
+        return {}
 
     def _ask_all(
         self,
@@ -229,6 +256,11 @@ class Evaluator:
             values[question.roles.weights] = model
         down = question(**values)
         return self._exchanges.evaluate(round, down, carried, keep, final)
+
+
+def _matrix(model: str, tested_on: str, found: Counts) -> JsonDict:
+    counts = found.more()["confusion"]
+    return {"model": model, "tested_on": tested_on, "counts": counts.tolist()}
 
 
 def global_scores(

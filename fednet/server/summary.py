@@ -60,6 +60,7 @@ def finish(
         own_model=evaluator.own_model,
         metrics=next((r.metrics for r in reversed(lines) if r.metrics), None),
         client_metrics=progress.client_metrics or None,
+        confusion=progress.confusion or None,
         stopped=progress.stopped or None,
         model_sha256=model_hashes(rounds.method, server)[0],
         model_check=check,

@@ -73,7 +73,8 @@ def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     one, several = run(tmp_path / "a", **WITH), processes(tmp_path / "b", **WITH)
     rows = [[[r.get(k) for k in FIELDS] for r in lines(d / "rounds.jsonl")] for d in (one, several)]
     assert rows[0] == rows[1]
-    assert summary(one)["client_metrics"] == summary(several)["client_metrics"]
+    for name in ("client_metrics", "confusion"):
+        assert summary(one)[name] == summary(several)[name]
     # Patience ends this run after its resume.
     changes = {**WITH, "rounds": 40, "stop": {"patience": 2, "metric": "perplexity"}}
     changes["train"] = {"lr": 0.5, "batch_size": 16}
@@ -223,3 +224,43 @@ def test_a_client_with_a_lower_weight_counts_for_fewer_samples():
     assert summed(clients, {0: 4, 1: 100}).more() == {"n": 104, "c": np.array([53])}
     lower = summed(clients, {0: 4, 1: 10})
     assert (lower.more(), lower.loss) == ({"n": 14, "c": np.array([8])}, 28.0)
+
+
+def accuracy_and_f1(counts):
+    """Worked out from a confusion matrix by hand."""
+    table = np.array(counts)
+    f1 = 2 * table.diagonal() / (table.sum(0) + table.sum(1))
+    return table.trace() / table.sum(), f1.mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "tested_on"),
+    [
+        ({}, "global", "server"),
+        ({"evaluate": {"clients": "none"}}, "global", "server"),
+        ({"evaluate": {"global": False}}, "global", "clients"),
+        ({"algorithm": {"name": "fedper"}}, "personal", "clients"),
+        ({"algorithm": {"name": "local"}}, "personal", "clients"),
+    ],
+)
+def test_the_summary_has_the_confusion_matrix_of_the_last_model(
+    tmp_path, changes, model, tested_on
+):
+    directory = run(tmp_path, **merged(WITH, changes))
+    whole = summary(directory)
+    found = whole["confusion"]
+    assert (found["model"], found["tested_on"]) == (model, tested_on)
+    if tested_on == "server":
+        accuracy, f1 = whole["accuracy"]["final"], whole["metrics"]["f1_macro"]
+    else:
+        kind = "global" if model == "global" else "personal"
+        accuracy, f1 = whole["personal"][kind], whole["client_metrics"][kind]["f1_macro"]
+    assert accuracy_and_f1(found["counts"]) == pytest.approx((accuracy, f1), rel=1e-12)
+    (figure,) = figures.confusion(fednet.open_run(directory))
+    assert list(figure.rows())[1] == ("0", "1", found["counts"][0][1])
+
+
+def test_without_such_a_metric_there_is_no_confusion_matrix(tmp_path):
+    directory = run(tmp_path, evaluate={"metrics": ["perplexity", "auc"]})
+    assert "confusion" not in summary(directory)
+    assert list(figures.confusion(fednet.open_run(directory))) == []
