@@ -34,14 +34,13 @@ class Packing:
     its own result. No clock is used, and who is packed with whom changes no bit. A pack always
     ends, and a task that is cancelled or fails leaves, so that nobody waits for ever.
 
-    n: lanes. task: of the run. limit(device): tasks that may run on a device at once. threads: of
-    torch. A device is given by its number.
+    n: lanes. task: of the run. limit(device): tasks that may run on a device at once. A device is
+    given by its number.
     """
 
     n: int
     task: Task
     limit: Callable[[int], int]
-    threads: int = 1
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _due: int = 0
     _running: Counter[int] = field(default_factory=Counter)
@@ -116,15 +115,10 @@ class Packing:
         return []
 
     def _train(self, pack: list[_Ticket], own: _Ticket, device: int) -> None:
-        import torch
-
         from fednet.training import packable, packed
 
         lanes = [ticket.lane for ticket in pack]
         try:
-            # A thread's own setting, on which bits depend.
-            if torch.get_num_threads() != self.threads:
-                torch.set_num_threads(self.threads)
             if not self._checked:
                 packable.check_lane(self.task, lanes[0])
                 self._checked = True

@@ -71,8 +71,7 @@ class Preparer:
         experiment = data.experiment
         packing = None
         if config.train.pack > 1:
-            task = experiment.setting.task
-            packing = Packing(config.train.pack, task, loop.slots.limit, config.train.threads)
+            packing = Packing(config.train.pack, experiment.setting.task, loop.slots.limit)
         workers = self._workers(config, root, data, packing)
         # Several processes that host all clients may share the folder: each has its own book.
         everyone = len(clients) == config.clients

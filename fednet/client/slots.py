@@ -192,9 +192,9 @@ class Slots:
 
     def _serve(self, number: int) -> None:
         """Does jobs, until there are more threads than slots."""
-        determinism.set_switches()
         device = self._devices[number]
         while (job := self._jobs.get()) is not None:
+            determinism.set_thread()
             self._do(job, number)
             del job  # and the payload it came with
             with self._lock:

@@ -30,18 +30,21 @@ PORTABLE = {
 # registered square roots.
 _portable: bool | None = None
 _kept: list[torch.library.Library] = []
+# Threads that torch computes an operation with, see `set_thread`.
+_threads = 1
 
 
 def set_switches(train: TrainSection | None = None) -> JsonDict:
     """Sets thread counts and determinism switches of this process; returns them, for the record.
     train: None if there is no configuration yet. Raises ConfigError.
     """
+    global _threads
     import torch
 
-    threads, precision = (1, "fp32") if train is None else (train.threads, train.precision)
+    _threads, precision = (1, "fp32") if train is None else (train.threads, train.precision)
     if train is not None:
         choose_kernels(train.portable)
-    torch.set_num_threads(threads)
+    set_thread()
     if torch.get_num_interop_threads() != 1:
         # Once work has started, the number is fixed; it is recorded below.
         with contextlib.suppress(RuntimeError):
@@ -67,6 +70,16 @@ def set_switches(train: TrainSection | None = None) -> JsonDict:
         "portable": portable(),
         "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"],
     }
+
+
+def set_thread() -> None:
+    """Gives the calling thread the number of threads that `set_switches` set: torch keeps that
+    number for each thread, and bits depend on it.
+    """
+    import torch
+
+    if torch.get_num_threads() != _threads:
+        torch.set_num_threads(_threads)
 
 
 def choose_kernels(portable: bool) -> None:

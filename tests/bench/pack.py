@@ -115,7 +115,7 @@ class Clients:
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)
         self.packing = Packing(m, self.built.setting.task, lambda device: m)
-        self.pool = ThreadPoolExecutor(m)
+        self.pool = ThreadPoolExecutor(m, initializer=determinism.set_thread)
         self.streams = [
             torch.cuda.Stream(device) if device.startswith("cuda") else None for _ in range(m)
         ]

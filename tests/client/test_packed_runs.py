@@ -12,6 +12,7 @@ import torch
 
 from fednet.client.worker import Worker
 from fednet.errors import ConfigError
+from fednet.experiment import determinism
 from fednet.training import packed
 from tests import rooms
 
@@ -97,6 +98,24 @@ def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
     monkeypatch.setattr(packed, "descend", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **RUN)) == expected
     assert short
+
+
+def test_the_threads_of_a_pack_compute_with_the_switches_of_the_run(tmp_path, monkeypatch):
+    descend = packed.descend
+    found = set[tuple[bool, bool, int]]()
+
+    def watched(*args):
+        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        found.add((cuda.allow_tf32, cudnn.allow_tf32, torch.get_num_threads()))
+        descend(*args)
+
+    monkeypatch.setattr(packed, "descend", watched)
+    switches = {"train": {"precision": "tf32", "threads": 2}}
+    try:
+        rooms.run(tmp_path, **rooms.merged(RUN, switches))
+    finally:
+        determinism.set_switches()
+    assert found == {(True, True, 2)}
 
 
 # Fewer tasks in a round than may run at once, and more.
