@@ -159,6 +159,7 @@ def test_mapping_holds_every_key_under_the_manuals_names():
         "clients": "auto",
         "most": 1000,
         "finetune": False,
+        "held_out": 0.0,
         "shared": "latest",
         "batch_size": 512,
         "metrics": [],

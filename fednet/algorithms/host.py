@@ -135,7 +135,8 @@ class ClientHost(Protocol):
 class ServerHost(Protocol):
     """The interface for the server's functions.
 
-    round (from 1), device. clients: N. cohort: ids whose replies were accumulated in this phase.
+    round (from 1), device. clients: N, how many may train. cohort: ids whose replies were
+    accumulated in this phase.
     staleness: updates between the model that a reply started from and the server's.
     lr: the clients' local learning rate of this round; lr_decay: over that of round 1. momentum,
     epochs: theirs. task: its loss and counts.

@@ -129,6 +129,8 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     own = summary.get("own_model") or OWN
     for name, value in dict(summary.get("personal") or {}).items():
         row(evaluated(name, own), percent(value) if isinstance(value, (int, float)) else None)
+    for name, value in dict(summary.get("held_out") or {}).items():
+        row(f"held-out clients: {evaluated(name, own)}", percent(value))
     for name, value in dict(summary.get("metrics") or {}).items():
         row(f"final global {name}", f"{value:.4f}")
     for name, value in dict((summary.get("client_metrics") or {}).get("personal") or {}).items():

@@ -91,19 +91,22 @@ def _made(config: Config, refuse: Refuse) -> Method:
 # -- rules of the configuration alone --------------------------------------------------------------
 def _clients(c: Config) -> Iterator[Broken]:
     """Who is selected in a round, and who must reply."""
-    wanted, there, round = c.clients_per_round, c.clients, c.round
+    wanted, there, round = c.clients_per_round, c.training_clients, c.round
+    if there < 1:
+        yield "evaluate.held_out", f"no client would be left to train; there are {c.clients}."
+        return
     if c.participation is not None and wanted is not None:
         yield "clients_per_round", f"participation is given too; {KEEP_ONE}"
     if c.participation is None and wanted is None:
         yield "participation", "is null and clients_per_round is not given; give one of them."
     if wanted is not None and wanted > there:
-        yield "clients_per_round", f"{wanted} is more than the {there} clients there are."
+        yield "clients_per_round", f"{wanted} is more than the {there} clients that may train."
     most = c.first or c.asked
     if round.min_results > most:
         waits = f"is more than the {most} replies that a round waits for."
         yield "round.min_results", f"{round.min_results} {waits}"
-    if round.start != "all" and round.start > there:
-        yield "round.start", f"{round.start} is more than the {there} clients there are."
+    if round.start != "all" and round.start > c.clients:
+        yield "round.start", f"{round.start} is more than the {c.clients} clients there are."
     # A client that is alive sends at least two heartbeats before it counts as lost.
     for key in ("closed", "silent"):
         patience, beat = getattr(round.lost, key), round.lost.beat
@@ -145,6 +148,9 @@ def _needs(c: Config) -> Iterator[Broken]:
     if c.stop.accuracy is not None and not c.evaluate.global_ and c.evaluate.clients == "none":
         needs = "needs evaluate.global or evaluate.clients: nothing would measure it."
         yield "stop.accuracy", needs
+    if c.evaluate.held_out and (not c.evaluate.every or c.evaluate.clients == "none"):
+        needs = "needs evaluate.every and evaluate.clients: these clients do nothing but evaluate."
+        yield "evaluate.held_out", needs
     yield from _stop_metric(c)
 
 
@@ -261,8 +267,9 @@ def _schedule(c: Config) -> Iterator[Broken]:
         yield "schedule.every", f"only applies to semi-sync; the mode is {mode}."
     if every is None and mode == "semi-sync":
         yield "schedule", "semi-sync needs every, the seconds between two updates."
-    if buffer is not None and buffer > c.clients:
-        yield "schedule.buffer", f"{buffer} is more than the {c.clients} clients there are."
+    if buffer is not None and buffer > c.training_clients:
+        most = f"{buffer} is more than the {c.training_clients} clients that may train."
+        yield "schedule.buffer", most
 
 
 def _model(c: Config) -> Iterator[Broken]:

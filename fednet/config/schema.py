@@ -561,6 +561,10 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """
     finetune: bool = False
     """At the end also evaluate personal models after `train.epochs` more local epochs."""
+    held_out: Below1 = 0.0
+    """Share of the clients that never train, rounded up. They are drawn from the seed, evaluate the
+    models whenever all clients do, and are recorded apart. [share]
+    """
     shared: Literal["latest", "last_seen"] = "latest"
     """Shared part (FedRep) or prototypes (FedProto) that a client's own part is evaluated with:
     latest: the server's newest, as in the authors' code; last_seen: those of its last
@@ -817,12 +821,19 @@ class Config(Section, frozen=True, kw_only=True):
     """Write figures and report.html at the end."""
 
     @property
+    def training_clients(self) -> int:
+        """How many clients may train: N less those that are held out (`evaluate.held_out`)."""
+        return self.clients - held_out_count(self.evaluate.held_out, self.clients)
+
+    @property
     def cohort_size(self) -> int:
-        """m = max(1, floor(C * N + 0.5)): clients selected per round, without `round.ask`."""
+        """m = max(1, floor(C * N + 0.5)): clients selected per round, without `round.ask`. N: those
+        that may train.
+        """
         if self.clients_per_round is not None:
             return self.clients_per_round
         assert self.participation is not None
-        return max(1, math.floor(self.participation * self.clients + 0.5))
+        return max(1, math.floor(self.participation * self.training_clients + 0.5))
 
     @property
     def buffer(self) -> int | None:
@@ -836,7 +847,7 @@ class Config(Section, frozen=True, kw_only=True):
         """Clients selected per round, if that many are available."""
         if self.round.ask is None:
             return self.cohort_size
-        return math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.clients))
+        return math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.training_clients))
 
     @property
     def first(self) -> int | None:
@@ -850,6 +861,11 @@ class Config(Section, frozen=True, kw_only=True):
     def replace(self, **changes: object) -> Config:
         """This configuration with some sections changed, unchecked."""
         return msgspec.structs.replace(self, **changes)
+
+
+def held_out_count(share: float, clients: int) -> int:
+    """Returns how many clients never train, by `evaluate.held_out`: ceil(share * N)."""
+    return math.ceil(share * clients - 1e-9)
 
 
 @functools.cache

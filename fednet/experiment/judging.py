@@ -21,6 +21,7 @@ from fednet.plain import JsonDict
 from fednet.records import JUDGED
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
+from fednet.world import held_out, training
 
 __all__ = [
     "JUDGED",
@@ -166,12 +167,19 @@ class DetailedJudgement(Judgement):
 
 
 def evaluated_clients(config: Config) -> list[int]:
-    """The clients that an evaluation asks: all, or the same sample each time (`evaluate.most`)."""
+    """The clients that an evaluation asks: of those that may train, and of those that are held
+    out, all or the same sample each time (`evaluate.most`).
+    """
+    groups = {"clients": training(config), "held_out": tuple(sorted(held_out(config)))}
     most = config.evaluate.most
-    if most is None or config.clients <= most:
-        return list(range(config.clients))
-    draw = seeds.rng(config.seed, "evaluate/clients")
-    return sorted(int(i) for i in draw.choice(config.clients, most, replace=False))
+    found = list[int]()
+    for name, clients in groups.items():
+        if most is None or len(clients) <= most:
+            found += clients
+        else:
+            draw = seeds.rng(config.seed, f"evaluate/{name}")
+            found += [int(client) for client in draw.choice(clients, most, replace=False)]
+    return sorted(found)
 
 
 def keeps_local(config: Config, personalised: bool) -> bool:
@@ -179,7 +187,7 @@ def keeps_local(config: Config, personalised: bool) -> bool:
     section = config.evaluate
     if not section.every or section.clients == "none":
         return False
-    few = section.most is None or config.clients <= section.most
+    few = section.most is None or config.training_clients <= section.most
     return personalised or few
 
 

@@ -260,7 +260,7 @@ class Accountant:
         there = config.availability
         if section.where == "server" and there.model == "always" and there.trace is None:
             self._events["epsilon_sampled"] = dp_accounting.SampledWithoutReplacementDpEvent(
-                config.clients, config.asked, gaussian
+                config.training_clients, config.asked, gaussian
             )
         replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
         self._accountants = {

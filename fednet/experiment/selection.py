@@ -15,6 +15,7 @@ import numpy as np
 from fednet import seeds
 from fednet.config import AvailabilitySection, Config
 from fednet.errors import ConfigError
+from fednet.world import held_out
 
 
 def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> list[int]:
@@ -27,9 +28,10 @@ def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> li
 
 
 def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list[int]:
-    """Returns the round's order of the clients that are there."""
+    """Returns the round's order of the clients that are there and may train."""
     drawn = seeds.rng(config.seed, "selection", round).permutation(config.clients)
-    return [int(i) for i in drawn if here[i]]
+    left_out = held_out(config)
+    return [int(i) for i in drawn if here[i] and int(i) not in left_out]
 
 
 T = TypeVar("T")

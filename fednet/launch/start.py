@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # On resume.
 MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "report")
+MAY_NOT = ("evaluate.held_out",)  # a client that trained would count as one that never did
 
 
 @contextlib.contextmanager
@@ -104,7 +105,7 @@ def check_resumable(old: Config, new: Config) -> None:
     changed = sorted(
         k
         for k in {**before, **after}
-        if k.split(".")[0] not in MAY_CHANGE
+        if (k.split(".")[0] not in MAY_CHANGE or k in MAY_NOT)
         and k not in configuration.WHERE
         and before.get(k) != after.get(k)
     )

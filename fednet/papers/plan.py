@@ -182,6 +182,7 @@ def traffic(cell: Cell, public: int) -> tuple[float, bool]:
     """
     config = configuration.from_mapping(cell.config, cell.name)
     sent = cost(config, config.algorithm.name, public)
-    reached = config.clients * (1 - (1 - config.cohort_size / config.clients) ** config.rounds)
+    n = config.training_clients
+    reached = n * (1 - (1 - config.cohort_size / n) ** config.rounds)
     rounds = config.rounds * config.cohort_size * (sent.down + sent.up)
     return (rounds + reached * sent.once) / 1e6, any(sent.more)

@@ -145,7 +145,11 @@ class Round(Row, kw_only=True):
     """
 
     NULLABLE = frozenset(("seconds_virtual", "seconds_virtual_by_phase", "predicted"))
-    KEYS = {"client_accuracy": (*JUDGED, "received"), "seconds_by_phase": TIMES}
+    KEYS = {
+        "client_accuracy": (*JUDGED, "received"),
+        "held_out": JUDGED,
+        "seconds_by_phase": TIMES,
+    }
 
     round: int = 0
     selected: list[int] = []
@@ -167,6 +171,8 @@ class Round(Row, kw_only=True):
     total_by_class: list[int] | None = None
     # over all evaluated clients, by JUDGED, and `received`: the global model before the round
     client_accuracy: dict[str, float] | None = None
+    # the same over the clients that never train (`evaluate.held_out`), which are not among those
+    held_out: dict[str, float] | None = None
     metrics: dict[str, float] | None = None  # `evaluate.metrics` of the global model
     client_metrics: dict[str, dict[str, float]] | None = None  # as `client_accuracy`, by metric
     # What `personal` means: `personal`, or `local`, the last local model, where the method keeps no
@@ -196,7 +202,7 @@ class Round(Row, kw_only=True):
 class Client(Row, kw_only=True):
     """A line of clients.jsonl: the accuracies of a client's models, and, where it trained in this
     round, its training. final: evaluated after the last round; took_part: in any round until then;
-    `received`: the global model that it got in this round.
+    held_out: it never trains; `received`: the global model that it got in this round.
     """
 
     NULLABLE = frozenset(
@@ -208,6 +214,7 @@ class Client(Row, kw_only=True):
     client: int = -1
     final: bool | None = None
     took_part: bool | None = None
+    held_out: bool | None = None
     test_samples: int | None = None
     accuracy_global: float | None = None
     correct_global: int | None = None
@@ -319,6 +326,8 @@ class Summary(Row, kw_only=True):
     stability: JsonDict | None = None
     personal: dict[str, float] | None = None
     personal_of_participants: dict[str, float] | None = None  # of those who ever took part
+    # the same of the clients that never train, which are not among those above
+    held_out: dict[str, float] | None = None
     own_model: str | None = None  # what `personal` is there, see `Round`
     metrics: dict[str, float] | None = None  # of the global model, in the last evaluated round
     client_metrics: dict[str, dict[str, float]] | None = None  # at the end, see `Round`

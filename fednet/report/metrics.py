@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fednet.config.schema import held_out_count
 from fednet.plain import JsonDict
 from fednet.records import JUDGED, Client, Round, Summary, metric
 from fednet.report import costs
@@ -154,13 +155,20 @@ def ended(run: Run) -> list[Client]:
 
 
 @once
-def latest(run: Run, name: str) -> dict[int, Client]:
+def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
     """Returns, by client, its last record with the accuracy `name` (one of JUDGED, or `received`);
-    if there was an evaluation at the end, its record in that.
+    if there was an evaluation at the end, its record in that. held_out: of the clients that never
+    train instead of the others.
     """
-    rows = ended(run) or run.lines("clients")
+    rows = [r for r in ended(run) or run.lines("clients") if bool(r.held_out) == held_out]
     found = {r.client: r for r in rows if getattr(r, f"accuracy_{name}") is not None}
     return dict(sorted(found.items()))
+
+
+def accuracies(run: Run, held_out: bool = False) -> dict[str, float]:
+    """Returns the pooled accuracies of `latest`, by model."""
+    found = {name: pooled(latest(run, name, held_out).values(), name) for name in JUDGED}
+    return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
 
 
 @once
@@ -202,6 +210,13 @@ def personal(run: Run) -> JsonDict | None:
         "max": float(values[-1]),
         "worst_tenth": float(values[: max(1, len(values) // 10)].mean()),
     }
+
+
+def may_train(run: Run) -> int:
+    """Returns how many clients are not held out."""
+    clients = int(run.config.get("clients", 0))
+    share = run.config.get("evaluate", {}).get("held_out", 0.0)
+    return clients - held_out_count(clients, share)
 
 
 # -- who took part, who was evaluated --------------------------------------------------------------
@@ -330,11 +345,11 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["stability"] = differences(a)
         if (by_class := class_spread(run)) is not None:
             out["stability"]["class_spread"] = by_class
-    if own_tests := {
-        name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None
-    }:
+    if own_tests := accuracies(run):
         out["personal"] = own_tests
-    if asked := ended(run):
+    if left_out := accuracies(run, True):
+        out["held_out"] = left_out
+    if asked := [r for r in ended(run) if not r.held_out]:
         taken = [r for r in asked if r.took_part is not False]
         out["personal_of_participants"] = {
             name: p
@@ -343,7 +358,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         }
         out["judged"] = {
             "clients": len(asked),
-            "of": int(run.config.get("clients", 0)),
+            "of": may_train(run),
             "never_took_part": len(asked) - len(taken),
             "shared": run.config.get("evaluate", {}).get("shared"),
         }

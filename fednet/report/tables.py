@@ -151,6 +151,9 @@ def _columns(
     if any(metrics.personal(r) for r in runs):
         own = "/".join(_own_models(runs))
         columns.append(Column(own, lambda r: (metrics.personal(r) or {}).get("pfl")))
+    for name in ("global", "personal", "finetuned"):
+        if any(name in metrics.accuracies(r, True) for r in runs):
+            columns.append(Column(f"held-out {name}", functools.partial(_held_out, name=name)))
     own_metrics = {k for r in runs for k in (r.summary.client_metrics or {}).get("personal", ())}
     for name in sorted(own_metrics):
         columns.append(
@@ -240,6 +243,11 @@ def _tested(run: Run, y: str, clock: str | None = None) -> bool:
     that was evaluated. clock: and its seconds are by this clock.
     """
     return bool(metrics.curve(run, y)) and clock in (None, costs.seconds_key(run))
+
+
+def _held_out(run: Run, name: str) -> float | None:
+    """The accuracy of a model on the tests of the clients that never train, pooled."""
+    return metrics.accuracies(run, True).get(name)
 
 
 def _own_metric(run: Run, name: str) -> float | None:

@@ -23,21 +23,25 @@ from fednet.config import Config
 from fednet.plain import part_of
 from fednet.tensors import Tensors, blockwise
 from fednet.wire.payload import P
+from fednet.world import training
 
 BY_ITSELF = ("sign_flip", "gaussian", "label_flip")
 STRENGTH = {"sign_flip": 1.0, "gaussian": 1.0, "alie": 1.5, "ipm": 2.0, "label_flip": 1.0}
 
 
 @functools.cache
-def _drawn(seed: int, clients: int, share: float) -> frozenset[int]:
-    chosen = seeds.rng(seed, "malicious").choice(clients, part_of(share, clients), replace=False)
+def _drawn(seed: int, clients: tuple[int, ...], share: float) -> frozenset[int]:
+    count = part_of(share, len(clients))
+    chosen = seeds.rng(seed, "malicious").choice(clients, count, replace=False)
     return frozenset(int(c) for c in chosen)
 
 
 def malicious(config: Config) -> frozenset[int]:
-    """Returns the malicious clients of a run: floor(share * N), drawn from the run's seed."""
+    """Returns the malicious clients of a run: floor(share * N) of the N that may train, drawn from
+    the run's seed.
+    """
     section = config.faults.malicious
-    return _drawn(config.seed, config.clients, section.clients)
+    return _drawn(config.seed, training(config), section.clients)
 
 
 def strength(config: Config) -> float:

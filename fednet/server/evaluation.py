@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fednet import records
+from fednet import records, world
 from fednet.algorithms.base import Algorithm, Tensors
 from fednet.algorithms.state import PerClient, State, content_sha256
+from fednet.config import Config
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import evaluated_clients, evaluation_due
 from fednet.experiment.rundir import RunDirectory
@@ -32,6 +33,8 @@ from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 from fednet.wire.payload import Run
+
+Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model
 
 
 class Evaluator:
@@ -96,12 +99,23 @@ class Evaluator:
         self._score(record, model)
         if section.clients == "all":
             round.evaluated = self._ask_all(round.number, model, round.after, keep, final=False)
-        if round.evaluated:
-            record.client_accuracy = pooled(round.evaluated, self._share(len(round.evaluated)))
-            record.client_metrics = self._pooled_metrics(round.evaluated)
-            if "personal" in record.client_accuracy:
-                record.own_model = self.own_model
+        may_train, left_out = self._by_group(round.evaluated)
+        if may_train:
+            record.client_accuracy = pooled(may_train, self._share(len(may_train)))
+            record.client_metrics = self._pooled_metrics(may_train)
+        if left_out:
+            record.held_out = pooled(left_out, self._share(len(left_out)))
+        if "personal" in {**(record.client_accuracy or {}), **(record.held_out or {})}:
+            record.own_model = self.own_model
         return model
+
+    def _by_group(self, evaluated: Evaluated) -> tuple[Evaluated, Evaluated]:
+        """The counts of the clients that may train, and of those that are held out."""
+        left_out = world.held_out(self.config)
+        return (
+            {client: counts for client, counts in evaluated.items() if client not in left_out},
+            {client: counts for client, counts in evaluated.items() if client in left_out},
+        )
 
     def _share(self, evaluated: int) -> float | None:
         """The largest part of the clients' accuracy that one may have: the sizes of test sets are
@@ -110,9 +124,7 @@ class Evaluator:
         known = self.experiment.federation is not None
         return None if known else share_of_one(self.experiment, evaluated)
 
-    def _pooled_metrics(
-        self, evaluated: Mapping[int, Mapping[str, Counts]]
-    ) -> dict[str, dict[str, float]] | None:
+    def _pooled_metrics(self, evaluated: Evaluated) -> dict[str, dict[str, float]] | None:
         """`evaluate.metrics` over all test samples of these clients, by model."""
         names = self.config.evaluate.metrics
         if not names:
@@ -202,18 +214,24 @@ class Evaluator:
         rows = read_lines(self.directory.path / "rounds.jsonl")
         took_part = {c for row in rows for c in row["completed"]}
         evaluated = self._ask_all(round, self.newest(carried.server), carried, keep, final=True)
-        progress.client_metrics = self._pooled_metrics(evaluated) or {}
-        progress.confusion = self._confusion(carried, evaluated)
-        return [
-            client_row(
-                round, c, v, final=True, took_part=c in took_part, metrics_of=section.metrics
-            ).line()
-            for c, v in sorted(evaluated.items())
-        ]
+        may_train = self._by_group(evaluated)[0]
+        progress.client_metrics = self._pooled_metrics(may_train) or {}
+        progress.confusion = self._confusion(carried, may_train)
+        lines = []
+        for client, counts_by_model in sorted(evaluated.items()):
+            row = client_row(
+                round,
+                client,
+                counts_by_model,
+                final=True,
+                took_part=client in took_part,
+                held_out=client in world.held_out(self.config),
+                metrics_of=section.metrics,
+            )
+            lines.append(row.line())
+        return lines
 
-    def _confusion(
-        self, carried: RunState, evaluated: Mapping[int, Mapping[str, Counts]]
-    ) -> JsonDict:
+    def _confusion(self, carried: RunState, evaluated: Evaluated) -> JsonDict:
         """Returns `Summary.confusion`: of the global model on the server's test set; without one,
         of the global model, or else the clients' own models, on the tests of the clients
         `evaluated`. Empty if no metric counts a confusion matrix.
@@ -255,7 +273,12 @@ class Evaluator:
                 return {}
             values[question.roles.weights] = model
         down = question(**values)
-        return self._exchanges.evaluate(round, down, carried, keep, final)
+        evaluated = self._exchanges.evaluate(round, down, carried, keep, final)
+        if not self.method.personalised:  # who never trained has no model but the global one
+            for client in world.held_out(self.config) & evaluated.keys():
+                for name in ("personal", "balanced"):
+                    evaluated[client].pop(name, None)
+        return evaluated
 
 
 def _matrix(model: str, tested_on: str, found: Counts) -> JsonDict:
@@ -283,9 +306,7 @@ def global_scores(
     return found
 
 
-def pooled(
-    evaluated: Mapping[int, Mapping[str, Counts]], share: float | None = None
-) -> dict[str, float]:
+def pooled(evaluated: Evaluated, share: float | None = None) -> dict[str, float]:
     """Accuracy over all test samples of the evaluated clients (not a mean of accuracies), by the
     model that was evaluated. share: the largest part that one client may have in it, where the
     sizes of test sets are the sites' own word.
@@ -299,7 +320,7 @@ def pooled(
 
 
 def weighed(
-    evaluated: Mapping[int, Mapping[str, Counts]], share: float | None
+    evaluated: Evaluated, share: float | None
 ) -> Iterator[tuple[str, dict[int, Counts], dict[int, int]]]:
     """Yields each model that was evaluated: its name, and its counts and their weight by client, in
     ascending order. share: see `pooled`.
@@ -346,8 +367,9 @@ def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, f
     return {name: value for name, value in found.items() if value is not None}
 
 
-def client_lines(round: Round, metrics_of: Sequence[str] = ()) -> list[JsonDict]:
+def client_lines(round: Round, config: Config) -> list[JsonDict]:
     """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
+    left_out = world.held_out(config)
     rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}
     rows |= round.evaluated
     replies = round.main.done
@@ -360,7 +382,8 @@ def client_lines(round: Round, metrics_of: Sequence[str] = ()) -> list[JsonDict]
             round.runs.get(client),
             reply=replies.get(client),
             reported=round.reports.get(client),
-            metrics_of=metrics_of,
+            held_out=client in left_out,
+            metrics_of=config.evaluate.metrics,
         )
         lines.append(row.line())
     return lines
@@ -376,6 +399,7 @@ def client_row(
     took_part: bool | None = None,
     reply: Reply | None = None,
     reported: Mapping[str, float] | None = None,
+    held_out: bool = False,
     metrics_of: Sequence[str] = (),
 ) -> Client:
     """Returns a line of clients.jsonl: the scores of a client's models and, if it trained in this
@@ -388,6 +412,7 @@ def client_row(
         client=client,
         final=final or None,
         took_part=took_part,
+        held_out=held_out or None,
         test_samples=evaluated.n if evaluated is not None else None,
         reported=dict(reported) if reported else None,
         seconds=reply.message.seconds if reply is not None else None,

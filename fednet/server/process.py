@@ -273,7 +273,11 @@ class Session:
         exp, config = self.experiment, self.config
         public = exp.federation.public_data() if exp.federation is not None else None
         host = ServerHost(
-            exp.setting, lambda: exp.scratch(self.device), config.clients, public, self.device
+            exp.setting,
+            lambda: exp.scratch(self.device),
+            config.training_clients,
+            public,
+            self.device,
         )
         clock = VirtualClock(config) if config.link.clock == "virtual" else None
         exchanges = Exchanges(

@@ -9,7 +9,9 @@ from msgspec import structs
 from fednet.config import Config
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import evaluated_clients
+from fednet.ids import as_text
 from fednet.training.samples import FEW
+from fednet.world import held_out
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
@@ -27,6 +29,8 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"{config.algorithm.name} has no rounds: {config.cohort_size} clients train at a time "
             f"and every {config.buffer} replies are an update (schedule: async)."
         )
+    if left_out := held_out(config):
+        yield f"client(s) {as_text(left_out)} never train and only evaluate (evaluate.held_out)."
     evaluated = evaluated_clients(config)
     all_asked = len(evaluated) == config.clients
     if config.evaluate.every and config.evaluate.clients != "none" and not all_asked:

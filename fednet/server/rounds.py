@@ -257,7 +257,7 @@ class Rounds:
         self.record(round, model, evaluated_at)
         self.evaluator.stopped(round, progress)
         each = self.config.record.clients == "each"
-        clients = client_lines(round, self.config.evaluate.metrics) if each else []
+        clients = client_lines(round, self.config) if each else []
         lines = {"rounds": [round.record.line()], "clients": clients}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
         keep = self.save if due or self.watch.requested else self._append

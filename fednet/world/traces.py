@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fednet.config import Config
 from fednet.world import reading, shipped
+from fednet.world.held_out import held_out
 from fednet.world.presence import Presence
 from fednet.world.rates import Pace, Rates
 
@@ -85,9 +86,16 @@ def of(config: Config) -> World:
     """Returns a run's traces. Raises ConfigError for one that cannot be used."""
     section = config.availability
     return World(
-        presence=None if section.trace is None else tuple(_presence(config)),
+        presence=None if section.trace is None else _presence_to_train(config),
         pace=None if config.devices.trace is None else tuple(_paces(config)),
     )
+
+
+def _presence_to_train(config: Config) -> tuple[Presence, ...]:
+    """Returns when each client is available to train: a client that is held out never is."""
+    never, left_out = Presence(()), held_out(config)
+    traces = _presence(config)
+    return tuple(never if c in left_out else traces[c] for c in range(config.clients))
 
 
 def _presence(config: Config) -> list[Presence]:
