@@ -362,6 +362,37 @@ const half = measured(0.5), slow = measured(0.8);
 say('smooth ' + half.length + ' ' + Math.max(...half.map((a, k) => Math.abs(a - slow[k]))));
 smooth.value = 0; smooth.oninput();
 say('again ' + own().length + ' ' + [...pane.querySelectorAll('.series')].some(shown));
+// Enlarges the right half of a chart: from the middle of its axes to beyond their end.
+const drag = (svg, d) => {
+  const screen = x => svg.createSVGPoint().matrixTransform(svg.getScreenCTM().translate(x, 0)).x;
+  const y = box(svg).top + 40, send = (kind, x) => svg.dispatchEvent(
+    new PointerEvent(kind, {bubbles: true, button: 0, clientX: screen(x), clientY: y}));
+  send('pointerdown', (d[2] + d[3]) / 2); send('pointermove', d[3] - 9);
+  send('pointermove', d[3] + 50); send('pointerup', d[3] + 50);
+};
+const twice = svg => svg.dispatchEvent(new MouseEvent('dblclick', {bubbles: true, clientX: 0}));
+const chart = pane.querySelector('svg');
+drag(chart, hovers[0]);
+const xs = () => [...chart.querySelectorAll('text.own[text-anchor=middle]')];
+const axis = xs().map(t => [+t.textContent, +t.getAttribute('x')]);
+say('zoom ' + own().length + ' ' + [...pane.querySelectorAll('.series')].some(shown));
+say('rounds ' + axis.map(([v]) => v).join(' '));
+const [x0, x1, from, to] = hovers[0], middle = (x0 + x1) / 2;
+const off = ([v, x]) => Math.abs(from + (v - middle) / (x1 - middle) * (to - from) - x);
+say('places ' + Math.max(...axis.map(off)).toFixed(2));
+say('marked ' + document.querySelectorAll('rect.own').length);
+twice(chart);
+say('whole ' + own().length + ' ' + xs().length);
+say('lines ' + [...pane.querySelectorAll('.series')].some(shown));
+const cells = grid.closest('svg'), plain_box = box(grid);
+drag(cells, hovers[1]);
+const wide = box(grid);
+say('stretched ' + (wide.width / plain_box.width).toFixed(2));
+say('right ends ' + (wide.right - plain_box.right).toFixed(1));
+point(grid, 0.51, 0.1); say('pointed ' + tip.textContent.split(',')[0]);
+point(grid, 0.99, 0.1); say('pointed ' + tip.textContent.split(',')[0]);
+dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));
+say('escaped ' + (box(grid).width / plain_box.width).toFixed(2));
 const body = document.querySelector('.sortable tbody');
 const column = i => [...body.rows].map(r => r.cells[i].textContent);
 const heads = [...document.querySelectorAll('.sortable th button')], last = heads.length - 4;
@@ -395,7 +426,11 @@ def test_in_a_browser_nothing_overflows_and_the_console_is_clean(pages, tmp_path
 
 
 def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, pages, tmp_path):
-    said, console = browser.probe(pages[1], tmp_path, POINT, 1280)
+    text = pages[1].read_text()
+    found = [json.loads(html.unescape(d)) for d in re.findall(r'data-hover="([^"]*)"', text)]
+    (grid, *_) = [d for d in found if "words" in d]
+    axes = f"const hovers = {json.dumps([found[0]['x'], grid['x']])};"
+    said, console = browser.probe(pages[1], tmp_path, axes + POINT, 1280)
     assert console == []
     last = [
         sum(r.rounds[-1].test_accuracy for r in runs if r.algorithm == m) / 2
@@ -412,6 +447,18 @@ def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, pages, tm
     assert int(smooth[1]) == 2 * 11
     assert float(smooth[2]) < 0.2  # of a point; a path has two digits
     assert "again 0 true" in said
+    # Rounds 1 to 12 with margins of half a round: the right half is from 6.5 on.
+    assert "zoom 2 false" in said
+    assert "rounds 8 10 12" in said
+    assert "places 0.00" in said
+    assert "marked 0" in said
+    assert "whole 0 0" in said
+    assert "lines true" in said
+    assert "stretched 2.00" in said
+    assert "right ends 0.0" in said
+    assert "pointed round 7" in said
+    assert "pointed round 12" in said
+    assert "escaped 1.00" in said
     finals = sorted(f"{100 * r.rounds[-1].test_accuracy:.2f} %" for r in runs)
     assert f"up {' '.join(finals)}" in said
     assert f"down {' '.join(finals[::-1])}" in said
