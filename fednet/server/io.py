@@ -645,7 +645,7 @@ class ServerIO:
         for conn in (arrived.down, arrived.up):
             if conn:
                 self._before_settling(conn, key)
-        reply.bill.join(self.link.bill(key, arrived.down, arrived.up))
+        self.link.add_to_bill(reply.bill, key, arrived.down, arrived.up)
         if arrived.down is None:  # an evaluation within a task counts for itself
             self.link.ledger.settle_bill(reply.bill, True)
         self._logged.append(reply)

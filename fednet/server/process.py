@@ -225,7 +225,7 @@ class Session:
         return Link(
             "server",
             self.endpoint.transport.send,
-            lambda n: framing(n, curve=curve),
+            functools.partial(framing, curve=curve),
             ledger,
             connection_bytes(curve, "server"),
             self.endpoint.part,

@@ -22,7 +22,8 @@ Row = JsonDict
 @dataclass(slots=True)
 class Account:
     """A row that is still being written. counted: its messages are alike, and the row has their
-    number. number: of the account, where those under way are written down. cut: its connection
+    number. number: of the account, where those under way are written down. incarnation: of the
+    process that opened it, 0: this one. cut: its connection
     ended before it was known whether its bytes were useful: if they were not, they may not have
     arrived. written: an earlier process has written its row, as useful.
     """
@@ -67,11 +68,8 @@ class Bill:
         way = account.direction
         if account.type == "pull":
             way = OTHER[way]
-        (self.down if way == "down" else self.up).append(account)
-
-    def join(self, other: Bill) -> None:
-        self.down += other.down
-        self.up += other.up
+        accounts = self.down if way == "down" else self.up
+        accounts.append(account)
 
 
 Kinds = dict[str, dict[str, int]]
@@ -161,14 +159,11 @@ class Ledger:
             mine = self._open[name[0]] = {}
         found = mine.get(name)
         if found is None:
-            found = mine[name] = (
-                Account(direction, type, counted=counted)
-                if key is None
-                else Account(
-                    direction, type, key.client, key.round, key.phase, key.attempt, key.purpose
-                )
-            )
-            found.final = found.purpose == "evaluate" and (found.round, found.phase) == self.final
+            found = mine[name] = Account(direction, type, counted=counted)
+            if key is not None:
+                found.round, found.phase, found.attempt = key.round, key.phase, key.attempt
+                found.client, found.purpose = key.client, key.purpose
+                found.final = key.purpose == "evaluate" and (key.round, key.phase) == self.final
             self.many += 1
             if self._numbered:
                 self._number += 1
@@ -191,9 +186,8 @@ class Ledger:
             yield from mine.values()
         yield from self._billed.values()
 
-    def bill(self, names: Iterable[Name]) -> Bill:
+    def move(self, names: Iterable[Name], bill: Bill) -> None:
         """Takes these accounts from their connections into a bill, for `settle_bill`."""
-        bill = Bill()
         for name in names:
             mine = self._open.get(name[0], {})
             account = mine.pop(name, None)
@@ -203,7 +197,6 @@ class Ledger:
                 bill.add(account)
                 if not mine:
                     del self._open[name[0]]
-        return bill
 
     def adopt(self, row: Row, written: bool = False) -> Account:
         """An account of an earlier process, by its row. written: the row is in the book."""
@@ -237,12 +230,14 @@ class Ledger:
         is useful. reason: why nothing is. staleness: of the reply.
         """
         for way, more in ((bill.down, {}), (bill.up, {"staleness": staleness})):
-            last = max((self._of(a) for a in way if any(a.kinds.values())), default=0)
+            own = self.incarnation
+            last = max([a.incarnation or own for a in way if any(a.kinds.values())], default=0)
             for a in way:
-                counts = useful and self._of(a) >= last
+                counts = useful and (a.incarnation or own) >= last
                 if a.written:
-                    if counts:
-                        self._count_useful(a)
+                    if counts:  # in no round's record yet
+                        tally = self._untaken.setdefault(a.round, Tally())
+                        add_kinds(tally.useful[a.direction], a.kinds)
                     continue
                 del self._billed[id(a)]
                 self.many -= 1
@@ -252,15 +247,6 @@ class Ledger:
                 lost = True if a.cut and not counts else None
                 self.write(a, counts, **more, reason=None if counts else why, lost=lost)
             way.clear()
-
-    def _of(self, a: Account) -> int:
-        """The incarnation of the process that opened an account."""
-        return a.incarnation or self.incarnation
-
-    def _count_useful(self, a: Account) -> None:
-        """Adds what an earlier process wrote to what is in no round's record yet."""
-        tally = self._untaken.setdefault(a.round, Tally())
-        add_kinds(tally.useful[a.direction], a.kinds)
 
     def open(self, whose: bytes | None = None) -> list[Name]:
         """Names of the accounts that are open: of one connection, or of all."""
@@ -318,12 +304,7 @@ class Ledger:
         self.enter(self._row(a, useful, **more))
 
     def _row(self, a: Account, useful: bool, **more: object) -> Row:
-        """A row with the fields of `records.Wire`, put together here, since a book has several a
-        message.
-        """
-        payload = 0
-        for n in a.kinds.values():
-            payload += n
+        """Makes a row with the fields of `records.Wire`."""
         row: Row = {
             "round": a.round,
             "client": a.client,
@@ -331,11 +312,11 @@ class Ledger:
             "type": a.type,
             "kinds": a.kinds,
             "envelope": a.envelope,
-            "bytes": payload + a.envelope,
+            "bytes": sum(a.kinds.values()) + a.envelope,
             "raw_bytes": a.raw,
             "useful": useful,
             "purpose": a.purpose,
-            "incarnation": self._of(a),
+            "incarnation": a.incarnation or self.incarnation,
             "phase": a.phase,
             "attempt": a.attempt,
         }
@@ -365,7 +346,10 @@ class Ledger:
         if row["useful"]:
             add_kinds(self.useful[row["direction"]], row["kinds"])
         if self._by_round:
-            self._untaken.setdefault(row["round"], Tally()).add(row)
+            tally = self._untaken.get(row["round"])
+            if tally is None:
+                tally = self._untaken[row["round"]] = Tally()
+            tally.add(row)
 
     def taken(self, before: Mapping[str, int]) -> None:
         """So many bytes were taken by an earlier process; what else it spent is taken with the next

@@ -89,12 +89,9 @@ class Link:
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
         nbytes = self._size(frames)
-        self._came(conn, nbytes)
-        self._count(self._whose(conn), self.back, "refused", nbytes)
-
-    def _came(self, conn: bytes, nbytes: int) -> None:
         if conn in self._booked:  # else it has ended, and been counted
             self._booked[conn] += nbytes
+        self._count(self._whose(conn), self.back, "refused", nbytes)
 
     def _whose(self, conn: bytes) -> bytes:
         return NOBODY if conn in self._strangers else conn
@@ -147,7 +144,8 @@ class Link:
         resembles alone.
         """
         nbytes = self._size(frames)
-        self._came(conn, nbytes)
+        if conn in self._booked:  # else it has ended, and been counted
+            self._booked[conn] += nbytes
         name, *_ = self._entry(conn, self.back, message, body, nbytes, stray)
         if name[2] == ONCE:
             self.ledger.settle(name, False, **({"reason": stray} if stray else {}))
@@ -184,7 +182,15 @@ class Link:
             name, type = (conn, direction, ONCE, object()), tag
         else:
             length = 0 if body is None else len(body)
-            kinds, raw = self._kinds(conn, direction, key, message, length, stray)
+            form, start = self.forms.get((conn, direction, key), ()), 0
+            if isinstance(message, (m.Task, m.Reply)):
+                form = message.form
+                if not stray and length != message.size:  # the rest follows
+                    self.forms[conn, direction, key] = form
+            elif isinstance(message, m.Part):
+                start = message.index * self._part
+            if length:
+                kinds, raw = split(form, start, start + length)
             what = "pull" if tag == "pull" else CARRIERS[direction]
             type = "evaluate" if key.purpose == "evaluate" and what != "pull" else what
             name = (conn, direction, ONCE, object()) if stray else (conn, direction, what, key)
@@ -218,35 +224,17 @@ class Link:
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
-    def _kinds(
-        self,
-        conn: bytes,
-        direction: Direction,
-        key: m.Key,
-        message: m.Message,
-        body: int,
-        stray: str,
-    ) -> tuple[dict[str, int], int]:
-        """What a message has of its payload: bytes by kind, and their share of the raw bytes."""
-        form, start = self.forms.get((conn, direction, key), ()), 0
-        if isinstance(message, (m.Task, m.Reply)):
-            form = message.form
-            if not stray and body != message.size:  # the rest follows
-                self.forms[conn, direction, key] = form
-        elif isinstance(message, m.Part):
-            start = message.index * self._part
-        return split(form, start, start + body) if body else ({}, 0)
-
-    def bill(self, key: m.Key, down: bytes | None, up: bytes) -> Bill:
-        """What crossed for a reply that was accepted. down, up: the connections over which the task
-        went and the reply came; down None: the reply is an evaluation within a task.
+    def add_to_bill(self, bill: Bill, key: m.Key, down: bytes | None, up: bytes) -> None:
+        """Adds what crossed for a reply that was accepted to its bill. down, up: the connections
+        over which the task went and the reply came; down None: the reply is an evaluation within a
+        task.
         """
         names: list[Name] = [(up, "up", "reply", key), (up, "down", "pull", key)]
         if down is not None:
             names += [(down, "down", "task", key), (down, "up", "pull", key)]
             self.forms.pop((down, "down", key), None)
         self.forms.pop((up, "up", key), None)
-        return self.ledger.bill(names)
+        self.ledger.move(names, bill)
 
     def settle(
         self,
@@ -332,12 +320,6 @@ def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int]
     """
     kinds: dict[str, int] = {}
     raw, at = 0, 0
-    if not start and end >= sum([f.size for f in form]):  # the whole
-        for f in form:
-            if f.size:
-                kinds[f.kind] = kinds.get(f.kind, 0) + f.size
-                raw += f.raw
-        return kinds, raw
     for f in form:
         inside = max(0, min(end, at + f.size) - max(start, at))
         if inside:

@@ -14,7 +14,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.ledger import Ledger
+from fednet.wire.ledger import Bill, Ledger
 from fednet.wire.link import Link
 
 PART = 8
@@ -171,7 +171,9 @@ class Net:
                     (self.done if key.purpose == self.server.purpose else self.judged)[key] = (
                         payload
                     )
-                    self.ledger.settle_bill(self.link.bill(key, i.down, i.up), True)
+                    bill = Bill()
+                    self.link.add_to_bill(bill, key, i.down, i.up)
+                    self.ledger.settle_bill(bill, True)
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
                 key, server = i.key, self.server

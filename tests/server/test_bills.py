@@ -94,7 +94,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
         account = ledger.account(names[-1], direction, type, KEY)
         account.add({"state": nbytes} if nbytes else {}, 1, nbytes)
     bill = bills[KEY]
-    bill.join(ledger.bill(names))
+    ledger.move(names, bill)
     ledger.settle_bill(bill, True, staleness=3)
     assert [(r["type"], r["useful"], r["incarnation"]) for r in rows] == written
     assert all(r["reason"] == "sent again" for r in rows if not r["useful"])

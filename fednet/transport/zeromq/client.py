@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import zmq
 
@@ -31,10 +32,8 @@ from fednet.transport.zeromq.sockets import (
     monitor_events,
     monitor_of,
     ms,
-    polled,
     receive,
     send,
-    sooner,
     why,
 )
 
@@ -149,15 +148,20 @@ class ZmqClient:
             raise
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        return polled(timeout_s, self._ready, self._pump, self._waker)
-
-    def _ready(self, left: float | None) -> set[object]:
-        if self._left:
-            left = 0.0
-        elif self._retry_at is not None:
-            left = sooner(left, max(0.0, self._retry_at - time.monotonic()))
-        self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
-        return {source for source, _ in self._poller.poll(ms(left))}
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        events: list[Event] = []
+        while True:
+            left = wait = until - time.monotonic()
+            if self._left:
+                wait = 0.0
+            elif self._retry_at is not None:
+                wait = min(left, self._retry_at - time.monotonic())
+            self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
+            ready = dict(self._poller.poll(ms(wait)))
+            self._pump(ready, events)
+            woken = self._waker.fd in ready and self._waker.clear()
+            if events or woken or left <= 0:
+                return events
 
     def send(self, frames: Frames) -> bool:
         if not self._open or not 1 <= len(frames) <= MAX_FRAMES:
@@ -258,7 +262,7 @@ class ZmqClient:
         self._kernel.clear()
 
     # -- reading and writing -----------------------------------------------------------------------
-    def _pump(self, ready: set[object], events: list[Event]) -> None:
+    def _pump(self, ready: Container[object], events: list[Event]) -> None:
         if self._left:
             self._left = False
             events.append(Closed(b"", self._received))

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
 import zmq
@@ -36,10 +37,8 @@ from fednet.transport.zeromq.sockets import (
     monitor_events,
     monitor_of,
     ms,
-    polled,
     receive,
     send,
-    sooner,
     why,
 )
 
@@ -385,12 +384,12 @@ class Connections:
         self.ended.clear()
 
     # -- looking at them ---------------------------------------------------------------------------
-    def wait(self) -> float | None:
-        """How long until the next look; None: there is no connection."""
+    def wait(self) -> float:
+        """Seconds until the next look; infinite without a connection."""
         if not self.links:
-            return None
+            return math.inf
         due = min(self._look_at, self._watch_at) if self._strangers else self._watch_at
-        return max(0.0, due - time.monotonic())
+        return due - time.monotonic()
 
     def look(self) -> None:
         """From time to time, hangs up on strangers who are too many or send too much, and on
@@ -532,14 +531,19 @@ class ZmqServer:
         self._read_monitor()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        return polled(timeout_s, self._ready, self._pump, self._waker)
-
-    def _ready(self, left: float | None) -> set[object]:
-        if self._connections.ended:
-            left = 0.0  # there may be messages of theirs to read, and their ends to report
-        else:
-            left = sooner(left, BLOCKED_RETRY_S if self._blocked else self._connections.wait())
-        return {source for source, _ in self._poller.poll(ms(left))}
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        events: list[Event] = []
+        while True:
+            left = until - time.monotonic()
+            if self._connections.ended:
+                wait = 0.0  # there may be messages of theirs to read, and their ends to report
+            else:
+                wait = BLOCKED_RETRY_S if self._blocked else self._connections.wait()
+            ready = dict(self._poller.poll(ms(min(left, wait))))
+            self._pump(ready, events)
+            woken = self._waker.fd in ready and self._waker.clear()
+            if events or woken or left <= 0:
+                return events
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         link = self._connections.conns.get(conn)
@@ -594,7 +598,7 @@ class ZmqServer:
         self._blocked.clear()
         self._waker.close()
 
-    def _pump(self, ready: set[object], events: list[Event]) -> None:
+    def _pump(self, ready: Container[object], events: list[Event]) -> None:
         """Does everything that can be done now, without waiting."""
         if self._access is not None:
             if self._access.socket in ready:
@@ -649,7 +653,8 @@ class ZmqServer:
                 if not stands:
                     events.append(Closed(conn))
             if conn in conns:
-                conns[conn].received += sum(framing(len(frame), curve=curve) for frame in body)
+                for frame in body:
+                    conns[conn].received += framing(len(frame), curve=curve)
         return False
 
     def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:

@@ -9,13 +9,12 @@ import math
 import os
 import re
 import struct
-import time
 from collections.abc import Callable, Sequence
 
 import zmq
 
 from fednet.errors import ConfigError
-from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Event, Frame
+from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Frame
 
 Refused = Callable[[str, str], None]
 """Called with the reason for which a connection or message was refused, and the peer's address
@@ -138,34 +137,6 @@ def monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
         events.append((event, value))
 
 
-def polled(
-    timeout_s: float | None,
-    ready: Callable[[float | None], set[object]],
-    pump: Callable[[set[object], list[Event]], None],
-    waker: Waker,
-) -> list[Event]:
-    """The events that `pump` finds, waiting for the first up to `timeout_s` or until woken.
-    ready(seconds): what has something to read after at most so long; pump(ready, events): does all
-    that can be done now.
-    """
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    events: list[Event] = []
-    while True:
-        left = left_until(until)
-        found = ready(left)
-        pump(found, events)
-        woken = waker.fd in found and waker.clear()
-        if events or woken or left == 0:
-            return events
-
-
-def sooner(seconds: float | None, other: float | None) -> float | None:
-    """The shorter of two waits; None: for ever."""
-    if seconds is None:
-        return other
-    return seconds if other is None else min(seconds, other)
-
-
 def close_all(
     context: zmq.Context[zmq.Socket[bytes]],
     socket: zmq.Socket[bytes],
@@ -206,14 +177,11 @@ def kept(frame: zmq.Frame) -> Frame:
     return frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
 
 
-def left_until(until: float | None) -> float | None:
-    """Seconds from now; None: for ever."""
-    return None if until is None else max(0.0, until - time.monotonic())
-
-
-def ms(seconds: float | None) -> int | None:
-    """Rounded up: a wait that ends a fraction early would spin through the rest."""
-    return None if seconds is None else math.ceil(seconds * 1000)
+def ms(seconds: float) -> int | None:
+    """A wait in whole milliseconds; None: for ever. It is rounded up: a wait that ends a fraction
+    early would spin through the rest.
+    """
+    return None if math.isinf(seconds) else math.ceil(max(0.0, seconds) * 1000)
 
 
 def check_address(address: str) -> None:
