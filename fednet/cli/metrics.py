@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fednet.records.rows import Row
     from fednet.server.watch import Watcher
 
-MOST_SITES = 1000  # that are served, the absent ones first of all
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")
 
 
@@ -102,7 +101,7 @@ class Metrics:
         times = ("since", self._since), ("seen", self._seen), ("round", self._site_round)
         for each in (self._connected, self._absent, *(gauge for _, gauge in times)):
             each.clear()
-        for site in list(info.get("sites") or ())[-MOST_SITES:]:  # the absent ones are last
+        for site in info.get("sites") or ():
             labels = ranges_as_text(site["clients"]), site["host"]
             self._connected.labels(*labels).set(site["connected"])
             for name, number in times:

@@ -35,7 +35,8 @@ ANSWERED = (TaskState.ARRIVING, TaskState.ARRIVED, TaskState.DONE)
 
 class ServerProtocol:
     """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
-    do what it returns.
+    do what it returns. What it knows can be read: the client processes in `roster`, the tasks of
+    the open phase in `tasks`, what was refused in `refusals`.
 
     welcome(ids, session): the answer to a join.
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
@@ -65,9 +66,9 @@ class ServerProtocol:
         self.run, self.incarnation, self.clients = run, incarnation, clients
         self._key_refusal = key_refusal
         self._turn = Turn(run, incarnation, now, part)
-        self._roster = Roster(max_workers, now)
-        self._refusals = Refusals(self._turn, self._roster.worker_of)
-        self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())
+        self.roster = Roster(max_workers, now)
+        self.refusals = Refusals(self._turn, self.roster.worker_of)
+        self.tasks = Tasks(self._turn, self.roster, self.refusals, rules or Rules())
         self._welcome = welcome
         self._files, self._versions = dict(files or {}), dict(versions or {})
         self._layout, self._declared = layout, declared
@@ -76,73 +77,6 @@ class ServerProtocol:
         # they came to it; and those that were asked for parts which have not come.
         self._wanting: dict[int, Task] = {}
         self._asked: dict[int, Task] = {}
-
-    # -- what is known -----------------------------------------------------------------------------
-    @property
-    def workers(self) -> Mapping[str, Worker]:
-        return self._roster.workers
-
-    @property
-    def work(self) -> Mapping[int, Task]:
-        """The phase's tasks, by client."""
-        return self._tasks.by_client
-
-    @property
-    def rules(self) -> Rules:
-        return self._tasks.rules
-
-    @property
-    def round(self) -> int:
-        return self._tasks.round
-
-    @property
-    def name(self) -> tuple[int, int, m.Purpose]:
-        """Of the phase that is open: round, number, purpose."""
-        return self.round, self._tasks.phase, self.purpose
-
-    @property
-    def purpose(self) -> m.Purpose:
-        return self._tasks.purpose
-
-    @property
-    def refused(self) -> int:
-        return self._refusals.count
-
-    def present(self) -> frozenset[int]:
-        """Ids hosted by a worker that is ready."""
-        return self._roster.present()
-
-    def worker_of(self, conn: bytes) -> str:
-        """The name of the worker behind a connection, "" if none has joined over it."""
-        return self._roster.worker_of(conn)
-
-    def has_joined(self, conn: bytes) -> bool:
-        """Whether a worker has joined over this connection, even if another has taken its place."""
-        return self._roster.has_joined(conn)
-
-    def strikes(self, conn: bytes) -> int:
-        """Messages of that connection in this phase that belonged to nothing."""
-        return self._refusals.strikes.get(conn, 0)
-
-    def connections(self) -> list[tuple[bytes, str]]:
-        """Connections that workers have joined over, and the workers' names."""
-        return self._roster.connections()
-
-    def open(self) -> list[Task]:
-        """Tasks whose part in the phase is not over."""
-        return self._tasks.open()
-
-    def arrived(self) -> list[int]:
-        """The clients whose replies were accepted in this phase."""
-        return sorted(c for c, w in self.work.items() if w.status is TaskState.DONE)
-
-    def present_sites(self, offset: float = 0.0) -> list[dict[str, object]]:
-        """Who is there, and who is not and why: see `Roster.sites`."""
-        return self._roster.sites(self.clients, offset)
-
-    def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
-        """Whom the phase waits for: for the display and `fednet status`."""
-        return self._tasks.waiting(offset)
 
     # -- the engine's commands ---------------------------------------------------------------------
     def begin(
@@ -156,15 +90,15 @@ class ServerProtocol:
     ) -> list[Instruction]:
         """Opens a phase. What is left of the phase before is cancelled."""
         self._turn.now = now
-        self._refusals.strikes.clear()
-        self._tasks.begin(round, phase, purpose, jobs, rules)
-        self._tasks.expire()
+        self.refusals.strikes.clear()
+        self.tasks.begin(round, phase, purpose, jobs, rules)
+        self.tasks.expire()
         return self._turn.take()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
         """The reply was whole and sound."""
         self._turn.now = now
-        self._tasks.accept(key)
+        self.tasks.accept(key)
         return self._turn.take()
 
     def reject(self, key: Key, reason: str, now: float, again: bool = True) -> list[Instruction]:
@@ -172,28 +106,28 @@ class ServerProtocol:
         times at most.
         """
         self._turn.now = now
-        self._tasks.reject(key, reason, again)
+        self.tasks.reject(key, reason, again)
         return self._turn.take()
 
     def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
         """More tasks in the phase that is open, each of the round that it names."""
         self._turn.now = now
-        if round > self.round:
-            self._refusals.strikes.clear()
-        self._tasks.add(round, jobs)
+        if round > self.tasks.round:
+            self.refusals.strikes.clear()
+        self.tasks.add(round, jobs)
         return self._turn.take()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
         self._turn.now = now
-        self._tasks.cancel(reason)
+        self.tasks.cancel(reason)
         return self._turn.take()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
         """Tells all workers that the run is over, or that this server stops with rounds left to
         do.
         """
-        for w in self.workers.values():
+        for w in self.roster.workers.values():
             if w.conn is not None:
                 self._turn.send(
                     w.conn,
@@ -221,64 +155,64 @@ class ServerProtocol:
                 else self._from_worker(conn, message, body)
             )
         except RemoteProtocolError as broken:
-            self._refusals.tell(conn, str(broken), str(message.__struct_config__.tag))
+            self.refusals.tell(conn, str(broken), str(message.__struct_config__.tag))
             stray = "refused"
-        self._tasks.depart()
+        self.tasks.depart()
         if stray:
             self._turn.stray(stray)
-            self._refusals.strike(conn)
+            self.refusals.strike(conn)
         return self._turn.take()
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
         self._turn.now = now
-        self._refusals.tell(conn, reason, unread=True)
-        self._refusals.strike(conn)
-        worker = self._roster.behind(conn)
+        self.refusals.tell(conn, reason, unread=True)
+        self.refusals.strike(conn)
+        worker = self.roster.by_conn.get(conn)
         if worker is not None:
-            self._tasks.unread(worker, reason)
+            self.tasks.unread(worker, reason)
         return self._turn.take()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
         """The connection is gone. why: the reason, where this side ended it."""
         self._turn.now = now
-        self._refusals.strikes.pop(conn, None)
-        worker = self._roster.part(conn, closed=True)
+        self.refusals.strikes.pop(conn, None)
+        worker = self.roster.part(conn, closed=True)
         if worker is not None:
             why = why or "connection closed"
-            self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
+            self._away(worker, WorkerEvent.CLOSED, why, self.tasks.rules.closed)
         self._turn.say(Forget(conn))
         return self._turn.take()
 
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
         self._turn.now = now
-        silent = self.rules.silent
-        for worker in list(self.workers.values()):
+        silent, closed = self.tasks.rules.silent, self.tasks.rules.closed
+        for worker in list(self.roster.workers.values()):
             if worker.here and silent is not None and now - worker.heard > silent:
                 # The silence was its time to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
-                self._tasks.give_on(worker)
-            elif worker.gone_at is not None and self._turn.over(worker.gone_at, self.rules.closed):
-                self._tasks.give_on(worker)
+                self.tasks.give_on(worker)
+            elif worker.gone_at is not None and self._turn.over(worker.gone_at, closed):
+                self.tasks.give_on(worker)
                 if worker.state is WorkerState.AWAY:
-                    self._roster.forget(worker)
+                    self.roster.forget(worker)
             elif worker.gone_at is not None and self._turn.over(worker.gone_at, silent):
                 # It may be awaited for ever, but not where others can do its tasks.
-                self._tasks.replace(worker, self.present())
-        self._tasks.expire()
-        self._tasks.assign()
+                self.tasks.replace(worker, self.roster.present())
+        self.tasks.expire()
+        self.tasks.assign()
         self._grant()
         return self._turn.take()
 
     def _away(self, worker: Worker, event: WorkerEvent, why: str, patience: float | None) -> None:
-        self._roster.away(worker, event, why, patience, self._turn.now)
-        self._tasks.pause(worker)
+        self.roster.away(worker, event, why, patience, self._turn.now)
+        self.tasks.pause(worker)
         self._turn.note("away", **worker.named(), why=why)
 
     # -- from a worker -----------------------------------------------------------------------------
     def _from_worker(self, conn: bytes, message: m.Message, body: Content | None) -> str:
         """Returns why the message belongs to nothing that is under way, or ""."""
-        worker = self._roster.behind(conn)
+        worker = self.roster.by_conn.get(conn)
         if worker is None:
             raise RemoteProtocolError("a message before a join")
         if message.run != self.run:
@@ -290,7 +224,7 @@ class ServerProtocol:
             )
         worker.heard = self._turn.now
         if worker.state is WorkerState.SILENT:
-            self._roster.back(worker)
+            self.roster.back(worker)
             self._turn.note("back", **worker.named())
         if isinstance(message, m.BEATS):
             self._beat(worker, message)
@@ -306,8 +240,8 @@ class ServerProtocol:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
         # Revoked since it joined; the key may still speak for others.
         if why := self._key_refusal(worker.user, key.client):
-            self._roster.leave_out(worker, key.client, why, self._turn.now)
-            self._tasks.leave_out(worker, key.client, why)
+            self.roster.leave_out(worker, key.client, why, self._turn.now)
+            self.tasks.leave_out(worker, key.client, why)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
         if isinstance(message, m.Reply):
             return self._reply(conn, worker, message, body)
@@ -319,10 +253,10 @@ class ServerProtocol:
         return self._failed(worker, message)
 
     def _beat(self, worker: Worker, beat: m.Message) -> None:
-        tasks = self._tasks
+        tasks = self.tasks
         if isinstance(beat, m.Slots):
             worker.slots = min(beat.slots, SLOTS)
-            self._roster.recount(worker)
+            self.roster.recount(worker)
             tasks.run_heads(worker)
             tasks.assign()
         elif isinstance(beat, m.Progress) and beat.client in worker.ids:
@@ -334,14 +268,14 @@ class ServerProtocol:
 
     def _leave(self, conn: bytes, worker: Worker) -> None:
         self._turn.note("left", **worker.named())
-        self._roster.part(conn)
-        self._away(worker, WorkerEvent.LEFT, "left", self.rules.closed)
-        self._tasks.give_on(worker)
+        self.roster.part(conn)
+        self._away(worker, WorkerEvent.LEFT, "left", self.tasks.rules.closed)
+        self.tasks.give_on(worker)
 
     # -- joining: each returns why the message was refused, or "" --------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
         """Lets a worker in, anew or back."""
-        if self._roster.has_joined(conn):
+        if conn in self.roster.joined:
             raise RemoteProtocolError("join: this connection has joined already")
         try:
             ids = frozenset(
@@ -350,20 +284,20 @@ class ServerProtocol:
                 else join.ids
             )
         except (ConfigError, ZeroDivisionError) as broken:
-            self._refusals.tell(conn, f"join: {broken}", "join", final=True)
+            self.refusals.tell(conn, f"join: {broken}", "join", final=True)
             return "refused"
-        old = self._roster.workers.get(join.worker)
+        old = self.roster.workers.get(join.worker)
         reason, final = self._never(join, ids, user), True
         if not reason:
             reason, final = self._not_now(join, user, old), False
         if reason:
-            self._refusals.tell(conn, reason, "join", final)
+            self.refusals.tell(conn, reason, "join", final)
             known = {i for i in ids if i < self.clients}
-            self._roster.refused(known, reason.removeprefix("join: "))
+            self.roster.refused(known, reason.removeprefix("join: "))
             return "refused"
         if old is not None and old.conn is not None:
             self._turn.say(Forget(old.conn, hang_up=True))
-        worker = self._roster.enter(conn, join, ids, user, self._turn.now)
+        worker = self.roster.enter(conn, join, ids, user, self._turn.now)
         self._turn.send(conn, self._welcome(sorted(ids), worker.session))
         self._turn.note(
             "joined" if old is None else "rejoined",
@@ -405,14 +339,14 @@ class ServerProtocol:
         if old is not None:
             taken = old.user != user or (old.here and old.session != join.session)
             return "join: a worker of that name is connected." if taken else ""
-        if not self._roster.room(lambda: {w.worker for w in self._tasks.open()}):
-            return f"join: {self._roster.limit} workers are connected already."
+        if not self.roster.room(lambda: {w.worker for w in self.tasks.open()}):
+            return f"join: {self.roster.limit} workers are connected already."
         return ""
 
     def _ready(self, conn: bytes, worker: Worker, ready: m.Ready) -> str:
         """Data and model are in place there."""
         if self._layout and ready.layout != self._layout:
-            self._refusals.tell(
+            self.refusals.tell(
                 conn,
                 "ready: the model built there has other tensors than the server's; the same "
                 "configuration, files and torch are needed on both sides.",
@@ -421,12 +355,12 @@ class ServerProtocol:
             )
             return "refused"
         if unlike := self.sites.unlike(ready.sites):
-            self._refusals.tell(conn, unlike, "ready", final=True)
+            self.refusals.tell(conn, unlike, "ready", final=True)
             return "refused"
         self._turn.say(*self.sites.take(worker, ready.sites))
         if worker.state is WorkerState.READY:
             return ""
-        self._roster.ready(worker)
+        self.roster.ready(worker)
         self._turn.note("ready", **worker.named())
         self._supersede(worker)
         return ""
@@ -437,33 +371,33 @@ class ServerProtocol:
         of an earlier one's tasks it may ask again.
         """
         kept: set[Key] = set()
-        for w in self._tasks.held_by(worker):
+        for w in self.tasks.held_by(worker):
             if w.job.client not in worker.ids:
-                self._tasks.take_back(w, TaskEvent.LOST, "lost", lost=True)
-            elif self._tasks.key(w) not in holding:
-                self._tasks.take_back(w, TaskEvent.LOST, "lost", lost=True, same_attempt=True)
+                self.tasks.take_back(w, TaskEvent.LOST, "lost", lost=True)
+            elif self.tasks.key(w) not in holding:
+                self.tasks.take_back(w, TaskEvent.LOST, "lost", lost=True, same_attempt=True)
             else:
-                kept.add(self._tasks.key(w, "train"))
-                self._tasks.restart_upload(w)  # it announces its reply anew
+                kept.add(self.tasks.key(w, "train"))
+                self.tasks.restart_upload(w)  # it announces its reply anew
                 if w.job.client not in worker.queue:
                     worker.queue.append(w.job.client)
-                    self._roster.recount(worker)
+                    self.roster.recount(worker)
         for key in sorted(holding) if ours else ():
             if msgspec.structs.replace(key, purpose="train") not in kept:
                 self._turn.call_off(worker.conn or b"", key)
 
     def _supersede(self, worker: Worker) -> None:
         """A process started anew is ready: it need not wait until its forerunner is given up."""
-        for gone in self._roster.away_workers():
+        for gone in self.roster.away_workers():
             if gone is not worker and gone.ids <= worker.ids:
                 self._turn.note("superseded", **gone.named(), by=worker.name)
-            self._tasks.replace(gone, worker.ids)
-        self._tasks.assign()
+            self.tasks.replace(gone, worker.ids)
+        self.tasks.assign()
 
     # -- payloads: each returns why the message belongs to nothing that is under way, or "" --------
     def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: Content | None) -> str:
         """A reply, whole or announced."""
-        key, tasks, turn = reply.key, self._tasks, self._turn
+        key, tasks, turn = reply.key, self.tasks, self._turn
         w = tasks.current(key)
         if (
             w is None
@@ -519,7 +453,7 @@ class ServerProtocol:
 
     def _failed(self, worker: Worker, failed: m.Failed) -> str:
         """The worker could not do its task."""
-        w = self._tasks.current(failed.key)
+        w = self.tasks.current(failed.key)
         self._turn.note(
             "failed",
             client=failed.key.client,
@@ -530,28 +464,28 @@ class ServerProtocol:
         )
         if (
             w is None
-            or failed.key.purpose != self._tasks.purpose
+            or failed.key.purpose != self.tasks.purpose
             or w.worker != worker.name
             or w.status not in WITH_WORKER
         ):
             return "late"
         if failed.base and w.job.with_base is not None:
-            self._tasks.take_back(w, TaskEvent.LACKED, "given out again")
+            self.tasks.take_back(w, TaskEvent.LACKED, "given out again")
             w.job = w.job.with_base()
-            self._tasks.assign()
+            self.tasks.assign()
             return ""
         if failed.lacks:
-            self._tasks.elsewhere(w, worker, failed)
+            self.tasks.elsewhere(w, worker, failed)
             return ""
-        self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
+        self.tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         return ""
 
     def _part(self, conn: bytes, part: m.Part, body: Content | None) -> str:
         """The next part of a reply that was announced."""
-        w = self._tasks.current(part.key)
+        w = self.tasks.current(part.key)
         if w is None or w.up is None or w.reply is None or w.status is not TaskState.ARRIVING:
             return "late"
-        if part.key.purpose != self._tasks.purpose or w.up_conn != conn:
+        if part.key.purpose != self.tasks.purpose or w.up_conn != conn:
             return "late"
         if w.up.cut_off(part.index, body):
             w.heard = w.moved = self._turn.now
@@ -559,7 +493,7 @@ class ServerProtocol:
         try:
             start = w.up.take(part.index, body)
         except RemoteProtocolError as broken:
-            self._tasks.refuse(w, str(broken), True)
+            self.tasks.refuse(w, str(broken), True)
             return ""
         if start is None or body is None:
             return "doubled"
@@ -594,7 +528,7 @@ class ServerProtocol:
                 del self._wanting[client]
                 continue
             first, count = parts
-            turn.send(w.up_conn, m.Pull(key=self._tasks.key(w), first=first, count=count))
+            turn.send(w.up_conn, m.Pull(key=self.tasks.key(w), first=first, count=count))
             self._asked[client] = w
             free -= count
 
@@ -608,10 +542,10 @@ class ServerProtocol:
 
     def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
-        w, turn = self._tasks.current(pull.key), self._turn
+        w, turn = self.tasks.current(pull.key), self._turn
         if w is None or w.down is None or w.status is not TaskState.HANDED:
             return "late"
-        if pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn:
+        if pull.key.purpose != self.tasks.purpose or w.worker != worker.name or w.conn != conn:
             return "late"
         parts = w.down.pulled(pull.first, pull.count)
         for index, data in parts or ():

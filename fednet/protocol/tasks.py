@@ -215,7 +215,8 @@ class Waiting:
         if not left or not slots:
             return
         hosting: dict[int, list[Worker]] = {}
-        for x in self._roster.free():
+        for name in self._roster.free:
+            x = self._roster.workers[name]
             for client in self._clients_of(x):
                 hosting.setdefault(client, []).append(x)
         for t in self._order:
@@ -240,7 +241,7 @@ class Waiting:
     def _for_one(self, worker: Worker) -> Iterator[tuple[Task, Worker]]:
         """No other worker has room. Costs the logarithm of the number of waiting tasks."""
         left, slots = self.left, self._roster.free_slots
-        if not left or not self._roster.is_free(worker):
+        if not left or worker.name not in self._roster.free:
             return
         ids, heap = self._heaps.get(worker.name, (None, []))
         if ids is not worker.ids:  # the first time, or it hosts other clients now
@@ -257,7 +258,7 @@ class Waiting:
                 continue
             yield t, worker
             left -= 1
-            if not self._roster.is_free(worker):
+            if worker.name not in self._roster.free:
                 break
         for place in passed:
             heapq.heappush(heap, place)
@@ -321,6 +322,10 @@ class Tasks:
     def open(self) -> list[Task]:
         return [t for t in self.by_client.values() if t.status not in ENDED]
 
+    def arrived(self) -> list[int]:
+        """Returns the clients whose replies were accepted."""
+        return sorted(c for c, t in self.by_client.items() if t.status is TaskState.DONE)
+
     def held_by(self, worker: Worker) -> list[Task]:
         """Returns what a worker was handed and has not answered in full, by client."""
         given = self._given.get(worker.name, {})
@@ -341,7 +346,7 @@ class Tasks:
         t = self.by_client.get(key.client)
         return t if t is not None and self.key(t, key.purpose) == key else None
 
-    def waiting(self, offset: float) -> list[dict[str, object]]:
+    def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Returns a row for each open task. offset: from the server's clock to that of `since`."""
         rows: list[dict[str, object]] = []
         now, join, deadline = self._turn.now, self.rules.join, self.rules.deadline

@@ -19,6 +19,7 @@ from fednet.protocol.table import WORKER, WorkerEvent, WorkerState, step
 from fednet.wire import messages as m
 
 SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
+SHOWN = 1000  # rows on client processes, connected or not, that are shown
 REFUSED = "refused: "  # before the reason for which a client's process was not let in
 
 
@@ -102,15 +103,15 @@ class Roster:
     def __init__(self, limit: int, now: float) -> None:
         self.workers: dict[str, Worker] = {}
         self.limit, self._started = limit, now
-        self._by_conn: dict[bytes, str] = {}
-        self._joined: set[bytes] = set()  # connections that have used up their join
-        self._lost_at: dict[
-            int, float
-        ] = {}  # id -> when it counts as lost, since its last worker went
+        self.by_conn: dict[bytes, Worker] = {}  # who has joined over a connection
+        self.joined: set[bytes] = set()  # connections that have used up their join
+        # id -> when it counts as lost, since its last worker went
+        self._lost_at: dict[int, float] = {}
         self._known: set[int] = set()  # ids that were ready once
         # By id, of those that nobody hosts now: why not. What was refused counts until it has come.
         self._absent: dict[int, Absence] = {}
-        self._free: dict[str, int] = {}  # slots of those that have room for a task, or for one more
+        # By name: slots of workers that may be handed a task, to be begun or one ahead.
+        self.free: dict[str, int] = {}
         self.free_slots = 0
         self.changed = False  # whether others came, went or host other ids, since set to False
         self._here: frozenset[int] | None = None
@@ -128,22 +129,15 @@ class Roster:
 
     def parted(self) -> list[Worker]:
         """Workers without a connection."""
-        if len(self._by_conn) == len(self.workers):  # each has its own
+        if len(self.by_conn) == len(self.workers):  # each has its own
             return []
         return [x for x in self.workers.values() if x.conn is None]
 
-    def free(self) -> list[Worker]:
-        """Workers that may be handed a task: to be begun, or one ahead."""
-        return [self.workers[name] for name in self._free]
-
-    def is_free(self, worker: Worker) -> bool:
-        return worker.name in self._free
-
     def recount(self, worker: Worker) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
-        self.free_slots -= self._free.pop(worker.name, 0)
+        self.free_slots -= self.free.pop(worker.name, 0)
         if worker.ready and len(worker.queue) <= worker.slots:
-            self._free[worker.name] = worker.slots
+            self.free[worker.name] = worker.slots
             self.free_slots += worker.slots
 
     def _changes(self, worker: Worker) -> None:
@@ -156,18 +150,8 @@ class Roster:
 
     def worker_of(self, conn: bytes) -> str:
         """The name of the worker behind a connection, "" if none has joined over it."""
-        return self._by_conn.get(conn, "")
-
-    def behind(self, conn: bytes) -> Worker | None:
-        return self.workers.get(self.worker_of(conn))
-
-    def connections(self) -> list[tuple[bytes, str]]:
-        """Connections that workers have joined over, and the workers' names."""
-        return list(self._by_conn.items())
-
-    def has_joined(self, conn: bytes) -> bool:
-        """Whether a worker has joined over this connection, even if another has taken its place."""
-        return conn in self._joined
+        worker = self.by_conn.get(conn)
+        return "" if worker is None else worker.name
 
     def missed(self, client: int, since: float, join: float | None, now: float) -> str:
         """Why a client that is not present is waited for no longer; "" where it is. since: when its
@@ -195,25 +179,23 @@ class Roster:
 
     def sites(self, clients: int, offset: float) -> list[dict[str, object]]:
         """A row for each worker that is there, and for the clients that are not: by why, since when
-        they were connected, when they were last heard of, and what they did last. offset: of the
-        clock that these times are to be read on.
+        they were connected, when they were last heard of, and what they did last. Of more than
+        `SHOWN` rows some of the workers that are there are left out. offset: of the clock that
+        these times are to be read on.
         """
-        rows, here = list[dict[str, object]](), self.present()
-        preparing = set[int]()
-        for x in self.workers.values():
-            if not x.here:
-                continue
-            if not x.ready:
-                preparing |= x.ids
-            why = "" if x.ready else "getting ready"
-            known = Absence.of(x, why)
-            rows.append(_site(sorted(x.ids), known, offset, connected=True))
+        connected = [x for x in self.workers.values() if x.here]
+        hosted = self.present().union(*[x.ids for x in connected if not x.ready])
         never = Absence("has not connected")
         absent: dict[Absence, list[int]] = {}
-        for client in range(clients) if len(here) < clients else ():
-            if client not in here and client not in preparing:
+        for client in range(clients) if len(hosted) < clients else ():
+            if client not in hosted:
                 absent.setdefault(self._absent.get(client, never), []).append(client)
-        rows += [_site(ids, known, offset, connected=False) for known, ids in absent.items()]
+        rows = []
+        for x in connected[: max(0, SHOWN - len(absent))]:
+            known = Absence.of(x, "" if x.ready else "getting ready")
+            rows.append(_site(sorted(x.ids), known, offset, connected=True))
+        for known, ids in list(absent.items())[:SHOWN]:
+            rows.append(_site(ids, known, offset, connected=False))
         return rows
 
     # -- coming ------------------------------------------------------------------------------------
@@ -233,7 +215,7 @@ class Roster:
         """Lets a worker in, anew or back over another connection."""
         old = self.workers.get(join.worker)
         if old is not None and old.conn is not None:
-            self._by_conn.pop(old.conn, None)
+            self.by_conn.pop(old.conn, None)
         worker = old or Worker(join.worker, secrets.token_hex(8), ids, conn, now)
         worker.change(WorkerEvent.JOINED)
         worker.prepared = False
@@ -250,8 +232,8 @@ class Roster:
         worker.doing.clear()
         worker.replaced.clear()
         self.workers[worker.name] = worker
-        self._by_conn[conn] = worker.name
-        self._joined.add(conn)
+        self.by_conn[conn] = worker
+        self.joined.add(conn)
         self._changes(worker)
         return worker
 
@@ -278,8 +260,8 @@ class Roster:
         closed: the connection is gone; else it may not be joined over again.
         """
         if closed:
-            self._joined.discard(conn)
-        worker = self.workers.get(self._by_conn.pop(conn, ""))
+            self.joined.discard(conn)
+        worker = self.by_conn.pop(conn, None)
         if worker is None or worker.conn != conn:
             return None
         worker.conn = None

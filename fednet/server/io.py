@@ -229,7 +229,7 @@ class Limits:
             self._addresses.pop(conn, None)
         elif conn in self._hung_up:
             self._link.refused(conn, event.frames)
-        elif not self._protocol.has_joined(conn):
+        elif conn not in self._protocol.roster.joined:
             if self._joins.allows(self._peer(event), time.monotonic()):
                 self._receive(event)
             else:
@@ -245,8 +245,8 @@ class Limits:
         """Whether a payload that belongs to nothing has a line of the book of its own: not where it
         is of rounds or clients that a peer has made up, nor among very many.
         """
-        known = stray != "refused" and key.round <= self._protocol.round
-        return known and self._protocol.strikes(conn) <= REFUSALS
+        known = stray != "refused" and key.round <= self._protocol.tasks.round
+        return known and self._protocol.refusals.strikes.get(conn, 0) <= REFUSALS
 
     def _peer(self, event: Received) -> str:
         """Who sent it: a key, or an address where there are no keys."""
@@ -422,7 +422,7 @@ class ServerIO:
                 return
             until = time.monotonic() + (1.0 if over else 0.05)
             while time.monotonic() < until:
-                if all(w.conn is None for w in self.protocol.workers.values()):
+                if all(w.conn is None for w in self.protocol.roster.workers.values()):
                     break
                 self._step(min(TICK_S, max(0.0, until - time.monotonic())))
 
@@ -454,8 +454,8 @@ class ServerIO:
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""
         with self.own():
-            for conn, worker in self.protocol.connections():
-                self.link.settle_counted(conn, round=round, worker=worker)
+            for conn, worker in self.protocol.roster.by_conn.items():
+                self.link.settle_counted(conn, round=round, worker=worker.name)
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """The next outcome; None after `timeout_s`. Each is returned once."""
@@ -500,7 +500,7 @@ class ServerIO:
         self._flush()
         self.transport.close(linger_s)
         traffic = self.transport.traffic()
-        self.link.unread(traffic, self.protocol.round)
+        self.link.unread(traffic, self.protocol.tasks.round)
         self._flush()
         counts, booked = traffic.values(), self.link.ledger.crossed()
         if counts:
@@ -527,10 +527,10 @@ class ServerIO:
         if self._tasks_left:  # with the last one
             if not self._sent_any:  # the event shows how long a restarted server took to it
                 self._sent_any = True
-                self._log.tell("first_task", {"round": self.protocol.round})
-            self._at("broadcasting", self.protocol.round)
+                self._log.tell("first_task", {"round": self.protocol.tasks.round})
+            self._at("broadcasting", self.protocol.tasks.round)
             self._tasks_left = False
-        alone = not self.protocol.workers and not self.protocol.work
+        alone = not self.protocol.roster.workers and not self.protocol.tasks.by_client
         came = self.transport.poll(0.0 if self._later else timeout_s)
         self._now.listened(not self.inline, alone=alone)
         for event in came:
@@ -553,21 +553,22 @@ class ServerIO:
             self._booked = now
             self._leave(all=True)
             self.link.settle_counted(NOBODY)
-        self.snapshot["present"] = len(self.protocol.present())
+        self.snapshot["present"] = len(self.protocol.roster.present())
         if now >= self._shown_at:
-            self.snapshot["waiting"] = self.protocol.waiting(time.time() - now)
-            self.snapshot["arrived"] = self.protocol.arrived()
-            self.snapshot["sites"] = self.protocol.present_sites(time.time() - now)
+            protocol, offset = self.protocol, time.time() - now
+            self.snapshot["waiting"] = protocol.tasks.waiting(offset)
+            self.snapshot["arrived"] = protocol.tasks.arrived()
+            self.snapshot["sites"] = protocol.roster.sites(protocol.clients, offset)
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
 
     def _closed(self, event: Closed) -> None:
         conn = event.conn
-        worker = self.protocol.worker_of(conn)
+        worker = self.protocol.roster.worker_of(conn)
         self._leave(all=True)
         self.link.ended(conn)
         self._do(self.protocol.closed(conn, self._now(), event.why))
-        where = {"round": self.protocol.round, "worker": worker}
+        where = {"round": self.protocol.tasks.round, "worker": worker}
         self.link.undecoded(conn, event.received, **where)
         self.link.settle_counted(conn, **where)
         self.link.closed(conn, awaited=True)
@@ -583,7 +584,7 @@ class ServerIO:
         instructions = self.protocol.received(conn, message, body, now, event.user)
         first = instructions[0] if instructions else None
         stray = first.reason if isinstance(first, Stray) else ""
-        if isinstance(message, m.Join) and self.protocol.worker_of(conn):
+        if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
             self._leave(all=True)  # what is for its last connection, which a new one ends
             self.transport.vouch(conn)
             self.link.joined(conn)
@@ -635,8 +636,8 @@ class ServerIO:
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
         key = arrived.reply.key
-        worker = self.protocol.workers[arrived.worker]
-        job = self.protocol.work[key.client].job
+        worker = self.protocol.roster.workers[arrived.worker]
+        job = self.protocol.tasks.by_client[key.client].job
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
         try:
             reply = self.inbox.take(arrived.reply, arrived.taken_s, (job.check, job.start), place)

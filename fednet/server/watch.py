@@ -68,8 +68,6 @@ class Hosting:
     on_event: Callable[[str, JsonMapping], None] | None = None
 
 
-MOST_SITES = 1000  # of status.json
-
 Handler = Callable[[int, FrameType | None], None]
 Before = Handler | int | signal.Handlers | None  # what a signal did
 
@@ -173,15 +171,15 @@ class Watch:
         if now - self._status_at >= 1.0:
             self._status_at = now
             self.status("running", **(self._who() if self._awaiting else {}))
-            round = self._io.protocol.round
+            round = self._io.protocol.tasks.round
             self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
 
     def _who(self) -> JsonDict:
         """Ranges of client ids: those ready, those that joined and prepare, those missing."""
         protocol = self._io.protocol
         with self._io.own():
-            here = protocol.present()
-            workers = [w.ids for w in protocol.workers.values() if w.gone_at is None]
+            here = protocol.roster.present()
+            workers = [w.ids for w in protocol.roster.workers.values() if w.gone_at is None]
         joined = set[int]().union(*workers)
         return {
             "here": ranges(sorted(here)),
@@ -196,12 +194,12 @@ class Watch:
         write_status(
             self._directory.path,
             state=state,
-            round=self._awaiting - 1 if self._awaiting else protocol.round,
+            round=self._awaiting - 1 if self._awaiting else protocol.tasks.round,
             rounds=self._rounds,
-            phase=protocol.purpose,
+            phase=protocol.tasks.purpose,
             waiting=[] if over else snapshot["waiting"],
             arrived=[] if over else snapshot["arrived"],
-            sites=[] if over else snapshot["sites"][-MOST_SITES:],  # the absent ones are last
+            sites=[] if over else snapshot["sites"],
             **who,
         )
 

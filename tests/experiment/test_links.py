@@ -193,9 +193,9 @@ def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
     assert given(protocol.received(b"c", progress, None, 2.0)) == []
     uploading = m.Progress(run="run", inc=1, client=0, phase=m.UPLOADING)
     assert given(protocol.received(b"c", uploading, None, 3.0)) == [2]
-    assert protocol.work[0].status is TaskState.HANDED  # its reply is still to come
+    assert protocol.tasks.by_client[0].status is TaskState.HANDED  # its reply is still to come
     # The next one's deadline runs from now.
-    assert (protocol.work[1].since, protocol.work[0].since) == (3.0, 1.0)
+    assert (protocol.tasks.by_client[1].since, protocol.tasks.by_client[0].since) == (3.0, 1.0)
 
 
 # -- a round's time --------------------------------------------------------------------------------

@@ -186,10 +186,10 @@ class Server:
             while self.todo:
                 reply = m.Reply(run="run", inc=1, key=self.todo.pop(0).key, form=FORM, size=12)
                 self.say(b"good", reply, memoryview(bytes(12)))
-            if not self.machine.open():
+            if not self.machine.tasks.open():
                 return
             self.pass_time(1.0)
-        raise AssertionError(f"the phase does not end: {self.machine.waiting()}")
+        raise AssertionError(f"the phase does not end: {self.machine.tasks.waiting()}")
 
 
 def server(data: bytes) -> None:

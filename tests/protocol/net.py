@@ -168,16 +168,16 @@ class Net:
                 if payload in self.bad:
                     pending.extend(self.server.reject(key, "bad", self.now))
                 else:
-                    (self.done if key.purpose == self.server.purpose else self.judged)[key] = (
-                        payload
-                    )
+                    main = key.purpose == self.server.tasks.purpose
+                    taken = self.done if main else self.judged
+                    taken[key] = payload
                     bill = Bill()
                     self.link.add_to_bill(bill, key, i.down, i.up)
                     self.ledger.settle_bill(bill, True)
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
                 key, server = i.key, self.server
-                if (key.round, key.phase, key.purpose) == server.name:
+                if key.phase == server.tasks.phase and key.purpose == server.tasks.purpose:
                     self.resolved.append(i)
             elif isinstance(i, s.Spend):
                 if i.direction == "up":

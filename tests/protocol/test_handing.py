@@ -56,7 +56,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.both = server(CLIENTS), server(CLIENTS)
-        tasks = self.both[1]._tasks
+        tasks = self.both[1].tasks
         tasks.assign = MethodType(plainly, tasks)
         self.handed: list[tuple[bytes, m.Key]] = []  # and not answered
 
@@ -71,9 +71,9 @@ class Pair:
         ]
         assert tasks[0] == tasks[1]
         self.handed += tasks[0]
-        roster = self.both[0]._roster
-        assert roster.free_slots == sum(roster._free.values())
-        assert {x.name for x in roster.free()} == {
+        roster = self.both[0].roster
+        assert roster.free_slots == sum(roster.free.values())
+        assert set(roster.free) == {
             x.name
             for x in roster.workers.values()
             if x.ready and x.gone_at is None and len(x.queue) <= x.slots
@@ -170,10 +170,10 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
 
         __iter__ = items = values
 
-    monkeypatch.setattr(one._roster, "workers", Looked(one._roster.workers))
-    monkeypatch.setattr(one._tasks, "by_client", Looked(one._tasks.by_client))
+    monkeypatch.setattr(one.roster, "workers", Looked(one.roster.workers))
+    monkeypatch.setattr(one.tasks, "by_client", Looked(one.tasks.by_client))
     for k in range(many):
         said = m.Reply(run="r", inc=1, key=m.Key(1, 0, 0, k), form=form(3), size=3)
         say(one, b"%d" % k, said, 0.0, BODY)
         one.accept(said.key, 0.0)
-    assert all(one.work[k].status is TaskState.DONE for k in range(many))
+    assert all(one.tasks.by_client[k].status is TaskState.DONE for k in range(many))

@@ -407,7 +407,7 @@ class Federation(RuleBasedStateMachine):
         self.net.begin(list(self.jobs.values()), self.rules, self.round)
 
     def over(self):
-        return not self.net.server.open()
+        return not self.net.server.tasks.open()
 
     # -- what happens ------------------------------------------------------------------------------
     @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), n=st.integers(1, 6))
@@ -514,12 +514,12 @@ class Federation(RuleBasedStateMachine):
                 key = r.key
                 assert self.net.done[key] in [p for (k, _), p in self.sent.items() if k == key]
         # A slot is taken by an open task only.
-        for worker in self.net.server.workers.values():
+        for worker in self.net.server.roster.workers.values():
             for client in worker.queue:
-                assert self.net.server.work[client].status in WITH_WORKER
+                assert self.net.server.tasks.by_client[client].status in WITH_WORKER
             assert len(worker.queue) == len(set(worker.queue))
         # Nobody is asked twice at a time.
-        asked = [c for worker in self.net.server.workers.values() for c in worker.queue]
+        asked = [c for worker in self.net.server.roster.workers.values() for c in worker.queue]
         assert len(asked) == len(set(asked))
 
     def check_end(self):
@@ -537,9 +537,9 @@ class Federation(RuleBasedStateMachine):
             "down": self.useful["down"],
         }
         assert [name for name in net.ledger.open() if len(name) == 4] == []
-        assert all(not w.queue for w in net.server.workers.values())
+        assert all(not w.queue for w in net.server.roster.workers.values())
         server = net.server
-        assert all(w.status in ENDED for w in server.work.values())
+        assert all(w.status in ENDED for w in server.tasks.by_client.values())
         assert sum(server._granted(w) for w in server._asked.values()) == 0
         assert net.spool == {}
 
@@ -563,7 +563,7 @@ class Federation(RuleBasedStateMachine):
             net.settle()
             net.pass_time(1.0)
         else:
-            raise AssertionError(f"the phase does not end: {net.server.waiting()}")
+            raise AssertionError(f"the phase does not end: {net.server.tasks.waiting()}")
         self.each_client_resolves_at_most_once_and_done_is_what_was_sent()
         self.check_end()
         net.settle()
@@ -595,7 +595,7 @@ class Abandoned(Federation):
             self.net.pass_time(31.0)
         assert self.over()
         self.check_end()
-        assert [w for w in self.net.server.workers.values() if w.conn is None] == []
+        assert [w for w in self.net.server.roster.workers.values() if w.conn is None] == []
 
 
 TestFederation = Federation.TestCase

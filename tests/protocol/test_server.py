@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fednet.errors import RemoteProtocolError
+from fednet.protocol import workers
 from fednet.protocol.instructions import (
     REFUSALS,
     STRIKES,
@@ -129,7 +130,7 @@ def test_join_that_can_never_be_let_in_is_refused_for_good(join, reason):
     assert reason in refusal(out)
     assert [x.final for x in sent(out, m.Refuse)] == [True]
     assert out[0] == Stray("refused")
-    assert s.workers == {}
+    assert s.roster.workers == {}
 
 
 @pytest.mark.parametrize("speaks", [0, m.PROTOCOL + 1])
@@ -141,7 +142,7 @@ def test_a_client_of_another_version_of_the_protocol_is_refused_in_one_sentence(
         f"version {m.PROTOCOL}; install the same release of fednet on both sides."
     )
     assert [x.final for x in sent(out, m.Refuse)] == [True]
-    assert s.workers == {}
+    assert s.roster.workers == {}
 
 
 def test_one_process_cannot_host_more_clients_than_are_bounded():
@@ -162,9 +163,9 @@ def test_name_of_a_connected_worker_is_taken_over_only_with_its_session():
     s = server()
     ready(s)
     assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0])))
-    out = say(s, b"2", m.Join(worker="w", ids=[0], session=s.workers["w"].session))
+    out = say(s, b"2", m.Join(worker="w", ids=[0], session=s.roster.workers["w"].session))
     assert Forget(b"1", hang_up=True) in out
-    assert s.workers["w"].conn == b"2"
+    assert s.roster.workers["w"].conn == b"2"
 
 
 def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_with_another_key():
@@ -184,7 +185,7 @@ def test_workers_that_are_gone_make_room_for_others():
     assert "2 workers are connected" in refusal(say(s, b"3", m.Join(worker="c", ids=[0])))
     s.closed(b"1", 0.0)
     assert sent(say(s, b"4", m.Join(worker="d", ids=[0])), m.Welcome)
-    assert sorted(s.workers) == ["b", "d"]
+    assert sorted(s.roster.workers) == ["b", "d"]
 
 
 def test_other_layout_is_refused_for_good():
@@ -192,7 +193,7 @@ def test_other_layout_is_refused_for_good():
     say(s, b"1", m.Join(worker="w", ids=[0]))
     out = say(s, b"1", m.Ready(run="r", inc=1, layout="M"))
     assert sent(out, m.Refuse)[0].final
-    assert s.present() == frozenset()
+    assert s.roster.present() == frozenset()
 
 
 def test_facts_of_a_client_hosted_elsewhere_change_nothing():
@@ -223,19 +224,19 @@ def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message
     s = server()
     ready(s)
     s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
-    before = s.waiting()
+    before = s.tasks.waiting()
     out = say(s, b"1", message)
     assert out[0] == Stray("refused")
     assert reason in refusal(out)
-    assert s.waiting() == before
-    assert s.refused == 1
+    assert s.tasks.waiting() == before
+    assert s.refusals.count == 1
 
 
 def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     s = server()
     ready(s, ids=(0, 1, 2))
     s.begin(1, 0, "train", [job(k) for k in range(4)], Rules(), 0.0)
-    rows = {w["client"]: w["phase"] for w in s.waiting()}
+    rows = {w["client"]: w["phase"] for w in s.tasks.waiting()}
     assert rows == {0: "handed", 1: "queued", 2: "queued", 3: "waiting"}
 
 
@@ -252,7 +253,7 @@ def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
     assert told == REFUSALS
     assert ended == [Forget(b"1", hang_up=True)]
     s.closed(b"1", 0.0)
-    assert s._refusals.strikes == {}
+    assert s.refusals.strikes == {}
 
 
 def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
@@ -371,18 +372,18 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
     say(s, b"1", verdict, body=memoryview(b"ok"))
     out = s.reject(verdict.key, "not finite", 0.0)
     assert Spend(b"1", "up", verdict.key, "refused") in out
-    assert s.work[0].status is TaskState.HANDED
+    assert s.tasks.by_client[0].status is TaskState.HANDED
 
 
 # -- who gets what ---------------------------------------------------------------------------------
 def test_longest_first_and_one_ahead_but_never_the_last_ones():
     s = begun([job(i, cost=i) for i in range(4)])
-    assert s.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
+    assert s.roster.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
     out = say(s, b"1", reply(3), body=memoryview(b"abc"))
     assert [t.key.client for t in sent(out, m.Task)] == [1]
     s.accept(key(3), 0.0)
     say(s, b"1", reply(2), body=memoryview(b"abc"))
-    assert s.workers["w"].queue == [1]  # the last one waits for a worker that is free
+    assert s.roster.workers["w"].queue == [1]  # the last one waits for a worker that is free
     out = say(s, b"1", reply(1), body=memoryview(b"abc"))
     assert [t.key.client for t in sent(out, m.Task)] == [0]
 
@@ -400,7 +401,7 @@ def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
     ready(s, b"1", "a", [0, 1])
     ready(s, b"2", "b", [0, 1])
     s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
-    assert (s.work[0].worker, s.work[1].worker) == ("a", "b")
+    assert (s.tasks.by_client[0].worker, s.tasks.by_client[1].worker) == ("a", "b")
     out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="broken", again=True))
     assert sent(out, m.Task) == []
     out = say(s, b"2", reply(1), body=memoryview(b"abc"))
@@ -420,7 +421,7 @@ def test_first_k_closes_the_phase():
         Resolved(key(2), "not among the first 1"),
     ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
-    assert s.open() == []
+    assert s.tasks.open() == []
 
 
 def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
@@ -433,7 +434,7 @@ def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
     out = s.tick(4.0)
     assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(attempt=1))]
     assert Spend(b"1", "down", key(), "lost") in out
-    assert "a" not in s.workers
+    assert "a" not in s.roster.workers
 
 
 def test_client_that_does_not_come_back_is_lost():
@@ -449,35 +450,47 @@ def test_why_a_site_is_gone_is_in_the_event_the_drop_and_the_list_of_sites(why):
     notes = of(s.closed(b"1", 1.0, why), Note)
     assert [(n.event, n.fields["why"]) for n in notes] == [("away", why)]
     assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), f"lost: {why}")]
-    (row,) = s.present_sites(100.0)
+    (row,) = s.roster.sites(s.clients, 100.0)
     found = {k: row[k] for k in ("clients", "connected", "since", "seen", "why", "did")}
     said = {"clients": [(0, 3)], "connected": False, "since": 100.0, "seen": 100.0, "why": why}
     assert found == said | {"did": "was asked for client 0 in round 1"}
     ready(s, b"2", "w", range(4), now=50.0)
-    (row,) = s.present_sites(100.0)
+    (row,) = s.roster.sites(s.clients, 100.0)
     assert (row["connected"], row["since"], row["why"]) == (True, 150.0, "")
 
 
 def test_clients_that_never_came_or_were_refused_are_listed_with_the_reason():
     s = server(3, key_refusal=lambda user, client: "key revoked" if client == 1 else "")
     say(s, b"1", m.Join(worker="w", ids=[1]), 1.0)
-    found = {str(row["clients"]): row["why"] for row in s.present_sites()}
+    found = {str(row["clients"]): row["why"] for row in s.roster.sites(s.clients, 0.0)}
     refused = "refused: this key may not speak for client 1."
     assert found == {"[0, 2]": "has not connected", "[1]": refused}
+
+
+def test_of_many_sites_the_absent_ones_are_shown_first(monkeypatch):
+    monkeypatch.setattr(workers, "SHOWN", 3)
+    s = server(6)
+    for client in range(4):
+        ready(s, b"%d" % client, f"w{client}", [client])
+    s.closed(b"3", 1.0)
+    rows = s.roster.sites(s.clients, 0.0)
+    assert [str(row["clients"]) for row in rows] == ["[0]", "[3]", "[(4, 5)]"]
+    monkeypatch.setattr(workers, "SHOWN", 1)
+    assert [str(row["clients"]) for row in s.roster.sites(s.clients, 0.0)] == ["[3]"]
 
 
 def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_dropped():
     s = server()  # started at 0
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
     s.tick(20.0)
-    assert [row["deadline_s"] for row in s.waiting()] == [40.0]
+    assert [row["deadline_s"] for row in s.tasks.waiting()] == [40.0]
     s = begun(rules=Rules(closed=30.0))
     s.closed(b"1", 10.0)
     s.tick(20.0)
     s.begin(2, 0, "train", [job(0)], Rules(closed=30.0), 20.0)
-    assert [row["deadline_s"] for row in s.waiting()] == [20.0]
+    assert [row["deadline_s"] for row in s.tasks.waiting()] == [20.0]
     s.begin(3, 0, "train", [job(0)], Rules(closed=None, join=None), 20.0)
-    assert [row["deadline_s"] for row in s.waiting()] == [20.0]  # it went before that
+    assert [row["deadline_s"] for row in s.tasks.waiting()] == [20.0]  # it went before that
 
 
 def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_its_patience():
@@ -498,7 +511,7 @@ def test_a_client_that_may_be_away_for_ever_is_never_lost():
     s.closed(b"1", 1.0)
     s.begin(2, 0, "train", [job(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
-    assert [row["deadline_s"] for row in s.waiting()] == [None]
+    assert [row["deadline_s"] for row in s.tasks.waiting()] == [None]
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -511,9 +524,9 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     assert (notes["left"]["worker"], notes["left"]["clients"]) == ("w", [0, 1, 2, 3])
     assert (notes["away"]["worker"], notes["away"]["why"]) == ("w", "left")
     assert given_to(s.tick(1.0)) == ([b"2"] if others else [])
-    assert s.present() == ({0} if others else set())
+    assert s.roster.present() == ({0} if others else set())
     # It is not there for what comes later.
-    assert given_to(s.begin(2, 0, "train", [job(1)], s.rules, 1.5)) == []
+    assert given_to(s.begin(2, 0, "train", [job(1)], s.tasks.rules, 1.5)) == []
     assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
     assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), "lost: left")]
 
@@ -565,10 +578,10 @@ def test_task_that_kills_its_workers_ends():
     for n in range(2, 3 + DEATHS):
         s.closed(b"%d" % (n - 1), now)
         out = [*ready(s, b"%d" % n, f"w{n}", [0], now), *s.tick(now)]
-        if s.work[0].status is TaskState.DROPPED:
+        if s.tasks.by_client[0].status is TaskState.DROPPED:
             break
     why = f"failed: its worker was lost {DEATHS} times at this task"
-    assert s.work[0].losses == DEATHS
+    assert s.tasks.by_client[0].losses == DEATHS
     assert of(out, Resolved) == [Resolved(key(0, DEATHS - 1), why)]
 
 
@@ -576,7 +589,7 @@ def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_i
     s = begun([job(0), job(1)], rules=Rules(closed=0.0))
     s.closed(b"1", 1.0)
     s.tick(1.0)
-    assert sorted(w.deaths for w in s.work.values()) == [0, 1]
+    assert sorted(w.deaths for w in s.tasks.by_client.values()) == [0, 1]
 
 
 def lacking(conn, client, attempt, now, s):
@@ -592,7 +605,7 @@ def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
     say(s, b"2", reply(0, attempt=1), 2.0, memoryview(b"abc"))
     s.accept(key(0, 1), 2.0)
     # From then on it is not asked for what it has not.
-    out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.rules, 3.0)
+    out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.tasks.rules, 3.0)
     assert [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)] == [b"2"]
 
 
@@ -625,7 +638,7 @@ def test_a_bound_task_goes_to_the_worker_of_the_task_before_however_busy_it_is()
     ready(s, b"2", "idle", [0, 1])
     say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
     s.accept(key(0), 1.0)
-    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], s.rules, 2.0)) == [b"1"]
+    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], s.tasks.rules, 2.0)) == [b"1"]
 
 
 def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_later():
@@ -633,10 +646,10 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
     ready(s, b"2", "idle", [0])
     say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
     s.accept(key(0), 1.0)
-    s.begin(1, 0, "train", [job(0, bound=True)], s.rules, 2.0)
+    s.begin(1, 0, "train", [job(0, bound=True)], s.tasks.rules, 2.0)
     assert given_to(lacking(b"1", 0, 0, 3.0, s)) == [b"2"]  # an earlier server gave it the last
     assert of(lacking(b"2", 0, 1, 4.0, s), Resolved) == [Resolved(key(0, 1), "lost: not here")]
-    assert not any(x.lacks for x in s.workers.values())
+    assert not any(x.lacks for x in s.roster.workers.values())
 
 
 def test_claims_of_progress_do_not_renew_the_patience_for_ever():
@@ -657,19 +670,19 @@ def test_upload_of_a_part_now_and_then_is_not_waited_for_to_its_end():
         part = m.Part(run="r", inc=1, key=key(0), index=index)
         say(s, b"h", part, now, memoryview(bytes(m.PART)))
         s.tick(now)
-    assert s.work[0].reason.startswith("stalled")
+    assert s.tasks.by_client[0].reason.startswith("stalled")
 
 
 def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
     s = begun([job(1)])
-    session = s.workers["w"].session
+    session = s.roster.workers["w"].session
     s.closed(b"1", 0.0)
     ready(s, b"2", "v", [1])
     out = say(
         s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)])
     )
     assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
-    assert s.work[1].worker == "v" or s.work[1].status is TaskState.WAITING
+    assert s.tasks.by_client[1].worker == "v" or s.tasks.by_client[1].status is TaskState.WAITING
 
 
 def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
@@ -815,20 +828,20 @@ def test_tasks_of_a_worker_that_makes_no_progress_go_to_another_that_hosts_the_s
     for client in (0, 1):
         say(s, b"good", reply(client, attempt=1), 12.0, memoryview(b"abc"))
         s.accept(key(client, 1), 12.0)
-    assert s.open() == []
+    assert s.tasks.open() == []
 
 
 def test_worker_that_stalled_is_given_work_only_where_no_other_hosts_the_client_until_it_answers():
     s = hoarded()
     s.tick(10.0)
-    out = s.begin(2, 0, "train", [job(0), job(1)], s.rules, 11.0)
+    out = s.begin(2, 0, "train", [job(0), job(1)], s.tasks.rules, 11.0)
     assert {i.conn for i in of(out, Send) if isinstance(i.message, m.Task)} == {b"good"}
     s.closed(b"good", 12.0)
     assert {i.conn for i in of(s.tick(20.0), Send) if isinstance(i.message, m.Task)} == {b"h"}
-    k = key(0, s.work[0].attempt, round=2)
+    k = key(0, s.tasks.by_client[0].attempt, round=2)
     say(s, b"h", reply(key=k), 21.0, memoryview(b"abc"))
     s.accept(k, 21.0)
-    assert not s.workers["hoarder"].stalled
+    assert not s.roster.workers["hoarder"].stalled
 
 
 def test_a_task_goes_back_to_the_worker_that_sat_on_it_once_no_other_hosts_its_client():
@@ -836,7 +849,7 @@ def test_a_task_goes_back_to_the_worker_that_sat_on_it_once_no_other_hosts_its_c
     s.tick(10.0)
     for conn in (b"h", b"good"):
         say(s, conn, beat(), 11.0)
-    assert s.work[0].worker == "good"
+    assert s.tasks.by_client[0].worker == "good"
     s.closed(b"good", 12.0)
     assert {i.conn for i in of(s.tick(15.0), Send) if isinstance(i.message, m.Task)} == {b"h"}
 
@@ -910,7 +923,7 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     assert [x.key.client for x in sent(out, m.Task)] == [0, 1]  # one at work, one ahead
     out = say(s, b"1", m.Slots(run="r", inc=1, slots=3), 5.0)
     assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
-    assert [s.work[i].running for i in range(4)] == [True, True, True, False]
+    assert [s.tasks.by_client[i].running for i in range(4)] == [True, True, True, False]
     assert [(x.key.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
     # Their turn came at 5.
     assert [(x.key.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [
@@ -918,7 +931,7 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
         (2, "deadline"),
     ]
     say(s, b"1", m.Alive(run="r", inc=1), 16.0)
-    assert s.workers["w"].slots == 3
+    assert s.roster.workers["w"].slots == 3
 
 
 def test_no_process_is_given_more_than_it_can_be_working_on():
@@ -957,7 +970,7 @@ def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     ]
     s = begun([*jobs, job(2), job(3)], Rules(closed=3.0))
     # The worker forgot the first, which is at the head of its queue as far as the server knows.
-    assert s.workers["w"].queue == [0, 1]
+    assert s.roster.workers["w"].queue == [0, 1]
     say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab"))
     assert of(s.tick(3.0), Resolved) == [Resolved(key(0), "lost: drop_before_sending")]
     assert of(s.tick(4.9), Resolved) == []

@@ -143,7 +143,7 @@ def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_pa
     here = network.server()
     both = Both(tmp_path, here, network.client())
     both.phase(10)
-    ((conn, _),) = both.io.protocol.connections()
+    (conn,) = both.io.protocol.roster.by_conn
     beat, poll = encode(m.Alive(run="run", inc=1)), here.poll
     limit = time.monotonic() + LIMIT_S
 
@@ -290,7 +290,7 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
     network, done = Inproc(), []
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    ((last, _),) = both.io.protocol.connections()
+    (last,) = both.io.protocol.roster.by_conn
     send, io = both.transport.send, both.io
     monkeypatch.setattr(
         both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
@@ -311,7 +311,7 @@ def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatc
     network, at = Inproc(), time.monotonic()
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    io, (worker,) = both.io, both.io.protocol.workers.values()
+    io, (worker,) = both.io, both.io.protocol.roster.workers.values()
     io.inline = False
     monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     at += 60
@@ -353,11 +353,11 @@ def test_a_disk_that_blocks_while_clients_join_makes_none_of_them_silent(tmp_pat
 
     monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     monkeypatch.setattr(io, "_flush", blocked)
-    while not protocol.present():
+    while not protocol.roster.present():
         both.loop.step(0.0)
         io._step(0.0)
         io._tick(io._now())
-        assert all(w.gone_at is None for w in protocol.workers.values())
+        assert all(w.gone_at is None for w in protocol.roster.workers.values())
 
 
 def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path, monkeypatch):

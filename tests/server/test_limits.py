@@ -105,7 +105,7 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
                 assert message.ids == [dealers.pop(dealer)]
                 poller.unregister(dealer)
         assert server.refusals == {}
-        assert len(io.protocol.workers) == many
+        assert len(io.protocol.roster.workers) == many
 
 
 def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(tmp_path):

@@ -89,10 +89,9 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypat
         SimpleNamespace(ids=frozenset({2}), gone_at=None),
         SimpleNamespace(ids=frozenset({3}), gone_at=7.0),
     ]
-    protocol = SimpleNamespace(
-        workers=dict(enumerate(workers)), present=lambda: frozenset({0, 1, 4}), clients=8
-    )
-    protocol.round, protocol.purpose = 0, "train"
+    roster = SimpleNamespace(workers=dict(enumerate(workers)), present=lambda: frozenset({0, 1, 4}))
+    tasks = SimpleNamespace(round=0, purpose="train")
+    protocol = SimpleNamespace(roster=roster, tasks=tasks, clients=8)
     snapshot = {"waiting": [], "arrived": [], "present": 3, "sites": []}
     io = SimpleNamespace(protocol=protocol, snapshot=snapshot, own=contextlib.nullcontext)
     io.rest = lambda *_: snapshot.update(present=4)
