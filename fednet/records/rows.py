@@ -188,6 +188,9 @@ class Round(Row, kw_only=True):
     training_s: float | None = None  # of all devices that completed, where a trace has their pace
     seconds_by_phase: dict[str, float] | None = None
     seconds_virtual_by_phase: dict[str, float] | None = None
+    # By part of the run (server, clients, GPU 0, ...) on the server's machine, see `Resources`:
+    # `busy_s` and `memory_mb`.
+    resources: dict[str, dict[str, float]] | None = None
     bytes_up: int = 0
     bytes_down: int = 0
     useful: dict[str, dict[str, int]] = {}

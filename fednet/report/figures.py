@@ -49,6 +49,7 @@ def details(run: Run) -> Iterator[Figure]:
     yield from traffic(run)
     yield from time_split(run)
     yield from devices(run)
+    yield from resources(run)
     yield from participation(run)
     yield from availability(run)
     yield from client_accuracy(run)
@@ -357,12 +358,67 @@ def devices(run: Run) -> Iterator[Figure]:
     )
 
 
+def resources(run: Run) -> Iterator[Figure]:
+    """What the run took on the server's machine: time of processors and GPUs, and memory."""
+    rows = [r for r in run.rounds if r.resources]
+    if not rows:
+        return
+    rounds = [r.round for r in rows]
+    names = {name for r in rows for name in r.resources or {}}
+    places = style.places(sorted(names), style.RESOURCES)
+
+    def values(what: str) -> dict[str, np.ndarray]:
+        """Returns the values by part of the run; NaN in a round in which it was not there."""
+        return {
+            name: np.asarray([(r.resources or {}).get(name, {}).get(what, np.nan) for r in rows])
+            for name in sorted(places, key=lambda name: places[name])
+        }
+
+    busy, memory = values("busy_s"), values("memory_mb")
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        right = ax.twinx()
+        for name in busy:
+            colour = COLOURS[places[name] % 8]
+            ax.plot(rounds, busy[name], color=colour)
+            right.plot(rounds, memory[name], color=colour, linestyle=":")
+        ax.set(xlabel="round", ylabel="busy, seconds per round (solid)", ylim=(0, None))
+        right.set(ylabel="memory, MB (dotted)", ylim=(0, None))
+        right.grid(False)
+        _whole(ax.xaxis)
+        _legend(ax, [(COLOURS[places[name] % 8], name, "") for name in busy])
+
+    def lines() -> Iterator[tuple[object, ...]]:
+        for name in busy:
+            yield from zip(rounds, [name] * len(rows), busy[name].tolist(), memory[name].tolist())
+
+    values_by_label = {f"{name} busy, s": busy[name] for name in busy}
+    values_by_label |= {f"{name} memory, MB": memory[name] for name in busy}
+    x = np.asarray(rounds)
+    yield Figure(
+        "resources",
+        "Processor and memory",
+        "On the server's machine: processor time of the server and of the clients' processes in "
+        "each round, and the most memory that they had until then. Of a GPU: for how long it was "
+        "busy, and its memory in use.",
+        ("round", "part", "busy_s", "memory_mb"),
+        lines,
+        draw,
+        hover=_stacked({label: (x, v, 1.0) for label, v in values_by_label.items()}),
+        legend=len(busy),
+        right=0.75,
+    )
+
+
 def participation(run: Run) -> Iterator[Figure]:
     p = metrics.participation(run)
     if not p.grid.size:
         return
     words = p.words
-    dropped = [style.CELLS[2 + i % (len(style.CELLS) - 2)] for i in range(len(p.reasons))]
+    kinds = [re.split(r"\W", why)[0] for why in p.reasons]
+    places = style.places(kinds, style.DROPS)
+    dropped = [style.CELLS[2 + places[kind] % (len(style.CELLS) - 2)] for kind in kinds]
     colours = [style.BLANK, *style.CELLS[:2], *dropped]
     # "not finished" is rare: it is in the legend only if there is one.
     shown = [code for code in range(len(words)) if code != 2 or (p.grid == 2).any()]

@@ -40,6 +40,8 @@ KINDS = (
     "unmask",
 )
 PHASES = (*TIMES, "other")
+RESOURCES = ("server", "clients", *(f"GPU {i}" for i in range(6)))
+DROPS = ("deadline", "lost", "absent", "failed", "refused", "left")
 
 BASE = {
     "font.size": 10,

@@ -267,6 +267,7 @@ class Session:
         from fednet.experiment.clock import VirtualClock
         from fednet.server.evaluation import Evaluator
         from fednet.server.exchange import Exchanges
+        from fednet.server.resources import Resources
         from fednet.server.rounds import Rounds
         from fednet.training.hosts import ServerHost
 
@@ -280,6 +281,7 @@ class Session:
             self.device,
         )
         clock = VirtualClock(config) if config.link.clock == "virtual" else None
+        self.resources = Resources(gpus=self.device.startswith("cuda"))
         exchanges = Exchanges(
             exp,
             self.files,
@@ -307,6 +309,7 @@ class Session:
             watch=self.watch,
             exchanges=exchanges,
             evaluator=evaluator,
+            resources=self.resources,
             callbacks=after,
         )
 
@@ -362,6 +365,7 @@ class Session:
         endings: list[Callable[[], object]] = [
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),
+            self.resources.close,
         ]
         if crashed:
             endings += [self.endpoint.leave, self.files.flush]

@@ -29,6 +29,7 @@ from fednet.server.evaluation import Evaluator, client_lines
 from fednet.server.exchange import Exchange, Exchanges, RunState
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
+from fednet.server.resources import Resources
 from fednet.server.round import Round, add_exchange, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
@@ -55,6 +56,7 @@ class Rounds:
         watch: Watch,
         exchanges: Exchanges,
         evaluator: Evaluator,
+        resources: Resources,
         callbacks: Sequence[Callable[[records.Round], None]] = (),
     ) -> None:
         self.experiment, self.config = experiment, experiment.config
@@ -62,7 +64,7 @@ class Rounds:
         self.directory, self.io, self.checkpoints = directory, io, checkpoints
         self.inbox = inbox
         self.watch, self.display, self.callbacks = watch, watch.display, callbacks
-        self.exchanges, self.evaluator = exchanges, evaluator
+        self.exchanges, self.evaluator, self.resources = exchanges, evaluator, resources
         self.progress = RunProgress(run=run_id)
         self.carried: RunState  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
@@ -109,6 +111,7 @@ class Rounds:
                     self.config.round.join_s(self.attendance.alone),
                     resumed=self.progress.round > 0,
                 )
+                self.resources.since(self.io.snapshot["sites"])  # what it took until now
                 drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
@@ -292,6 +295,7 @@ class Rounds:
             seconds_virtual=round.virtual if self.clock else None,
             seconds_by_phase=fitted(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
+            resources=self.resources.since(self.io.snapshot["sites"]),
             **tally.columns(),
             useful=tally.useful,
             predicted=round.predicted if self.experiment.predictable else None,

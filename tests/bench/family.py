@@ -1,6 +1,4 @@
-"""What processes take, as the system counts it: time of the processor, and memory; and on what
-machine.
-"""
+"""Which processes descend from one, and what machine they run on."""
 
 from __future__ import annotations
 
@@ -23,28 +21,6 @@ def family(pid: int) -> Iterator[int]:
         return
     for child in children:
         yield from family(int(child))
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far; 0 for one that has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def figure(pid: int, file: str, name: str) -> int:
-    """A figure of a process in bytes: Pss of smaps_rollup (proportional set size), VmHWM of status
-    (peak resident); 0 for one that has ended.
-    """
-    try:
-        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
 
 
 def machine() -> str:

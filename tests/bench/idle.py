@@ -24,9 +24,9 @@ import msgpack
 import msgspec
 
 from fednet.plain import JsonDict
+from fednet.server.resources import processor_seconds
 from fednet.wire import frames
 from fednet.wire import messages as m
-from tests.bench.family import cpu_seconds
 
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -144,7 +144,7 @@ class IdleClients:
     # key: as it came, unchecked.
     def _answer(self, fake: Fake, key: list[Any]) -> None:
         if key[0] > len(self.rounds):
-            self.rounds.append((time.monotonic(), cpu_seconds(self._job["pid"])))
+            self.rounds.append((time.monotonic(), processor_seconds(self._job["pid"])))
         reply = m.Reply(
             run=self._run,
             inc=self._inc,

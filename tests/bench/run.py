@@ -17,7 +17,8 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import placement
 from fednet.files import read_lines
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.family import cpu_seconds, family, figure
+from fednet.server.resources import memory_bytes, processor_seconds
+from tests.bench.family import family
 from tests.bench.workloads import Workload
 
 # How often processes are looked at: what they take together.
@@ -131,9 +132,9 @@ def _watched(
         while process.poll() is None and time.time() < end:
             servers, all = list(_server(folder)), list(family(process.pid))
             if not untimed <= _done(folder) < timed:
-                pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in all))
-            peak = max(peak, *(figure(pid, "status", "VmHWM:") for pid in servers), 0)
-            cpu = sum(map(cpu_seconds, all)), sum(map(cpu_seconds, servers))
+                pss = max(pss, sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in all))
+            peak = max(peak, *(memory_bytes(pid, "status", "VmHWM") for pid in servers), 0)
+            cpu = sum(map(processor_seconds, all)), sum(map(processor_seconds, servers))
             used.append((time.time(), *cpu))
             time.sleep(LOOK_S)
     finally:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import csv
 
-import matplotlib
+import matplotlib.figure
 import numpy as np
 import pytest
 
+from fednet import registry
 from fednet.errors import ConfigError
 from fednet.files import read_lines
-from fednet.report import canvas, figures, groups, metrics
+from fednet.report import canvas, figures, groups, metrics, style
 from fednet.report.groups import group
 from fednet.report.read import open_run
 from tests.report.fake_run import jsonl, write
@@ -57,7 +58,7 @@ def test_a_kind_of_payload_and_a_part_of_the_time_have_the_same_colour_in_every_
     def colours(run):
         found = {}
         for figure in figures.details(run):
-            if figure.name in ("bytes", "time"):
+            if figure.name in ("bytes", "time", "participation"):
                 drawn = matplotlib.figure.Figure()
                 figure.draw(drawn)
                 legend = drawn.axes[0].get_legend()
@@ -65,7 +66,11 @@ def test_a_kind_of_payload_and_a_part_of_the_time_have_the_same_colour_in_every_
                     found[text.get_text()] = patch.get_facecolor()
         return found
 
-    one, other = (open_run(write(tmp_path / name, rounds=2, clients=2)) for name in "ab")
+    def made(name, drop):
+        return open_run(write(tmp_path / name, rounds=2, clients=4, share=1.0, drop={1: drop}))
+
+    one = made("a", {0: "lost", 1: "deadline <3 s"})
+    other = made("b", {0: "absent", 1: "deadline <3 s", 2: "lost"})
     lines = list(read_lines(other.dir / "wire.jsonl"))
     for line in lines:
         kinds = line["kinds"]
@@ -73,9 +78,17 @@ def test_a_kind_of_payload_and_a_part_of_the_time_have_the_same_colour_in_every_
             line["kinds"] = {"control": 9000, "sketch": 5000, **kinds}
     jsonl(other.dir / "wire.jsonl", lines)
     first, second = colours(one), colours(open_run(other.dir))
-    assert {"control", "sketch"} <= set(second) - set(first)
+    assert {"control", "sketch", "absent"} == set(second) - set(first)
     assert {name: second[name] for name in first} == first
     assert len({first[k] for k in ("state", "statistics", "protocol overhead")}) == 3
+    assert len({second[k] for k in ("absent", "deadline <3 s", "lost", "completed")}) == 4
+
+
+@pytest.mark.parametrize("name", registry.algorithm.names())
+def test_the_kinds_of_each_method_have_a_colour_of_their_own(name):
+    exchanges = registry.algorithm.get(name).exchanges
+    payloads = [p for e in exchanges for p in (e.down, e.up) if p is not None]
+    assert {kind for p in payloads for kind in p.kinds()} <= {*style.KINDS}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
