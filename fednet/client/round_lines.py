@@ -15,7 +15,6 @@ from fednet.wire import messages as m
 
 if TYPE_CHECKING:
     from fednet.client.tasks import Done
-    from fednet.client.worker import Outgoing
 
 LONGEST = 60  # characters of a list of clients; a longer one is only counted
 PAUSE_S = 1.0  # after so long without a task this process's part of a round counts as done
@@ -32,7 +31,10 @@ class RoundLines:
         self.say: Callable[[str], None] = lambda line: None
         self._of: tuple[int, str] | None = None  # round and purpose
         self._began = self._ended = 0.0
-        self._replies: list[Outgoing] = []
+        # Of the replies since the last sentence, without their payloads.
+        self._clients: set[int] = set()
+        self._samples: dict[int, int] = {}  # by client that trained
+        self._sent = 0  # bytes
 
     def began(self, key: m.Key) -> None:
         """A task has come."""
@@ -46,30 +48,35 @@ class RoundLines:
         if done.failed is not None:
             failed = f"round {key.round}: client {key.client} failed: {done.failed.reason}"
             self.say(log_line(failed))
-        self._replies += done.replies
+        for outgoing in done.replies:
+            self._clients.add(key.client)
+            self._sent += outgoing.reply.size
+            if outgoing.samples is not None:
+                self._samples[key.client] = outgoing.samples
         self._ended = time.monotonic()
 
     def paused(self) -> None:
         """No task is being done here."""
-        if self._replies and time.monotonic() - self._ended > PAUSE_S:
+        if self._clients and time.monotonic() - self._ended > PAUSE_S:
             self.over()
 
     def over(self) -> None:
         """Says what was done since the last sentence."""
-        replies, self._replies = self._replies, []
-        if not replies or self._of is None:
+        if not self._clients or self._of is None:
             return
         round, purpose = self._of
-        samples = {r.reply.key.client: r.samples for r in replies if r.samples is not None}
-        what, clients = "answered for", {r.reply.key.client for r in replies}
+        what = "answered for"
+        clients: Collection[int] = self._clients
         if purpose == "evaluate":
             what = "evaluated"
-        elif samples:
-            what, clients = "trained", {*samples}
-        on = f" on {sum(samples.values())} samples" if samples else ""
-        sent = mb(sum(r.reply.size for r in replies))
+        elif self._samples:
+            what = "trained"
+            clients = self._samples
+        on = f" on {sum(self._samples.values())} samples" if self._samples else ""
         took = f"{self._ended - self._began:.1f} s"
+        sent = mb(self._sent)
         self.say(log_line(f"round {round}: {what} {_named(clients)}{on} in {took}, sent {sent}"))
+        self._clients, self._samples, self._sent = set(), {}, 0
         self._of = None
 
 

@@ -180,6 +180,7 @@ class Supervisor:
 
     def _warm_up(self) -> None:
         """Imports what the children share, and builds what is the same in all of them."""
+        capacity.align_for_reuse()
         if self.config.train.optimizer != "sgd":
             # (torch's own optimizers import it when they are made: here once, instead of once a
             # worker)

@@ -6,6 +6,7 @@ copied only where the clients' states are in the run's directory, as under `fedn
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -91,7 +92,7 @@ def keep_personal(
     if not state.is_dir():
         return gone
     store = ClientStore(state, method.Client)
-    scratches = {s: experiment.scratch(setting=s) for s in experiment.settings}
+    scratch_of = functools.cache(lambda setting: experiment.scratch(setting=setting))
     nothing = torch.zeros((0, *experiment.input_shape)), torch.zeros(0, dtype=torch.int64)
     latest = experiment.config.evaluate.shared == "latest"
     for client, version in sorted(versions.items()):
@@ -104,7 +105,7 @@ def keep_personal(
             gone[client] = str(absent)
             continue
         setting = experiment.setting_of(client)
-        initial, scratch = setting.initial, scratches[setting]
+        initial, scratch = setting.initial, scratch_of(setting)
         host = SiteHost(setting, scratch, client, 1, train=nothing, rest=record.own(initial))
         own = method.init_client(initial) if record.algorithm is None else record.algorithm
         whole = local

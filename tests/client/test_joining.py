@@ -5,17 +5,23 @@ answers and after each round.
 from __future__ import annotations
 
 import re
+import weakref
 
 import pytest
 
 from fednet.client import loop as loops
 from fednet.client.join import read_server
 from fednet.client.loop import ClientLoop
+from fednet.client.round_lines import RoundLines
+from fednet.client.tasks import Done
+from fednet.client.worker import Outgoing
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record
-from fednet.protocol.client import ClientProtocol
+from fednet.protocol.client import ClientProtocol, Given
 from fednet.records import mb
 from fednet.transport.inproc import Inproc
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
 from tests.processes import Federation
 
 
@@ -90,3 +96,21 @@ def test_a_process_says_each_round_in_a_line_and_nothing_with_quiet(tmp_path):
         f"round 2: trained clients 0-1 on 120 samples in T s, sent {sent}",
         "round 2: evaluated clients 0-1 in T s, sent 0.00 MB",
     ]
+
+
+def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
+    """A round of a large model may have many."""
+    key = m.Key(1, 0, 0, 7, "train")
+    body = Body([bytes(2_000_000)])
+    left = weakref.ref(body)
+    given = Given(m.Task(key=key, form=[], size=0, check=b""), memoryview(b""))
+    reply = m.Reply(key=key, form=[], size=2_000_000)
+    lines, said = RoundLines(), []
+    lines.say = said.append
+    lines.began(key)
+    lines.answered(Done(given, [Outgoing(reply, body, samples=60)]))
+    del body
+    assert left() is None
+    lines.over()
+    assert "round 1: trained client 7 on 60 samples" in said[0]
+    assert said[0].endswith("sent 2.00 MB")
