@@ -137,24 +137,19 @@ def keys(kind: Hint) -> list[str]:
 
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
-    """The error for an unknown key, with the nearest known key."""
+    """The error for an unknown key: with the key that was probably meant, else with all keys."""
     full = f"{path}.{key}" if path else key
-    way = foreign()["ways"].get(_normalised(key))
-    guess = None if way else _guess(key, path, known)
-    if way:
-        hint = f" {way}"
-    elif guess:
-        hint = f" Did you mean {guess}?"
+    if way := foreign()["ways"].get(_normalised(key)):
+        hint = f". {way}"
+    elif guess := _guess(key, path, known):
+        hint = f". Did you mean {guess}?"
     elif " " in key:
-        hint = f" Is a colon missing after {key.split()[0]!r}?"
+        hint = f". Is a colon missing after {key.split()[0]!r}?"
+    elif known:
+        hint = f"; {path or 'the top level'} has {', '.join(known)}."
     else:
-        hint = ""
-    inside = (
-        f"; {path or 'the top level'} has {', '.join(known)}."
-        if known
-        else f"; {path} has no options."
-    )
-    return ConfigError(f"{node.key_at or node.at}: unknown key {full}{inside}{hint}")
+        hint = f"; {path} has no options."
+    return ConfigError(f"{node.key_at or node.at}: unknown key {full}{hint}")
 
 
 @functools.cache

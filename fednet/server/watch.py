@@ -219,7 +219,8 @@ class Watch:
             if resumed or (until is not None and time.monotonic() >= until):
                 break
             if not noted and time.monotonic() - self._began > 2.0:
-                self.display.note(f"waiting for clients: {self.present()} of {wanted} are here")
+                there = f"{self.present()} of {self._io.protocol.clients} are here"
+                self.display.note(f"waiting for clients: {there}, {wanted} are needed")
                 noted = True
             self._io.rest(0.05)
             self.check()

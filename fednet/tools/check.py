@@ -59,7 +59,7 @@ def check(path: Path, say: Callable[[str], None], data: Path | None = None) -> I
         try:
             lines = dataset(name, data) if kind == "datasets" else CHECKS[kind](name)
             for line in lines:
-                yield f"  ok  {line}"
+                yield f"  {line}" if line.startswith("NOTE: ") else f"  ok  {line}"
         except Exception as wrong:
             refused.append((part, wrong))
     # Last an exception of the file itself, whose traceback is printed.

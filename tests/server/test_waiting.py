@@ -20,6 +20,7 @@ class Clock:
     def __init__(self, after: int) -> None:
         self.now, self.after, self.looks = 0.0, after, 0
         self.snapshot = {"present": 0}
+        self.protocol = SimpleNamespace(clients=3)
 
     def monotonic(self) -> float:
         return self.now
@@ -30,19 +31,25 @@ class Clock:
         self.snapshot["present"] = 2 if self.looks >= self.after else 0
 
 
-def waited(clock: Clock, monkeypatch: pytest.MonkeyPatch, alone: bool, **section: Any) -> None:
+def waited(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, alone: bool, **section: Any
+) -> list[str]:
+    """Waits for two of three clients. Returns what is printed."""
     monkeypatch.setattr(watch, "time", clock)
-    round = configuration.from_mapping({"clients": 2, "round": section}).round
-    display = SimpleNamespace(note=lambda text: None)
+    round = configuration.from_mapping({"clients": 3, "round": section}).round
+    notes: list[str] = []
+    display = SimpleNamespace(note=notes.append)
     watching = watch.Watch(SimpleNamespace(status=lambda **_: None), clock, display, 1)  # type: ignore[arg-type]
     watching.check = lambda: None  # type: ignore[method-assign]
     watching.await_clients(2, round.join_s(alone), resumed=False)
+    return notes
 
 
 def test_a_server_whose_clients_others_start_waits_for_them(monkeypatch):
     clock = Clock(after=100)
-    waited(clock, monkeypatch, alone=True)
+    notes = waited(clock, monkeypatch, alone=True)
     assert clock.looks == 100
+    assert notes == ["waiting for clients: 0 of 3 are here, 2 are needed"]
 
 
 def test_it_gives_up_where_the_configuration_bounds_the_wait(monkeypatch):

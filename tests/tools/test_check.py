@@ -215,7 +215,7 @@ def test_a_plain_module_passes_with_what_it_cannot_be_used_for(checked):
         "    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))\n"
     )
     said = "\n".join(checked(text, "chk_headless.py"))
-    assert "NOTE: without .head and features(x)" in said
+    assert "\n  NOTE: without .head and features(x)" in said
     assert "  ok  initialised by the seed" in said
 
 
