@@ -20,7 +20,7 @@ SMALL = {
     "participation": 1.0,
     "algorithm": {"name": "fedavg"},
     "model": {"name": "mlp", "hidden": [8]},
-    "train": {"batch_size": 8, "lr": 0.05},
+    "train": {"epochs": 1, "batch_size": 8, "lr": 0.05},
     "data": {
         "dataset": "synthetic",
         "samples": 60,

@@ -136,7 +136,7 @@ def test_defaults_are_those_that_are_promised():
         c.data.dataset,
         c.data.partition.scheme,
     ) == ("fedavg", "lenet5", "average", "digits", "dirichlet")
-    assert (c.train.epochs, c.train.batch_size, c.train.lr, c.train.momentum) == (1, 64, 0.01, 0.0)
+    assert (c.train.epochs, c.train.batch_size, c.train.lr, c.train.momentum) == (5, 16, 0.05, 0.0)
     assert (c.round.lost.closed, c.round.lost.silent, c.round.join, c.round.void_rounds) == (
         3,
         10,
@@ -254,6 +254,14 @@ def test_clients_per_round_stands_in_for_the_default_participation():
 def test_learning_rate_follows_its_schedule(schedule, round, lr):
     c = from_mapping({**PARTS, "train": {"lr": 1.0, "schedule": schedule}})
     assert c.train.lr_at(round, 20) == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.05), ("adam", 0.001), ("adamw", 0.001)])
+def test_a_rate_that_is_not_given_is_the_optimizers(optimizer, lr):
+    for given in ({}, {"lr": None}):
+        c = from_mapping({**PARTS, "train": {"optimizer": optimizer, **given}})
+        assert (c.train.lr, to_mapping(c)["train"]["lr"]) == (lr, lr)
+    assert from_mapping({**PARTS, "train": {"optimizer": optimizer, "lr": 0.3}}).train.lr == 0.3
 
 
 def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
@@ -376,7 +384,7 @@ def test_set_goes_through_the_same_validator(written):
     assert load(name, ["train.lr=1e-1"]).train.lr == 0.1
     assert (
         error(name, ["train.lr=big"])
-        == "--set train.lr=big: train.lr: expected a float > 0, got 'big'."
+        == "--set train.lr=big: train.lr: expected a float > 0 or null, got 'big'."
     )
     assert error(name, ["lr=1"]).endswith("Did you mean train.lr?")
     assert (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from fednet import config as configuration
 from fednet import places, registry
-from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.experiment.rundir import removed_if_empty, runs_of
 from fednet.plain import JsonMapping, meeting
@@ -42,7 +41,7 @@ def run(
 ) -> Run:
     """A whole federation; returns the finished run (`fednet.open_run` reads it back).
 
-    config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this
+    config: a YAML file, a mapping, or None for all defaults; set: {"key.path": value}. In this
     process, or by `fednet run` in processes of its own, which a notebook's own parts do not reach:
     put these into a file and `load` it. callback(record): after each round, in this process only.
     A run in this process sets torch's threads and switches of determinism, and leaves them set.
@@ -75,9 +74,7 @@ def _configuration(
     config: Path | str | JsonMapping | None, set: JsonMapping | None, load: Sequence[Path | str]
 ) -> configuration.Config:
     if not isinstance(config, Mapping):
-        return configuration.load(
-            config if config is not None else quickstart(), set or {}, list(load)
-        )
+        return configuration.load(config, set or {}, list(load))
     if set:
         raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
     where = "the mapping given to fednet.run"

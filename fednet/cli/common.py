@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
-QUICKSTART = "no configuration file given; keys that you did not set are the quick start's:"
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,7 +72,7 @@ def _width() -> int:
     return min(110, shutil.get_terminal_size().columns - 2)
 
 
-CONFIG = "a YAML configuration; without it, the quick start"
+CONFIG = "a YAML configuration; without it, all keys have their defaults"
 RESUMED = f"{CONFIG}; with --resume also the directory of a run"
 
 
@@ -110,10 +109,10 @@ def common_arguments(parser: argparse.ArgumentParser, config: str = "", out: boo
 
 
 def configured(args: argparse.Namespace) -> Config:
-    """The configuration of a command line; without CONFIG, the quick start. With --resume, CONFIG
-    may be a run's directory: then its configuration, its folder and its name are used.
+    """The configuration of a command line; without CONFIG, all defaults. With --resume, CONFIG may
+    be a run's directory: then its configuration, its folder and its name are used.
     """
-    from fednet.config import reading
+    from fednet.config import load
 
     if args.config is not None and Path(args.config, "config.yaml").is_file():
         held = Path(args.config)
@@ -131,35 +130,7 @@ def configured(args: argparse.Namespace) -> Config:
             f"{args.config} is a folder without a config.yaml; expected a configuration, or with "
             f"--resume the directory of a run."
         )
-    given = reading.read(Path(args.config or quickstart()))
-    config = reading.build(given, args.set, args.load)
-    if args.config is None and args.set and not args.quiet:
-        changed = {change.partition("=")[0].strip() for change in args.set}
-        complain(f"{QUICKSTART} {_left(given.plain(), changed)}")
-    return config
-
-
-def _left(base: object, changed: Set[str]) -> str:
-    """The keys of a configuration that are not in `changed`: "train.lr 0.02, ..."."""
-    found = []
-
-    def walk(value: object, path: str) -> None:
-        if path in changed:
-            return
-        part = value.get("name", value.get("scheme")) if isinstance(value, dict) else value
-        if part is not None and path:
-            found.append(f"{path} {part}")
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                walk(inner, f"{path}.{key}" if path else str(key))
-
-    walk(base, "")
-    return ", ".join(found) + "."
-
-
-def quickstart() -> Path:
-    """The configuration that is used if none is given."""
-    return Path(__file__).with_name("quickstart.yaml")
+    return load(args.config, args.set, args.load)
 
 
 class Proxy(argparse.Action):

@@ -10,7 +10,7 @@ import msgspec
 
 from fednet import loading
 from fednet.config import fit, parts, rules
-from fednet.config.schema import DIVIDES, SITE, Config, DataSection
+from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
 from fednet.descriptors import named
 from fednet.errors import ConfigError, brief
@@ -90,6 +90,9 @@ def _check(
         config = config.replace(participation=None)
     if not config.name:
         config = config.replace(name=f"{config.algorithm.name}-{config.data.dataset}")
+    if config.train.lr is None:
+        train = msgspec.structs.replace(config.train, lr=RATES[config.train.optimizer])
+        config = config.replace(train=train)
     if check_parts:
         config = parts.scheduled(config, tree)
     rules.check(config, tree)

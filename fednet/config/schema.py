@@ -454,14 +454,18 @@ class ClientTrainSection(Section, frozen=True, kw_only=True):
     """Weights of the classes in the loss."""
 
 
+# `train.lr: null`. The rate for SGD trains the examples well; the others are PyTorch's.
+RATES = {"sgd": 0.05, "adam": 0.001, "adamw": 0.001}
+
+
 class TrainSection(Section, frozen=True, kw_only=True):
     """Local training."""
 
-    epochs: AtLeast1 = 1
+    epochs: AtLeast1 = 5
     """Local epochs E: passes over the client's samples per round. [epochs]"""
     steps: AtLeast1 | None = None
     """Local steps K per round, instead of `epochs`. [steps]"""
-    batch_size: AtLeast1 = 64
+    batch_size: AtLeast1 = 16
     """Samples per step (B). An epoch's last batch may be smaller; one of one or two samples is left
     out if the model has BatchNorm, unless it is the only one. [samples]
     """
@@ -469,8 +473,10 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """Local optimizer; its state starts empty in every round (see `keep_optimizer`). Some methods
     accept only sgd.
     """
-    lr: Positive = 0.01
-    """Local learning rate eta of round 1; `schedule` changes it."""
+    lr: Positive | None = None
+    """Local learning rate eta of round 1; `schedule` changes it. null: 0.05 with sgd, 0.001 with
+    adam and adamw.
+    """
     momentum: Below1 = 0.0
     """Momentum of local SGD."""
     weight_decay: NonNegative = 0.0
@@ -540,6 +546,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The local learning rate of a round, from 1."""
+        assert self.lr is not None  # reading a configuration fills it in
         return scheduled(self.schedule, self.lr, round, rounds)
 
 

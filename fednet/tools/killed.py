@@ -28,7 +28,7 @@ SMALL: JsonDict = {
     "rounds": 5,
     "clients": 4,
     "participation": 0.5,
-    "train": {"batch_size": 16, "lr": 0.05},
+    "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
     "model": {"name": "mlp", "hidden": [16], "norm": "batch"},
     "checkpoint": {"every": 2},
     "data": {

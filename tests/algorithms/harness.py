@@ -71,7 +71,7 @@ class Federation:
     # -- what every run of this federation shares --------------------------------------------------
     @property
     def config(self) -> Config:
-        defaults = {"batch_size": 16, "lr": 0.1}
+        defaults = {"epochs": 1, "batch_size": 16, "lr": 0.1}
         return Config(
             seed=self.seed,
             rounds=self.rounds,

@@ -39,7 +39,7 @@ SMALL = {
         "classes": 4,
         "partition": {"scheme": "dirichlet", "alpha": 0.5},
     },
-    "train": {"lr": 0.05, "batch_size": 16},
+    "train": {"epochs": 1, "lr": 0.05, "batch_size": 16},
     "evaluate": {"clients": "none"},
 }
 SUMMED = [n for n in registry.algorithm.names() if registry.algorithm.get(n).summed]

@@ -57,7 +57,12 @@ class Size:
                 "rounds": 1000,
                 "algorithm": dict(algorithm),
                 "model": dict(self.model),
-                "train": {"batch_size": self.batch_size, **(train or {})},
+                "train": {
+                    "epochs": 1,
+                    "batch_size": self.batch_size,
+                    "lr": 0.01,
+                    **(train or {}),
+                },
                 "data": {
                     "dataset": "synthetic",
                     "samples": clients * self.samples + public,

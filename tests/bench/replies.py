@@ -38,6 +38,7 @@ def config(clients: int, rounds: int) -> JsonDict:
         "clients": clients,
         "participation": 1.0,
         "model": {"name": "mlp", "hidden": [32]},
+        "train": {"epochs": 1, "batch_size": 64, "lr": 0.01},
         "data": {
             "dataset": "synthetic",
             "samples": 2 * clients,

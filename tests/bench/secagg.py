@@ -140,7 +140,7 @@ def _plain(n: int, gone: set[int], entries: int) -> JsonDict:
 
 
 def processes(protocol: str, folder: Path, workers: int, clients: int = 10) -> JsonDict:
-    """A run of four rounds of the quick start in which all clients take part: the median round."""
+    """The median round of a run of four on digits, in which all clients take part."""
     import subprocess
 
     from tests.bench.run import environment
@@ -152,6 +152,7 @@ def processes(protocol: str, folder: Path, workers: int, clients: int = 10) -> J
         "clients": clients,
         "participation": 1.0,
         "report": "false",
+        "train": "{epochs: 5, batch_size: 16, lr: 0.02, momentum: 0.9}",
         "evaluate.every": 0,
         "privacy.secagg.protocol": "none" if protocol == PLAIN else protocol,
         "privacy.secagg.threshold": THRESHOLDS.get(protocol, 1.0),

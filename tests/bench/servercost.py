@@ -55,6 +55,7 @@ def measured(
             "rounds": rounds,
             "algorithm": algorithm,
             "model": model,
+            "train": {"epochs": 1, "batch_size": 64, "lr": 0.01},
             "data": DATA,
         },
         "the server's cost",

@@ -1,6 +1,4 @@
-"""The quick start: shipped inside the package, the same as the file a reader finds under
-configs/.
-"""
+"""The quick start: all defaults, however the run is started."""
 
 from __future__ import annotations
 
@@ -9,43 +7,37 @@ from pathlib import Path
 
 import pytest
 
+import fednet
 from fednet import config
-from fednet.cli import common
-from fednet.cli.common import configured, quickstart
+from fednet.cli.common import configured
+from fednet.cli.main import main
 from fednet.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 def asked(*sets: str, file: str | None = None):
     return configured(argparse.Namespace(config=file, set=list(sets), load=[], quiet=False))
 
 
-def test_without_a_configuration_it_is_the_quick_start():
-    made = asked()
-    assert made == config.load(ROOT / "configs" / "quickstart.yaml")
-    assert quickstart().read_text() == (ROOT / "configs" / "quickstart.yaml").read_text()
-    assert (made.name, made.algorithm.name) == ("fedavg-digits", "fedavg")
-    assert (made.clients, made.cohort_size, made.data.partition.options["alpha"]) == (10, 5, 0.3)
-    assert asked("rounds=3") == made.replace(rounds=3)
+def test_the_quick_start_states_the_defaults():
+    assert config.load(QUICKSTART) == config.load() == asked()
+    assert asked("rounds=3") == asked().replace(rounds=3)
 
 
-def test_without_a_configuration_it_is_said_whose_values_stand_in(capsys):
-    parser = argparse.ArgumentParser()
-    common.common_arguments(parser, config=True)
-    config = common.configured(parser.parse_args(["--set", "train.lr=1.0", "--set", "rounds=2"]))
-    said = capsys.readouterr().err
-    assert (config.train.lr, config.train.momentum) == (1.0, 0.9)
-    assert said.startswith(
-        "no configuration file given; keys that you did not set are the quick start's: "
-    )
-    assert "train.momentum 0.9" in said
-    assert "algorithm fedavg" in said
-    assert "train.lr" not in said
-    assert "rounds" not in said
-    common.configured(parser.parse_args(["--set", "rounds=2", "--quiet"]))
-    common.configured(parser.parse_args([]))
-    assert capsys.readouterr().err == ""
+def test_a_command_a_mapping_and_a_file_of_two_lines_train_the_same_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = {"rounds": 1, "report": False}
+    Path("two.yaml").write_text("rounds: 1\nreport: false\n")
+    sets = [word for key in changes for word in ("--set", f"{key}={changes[key]}".lower())]
+    assert main(["run", "--in-process", "--quiet", *sets]) == 0
+    fednet.run("two.yaml", in_process=True)
+    fednet.run(changes, in_process=True)
+    fednet.run(QUICKSTART, set=changes, in_process=True)
+    runs = [fednet.open_run(run) for run in sorted(Path("runs").glob("fedavg-digits*"))]
+    assert len(runs) == 4
+    assert len({run.summary["model_sha256"] for run in runs}) == 1
 
 
 def test_the_directory_of_a_run_is_gone_on_with_but_never_begun_anew(tmp_path, monkeypatch):

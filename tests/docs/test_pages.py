@@ -111,7 +111,7 @@ def test_every_key_is_read_somewhere():
 def test_list_keys_shows_a_section_a_key_and_the_nearest(capsys):
     assert main(["list", "keys", "train.lr"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("train.lr: a float > 0; default 0.01\n")
+    assert shown.startswith("train.lr: a float > 0 or null; default null\n")
     assert main(["list", "keys", "round"]) == 0
     assert "round.lost.closed" in capsys.readouterr().out
     assert main(["list", "keys", "trian"]) == 2

@@ -44,6 +44,7 @@ def run(tmp_path, name, **sets):
         "rounds": 3,
         "algorithm": {"name": "fedavg", "weighting": "uniform"},
         "model": {"name": "mlp", "hidden": [8]},
+        "train": {"epochs": 1, "batch_size": 64, "lr": 0.01},
         "data": {
             "dataset": "synthetic",
             "samples": 200,

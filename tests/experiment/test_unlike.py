@@ -35,7 +35,7 @@ def asked(model: Any, **changes: Any) -> dict[str, Any]:
         "algorithm": "fedproto",
         "model": model,
         "data": data,
-        "train": {"batch_size": 16, "lr": 0.05},
+        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
         **changes,
     }
 

@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
     "rounds": 3,
     "clients": 4,
     "data": {"dataset": "synthetic", "samples": 120, "shape": [1, 16, 16], "classes": 3},
-    "train": {"batch_size": 16, "lr": 0.05},
+    "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
     "round": {"on_error": "stop"},
 }
 MODELS = ({"name": "mlp", "hidden": [8]}, {"name": "mlp", "hidden": [8], "norm": "batch"})

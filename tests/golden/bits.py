@@ -26,6 +26,9 @@ BASE = {
     "clients": 6,
     "participation": 0.5,
     "train.epochs": 1,
+    "train.batch_size": 16,
+    "train.lr": 0.02,
+    "train.momentum": 0.9,
     "train.portable": True,
     "report": False,
 }

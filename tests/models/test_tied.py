@@ -86,7 +86,7 @@ def mapping(algorithm="fedavg", model="tied", dataset="steps", **more):
         "algorithm": algorithm,
         "model": model,
         "data": {"dataset": dataset, "partition": "iid"},
-        "train": {"batch_size": 8, "lr": 0.1},
+        "train": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         "report": False,
         **more,
     }

@@ -365,7 +365,7 @@ def test_a_model_of_several_targets_has_their_width(tmp_path):
             "clients": 2,
             "model": {"name": "mlp", "hidden": []},
             "data": data,
-            "train": {"lr": 0.1, "batch_size": 10},
+            "train": {"epochs": 1, "lr": 0.1, "batch_size": 10},
             "task": "regression",
         },
         in_process=True,

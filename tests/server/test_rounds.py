@@ -42,7 +42,7 @@ def run(
             "shape": [1, 8, 8],
             "partition": {"scheme": "iid"},
         },
-        "train": {"batch_size": 16, "lr": 0.05},
+        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
         "round": {"lost": {"closed": 0.02}},
         "evaluate": {"every": 0},
     }

@@ -31,9 +31,7 @@ class Clock:
         self.snapshot["present"] = 2 if self.looks >= self.after else 0
 
 
-def waited(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, alone: bool, **section: Any
-) -> list[str]:
+def waited(clock: Clock, monkeypatch: pytest.MonkeyPatch, alone: bool, **section: Any) -> list[str]:
     """Waits for two of three clients. Returns what is printed."""
     monkeypatch.setattr(watch, "time", clock)
     round = configuration.from_mapping({"clients": 3, "round": section}).round

@@ -20,7 +20,7 @@ rounds: 2
 clients: 3
 participation: 1.0
 model: {name: mlp, hidden: [8]}
-train: {batch_size: 8, lr: 0.05}
+train: {epochs: 1, batch_size: 8, lr: 0.05}
 data: {dataset: synthetic, samples: 60, shape: [12], classes: 3, partition: {scheme: iid}}
 evaluate: {clients: none}
 report: false

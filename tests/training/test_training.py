@@ -53,7 +53,7 @@ def host(module=None, x=None, y=None, augment=None, rounds=10, round=1, client=0
     config = Config(
         seed=seed,
         rounds=rounds,
-        train=TrainSection(**{"lr": 0.1, "batch_size": 2, **train}),
+        train=TrainSection(**{"lr": 0.1, "epochs": 1, "batch_size": 2, **train}),
         evaluate=EvaluateSection(),
     )
     setting = Setting(
