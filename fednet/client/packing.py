@@ -78,6 +78,11 @@ class Packing:
         """Trains the lane in a pack, and returns when it is done. Raises what its own `progress`
         raised, or what ended the pack. To be called within `at_work`.
         """
+        import torch
+
+        at = lane.scratch.device
+        if at.type == "cuda":
+            lane.loaded = torch.cuda.current_stream(at).record_event()
         self._turn.release()
         try:
             self._descend(device, _Ticket(lane))
@@ -128,7 +133,7 @@ class Packing:
         lanes = [ticket.lane for ticket in pack]
         try:
             if not self._checked:
-                packable.check_lane(self.task, lanes[0])
+                packable.check_lane(self.task, own.lane)
                 self._checked = True
             packed.descend(lanes, self.n, self.task, self._plans.setdefault(device, {}))
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -205,10 +206,7 @@ class Data:
         if self.mean is None or self.std is None:
             return out
         shape = (1, -1, *([1] * (out.ndim - 2)))
-        mean, std = (
-            torch.tensor(v, dtype=torch.float32, device=out.device).view(shape)
-            for v in (self.mean, self.std)
-        )
+        mean, std = (_by_channel(v, out.device).view(shape) for v in (self.mean, self.std))
         return out.sub_(mean).div_(std)
 
     def replace(self, **changes: Any) -> Data:  # by field: dataclasses.replace does not check more
@@ -223,6 +221,12 @@ class Data:
                 whole.update(f"{which}/{name}/{part.dtype}/{tuple(part.shape)}".encode())
                 whole.update(memoryview(part.contiguous().view(-1).view(torch.uint8).numpy()))
         return whole.hexdigest()
+
+
+# To copy numbers to a GPU waits for it: they are copied once, not for each client.
+@functools.lru_cache(maxsize=16)
+def _by_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def digest_of(names: Iterable[str]) -> str:

@@ -27,8 +27,9 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # Elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits
 # depend on it.
 CHUNK = 1 << 16
-# Elements that are computed at once where no bits depend on it.
+# Elements that are computed at once where no bits depend on it; on a GPU, where each call costs.
 BLOCK = 1 << 18
+GPU_BLOCK = 1 << 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,11 +346,11 @@ def blockwise(
     """
     vectors = [v if isinstance(v, torch.Tensor) else v.vector for v in values]
     vectors = [v.to(vectors[0].device) for v in vectors]
-    n = len(vectors[0])
-    if n <= CHUNK:
+    n, block = len(vectors[0]), _block(vectors[0], CHUNK)
+    if n <= block:
         return function(*vectors)
     made: list[torch.Tensor] = []
-    for start, *parts in zip(range(0, n, CHUNK), *(v.split(CHUNK) for v in vectors)):
+    for start, *parts in zip(range(0, n, block), *(v.split(block) for v in vectors)):
         found = function(*parts)
         results = found if isinstance(found, tuple) else (found,)
         made = made or [room(n, r.dtype, r.device) for r in results]
@@ -364,6 +365,11 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
     if nbytes < FROM_BYTES or torch.device(device).type != "cpu":
         return torch.empty(n, dtype=dtype, device=device)
     return torch.from_numpy(lend(nbytes)).view(dtype)
+
+
+def _block(x: torch.Tensor, on_cpu: int) -> int:
+    """Returns the elements of x that are computed at once."""
+    return on_cpu if x.device.type == "cpu" else GPU_BLOCK
 
 
 def blocks(x: torch.Tensor, n: int = CHUNK) -> Sequence[torch.Tensor]:
@@ -399,9 +405,10 @@ def accumulate(
     fresh = total is None
     if total is None:
         total = room(len(x), torch.float64, x.device)
-    wide = torch.empty(min(len(x), BLOCK), dtype=torch.float64, device=x.device)
-    for start in range(0, len(x), BLOCK):
-        block = slice(start, start + BLOCK)
+    length = _block(x, BLOCK)
+    wide = torch.empty(min(len(x), length), dtype=torch.float64, device=x.device)
+    for start in range(0, len(x), length):
+        block = slice(start, start + length)
         part = x[block] if less is None else x[block] - less[block]
         values = wide[: len(part)].copy_(part)
         if fresh:
@@ -414,7 +421,8 @@ def accumulate(
 def quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:
     """Returns total / divisor, divided in float64 and rounded to float32."""
     result = room(len(total), torch.float32, total.device)
-    for into, part in zip(blocks(result, BLOCK), blocks(total, BLOCK)):
+    block = _block(total, BLOCK)
+    for into, part in zip(blocks(result, block), blocks(total, block)):
         into.copy_(part / divisor)
     return result
 

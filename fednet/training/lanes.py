@@ -21,10 +21,12 @@ CHUNK_BYTES = 128 << 20  # of samples that are gathered at once, for some steps
 @dataclass(eq=False)
 class Lane(Descent):
     """One client's descent in a pack; course or error is what came of it. draws: a number of this
-    client's task, from which its dropout is drawn.
+    client's task, from which its dropout is drawn. loaded: after it the scratch holds what the
+    descent begins with; None: it does already.
     """
 
     draws: int = 0
+    loaded: torch.cuda.Event | None = None
     course: Course | None = None
     error: BaseException | None = None
 

@@ -63,6 +63,9 @@ def descend(lanes: Sequence[Lane], n: int, task: Task, plans: Plans | None = Non
     key = (first.scratch.layout, first.scratch.device, first.kind)
     plan = kept({} if plans is None else plans, key, lambda: Plan(first, n, task))
     with plan.lock, plan.on_stream():
+        for lane in lanes:
+            if plan.stream is not None and lane.loaded is not None:
+                plan.stream.wait_event(lane.loaded)
         plan.train(list(lanes))
         # What a lane holds is its own thread's again, in another stream.
         if plan.stream is not None:
