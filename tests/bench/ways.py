@@ -19,7 +19,8 @@ from pathlib import Path
 from fednet.errors import CannotGoOn, FednetError
 from fednet.experiment import placement
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.family import cpu_seconds, family, figure
+from fednet.server.resources import memory_bytes, processor_seconds
+from tests.bench.family import family
 from tests.bench.run import LOOK_S, environment, fednet, spread
 from tests.bench.workloads import Workload
 
@@ -160,8 +161,8 @@ def _watched(words: Sequence[str], job: JsonMapping, limit_s: float) -> JsonDict
         try:
             while process.poll() is None:
                 members = list(family(process.pid))
-                pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in members))
-                cpu = max(cpu, sum(map(cpu_seconds, members)))
+                pss = max(pss, sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in members))
+                cpu = max(cpu, sum(map(processor_seconds, members)))
                 if time.monotonic() - begun > limit_s:
                     raise CannotGoOn(f"it took more than {limit_s:.0f} s")
                 time.sleep(LOOK_S)
