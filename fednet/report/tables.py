@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from fednet.errors import ConfigError, unknown
 from fednet.records import Metric, shown
 from fednet.report import costs, metrics
-from fednet.report.groups import Group, group, pairs, unpaired
+from fednet.report.groups import LONG, Group, group, pairs, unpaired
 from fednet.report.read import Run
 
 UNITS = {"rounds": "rounds", "mb": "MB"}
 SECONDS = {"seconds": "s", "seconds_virtual": "virtual s"}
 ON_CLIENTS = "on clients"
 WIDTH = 120  # characters of a line of text
+LISTED = 4  # seeds at most whose values are in a cell
 FORMATS = ("table", "csv", "md", "latex")
 
 
@@ -45,9 +46,12 @@ class TableCell:
         if not self.got:
             return "-" if self.difference else "not reached"
         if len(self.got) < len(self.values):
-            each = ", ".join("-" if v is None else self._one(v) for v in self.values)
             noun = "pairs" if self.difference else "seeds"
-            return f"{len(self.got)} of {len(self.values)} {noun} ({each})"
+            text = f"{len(self.got)} of {len(self.values)} {noun}"
+            if len(self.values) > LISTED:
+                return text
+            each = ", ".join("-" if v is None else self._one(v) for v in self.values)
+            return f"{text} ({each})"
         mean, half = metrics.interval(self.got)
         return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
 
@@ -350,12 +354,15 @@ def _notes(
 # -- as text --------------------------------------------------------------------------------------
 def grid(t: Table) -> list[list[str]]:
     """Returns the head, a row for each group, and a row for each difference."""
+    first = t.groups[0].label
+    if any(len(g.label) + len(first) > LONG for g in t.groups[1:]):
+        first = "first method"
     rows = [["method", "seeds", *(c.title for c in t.columns)]]
     for g, cells in zip(t.groups, t.cells):
         rows.append([g.label, str(len(g.runs)), *(c.text for c in cells)])
     for g, cells in zip(t.groups[1:], t.differences):
         n = max((len(c.got) for c in cells), default=0)
-        rows.append([f"{g.label} - {t.groups[0].label}", str(n), *(c.text for c in cells)])
+        rows.append([f"{g.label} - {first}", str(n), *(c.text for c in cells)])
     return rows
 
 

@@ -119,6 +119,22 @@ def test_a_wide_table_is_several_below_each_other_of_120_columns(tmp_path):
     assert all(f"{unit} to 0.55" in text for unit in ("rounds", "MB", "s"))
 
 
+def test_long_labels_and_many_seeds_do_not_make_it_wider(tmp_path):
+    runs = []
+    for s in range(10):
+        for name, algorithm in (("a", "fedavg"), ("b", "fedprox")):
+            curve = [0.3, 0.5, 0.7 if s else 0.6]
+            path = tmp_path / f"{name}{s}"
+            runs.append(
+                open_run(write(path, algorithm=algorithm, seed=s, accuracy=curve, rounds=3))
+            )
+    labels = ["the method of the paper with all of its settings", "another " * 5 + "method"]
+    text = compare(runs, targets=[0.65], labels=labels)
+    assert max(map(len, text.splitlines())) <= 120
+    assert "9 of 10 seeds" in text
+    assert f"{labels[1]} - first method" in text
+
+
 def test_paired_runs_raise_no_warning(tmp_path):
     assert "warning" not in compare(two_methods(tmp_path))
 
