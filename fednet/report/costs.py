@@ -113,9 +113,7 @@ class Spent:
 
 @once
 def ledger(run: Run) -> Spent:
-    """Sums `wire.jsonl`, one row at a time. For a run without that file: the totals of
-    `rounds.jsonl`, all as kind `state`.
-    """
+    """Sums `wire.jsonl`, one row at a time."""
     spent = Spent()
     servers: dict[int, set[int]] = defaultdict(set)
     for w in run.lines("wire"):
@@ -125,11 +123,6 @@ def ledger(run: Run) -> Spent:
     for w in _repeated(run, {t for t, processes in servers.items() if len(processes) > 1}):
         spent.use(w, -1)
         spent.wasted[REPEATED] += w.bytes
-    if not spent.rows:
-        for r in run.rounds:
-            spent.rows[r.round, "up", "state"] += r.bytes_up
-            spent.rows[r.round, "down", "state"] += r.bytes_down
-            spent.used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
     return spent
 
 

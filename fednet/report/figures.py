@@ -286,6 +286,11 @@ def traffic(run: Run) -> Iterator[Figure]:
             if off
             else " The measured payload bytes match the prediction exactly."
         )
+    if wasted := costs.wasted(run):
+        reasons = ", ".join(f"{why} {size(n)}" for why, n in wasted.items())
+        note += f" Not used, by reason: {reasons}."
+        if costs.seconds_key(run) == "seconds_virtual":
+            note += " In simulated time a reply that comes after its round is counted in full."
     yield Figure(
         "bytes",
         "Traffic per round",

@@ -260,7 +260,6 @@ def _details(run: Run, chart: Chart) -> JsonDict:
         "algorithm": run.algorithm,
         "seed": run.seed,
         "cards": [chart(f) for f in figures.details(run)],
-        "tables": _tables(run),
         "timeline": _timeline(run),
         "provenance": {
             k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in provenance.items()
@@ -269,43 +268,6 @@ def _details(run: Run, chart: Chart) -> JsonDict:
         "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
         "model": run.summary.model_sha256,
     }
-
-
-def _tables(run: Run) -> list[JsonDict]:
-    """Tables of the cost to reach an accuracy and of wasted traffic, if the run has any."""
-    clock = costs.seconds_key(run)
-    made: list[JsonDict] = []
-    if reached := metrics.to_accuracy(run):
-        rows = [
-            (
-                f"{100 * r['accuracy']:g} %",
-                f"{r['rounds']:g}",
-                _short(r["mb"]),
-                _short(r["seconds"]),
-            )
-            for r in reached
-        ]
-        made.append(
-            {
-                "title": "Cost to reach an accuracy",
-                "head": ("global accuracy", "rounds", "MB", costs.axis("seconds", clock=clock)),
-                "rows": rows,
-                "note": "The first evaluated round at or above the accuracy. MB include all "
-                "messages.",
-            }
-        )
-    if wasted := costs.wasted(run):
-        note = "Payloads that were not used or whose round was repeated, and the requests for them."
-        if clock == "seconds_virtual":
-            note += (
-                " In simulated time a reply that arrives after its round has closed is counted "
-                "in full, although a real link would have carried only a part of it."
-            )
-        by_reason = [(why, _short(n / 1e6)) for why, n in wasted.items()]
-        made.append(
-            {"title": "Wasted traffic", "head": ("reason", "MB"), "rows": by_reason, "note": note}
-        )
-    return made
 
 
 def _timeline(run: Run) -> JsonDict:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fednet.report import costs, figures, metrics, open_run, page
+from fednet.report import costs, figures, metrics, open_run
 from tests.report import fake_run
 
 
@@ -56,8 +56,8 @@ def test_bytes_of_no_use_stand_by_their_reason_the_most_first(tmp_path: Path) ->
         ("not among the first 2", 50),
         ("late", 7),
     ]
-    titles = [t["title"] for t in page._tables(run)]
-    assert titles == ["Cost to reach an accuracy", "Wasted traffic"]
+    (figure,) = figures.traffic(run)
+    assert "Not used, by reason: left 70 B, not among the first 2 50 B, late 7 B." in figure.note
 
 
 def test_who_was_there_is_drawn_where_a_trace_says_it(tmp_path: Path) -> None:
