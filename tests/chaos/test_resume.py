@@ -33,8 +33,13 @@ MEMORY = {
 
 @pytest.mark.parametrize(
     "changes",
-    [{"algorithm": "fedavg"}, {"algorithm": "scaffold"}, {"algorithm": "fedavg", "wire": MEMORY}],
-    ids=["fedavg", "scaffold", "memory at both ends"],
+    [
+        {"algorithm": "fedavg"},
+        {"algorithm": "scaffold"},
+        {"algorithm": "fedavg", "wire": MEMORY},
+        {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [512, 512]}},  # two parts
+    ],
+    ids=["fedavg", "scaffold", "memory at both ends", "large payloads"],
 )
 def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(
     tmp_path: Path, changes: dict[str, Any]
@@ -42,6 +47,7 @@ def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(
     fed = finished(tmp_path, faults=crashes(*((2, at) for at in AGAIN)), **changes)
     assert len(fed.faults()) == len(AGAIN)
     assert fed.hashes() == undisturbed(**changes)
+    assert all(r["useful"] == r["predicted"] for r in fed.rounds())
     fed.check()
 
 
