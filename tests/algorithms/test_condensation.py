@@ -160,14 +160,6 @@ def test_the_nets_are_in_train_mode():
     assert torch.allclose(got.x, plainly(x, y, plan, batch_norm=True), rtol=1e-4, atol=2e-4)
 
 
-def test_one_image_a_present_class_with_its_label_and_finite():
-    s = run()
-    assert s.y.tolist() == [0, 2, 3]
-    assert s.x.shape == (3, 1, 8, 8)
-    assert s.x.dtype == torch.float32
-    assert torch.isfinite(s.x).all()
-
-
 @pytest.mark.parametrize(
     ("counts", "minimum", "classes"),
     [
@@ -193,13 +185,6 @@ def test_a_class_does_not_depend_on_the_others_or_on_the_order_of_samples_of_oth
     assert torch.allclose(whole.x[1], only.x[0], atol=1e-5)
     backwards = torch.cat([torch.nonzero(y == c)[:, 0] for c in (3, 2, 0)])
     assert torch.equal(run(xy=(x[backwards], y[backwards])).x, whole.x)
-
-
-def test_no_more_real_images_than_there_are_and_none_twice():
-    x, _ = data(classes=(0,), n=10)
-    assert condensation._batch(x, None, 10) is x  # all of them: no draw, no copy
-    some = condensation._batch(x, rng("x"), 4)
-    assert len({row.numpy().tobytes() for row in some}) == 4
 
 
 def test_classes_in_groups_are_the_same(monkeypatch):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fednet.algorithms.base import ClientFacts, Samples
+from fednet.algorithms.base import Samples
 from fednet.algorithms.fedrds import FedRDS, cosine, shared_rows
 from tests.algorithms.small import Federation, distance, normalise, same
 
@@ -134,18 +134,6 @@ def test_n_k_of_the_mean_counts_shared_samples():
     total = sum(w * f.ups[i].x.vector.double() for i, w in enumerate(weights))
     assert torch.allclose(f.server.x.vector.double(), total / sum(weights), rtol=1e-6)
     assert distance(Federation("fedrds", weighting="uniform").rounds(1).server.x, f.server.x) > 1e-6
-
-
-def test_the_enrolments_bytes_are_predicted_to_the_byte():
-    f = Federation("fedrds", alpha=0.3, public=43).rounds(1)
-    facts = ClientFacts(
-        n=50, class_counts=(13, 13, 12, 12), sample_nbytes=64, input_shape=(1, 8, 8), public_n=43
-    )
-    samples = f.enrolments[0].samples
-    assert f.algorithm.sizes(FedRDS.Enrolment, facts) == {
-        "samples": samples.x.nbytes + samples.y.nbytes
-    }
-    assert f.algorithm.sizes(FedRDS.Up, facts) == {}
 
 
 def test_pretraining_starts_from_a_model_fitted_on_the_public_set():

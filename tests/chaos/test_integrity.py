@@ -34,6 +34,7 @@ from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
+from tests.fuzz.mutate import mutated
 from tests.rooms import hashes, run
 
 TRIALS = int(os.environ.get("FEDNET_TRIALS", "300"))
@@ -50,41 +51,11 @@ def tensors(seed: int) -> Tensors:
 
 
 # -- damage ----------------------------------------------------------------------------------------
-def flip(draw: random.Random, data: bytearray) -> None:
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-
-
-def swap(draw: random.Random, data: bytearray) -> None:
-    """Two stretches of the same length, as often as not of whole words."""
-    size = draw.choice((1, 4, 8, draw.randint(1, 64)))
-    grain = size if draw.random() < 0.5 else 1
-    places = max(1, (len(data) - size) // grain)
-    a, b = (grain * draw.randrange(places) for _ in range(2))
-    data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
-
-
-def tear(draw: random.Random, data: bytearray) -> None:
-    del data[draw.randrange(len(data)) :]
-
-
-def clear(draw: random.Random, data: bytearray) -> None:
-    """As a power cut leaves a block that was never written."""
-    start = draw.randrange(len(data))
-    size = min(draw.choice((8, 64, 512)), len(data) - start)
-    data[start : start + size] = bytes(size)
-
-
 def damaged(draw: random.Random, data: bytes) -> bytes:
     """Return other bytes, nearly these."""
-    while True:
-        out = bytearray(data)
-        if out:
-            draw.choice((flip, flip, swap, swap, tear, clear))(draw, out)
-        else:
-            out += b"x"
-        if out != data:
-            return bytes(out)
+    while (out := mutated(draw, data, [data, b"x"], framed=False)) == data:
+        pass
+    return out
 
 
 def spoil(draw: random.Random, folder: Path, gone: bool = True) -> Callable[[], object]:

@@ -233,12 +233,12 @@ def test_without_a_command_the_usage_is_printed(capsys):
         ["{}"],
     ],
 )
-@pytest.mark.parametrize("long", ["z" * 100_000, "zebra " * 20_000])
-def test_an_error_quotes_of_a_long_value_its_beginning_and_its_length(words, long, capsys):
-    assert main.main([word.format(long) for word in words]) in (2, 3)
-    said = capsys.readouterr().err
-    assert " characters)" in said
-    assert len(said) < 5000
+def test_an_error_quotes_of_a_long_value_its_beginning_and_its_length(words, capsys):
+    for long in ("z" * 20_000, "zebra " * 4_000):
+        assert main.main([word.format(long) for word in words]) in (2, 3)
+        said = capsys.readouterr().err
+        assert " characters)" in said
+        assert len(said) < 5000
 
 
 def test_an_error_that_nobody_can_read_has_its_status_all_the_same(monkeypatch):

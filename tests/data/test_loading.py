@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -109,33 +107,6 @@ def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_de
     x = d.inputs(d.train[0])
     assert x.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.0] * shape[0], abs=0.01)
     assert x.std(dim=(0, 2, 3)).tolist() == pytest.approx([1.0] * shape[0], abs=0.01)
-
-
-def test_listing_what_there_is_imports_no_torch():
-    code = (
-        "import sys; from fednet.registry import ALL; "
-        "print(*ALL['datasets'].names(), 'torch' in sys.modules)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert said == [
-        "arrays",
-        "cifar10",
-        "cifar100",
-        "digits",
-        "fashion-mnist",
-        "flights",
-        "folder",
-        "hf",
-        "mnist",
-        "shakespeare",
-        "site",
-        "svhn",
-        "synthetic",
-        "tiny-imagenet",
-        "False",
-    ]
 
 
 # -- one's own -------------------------------------------------------------------------------------

@@ -108,16 +108,6 @@ def test_every_key_is_read_somewhere():
     assert [path for path, name in names.items() if name not in read] == []
 
 
-def test_list_keys_shows_a_section_a_key_and_the_nearest(capsys):
-    assert main(["list", "keys", "train.lr"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("train.lr: a float > 0 or null; default null\n")
-    assert main(["list", "keys", "round"]) == 0
-    assert "round.lost.closed" in capsys.readouterr().out
-    assert main(["list", "keys", "trian"]) == 2
-    assert "Did you mean 'train'?" in capsys.readouterr().err
-
-
 def test_every_variable_that_is_read_stands_on_the_page_of_commands():
     read = {
         name

@@ -58,7 +58,7 @@ def a_number(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> N
 
 def _piece(draw: random.Random, data: Sequence[int]) -> slice:
     start = draw.randrange(len(data) + 1)
-    return slice(start, min(len(data), start + draw.choice((1, 2, 4, 16, 64, len(data)))))
+    return slice(start, min(len(data), start + draw.choice((1, 2, 4, 16, 64, 512, len(data)))))
 
 
 def less(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
@@ -69,6 +69,12 @@ def again(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None
     piece = bytes(data[_piece(draw, data)])
     at = draw.randrange(len(data) + 1)
     data[at:at] = piece * draw.choice((1, 1, 2, 30))
+
+
+def zeros(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
+    """As a power cut leaves a block that was never written."""
+    piece = _piece(draw, data)
+    data[piece] = bytes(piece.stop - piece.start)
 
 
 def anothers(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
@@ -132,7 +138,7 @@ def frames_moved(draw: random.Random, data: bytearray, others: Sequence[bytes]) 
     data[:] = pack(frames)
 
 
-BYTES: tuple[Change, ...] = (a_byte, a_bit, a_number, less, again, anothers)
+BYTES: tuple[Change, ...] = (a_byte, a_bit, a_number, less, again, zeros, anothers)
 FRAMES: tuple[Change, ...] = (*BYTES, a_field, a_field, a_field, frames_moved, frames_moved)
 
 
@@ -141,4 +147,4 @@ def mutated(draw: random.Random, data: bytes, others: Sequence[bytes], framed: b
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
         draw.choice(FRAMES if framed else BYTES)(draw, out, others)
-    return bytes(out[: 1 << 16])
+    return bytes(out[: max(len(data), 1 << 16)])

@@ -1,4 +1,6 @@
-"""Every method and every part that changes bits still ends with the recorded hashes."""
+"""Every method and every part that changes bits still ends with the recorded hashes; and the books
+of runs whose server is killed and resumed are the recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import pytest
 import torch
 
 from tests.golden.bits import FILE
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 KNOWN = json.loads(FILE.read_text())
 
 
@@ -22,14 +24,17 @@ def has_avx2() -> bool:
     return platform.machine() == "x86_64" and cpu.exists() and "avx2" in cpu.read_text()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(
+SAME_PLATFORM = pytest.mark.skipif(
     torch.__version__ != KNOWN["torch"] or not has_avx2(),
     reason=f"the hashes are those of torch {KNOWN['torch']} on x86-64 with AVX2",
 )
-def test_runs_end_with_the_recorded_bits():
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", [pytest.param("bits", marks=SAME_PLATFORM), "books"])
+def test_runs_end_as_recorded(what):
     # A process of its own: `train.portable` has to be set before torch computes for the first time.
-    command = [sys.executable, "-m", "tests.golden.bits"]
+    command = [sys.executable, "-m", f"tests.golden.{what}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
