@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 from fednet import capacity, loading
 from fednet import config as configuration
 from fednet.config import Config
-from fednet.errors import ConfigError, FednetError
+from fednet.errors import ConfigError, FednetError, nearest
 from fednet.experiment import lock
-from fednet.experiment.rundir import claim, forget, removed_if_empty, renew, write_status
+from fednet.experiment.rundir import (
+    claim,
+    forget,
+    removed_if_empty,
+    renew,
+    runs_of,
+    write_status,
+)
 from fednet.files import write_aside
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
@@ -48,11 +55,32 @@ def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
     finished round was removed.
     """
     with removed_if_empty(out):
+        if resume:
+            refuse_mistyped(config, out)
         path = claim(out, config.name, resume)
         with lock.holding(path):
             if not resume:
                 renew(path)
             yield path
+
+
+def refuse_mistyped(config: Config, out: Path) -> None:
+    """Raises ConfigError if there is no run of that name to resume, but one with a similar name
+    that this configuration continues.
+    """
+    if runs_of(out, config.name):
+        return
+    near = nearest(config.name, [path.parent.name for path in out.glob("*/config.yaml")])
+    if near is None:
+        return
+    try:
+        check_resumable(configuration.load(out / near / "config.yaml"), config)
+    except FednetError:  # it has other settings, so another run is meant
+        return
+    raise ConfigError(
+        f"--resume: there is no run {out / config.name}. Did you mean {near}? To start a new run, "
+        f"leave --resume out."
+    )
 
 
 def fill(config: Config, path: Path) -> tuple[Config, bool]:

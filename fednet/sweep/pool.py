@@ -93,9 +93,10 @@ def _recorded(task: RunSpec) -> int | None:
 
 
 def command(task: RunSpec, options: Sequence[str]) -> list[str]:
-    """The command line of a run. It has --resume, which also starts a new run."""
-    line = [sys.executable, "-m", "fednet.cli.main", "run", str(task.book("yaml")), "--resume"]
-    return [*line, "--out", str(task.folder), *options]
+    """The command line that starts a run, or continues it if it was begun."""
+    line = [sys.executable, "-m", "fednet.cli.main", "run", str(task.book("yaml"))]
+    resume = ["--resume"] if (task.run / "config.yaml").exists() else []
+    return [*line, *resume, "--out", str(task.folder), *options]
 
 
 def work(

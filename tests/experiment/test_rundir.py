@@ -97,6 +97,16 @@ def test_what_a_resume_would_change_is_listed_by_its_keys_and_nothing_is_written
     )
 
 
+def test_a_resume_with_a_mistyped_name_is_refused_with_the_nearest(tmp_path):
+    open_directory(config(name="first"), tmp_path, resume=False)
+    with pytest.raises(ConfigError, match=r"there is no run .*/frist\. Did you mean first\?"):
+        open_directory(config(name="frist", rounds=5), tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+    # A new run: it has other settings, or --resume is left out.
+    open_directory(config(name="frist", seed=1), tmp_path, resume=True)
+    open_directory(config(name="firts"), tmp_path, resume=False)
+
+
 def test_a_refused_run_leaves_its_name_free_but_what_is_the_users_own_stays(tmp_path):
     _, path, _ = open_directory(config(), tmp_path, resume=False)
     (path / "notes.txt").write_text("mine")

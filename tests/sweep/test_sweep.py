@@ -297,9 +297,11 @@ def test_the_process_of_a_cell_reads_its_configuration_and_draws_no_page(path, t
     line = pool.command(task, ["--in-process"])
     book = task.folder / ".cells" / f"{name}.yaml"
     assert line[1:] == [
-        *("-m", "fednet.cli.main", "run", str(book), "--resume"),
+        *("-m", "fednet.cli.main", "run", str(book)),
         *("--out", str(tmp_path / "s"), "--in-process"),
     ]
+    (task.run / "config.yaml").write_text("")  # the run was begun
+    assert "--resume" in pool.command(task, [])
     found = config.load(book)
     assert (found.name, found.algorithm.options["mu"], found.report) == (name, 0.01, False)
 
