@@ -176,7 +176,8 @@ class Algorithm:
     summed: ClassVar[Mapping[str, str]] = {}
     # The exchange in which clients are evaluated; a client that completes it has taken part.
     main: ClassVar[int] = -1
-    # A client keeps values between exchanges that only its process has.
+    # A client keeps values between exchanges that only its process has. Only secure aggregation
+    # sets it, so the server also reads it as: the replies are masked.
     in_memory: ClassVar[bool] = False
     architecture_free: ClassVar[bool] = False  # no message depends on the model
     asynchronous: ClassVar[bool] = False  # a reply may answer an older model than the server's

@@ -1,8 +1,9 @@
 """The files of a run: a type for the rows of each, how to read them, and a table of the numbers of
 a round.
 
-rounds.jsonl Round clients.jsonl Client wire.jsonl Wire events.jsonl Event summary.json Summary
-checkpoint/manifest.json `manifest`
+    rounds.jsonl   Round      events.jsonl              Event
+    clients.jsonl  Client     summary.json              Summary
+    wire.jsonl     Wire       checkpoint/manifest.json  `manifest`
 
 The server writes these rows and `fednet.report` reads them. A reader ignores a field that it does
 not know, and a field that a line leaves out has its default. Each number that is shown is a line of

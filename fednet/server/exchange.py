@@ -103,10 +103,11 @@ class Asked:
 
 @dataclass
 class Exchange:
-    """asked: by client, in ascending order once all are asked. residuals: what compressed
-    broadcasts have left out, and what compressors remember. opened: on the monotonic clock; at: the
-    second of the run. found: replies that earlier servers received, by client and purpose.
-    restarted: clients that had lost their state, and were asked again from an initial one.
+    """cohort: in ascending order. asked: by client, in that order once all are asked. residuals:
+    what compressed broadcasts have left out, and what compressors remember. opened: on the
+    monotonic clock; at: the second of the run. found: replies that earlier servers received, by
+    client and purpose. restarted: clients that had lost their state, and were asked again from an
+    initial one.
     """
 
     round: int

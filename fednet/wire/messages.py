@@ -278,7 +278,9 @@ class Part(Message, tag="part", frozen=True):
 
 FROM_CLIENT = (Join, Ready, Alive, Progress, Slots, Reply, Failed, Leave, Pull, Part)
 FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Alive, Pull, Part)
-BEATS = (Alive, Progress, Slots)  # heartbeats: nothing but a sign of life may come of them
+# Heartbeats. The server answers each with Alive, records them as one sum, and disconnects a client
+# that sends too many. What is sent once, or has an event, is none.
+BEATS = (Alive, Progress, Slots)
 WITH_BODY = (Reply, Task, Part)
 
 

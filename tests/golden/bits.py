@@ -1,4 +1,4 @@
-"""Hashes of the results of 64 small runs: every method, and every part that changes bits.
+"""Hashes of the results of small runs: every method, and every part that changes bits.
 
     python -m tests.golden.bits                      compare with bits.json; status 1 if any differ
     python -m tests.golden.bits --only fedavg,moon   compare these cases alone

@@ -19,11 +19,13 @@ from fednet.algorithms.scaffold import Scaffold
 from fednet.errors import CannotGoOn
 from fednet.experiment.store import ClientStore
 from fednet.launch import start
+from fednet.server.aggregation import Aggregation
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
 from fednet.server.rounds import Rounds
 from fednet.server.watch import Hosting
 from fednet.tensors import Tensors
+from fednet.wire.messages import Reply
 
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 
@@ -143,6 +145,29 @@ def test_of_those_over_selected_the_first_k_count(tmp_path: Path) -> None:
     assert [r["selected"] for r in records] == [[0, 1, 2, 3]] * 3
     assert [r["completed"] for r in records] == [[2, 3]] * 3
     assert records[0]["dropped"] == {"0": "not among the first 2", "1": "not among the first 2"}
+
+
+def test_replies_are_aggregated_in_ascending_client_id_though_they_arrive_in_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived: list[int] = []
+    added: list[int] = []
+    take, add = Inbox.take, Aggregation.add
+
+    def taken(self: Inbox, message: Reply, *more: Any) -> Any:
+        reply = take(self, message, *more)
+        arrived.append(message.key.client)
+        return reply
+
+    def adding(self: Aggregation, client: int, reply: Any) -> None:
+        added.append(client)
+        add(self, client, reply)
+
+    monkeypatch.setattr(Inbox, "take", taken)
+    monkeypatch.setattr(Aggregation, "add", adding)
+    # Client 0's first reply is damaged, and its second one comes after those of others.
+    run(tmp_path, rounds=1, faults={"schedule": [{"round": 1, "client": 0, "kind": "corrupt"}]})
+    assert arrived != sorted(arrived) == added == [0, 1, 2, 3]
 
 
 def test_what_was_spent_on_lost_clients_is_told_from_what_was_useful(tmp_path: Path) -> None:
