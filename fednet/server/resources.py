@@ -68,9 +68,9 @@ class GPUs:
         if program is None:
             return
         words = [program, "--query-gpu=index,utilization.gpu,memory.used"]
-        words += ["--format=csv,noheader,nounits", "--loop-ms=500"]
+        words += ["--format=csv,noheader,nounits", "-lms", "500"]
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-            words += ["--id", visible]
+            words += ["-i", visible]
         self._process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -95,7 +95,7 @@ def test_a_gpu_is_as_busy_as_the_mean_of_its_reports(program, monkeypatch):
     # No report in the 2 seconds after: as in the last one.
     assert measured.since([])["GPU 0"] == {"busy_s": 2.0, "memory_mb": 2000 * 1.048576}
     monkeypatch.undo()
-    assert "--id 0,1" in (program.parent / "words").read_text()
+    assert "-i 0,1" in (program.parent / "words").read_text()
     process = measured._gpus._process
     measured.close()
     assert process.returncode is not None
