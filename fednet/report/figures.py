@@ -311,22 +311,13 @@ def time_split(run: Run) -> Iterator[Figure]:
     bars = {phase: _binned(rounds, np.asarray(values)) for phase, values in table.items()}
     places = style.places(table, style.PHASES)
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        base: np.ndarray | float = 0.0
-        for phase, (x, height, wide) in bars.items():
-            _bars(ax, x, height, base, places[phase], wide)
-            base = base + height
-        ax.set(xlabel="round", ylabel=f"seconds per round ({clock})")
-        _legend(ax, [(COLOURS[i % 8], phase, "") for phase, i in places.items()])
-
     yield Figure(
         "time",
         f"Time per round ({clock})",
         "Seconds that each round took, by what the time was spent on.",
         ("round", "phase", "seconds"),
         lambda: ((t, phase, v[i]) for phase, v in table.items() for i, t in enumerate(rounds)),
-        draw,
+        lambda fig: _stack(fig, bars, places, f"seconds per round ({clock})"),
         hover=_stacked({f"{phase}, s": bar for phase, bar in bars.items()}),
         legend=len(table),
     )
@@ -342,24 +333,16 @@ def devices(run: Run) -> Iterator[Figure]:
     seconds = {name: np.asarray([work[name].get(t, 0.0) for t in rounds]) for name in names}
     bars = {name: _binned(rounds, values) for name, values in seconds.items()}
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        base: np.ndarray | float = 0.0
-        for i, (x, height, wide) in enumerate(bars.values()):
-            _bars(ax, x, height, base, i, wide)
-            base = base + height
-        ax.set(xlabel="round", ylabel="seconds of training")
-        _legend(ax, [(COLOURS[i % 8], name, "") for i, name in enumerate(names[:8])])
-
+    places = {name: i for i, name in enumerate(names)}
     yield Figure(
         "devices",
         "Training by device",
         "Seconds that each device trained in each round, summed over its clients.",
         ("round", "device", "seconds"),
         lambda: ((t, name, v) for name in names for t, v in zip(rounds, seconds[name].tolist())),
-        draw,
+        lambda fig: _stack(fig, bars, places, "seconds of training"),
         hover=_stacked({f"{name}, s": bar for name, bar in bars.items()}),
-        legend=min(8, len(names)),
+        legend=len(names),
     )
 
 
@@ -833,6 +816,17 @@ def _bars(
     )
     ax.set_xlim(x[0] - 0.6 * wide, x[-1] + 0.6 * wide)
     _whole(ax.xaxis)
+
+
+def _stack(fig: MplFigure, bars: dict[str, Bars], places: dict[str, int], ylabel: str) -> None:
+    """Draws the bars of each round on one another."""
+    ax = fig.add_subplot()
+    base: np.ndarray | float = 0.0
+    for name, (x, height, wide) in bars.items():
+        _bars(ax, x, height, base, places[name], wide)
+        base = base + height
+    ax.set(xlabel="round", ylabel=ylabel)
+    _legend(ax, [(COLOURS[i % 8], name, "") for name, i in places.items()])
 
 
 def _stacked(bars: dict[str, Bars]) -> JsonDict:
