@@ -482,8 +482,8 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     found = metrics.accuracy_by_client(run)
     if found is None:
         return
-    which, clients, rounds, table = found
-    last = metrics.last_of(table)
+    which, by_client = found
+    clients, last = list(by_client), np.asarray(list(by_client.values()))
     name = "client_accuracy" if which == "global" else f"{which}_accuracy"
     label = metric(name).titled(run.own_model)
 
@@ -502,7 +502,8 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         )
         ax.set(xlabel="client, best first", ylabel=label, ylim=(0, 1))
         ax.set_xlim(-0.5, len(clients) - 0.5)
-        _sorted_clients(ax.xaxis, clients)
+        step = -(-len(clients) // NAMED)
+        ax.set_xticks(np.arange(0, len(clients), step), map(str, clients[::step]), fontsize=9)
         ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
 
     yield Figure(
@@ -517,26 +518,6 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         legend=1,
     )
 
-    def rows() -> Iterator[tuple[object, ...]]:
-        for i, j in np.argwhere(~np.isnan(table)).tolist():
-            yield rounds[j], clients[i], table[i, j]
-
-    def over_time(fig: MplFigure) -> None:
-        ax = _shades(fig, table, "client, best first", "accuracy")
-        _evaluated(ax, rounds)
-        _sorted_clients(ax.yaxis, clients)
-
-    yield Figure(
-        "clients_over_time",
-        f"{label.capitalize()}, by client and round",
-        "A column is an evaluated round; blank cells are clients that were not evaluated in it.",
-        ("round", "client", f"accuracy_{which}"),
-        rows,
-        over_time,
-        hover=_cells(table, clients, rounds, "client", w=label),
-        right=0.3,
-    )
-
 
 def class_accuracy(run: Run) -> Iterator[Figure]:
     found = metrics.accuracy_by_class(run)
@@ -548,7 +529,9 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
 
     def draw(fig: MplFigure) -> None:
         ax = _shades(fig, table, "class", "global test accuracy")
-        _evaluated(ax, rounds)
+        step = max(1, len(rounds) // 10)
+        ax.set_xticks(np.arange(0, len(rounds), step), map(str, rounds[::step]))
+        ax.set(xlabel="evaluated round")
         _named(ax.yaxis, classes)
 
     yield Figure(
@@ -855,13 +838,6 @@ def _shades(fig: MplFigure, table: np.ndarray, ylabel: str, what: str) -> Axes:
     return ax
 
 
-def _evaluated(ax: Axes, rounds: Sequence[int]) -> None:
-    """Names the columns of a grid, each an evaluated round."""
-    step = max(1, len(rounds) // 10)
-    ax.set_xticks(np.arange(0, len(rounds), step), [str(t) for t in rounds[::step]])
-    ax.set(xlabel="evaluated round")
-
-
 def _cells(
     table: np.ndarray, rows: Sequence[object], columns: Sequence[object], what: str, **more: object
 ) -> JsonDict | None:
@@ -912,15 +888,6 @@ def _whole(axis: Axis) -> None:
 def _named(axis: Axis, labels: Sequence[str]) -> None:
     if len(labels) <= NAMED:
         axis.set_ticks(np.arange(len(labels)), labels, fontsize=9)
-
-
-def _sorted_clients(axis: Axis, clients: Sequence[int]) -> None:
-    """Writes the ids of clients at the ticks of an axis on which they are in another order: of
-    many clients, of every so many.
-    """
-    step = -(-len(clients) // NAMED)
-    at = np.arange(0, len(clients), step)
-    axis.set_ticks(at, [str(c) for c in clients[::step]], fontsize=9)
 
 
 def _room(labels: Sequence[str]) -> float:

@@ -251,38 +251,16 @@ def participation(run: Run) -> Participation:
     return Participation([r.round for r in run.rounds], grid, reasons)
 
 
-@once
-def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
-    """Returns (which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated),
-    clients by their last accuracy.
-
-    Of the personal models if the method has them, else of the global model, as received or at the
-    end, on each client's own tests.
+def accuracy_by_client(run: Run) -> tuple[str, dict[int, float]] | None:
+    """Returns (which, last accuracy by client, the best first): of the personal models if the
+    method has them, else of the global model, as received or at the end, on each client's own
+    tests.
     """
     which = next((w for w in ("personal", "received", "global") if latest(run, w)), None)
     if which is None:
         return None
-    field, last = f"accuracy_{which}", latest(run, which)
-    clients = sorted(last, key=lambda c: (-getattr(last[c], field), c))
-    rows = {c: i for i, c in enumerate(clients)}
-    # (row, round, accuracy) of each record; at the end not all clients may be evaluated
-    found = np.fromiter(
-        (
-            (rows[r.client], r.round, value)
-            for r in run.lines("clients")
-            if (value := getattr(r, field)) is not None and r.client in rows
-        ),
-        np.dtype((np.float64, 3)),
-    )
-    rounds, columns = np.unique(found[:, 1].astype(int), return_inverse=True)
-    table = np.full((len(clients), len(rounds)), np.nan)
-    table[found[:, 0].astype(int), columns] = found[:, 2]
-    return which, clients, rounds.tolist(), table
-
-
-def last_of(table: np.ndarray) -> np.ndarray:
-    """Returns (rows,) the last value of each row that is no NaN."""
-    return np.asarray([row[~np.isnan(row)][-1] for row in table])
+    found = {c: float(r[f"accuracy_{which}"]) for c, r in latest(run, which).items()}
+    return which, {c: found[c] for c in sorted(found, key=lambda c: (-found[c], c))}
 
 
 def accuracy_by_class(run: Run) -> tuple[list[int], np.ndarray] | None:

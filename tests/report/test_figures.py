@@ -19,9 +19,10 @@ EVERY = {
     "accuracy_mb",
     "accuracy_seconds",
     "bytes",
+    "resources",
+    "confusion",
     "participation",
     "clients",
-    "clients_over_time",
     "classes",
     "partition",
     "time",
@@ -115,7 +116,7 @@ def test_the_same_run_gives_the_same_files_whatever_a_users_matplotlibrc_says(ru
 def test_a_run_without_evaluation_or_clients_has_the_other_figures(tmp_path):
     path = write(tmp_path / "a", accuracy=[None] * 3, rounds=3)
     names = {f.name for f in figures.of_run(open_run(path))}
-    assert names == {"bytes", "participation", "partition", "time"}
+    assert names == {"bytes", "participation", "partition", "resources", "time"}
 
 
 def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
@@ -214,13 +215,12 @@ def test_clients_in_another_order_have_their_ids_at_the_ticks(tmp_path, clients,
     run = open_run(write(tmp_path / "a", clients=clients, rounds=2, share=1.0, personalised=True))
     order = [str(c) for c in metrics.accuracy_by_client(run)[1]]
     assert order != sorted(order, key=int)
-    for figure in figures.details(run):
-        if figure.name in ("clients", "clients_over_time"):
-            drawn = matplotlib.figure.Figure()
-            figure.draw(drawn)
-            axis = drawn.axes[0].xaxis if figure.name == "clients" else drawn.axes[0].yaxis
-            assert axis.get_ticklocs().tolist() == list(range(0, clients, step))
-            assert [t.get_text() for t in axis.get_ticklabels()] == order[::step]
+    (figure,) = figures.client_accuracy(run)
+    drawn = matplotlib.figure.Figure()
+    figure.draw(drawn)
+    axis = drawn.axes[0].xaxis
+    assert axis.get_ticklocs().tolist() == list(range(0, clients, step))
+    assert [t.get_text() for t in axis.get_ticklabels()] == order[::step]
 
 
 def test_time_is_split_by_the_clock_of_the_run(tmp_path):
