@@ -7,7 +7,7 @@ server grants them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -399,7 +399,8 @@ class ClientProtocol:
         again = (welcome.run, welcome.config, frozenset(welcome.ids)) == before
         if not again:
             self._layout = ""  # what is prepared is another run's
-            self._abandon(self._with_state(*STARTED))
+            for key in self._with_state(*STARTED):
+                self._abandon(key)
         elif welcome.inc != self.inc:  # what this server asks for again is not done again
             for held in self._tasks.values():
                 held.earlier = True
@@ -432,7 +433,7 @@ class ClientProtocol:
     def _task(self, task: m.Task, body: Content | None) -> None:
         key = task.key
         held = self._tasks.get(key)
-        size = sum(f.size for f in task.form)
+        size = sum([f.size for f in task.form])
         came = 0 if body is None else len(body)
         beside = task.size if body is not None or task.size <= self.part else 0
         if size != task.size or came != beside:
@@ -442,12 +443,10 @@ class ClientProtocol:
                 self._out.append(Stray("refused"))
                 self._fail(key, "task: announced sizes do not agree")
             return
-        self._abandon(
-            k
-            for k in self._with_state(*STARTED)
-            if (k.round, k.phase) < (key.round, key.phase)
-            and (k.client == key.client or not self.beside)
-        )
+        for started in self._with_state(*STARTED):
+            earlier = (started.round, started.phase) < (key.round, key.phase)
+            if earlier and (started.client == key.client or not self.beside):
+                self._abandon(started)
         if held is not None and held.earlier:
             held.earlier = False
             if _same(task, held.task):
@@ -457,18 +456,17 @@ class ClientProtocol:
                 self._out.append(Booked("down", key))
                 self._announce()
                 return
-            self._abandon([key])
+            self._abandon(key)
         elif held is not None or key in self._replies:
             self._out.insert(0, Stray("doubled"))
             return
         self._begin(task, body)
 
-    def _abandon(self, keys: Iterable[Key]) -> None:
-        """Drops tasks that were begun, and that nobody wants any more."""
-        for key in keys:
-            if self.task_state(key) is ClientTaskState.WORKING:
-                self._out.append(Cancelled(key))
-            self._change_task(key, ClientTaskEvent.ABANDONED)
+    def _abandon(self, key: Key) -> None:
+        """Drops a task that was begun, and that nobody wants any more."""
+        if self.task_state(key) is ClientTaskState.WORKING:
+            self._out.append(Cancelled(key))
+        self._change_task(key, ClientTaskEvent.ABANDONED)
 
     def _begin(self, task: m.Task, body: Content | None) -> None:
         most = self.largest(task.key)
@@ -478,7 +476,7 @@ class ClientProtocol:
             self._send(m.Failed(key=task.key, reason=reason))
             return
         with_payload = self._with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
-        held = sum(self._tasks[key].task.size for key in with_payload)
+        held = sum([self._tasks[key].task.size for key in with_payload])
         if held + task.size > (self.slots + 2) * most:
             self._no_room(task, "what this client takes beside its other tasks")
             return

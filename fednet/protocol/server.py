@@ -412,7 +412,7 @@ class ServerProtocol:
             return state
         cut = w.job.short(reply.size)
         ends = (reply.size, cut if reply.size <= turn.part else reply.size)
-        agrees = sum(f.size for f in reply.form) == reply.size and (
+        agrees = sum([f.size for f in reply.form]) == reply.size and (
             len(body) in ends if body is not None else not 0 < reply.size <= turn.part
         )
         # Evaluated within the training task: small, beside the reply, gates nothing.

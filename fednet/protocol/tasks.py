@@ -38,8 +38,8 @@ class Leaves:
     up: int = 0
 
 
-class Job(msgspec.Struct, frozen=True):
-    """A task for one client.
+class Job(msgspec.Struct):
+    """A task for one client. Nobody changes it once it is handed to the protocol.
 
     cost: SGD steps; the longest task goes out first. start, keep: versions of the client's state
     before and after. state: SHA-256 of the one before. enrol: how many leading fields of the form
@@ -82,8 +82,10 @@ class Job(msgspec.Struct, frozen=True):
         """Returns the bytes of a reply of `size` that cross before its planned cut; None: no cut is
         planned.
         """
-        shares = [f.amount for f in self.faults if f.kind == self.lost == "drop_during_upload"]
-        return before_cut(size, shares[0]) if shares else None
+        for fault in self.faults:
+            if fault.kind == self.lost == "drop_during_upload":
+                return before_cut(size, fault.amount)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,10 @@ class Aggregation:
         found: dict[int, Run] = {}
         for client in self.completed:
             run = self._summaries[client].run
+            if run is not None and client in self._counts:
+                run = _lowered(run, self._counts[client])
             if run is not None:
-                found[client] = _lowered(run, self._counts.get(client))
+                found[client] = run
         return found
 
     @property
@@ -159,7 +161,8 @@ class Aggregation:
                 sound=True,
                 past=self.exchange.past(client, "up", reply.message.key.round),
             )
-        return _counted(self._placed(up), self._declared.get(client))
+        up, declared = self._placed(up), self._declared.get(client)
+        return up if declared is None else _counted(up, declared)
 
     def _placed(self, up: Payload) -> Payload:
         """The reply with its tensors where they are added up: those that came from a GPU of this
@@ -178,7 +181,8 @@ class Aggregation:
         return dataclasses.replace(up, **moved) if moved else up
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
-        up = _counted(up, self._counts.get(client))
+        if client in self._counts:
+            up = _counted(up, self._counts[client])
         for step in self._steps:
             up = step.change(up, client)
         self.host.staleness = self.exchange.asked[client].staleness or 0
@@ -327,20 +331,17 @@ def filling(experiment: Experiment, before: State) -> Tensors:
     return x if x is not None and whole else experiment.agreed
 
 
-def _lowered(run: Run, n: int | None) -> Run:
-    """The run with at most n samples; None: as it is."""
-    if n is None or run.n <= n:
-        return run
-    return dataclasses.replace(run, n=n)
+def _lowered(run: Run, n: int) -> Run:
+    """The run with at most n samples."""
+    return run if run.n <= n else dataclasses.replace(run, n=n)
 
 
-def _counted(up: Payload, n: int | None) -> Payload:
-    """The reply with at most n samples; None: as it is."""
+def _counted(up: Payload, n: int) -> Payload:
+    """The reply with at most n samples."""
     run, name = run_of(up), up.roles.run
     if run is None or name is None:
         return up
-    lower = _lowered(run, n)
-    return up if lower is run else dataclasses.replace(up, **{name: lower})
+    return dataclasses.replace(up, **{name: _lowered(run, n)})
 
 
 def _size(up: Payload) -> float:

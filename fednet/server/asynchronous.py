@@ -540,7 +540,7 @@ class Updates:
 
     def _under_way(self, client: int, task: Asked) -> None:
         self.tasks[client] = task
-        task.job = msgspec.structs.replace(task.job, round=task.round)
+        task.job.round = task.round
 
     def _event(self) -> Sequence[Give | Update]:
         """Waits for what is next, and returns what follows from it."""

@@ -355,8 +355,8 @@ def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, f
     """
 
     def mean(weights: Mapping[int, float]) -> float | None:
-        total = sum(weights[i] for i in runs)
-        summed = sum(weights[i] * run.loss for i, run in sorted(runs.items()))
+        total = sum([weights[i] for i in runs])
+        summed = sum([weights[i] * run.loss for i, run in sorted(runs.items())])
         return summed / total if total else None
 
     found = {

@@ -107,7 +107,7 @@ class Exchange:
     what compressed broadcasts have left out, and what compressors remember. opened: on the
     monotonic clock; at: the second of the run. found: replies that earlier servers received, by
     client and purpose. restarted: clients that had lost their state, and were asked again from an
-    initial one.
+    initial one. evaluated: the clients also evaluate what they trained.
     """
 
     round: int
@@ -120,6 +120,7 @@ class Exchange:
     asked: dict[int, Asked] = field(default_factory=dict)
     found: dict[tuple[int, str], Reply] = field(default_factory=dict)
     encoding: float = 0.0
+    evaluated: bool = False
     restarted: list[int] = field(default_factory=list)
     # The task of a client whose state is lost, from its initial state; None: it cannot have one.
     # It is given the exchange: if it held it, the round's models would stay until the garbage
@@ -145,8 +146,7 @@ class Exchange:
     @property
     def dropped(self) -> dict[int, str]:
         """By client: why it did not complete the exchange."""
-        outcomes = ((client, asked.outcome) for client, asked in self.asked.items())
-        return {c: outcome.reason for c, outcome in outcomes if outcome and outcome.reason}
+        return {client: asked.reason for client, asked in self.asked.items() if asked.reason}
 
     def drop(self, client: int, reason: str) -> None:
         """The client's part is over, and its reply, if there is one, does not count."""
@@ -194,6 +194,8 @@ class Exchanges:
         self.faults, self.clock, self.samples, self.sent = faults, clock, samples, sent
         self.world = clock.world if clock is not None else worlds.of(self.config)
         self.check_stop, self.alone = check_stop, alone
+        # Whether a broadcast's bytes depend on what its client remembers.
+        self._by_client = experiment.down.shared
         # Who broke a protocol of secure aggregation: by client, in which round, and how.
         self.blamed: dict[int, tuple[int, str]] = {}
 
@@ -245,6 +247,8 @@ class Exchanges:
         exchange = Exchange(
             round, index, "train", tuple(cohort), residuals, time.monotonic(), at=at
         )
+        if self.config.evaluate.clients == "auto" and index == self.method.main_exchange:
+            exchange.evaluated = evaluation_due(self.config, round)
         with self.io.own():
             exchange.found = self.io.inbox.found(round, index)
         return exchange
@@ -317,53 +321,49 @@ class Exchanges:
     def _encoded(self, exchange: Exchange, down: Payload, client: int) -> tuple[Encoded, bytes]:
         """(what goes down, its digest); encoded once for clients in a row that get the same."""
         last, index = exchange.last, exchange.index
-        if self.experiment.down.shared:
-            last = None
-        if last is None or any(getattr(last[0], f) is not getattr(down, f) for f in down.fields):
-            encoded = self.experiment.down.encode(
-                down,
-                lambda name: seeds.rng(
-                    self.config.seed, f"compress/down/{index}/{name}", exchange.round
-                ),
-                exchange.residuals,
-                self.experiment.agreed,
-                exchange.cache,
-                slot=f"{index}/",
-                past=exchange.past(client, "down", exchange.round),
-            )
-            last = exchange.last = (down, encoded, encoded.body.check())
-        return last[1], last[2]
+        if last is not None and not self._by_client:
+            if all(getattr(last[0], name) is getattr(down, name) for name in down.fields):
+                return last[1], last[2]
+        encoded = self.experiment.down.encode(
+            down,
+            lambda name: seeds.rng(
+                self.config.seed, f"compress/down/{index}/{name}", exchange.round
+            ),
+            exchange.residuals,
+            self.experiment.agreed,
+            exchange.cache,
+            slot=f"{index}/",
+            past=exchange.past(client, "down", exchange.round),
+        )
+        check = encoded.body.check()
+        exchange.last = down, encoded, check
+        return encoded, check
 
     def complete(self, exchange: Exchange, asked: Asked, job: Job) -> Job:
         """Adds to a task how long it takes, the faults planned for it and when its client leaves;
         finds the reply that an earlier server received.
         """
         client, round, index = job.client, exchange.round, exchange.index
-        cost, pace = self.cost(client, index), list[Fault]()
+        asked.job = job
+        job.cost = self.cost(client, index)
+        job.judge = exchange.evaluated
+        job.bound = self.method.in_memory and index > 0
         if self.world.pace is not None:
-            asked.training_s = self.world.pace[client].seconds(cost)
+            asked.training_s = self.world.pace[client].seconds(job.cost)
             if self.clock is None:  # the device waits for the rest of its time
-                pace = [Fault("pace", asked.training_s)]
-        job = structs.replace(
-            job,
-            cost=cost,
-            judge=self._evaluates(round, index),
-            bound=self.method.in_memory and index > 0,
-            pace=pace,
-        )
+                job.pace = [Fault("pace", asked.training_s)]
         asked.outcome = self._found(exchange, job)
         if self.clock is not None:
             asked.bytes = task_bytes(self.run, exchange.key(client), job)
         if reason := self._not_asked(exchange, client):
             exchange.drop(client, reason)
-        leaves = self._leaves(exchange, asked, client, cost)
-        faults = self.faults.of(round, index, client) if asked.wanted else []
-        if faults or (leaves is not None and asked.wanted):
-            job = structs.replace(job, faults=faults, lost=drops(faults), leaves=leaves)
+        leaves = self._leaves(exchange, asked, client, job.cost)
+        if asked.wanted:
+            job.leaves = leaves
+            job.faults = self.faults.of(round, index, client)
+            job.lost = drops(job.faults)
         if self.experiment.base_comes and not (index == 0 and not job.start):
-            alone = job
-            job = structs.replace(job, with_base=lambda: with_base(self.experiment, alone))
-        asked.job = job
+            job.with_base = lambda: with_base(self.experiment, job)
         return job
 
     def _found(self, exchange: Exchange, job: Job) -> Outcome | None:
@@ -391,11 +391,6 @@ class Exchanges:
             return Leaves(at=exchange.opened + stays)
         slow, delay = self.faults.time(exchange.round, exchange.index, client)
         return self.clock.leaving(client, steps, asked.bytes, exchange.at, slow, delay)
-
-    def _evaluates(self, round: int, index: int) -> bool:
-        """Whether the clients of an exchange evaluate what they trained."""
-        due = evaluation_due(self.config, round) and self.config.evaluate.clients == "auto"
-        return due and index == self.method.main_exchange
 
     def cost(self, client: int, index: int) -> int:
         """SGD steps of the client's task: the longest are handed out first."""

@@ -47,8 +47,11 @@ class Summary:
 
     @classmethod
     def of(cls, up: Payload) -> Summary:
-        values = {name: getattr(up, name) for name in up.fields}
-        norms = {name: norm(v) for name, v in values.items() if isinstance(v, Tensors)}
+        norms: dict[str, float] = {}
+        for name in up.fields:
+            value = getattr(up, name)
+            if isinstance(value, Tensors):
+                norms[name] = norm(value)
         return cls(norms, run_of(up))
 
 
@@ -132,7 +135,7 @@ class NormBound(Postprocessor):
             return Verdict()
         left_out: dict[int, str] = {}
         for name in next(iter(replied.values())).norms:
-            median = statistics.median_low(summary.norms[name] for summary in replied.values())
+            median = statistics.median_low([one.norms[name] for one in replied.values()])
             most = OUTLIER * max(self._least, median)
             for client in counted:
                 found = replied[client].norms[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -205,7 +206,8 @@ def add_exchange(
     """
     seconds["encoding"] += encoding
     left = max(0.0, took - encoding)
-    last = max((r for r in replies if r.message.split), key=lambda r: r.arrived, default=None)
+    timed = [r for r in replies if r.message.split]
+    last = max(timed, key=operator.attrgetter("arrived"), default=None)
     if last is not None:
         shares = dict(zip(SPLIT, last.message.split))
         shares["sending"] = last.record.taken_s - last.message.seconds
