@@ -52,9 +52,9 @@ class Job(msgspec.Struct):
     """
 
     client: int
-    form: Sequence[Field]
-    body: Body
-    check: bytes
+    form: Sequence[Field] = ()
+    body: Body = msgspec.field(default_factory=Body)
+    check: bytes = b""
     cost: int = 0
     start: str = ""
     state: str = ""
@@ -189,7 +189,7 @@ class Waiting:
     def __init__(self, order: Sequence[Task], roster: Roster, last: Mapping[int, str]) -> None:
         self._order, self._roster, self._last = order, roster, last
         self._place = {t.job.client: k for k, t in enumerate(order)}
-        self.left = sum(t.status is TaskState.WAITING for t in order)
+        self.left = len([t for t in order if t.status is TaskState.WAITING])
         self._all = False  # look at all workers the next time
         # By worker: the ids that it hosted, and a heap of the places of tasks that may still wait.
         self._heaps: dict[str, tuple[frozenset[int], list[int]]] = {}
@@ -247,7 +247,7 @@ class Waiting:
             return
         ids, heap = self._heaps.get(worker.name, (None, []))
         if ids is not worker.ids:  # the first time, or it hosts other clients now
-            heap = sorted(self._place[c] for c in self._clients_of(worker))
+            heap = sorted([self._place[c] for c in self._clients_of(worker)])
             self._heaps[worker.name] = worker.ids, heap
         passed: list[int] = []
         while heap and (len(worker.queue) < worker.slots or left > slots):
@@ -265,11 +265,11 @@ class Waiting:
         for place in passed:
             heapq.heappush(heap, place)
 
-    def _clients_of(self, x: Worker) -> Iterator[int]:
+    def _clients_of(self, x: Worker) -> list[int]:
         """The clients of this phase that a worker hosts."""
         if len(x.ids) < len(self._place):
-            return (c for c in x.ids if c in self._place)
-        return (c for c in self._place if c in x.ids)
+            return [c for c in x.ids if c in self._place]
+        return [c for c in self._place if c in x.ids]
 
     def _may(self, t: Task, x: Worker) -> bool:
         if t.job.bound and x.name not in _bound_to(t, self._roster, self._last):

@@ -218,7 +218,7 @@ class Exchanges:
             known = before.versions.get(client, ""), before.states.get(client, "")
             self.ask(exchange, client, before.server, *known, keep.get(client, ""))
         if index == 0:  # a later exchange needs what the client kept of this round
-            exchange.initial_task = lambda e, c: self._task(e, c, before.server, "", "", "")
+            exchange.initial_task = lambda e, c: self.ask(e, c, before.server, "", "", "").job
         rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if a.wanted]
         exchange.encoding = time.monotonic() - exchange.opened
         here = sum(1 for a in exchange.asked.values() if a.reply is not None)
@@ -278,19 +278,12 @@ class Exchanges:
     def ask(
         self, exchange: Exchange, client: int, server: State, start: str, state: str, keep: str
     ) -> Asked:
-        """Asks a client: encodes its task. start, state, keep: see `Job`."""
-        job = Job(client, (), Body([]), b"")
-        exchange.asked[client] = Asked(exchange.round, job, exchange.at)
-        self._task(exchange, client, server, start, state, keep)
-        return exchange.asked[client]
-
-    def _task(
-        self, exchange: Exchange, client: int, server: State, start: str, state: str, keep: str
-    ) -> Job:
+        """Asks a client, also for the second time: encodes its task. start, state, keep: see
+        `Job`.
+        """
         method, index = self.method, exchange.index
+        asked = exchange.asked[client] = Asked(exchange.round, Job(client), exchange.at)
         encoded, check = self._encoded(exchange, method.broadcast(server, index, client), client)
-        asked = exchange.asked[client]
-        asked.enrolled = False
         weights = weights_of(encoded.seen)
         if weights is not None:
             self.sent[client] = weights
@@ -307,7 +300,8 @@ class Exchanges:
         job = Job(client, form, body, check, start=start, state=state, keep=keep, enrol=enrol)
         if self.experiment.base_comes and not start and index == 0:
             job = with_base(self.experiment, job)
-        return self.complete(exchange, asked, job)
+        self.complete(exchange, asked, job)
+        return asked
 
     def ask_again(self, exchange: Exchange, job: Job, down: Payload) -> Asked:
         """Asks a client what an earlier server asked it. down: what it was sent."""
@@ -321,9 +315,8 @@ class Exchanges:
     def _encoded(self, exchange: Exchange, down: Payload, client: int) -> tuple[Encoded, bytes]:
         """(what goes down, its digest); encoded once for clients in a row that get the same."""
         last, index = exchange.last, exchange.index
-        if last is not None and not self._by_client:
-            if all(getattr(last[0], name) is getattr(down, name) for name in down.fields):
-                return last[1], last[2]
+        if last is not None and not self._by_client and _alike(last[0], down):
+            return last[1], last[2]
         encoded = self.experiment.down.encode(
             down,
             lambda name: seeds.rng(
@@ -339,7 +332,7 @@ class Exchanges:
         exchange.last = down, encoded, check
         return encoded, check
 
-    def complete(self, exchange: Exchange, asked: Asked, job: Job) -> Job:
+    def complete(self, exchange: Exchange, asked: Asked, job: Job) -> None:
         """Adds to a task how long it takes, the faults planned for it and when its client leaves;
         finds the reply that an earlier server received.
         """
@@ -364,7 +357,6 @@ class Exchanges:
             job.lost = drops(job.faults)
         if self.experiment.base_comes and not (index == 0 and not job.start):
             job.with_base = lambda: with_base(self.experiment, job)
-        return job
 
     def _found(self, exchange: Exchange, job: Job) -> Outcome | None:
         """What an earlier server received, where it answers this very task."""
@@ -480,7 +472,6 @@ class Exchanges:
         if again is None or not asked.job.start or not self.restarts(outcome.reason):
             return False
         self.forget(client, exchange.residuals)
-        asked.memory.clear()
         exchange.restarted.append(client)
         self.note_restarted(exchange.round, client, outcome.reason)
         self.io.add(exchange.round, [again(exchange, client)])
@@ -617,6 +608,11 @@ class Exchanges:
         if exchange.dropped:
             self.directory.event("not_evaluated", round, clients=sorted(exchange.dropped))
         return self.evaluations(exchange)
+
+
+def _alike(before: Payload, down: Payload) -> bool:
+    """Whether two payloads hold the very same values."""
+    return all(getattr(before, name) is getattr(down, name) for name in down.fields)
 
 
 def _started_again(exchange: Exchange, job: Job) -> Job:

@@ -61,9 +61,14 @@ class Body:
 
     def __init__(self, values: Sequence[Buffer | Tensors] = ()) -> None:
         self.values = values
-        self.size = sum(map(_nbytes, values))
+        self.size, has_tensors = 0, False
+        for value in values:
+            if isinstance(value, Tensors):
+                self.size += value.layout.nbytes
+                has_tensors = True
+            else:
+                self.size += memoryview(value).nbytes
         # Whether it need not be made into bytes for a receiver in this process.
-        has_tensors = any(isinstance(value, Tensors) for value in values)
         self.by_reference = has_tensors and self.size > SMALL_BYTES
 
     def __len__(self) -> int:
@@ -310,12 +315,10 @@ class Codec:
         body is asked for. bounds: the largest size in bytes of the fields whose declaration leaves
         it open; None: any size.
         """
-        declared = list(kind.fields.items())
-        if [f.name for f in form] != [name for name, _ in declared]:
-            raise RemoteProtocolError(
-                f"fields {[f.name for f in form]}, expected {[n for n, _ in declared]}"
-            )
-        for got, (name, field) in zip(form, declared):
+        names = [f.name for f in form]
+        if names != list(kind.fields):
+            raise RemoteProtocolError(f"fields {names}, expected {list(kind.fields)}")
+        for got, (name, field) in zip(form, kind.fields.items()):
             if got.kind != field.kind:
                 raise RemoteProtocolError(
                     f"field {name}: kind {got.kind!r}, expected {field.kind!r}"
@@ -441,12 +444,6 @@ def _joined(arrays: Sequence[memoryview]) -> Buffer:
     """The bytes of a field that has several arrays."""
     found = [array for array in arrays if len(array)]
     return found[0] if len(found) == 1 else b"".join(found)
-
-
-def _nbytes(value: Buffer | Tensors) -> int:
-    if isinstance(value, Tensors):
-        return value.layout.nbytes
-    return memoryview(value).nbytes
 
 
 # -- one field to bytes ----------------------------------------------------------------------------
