@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from fednet.transport.framing import framing
 from fednet.world.rates import Rates
 
 Direction = Literal["up", "down"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,51 +85,21 @@ class LinkShape:
         return math.inf if rate is None else seconds * rate * 1e6 / 8
 
 
-class DelayQueue(Generic[T]):
-    """Messages on hold until a time, in the order in which they came: a connection delays, it does
-    not reorder.
+class _Direction:
+    """One direction of one link. held: messages on hold, and until when, in the order in which they
+    came: a connection delays, it does not reorder.
     """
 
     def __init__(self) -> None:
-        self._held: deque[tuple[float, T]] = deque()
+        self.free_at = 0.0
+        self.held: deque[tuple[float, Received]] = deque()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def hold(self, due: float, item: T) -> None:
-        """Holds an item back until second `due`, or until what came before has left, if that is
-        later.
-        """
-        if self._held:
-            due = max(due, self._held[-1][0])
-        self._held.append((due, item))
-
-    def ready(self, now: float) -> list[T]:
+    def ready(self, now: float) -> list[Received]:
         """Takes out what is due."""
         out = []
-        while self._held and self._held[0][0] <= now:
-            out.append(self._held.popleft()[1])
+        while self.held and self.held[0][0] <= now:
+            out.append(self.held.popleft()[1])
         return out
-
-    def due(self) -> float | None:
-        """When the next is."""
-        return self._held[0][0] if self._held else None
-
-
-def wait(timeout_s: float | None, now: float, dues: list[float | None]) -> float | None:
-    """How long a poll may wait: no longer than `timeout_s`, and not past what is due."""
-    waits = [max(0.0, due - now) for due in dues if due is not None]
-    if timeout_s is not None:
-        waits.append(timeout_s)
-    return min(waits, default=None)
-
-
-class _Direction:
-    """One direction of one link."""
-
-    def __init__(self) -> None:
-        self.free_at = 0.0
-        self.waiting: DelayQueue[Received] = DelayQueue()
 
 
 class ShapedClient:
@@ -169,8 +138,12 @@ class ShapedClient:
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = list(self._ready("down"))
-        dues = [one.waiting.due() for one in self._directions.values()]
-        for event in self.inner.poll(0.0 if events else wait(timeout_s, self._now(), dues)):
+        # No longer than until the next message is due.
+        waits = [one.held[0][0] - self._now() for one in self._directions.values() if one.held]
+        if timeout_s is not None:
+            waits.append(timeout_s)
+        wait = max(0.0, min(waits)) if waits else None
+        for event in self.inner.poll(0.0 if events else wait):
             if isinstance(event, Received):
                 self._hold("down", event)
                 continue
@@ -203,7 +176,7 @@ class ShapedClient:
         """What is on hold leaves at once: a run that is over need not wait for an emulated link."""
         for (direction, _), one in self._directions.items():
             if direction == "up":
-                for message in one.waiting.ready(float("inf")):
+                for message in one.ready(math.inf):
                     self.inner.send(message.frames)
         self.inner.close(linger_s)
 
@@ -213,7 +186,10 @@ class ShapedClient:
         nbytes = sum(framing(len(frame), curve=self._curve) for frame in message.frames)
         begins = max(self._now(), one.free_at)
         one.free_at = begins + link.busy(nbytes, direction, begins - self._began)
-        one.waiting.hold(one.free_at + link.flight(self._rng), message)
+        due = one.free_at + link.flight(self._rng)
+        if one.held:
+            due = max(due, one.held[-1][0])
+        one.held.append((due, message))
 
     def _ready(self, direction: Direction) -> list[Received]:
         now = self._now()
@@ -221,7 +197,7 @@ class ShapedClient:
             m
             for (where, _), one in self._directions.items()
             if where == direction
-            for m in one.waiting.ready(now)
+            for m in one.ready(now)
         ]
 
     def _send_ready(self) -> None:
