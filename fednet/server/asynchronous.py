@@ -37,7 +37,7 @@ from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import POLL_S, Asked, Exchange, billed
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO
-from fednet.server.round import Round, may_overlap, reached
+from fednet.server.round import OpenRound, may_overlap, reached
 from fednet.server.rounds import Rounds
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field, Key
@@ -459,7 +459,7 @@ class Updates:
         self.io.begin((self.schedule.round, 0, "train"), jobs, rules)
         return self._opened()
 
-    def _next_round(self, before: Round) -> Update | None:
+    def _next_round(self, before: OpenRound) -> Update | None:
         self.carried = before.after
         self.schedule.next_round()
         return self._opened()
@@ -577,10 +577,10 @@ class Updates:
         exchanges.note_restarted(round, client, reason)
 
     # -- an update ---------------------------------------------------------------------------------
-    def _made(self, update: Update) -> Round:
+    def _made(self, update: Update) -> OpenRound:
         """Aggregates what came, as a round does with its replies."""
         rounds, exchange = self.rounds, self._exchange(update)
-        round = Round.begun(self.carried, exchange)
+        round = OpenRound.begun(self.carried, exchange)
         record = round.record
         record.selected = self.given
         here = self.exchanges.world.here(self._second)

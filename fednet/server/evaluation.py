@@ -26,7 +26,7 @@ from fednet.server import exports
 from fednet.server.exchange import Exchanges, RunState
 from fednet.server.inbox import Reply
 from fednet.server.postprocessors import lowered, share_of_one
-from fednet.server.round import Round, reached
+from fednet.server.round import OpenRound, reached
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate
@@ -83,7 +83,7 @@ class Evaluator:
         return "personal" if self.method.personalised else "local"
 
     # -- a round -----------------------------------------------------------------------------------
-    def evaluate(self, round: Round, keep: dict[int, str]) -> Tensors | None:
+    def evaluate(self, round: OpenRound, keep: dict[int, str]) -> Tensors | None:
         """Adds the round's losses, and its accuracies where they are due. Returns its model as it
         was evaluated. keep: of the clients' states, which they must not delete yet.
         """
@@ -134,7 +134,7 @@ class Evaluator:
             found[model] = summed(counts, weights).metrics(names)
         return found
 
-    def stopped(self, round: Round, progress: RunProgress) -> None:
+    def stopped(self, round: OpenRound, progress: RunProgress) -> None:
         """Where the run ends with this round, which is not the last of its configuration, and was
         not evaluated: its global model is evaluated all the same, as the one that the run leaves.
         """
@@ -367,7 +367,7 @@ def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, f
     return {name: value for name, value in found.items() if value is not None}
 
 
-def client_lines(round: Round, config: Config) -> list[JsonDict]:
+def client_lines(round: OpenRound, config: Config) -> list[JsonDict]:
     """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
     left_out = world.held_out(config)
     rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}

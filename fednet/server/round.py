@@ -35,7 +35,7 @@ SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 @dataclass
-class Round:
+class OpenRound:
     """before, after: what it starts from, and what came of it so far; a void round changes nothing.
     started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
     that the clients train in, once it is open.
@@ -61,7 +61,7 @@ class Round:
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, state: RunState, first: Exchange) -> Round:
+    def begun(cls, state: RunState, first: Exchange) -> OpenRound:
         """A round whose first exchange is open."""
         record = records.Round(round=first.round, selected=list(first.cohort))
         return cls(first.round, state, state, first.opened, first, first, record)

@@ -1,5 +1,5 @@
 """The steps of a run, which its driver takes in order: open a round, do its exchanges, conclude it.
-Each takes a `Round`, and adds to it.
+Each takes an `OpenRound`, and adds to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fednet.server.exchange import Exchange, Exchanges, RunState
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
 from fednet.server.resources import Resources
-from fednet.server.round import Round, add_exchange, fitted, predict, reached
+from fednet.server.round import OpenRound, add_exchange, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire.ledger import Tally, add_kinds
@@ -122,7 +122,7 @@ class Rounds:
         """Whether there is another round to do after so many."""
         return done < self.config.rounds and reached(self.config, self.progress) is None
 
-    def give_up(self, round: Round) -> None:
+    def give_up(self, round: OpenRound) -> None:
         """Raises CannotGoOn where no further round is tried."""
         if reason := round.abort_reason(self.config, self.progress.void):
             self.io.cancel("the run ends")
@@ -141,7 +141,7 @@ class Rounds:
         self.save({"clients": lines})
 
     # -- a round's exchanges -----------------------------------------------------------------------
-    def open(self, number: int, carried: RunState, ahead: float = 0.0) -> Round:
+    def open(self, number: int, carried: RunState, ahead: float = 0.0) -> OpenRound:
         """Selects a round's cohort, once there are clients, and opens its first exchange. ahead:
         virtual seconds of a round that is not recorded yet.
         """
@@ -154,7 +154,7 @@ class Rounds:
         cohort, here = self.attendance.cohort(number, at)
         self.display.round_started(number, self.config.rounds, cohort)
         self.exchanges.sent.fill = filling(self.experiment, carried.server)
-        round = Round.begun(carried, self._opened(number, 0, cohort, carried, at))
+        round = OpenRound.begun(carried, self._opened(number, 0, cohort, carried, at))
         if here is not None:
             round.record.set(second=at, here=here)
         if self.clock is not None:
@@ -172,7 +172,7 @@ class Rounds:
     ) -> Exchange:
         return self.exchanges.open(number, index, cohort, carried, self.durable, at)
 
-    def exchange(self, round: Round) -> None:
+    def exchange(self, round: OpenRound) -> None:
         """All exchanges of a round whose first is open."""
         last, main = len(self.method.exchanges) - 1, self.method.main_exchange
         going = True
@@ -188,7 +188,7 @@ class Rounds:
                     round.main = round.exchange
         round.reported, round.warnings = dict(self.host.reported), list(self.host.warnings)
 
-    def collect(self, round: Round) -> Aggregation:
+    def collect(self, round: OpenRound) -> Aggregation:
         """Waits for the open exchange's replies and folds them as they come."""
         exchange, aggregation = round.exchange, self.aggregation(round)
         for client, reply in self.exchanges.replies(exchange):
@@ -201,7 +201,7 @@ class Rounds:
         round.add_times(self.clock)
         return aggregation
 
-    def finish(self, round: Round, aggregation: Aggregation) -> bool:
+    def finish(self, round: OpenRound, aggregation: Aggregation) -> bool:
         """Makes the next server state of the replies. Returns False if there are too few results:
         the round is void then.
         """
@@ -230,7 +230,7 @@ class Rounds:
                 self.directory.event("blamed", round, client, reason=why)
                 self.host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
 
-    def aggregation(self, round: Round) -> Aggregation:
+    def aggregation(self, round: OpenRound) -> Aggregation:
         """What adds up the replies of the exchange that is open."""
         exchange = round.exchange
         return Aggregation(
@@ -246,7 +246,7 @@ class Rounds:
         )
 
     # -- its end -----------------------------------------------------------------------------------
-    def conclude(self, round: Round) -> None:
+    def conclude(self, round: OpenRound) -> None:
         """Evaluates a round, records it, and checkpoints where that is due."""
         self._concluding, began = True, time.monotonic()
         progress = self.progress
@@ -272,7 +272,7 @@ class Rounds:
         self._show(round)
         collect_in_time()
 
-    def record(self, round: Round, model: Tensors | None, evaluated_at: float) -> None:
+    def record(self, round: OpenRound, model: Tensors | None, evaluated_at: float) -> None:
         """Completes the round's record. model: as it was evaluated, at `evaluated_at`."""
         progress, record = self.progress, round.record
         hashes = self.evaluator.hashes(round.after, model)
@@ -315,7 +315,7 @@ class Rounds:
             add_kinds(progress.useful.setdefault(direction, {}), tally.useful[direction])
         return tally
 
-    def _show(self, round: Round) -> None:
+    def _show(self, round: OpenRound) -> None:
         self.display.round_done(round.record)
         for client, reason in round.states_lost().items():
             if client not in self._lost:
