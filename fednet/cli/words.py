@@ -52,8 +52,8 @@ def took(seconds: float) -> str:
 
 
 def evaluated(name: str, own: str) -> str:
-    """The label of an accuracy on the clients, by its name in `JUDGED`. own: what the clients' own
-    models are, `personal` or `local`.
+    """Returns the label of an accuracy on the clients, by its name in `EVALUATED_MODELS`. own: what
+    the clients' own models are, `personal` or `local`.
     """
     return {
         "global": "global on clients' tests",

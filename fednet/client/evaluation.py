@@ -11,7 +11,7 @@ import torch
 
 from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import JUDGED, DetailedJudgement, Judgement
+from fednet.experiment.evaluations import EVALUATED_MODELS, DetailedEvaluationReply, EvaluationReply
 from fednet.experiment.store import ClientStore, Record
 from fednet.loading import WrongPart, place
 from fednet.training import metrics
@@ -117,11 +117,11 @@ class ClientEvaluation:
 def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Payload:
     """Returns the payload of these counts."""
     width = exp.setting.counts_width
-    counts = np.zeros((len(JUDGED), 2, width), dtype=np.int64)
-    losses = np.zeros(len(JUDGED))
+    counts = np.zeros((len(EVALUATED_MODELS), 2, width), dtype=np.int64)
+    losses = np.zeros(len(EVALUATED_MODELS))
     shapes = exp.setting.more
-    more = np.zeros((len(JUDGED), metrics.size(shapes)), dtype=np.int64)
-    for row, name in enumerate(JUDGED):
+    more = np.zeros((len(EVALUATED_MODELS), metrics.size(shapes)), dtype=np.int64)
+    for row, name in enumerate(EVALUATED_MODELS):
         of = found.get(name)
         if of is None or not of.n:
             continue
@@ -133,10 +133,10 @@ def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Pay
             more[row] = metrics.flat(of.more(), shapes)
     whole = torch.from_numpy(counts), torch.from_numpy(losses)
     if not shapes:
-        return Judgement(*whole)  # type: ignore[call-arg]
+        return EvaluationReply(*whole)  # type: ignore[call-arg]
     places = more.reshape(-1).nonzero()[0]
     sparse = torch.from_numpy(np.stack([places, more.reshape(-1)[places]]))
-    return DetailedJudgement(*whole, sparse)  # type: ignore[call-arg]
+    return DetailedEvaluationReply(*whole, sparse)  # type: ignore[call-arg]
 
 
 def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) -> None:

@@ -251,14 +251,14 @@ class Policy:
 
 def leaving(experiment: Experiment) -> list[tuple[str, str]]:
     """Returns (what, its kind) of everything that a client of this run sends up."""
-    from fednet.experiment.judging import Judgement
+    from fednet.experiment.evaluations import EvaluationReply
 
     config = experiment.config
     found: list[tuple[str, str]] = []
     for exchange in experiment.algorithm.exchanges:
         found += [(repr(name), field.kind) for name, field in exchange.up.fields.items()]
     if config.evaluate.every and config.evaluate.clients != "none":
-        found += [("its evaluations", kind) for kind in sorted(Judgement.kinds())]
+        found += [("its evaluations", kind) for kind in sorted(EvaluationReply.kinds())]
     if config.data.dataset == "site":
         found.append(("counts of samples by class", "statistics"))
     return found

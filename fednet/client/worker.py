@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from fednet.errors import (
 )
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import Stopwatch, keeps_local
+from fednet.experiment.evaluations import SPLIT, keeps_local
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest, write_aside
 from fednet.models.start import BASE, unpacked
@@ -63,6 +64,30 @@ class Outgoing:
     reply: m.Reply
     body: Body
     samples: int | None = None
+
+
+class Stopwatch:
+    """Measures what a task's seconds are spent on. progress: called at each new stage."""
+
+    def __init__(self, progress: Callable[[str, int, int], None]) -> None:
+        self._progress = progress
+        self._began = self._since = time.perf_counter()
+        self._doing, self._spent = "loading", dict[str, float]()
+
+    def turn(self, stage: str, done: int, of: int) -> None:
+        """Begins another stage of the task, of which `done` of `of` steps are done."""
+        now = time.perf_counter()
+        self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
+        self._doing, self._since = stage, now
+        self._progress(stage, done, of)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def split(self) -> list[float]:
+        return [self._spent.get(name, 0.0) for name in SPLIT]
 
 
 class Worker:

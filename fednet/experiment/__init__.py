@@ -3,5 +3,5 @@ directory, clients' states, planned faults, links, privacy.
 
 Imported by `server`, `client` and all above them; imports only `algorithms`, `training` and below.
 Read in this order: build, settings, trial, rundir, lock, store, selection, faults, links, clock,
-judging, privacy, determinism, placement.
+evaluations, privacy, determinism, placement.
 """

@@ -26,10 +26,10 @@ from fednet.data.base import Data
 from fednet.data.federation import Federation
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism, selection, trial
-from fednet.experiment.judging import (
-    JUDGED,
-    DetailedJudgement,
-    Judgement,
+from fednet.experiment.evaluations import (
+    EVALUATED_MODELS,
+    DetailedEvaluationReply,
+    EvaluationReply,
     evaluation_payload,
 )
 from fednet.models.adapters import merged
@@ -180,11 +180,11 @@ class Experiment:
 
     def bounds(self, payload: type[Payload], client: int, round: int = 1) -> dict[str, int]:
         """Returns the largest size in bytes of each field whose declaration leaves it open."""
-        if issubclass(payload, Judgement):
+        if issubclass(payload, EvaluationReply):
             return {
-                "more": len(JUDGED) * 2 * metrics.size(self.setting.more) * 8,
-                "counts": len(JUDGED) * 2 * self.setting.counts_width * 8,
-                "losses": len(JUDGED) * 8,
+                "more": len(EVALUATED_MODELS) * 2 * metrics.size(self.setting.more) * 8,
+                "counts": len(EVALUATED_MODELS) * 2 * self.setting.counts_width * 8,
+                "losses": len(EVALUATED_MODELS) * 8,
             }
         if isinstance(self.algorithm, Secure):
             return self.algorithm.most(payload, round)
@@ -233,9 +233,9 @@ class Experiment:
         return evaluation_payload(type(self.algorithm), latest)
 
     @property
-    def judgement(self) -> type[Judgement]:
-        """Returns the type of what a client answers to an evaluation."""
-        return DetailedJudgement if self.setting.more else Judgement
+    def evaluation_reply(self) -> type[EvaluationReply]:
+        """Returns the type of a client's reply to an evaluation."""
+        return DetailedEvaluationReply if self.setting.more else EvaluationReply
 
     @property
     def uncalibrated(self) -> bool:

@@ -10,7 +10,7 @@ not know, and a field that a line leaves out has its default. Each number that i
 `METRICS`: the console, the page, `compare`, `figure --y` and the trackers use that table.
 """
 
-from fednet.records.rows import FILES, JUDGED, Client, Event, Round, Row, Summary, Wire
+from fednet.records.rows import EVALUATED_MODELS, FILES, Client, Event, Round, Row, Summary, Wire
 from fednet.records.table import (
     COSTS,
     METRICS,
@@ -27,7 +27,7 @@ from fednet.records.table import (
 __all__ = [
     "COSTS",
     "FILES",
-    "JUDGED",
+    "EVALUATED_MODELS",
     "METRICS",
     "Client",
     "Event",

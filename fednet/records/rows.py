@@ -25,7 +25,7 @@ DTYPES: dict[object, str] = {
 }
 # The evaluations of a client: the global model, its own, its own on class-balanced samples, its own
 # after a few more epochs, and that on class-balanced samples.
-JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
+EVALUATED_MODELS = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
 
 
 # The parts of a round's `seconds_by_phase`. Of the clients' parts, those of the client that
@@ -146,8 +146,8 @@ class Round(Row, kw_only=True):
 
     NULLABLE = frozenset(("seconds_virtual", "seconds_virtual_by_phase", "predicted"))
     KEYS = {
-        "client_accuracy": (*JUDGED, "received"),
-        "held_out": JUDGED,
+        "client_accuracy": (*EVALUATED_MODELS, "received"),
+        "held_out": EVALUATED_MODELS,
         "seconds_by_phase": TIMES,
     }
 
@@ -169,7 +169,8 @@ class Round(Row, kw_only=True):
     validation_accuracy: float | None = None
     correct_by_class: list[int] | None = None
     total_by_class: list[int] | None = None
-    # over all evaluated clients, by JUDGED, and `received`: the global model before the round
+    # over all evaluated clients, by EVALUATED_MODELS, and `received`: the global model before the
+    # round
     client_accuracy: dict[str, float] | None = None
     # the same over the clients that never train (`evaluate.held_out`), which are not among those
     held_out: dict[str, float] | None = None
@@ -210,7 +211,7 @@ class Client(Row, kw_only=True):
 
     NULLABLE = frozenset(
         ("samples", "train_loss", "steps", "seconds", "host", "device")
-        + tuple(f"accuracy_{name}" for name in JUDGED)
+        + tuple(f"accuracy_{name}" for name in EVALUATED_MODELS)
     )
 
     round: int = 0

@@ -19,7 +19,7 @@ import numpy as np
 
 from fednet.config.schema import held_out_count
 from fednet.plain import JsonDict
-from fednet.records import JUDGED, Client, Round, Summary, metric
+from fednet.records import EVALUATED_MODELS, Client, Round, Summary, metric
 from fednet.report import costs
 from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
@@ -156,9 +156,9 @@ def ended(run: Run) -> list[Client]:
 
 @once
 def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
-    """Returns, by client, its last record with the accuracy `name` (one of JUDGED, or `received`);
-    if there was an evaluation at the end, its record in that. held_out: of the clients that never
-    train instead of the others.
+    """Returns, by client, its last record with the accuracy `name` (one of EVALUATED_MODELS, or
+    `received`); if there was an evaluation at the end, its record in that. held_out: of the clients
+    that never train instead of the others.
     """
     rows = [r for r in ended(run) or run.lines("clients") if bool(r.held_out) == held_out]
     found = {r.client: r for r in rows if getattr(r, f"accuracy_{name}") is not None}
@@ -167,7 +167,7 @@ def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
 
 def accuracies(run: Run, held_out: bool = False) -> dict[str, float]:
     """Returns the pooled accuracies of `latest`, by model."""
-    found = {name: pooled(latest(run, name, held_out).values(), name) for name in JUDGED}
+    found = {name: pooled(latest(run, name, held_out).values(), name) for name in EVALUATED_MODELS}
     return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
 
 
@@ -331,7 +331,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         taken = [r for r in asked if r.took_part is not False]
         out["personal_of_participants"] = {
             name: p
-            for name in JUDGED
+            for name in EVALUATED_MODELS
             if (p := pooled([r for r in taken if r.get(f"tested_{name}")], name)) is not None
         }
         out["judged"] = {

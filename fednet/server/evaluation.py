@@ -15,7 +15,7 @@ from fednet.algorithms.base import Algorithm, Tensors
 from fednet.algorithms.state import PerClient, State, content_sha256
 from fednet.config import Config
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import evaluated_clients, evaluation_due
+from fednet.experiment.evaluations import evaluated_clients, evaluation_due
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict

@@ -27,9 +27,9 @@ from fednet.algorithms.state import State
 from fednet.errors import CannotGoOn, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes, task_bytes
+from fednet.experiment.evaluations import EvaluationReply, counts_by_model, evaluation_due
+from fednet.experiment.evaluations import evaluated_clients as asked_to_evaluate
 from fednet.experiment.faults import Faults, drops
-from fednet.experiment.judging import Judgement, evaluation_due, judgements
-from fednet.experiment.judging import evaluated_clients as asked_to_evaluate
 from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
 from fednet.plain import JsonDict
@@ -552,11 +552,11 @@ class Exchanges:
             if evaluation is None:
                 continue
             counts = evaluation.take_payload()
-            if not isinstance(counts, Judgement):
+            if not isinstance(counts, EvaluationReply):
                 body = evaluation.body()
-                form, kind = evaluation.message.form, self.experiment.judgement
+                form, kind = evaluation.message.form, self.experiment.evaluation_reply
                 counts = self.experiment.up.decode(kind, form, body)
-            by_model = judgements(counts, self.experiment.setting.more)
+            by_model = counts_by_model(counts, self.experiment.setting.more)
             if exchange.purpose == "train" and "global" in by_model:
                 by_model = {"received": by_model.pop("global"), **by_model}
             found[client] = by_model

@@ -562,7 +562,9 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
     """
 
     def check(key: Key, form: Sequence[Field]) -> None:
-        kind = exp.judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
+        kind: type[Payload] = exp.evaluation_reply
+        if key.purpose != "evaluate":
+            kind = exp.algorithm.exchanges[key.phase].up
         exp.up.check(kind, form, exp.bounds(kind, key.client, key.round), key.round)
 
     return check
@@ -591,10 +593,10 @@ def decoder(
     def decode(reply: Reply, body: Content) -> Payload | None:
         key, form = reply.message.key, reply.message.form
         if key.purpose == "evaluate":
-            judgement = exp.up.decode(exp.judgement, form, body, sound=True)
+            counts = exp.up.decode(exp.evaluation_reply, form, body, sound=True)
             setting = exp.setting
-            judgement.check(setting.counts_width, *tested(key.client), setting.more)
-            return judgement
+            counts.check(setting.counts_width, *tested(key.client), setting.more)
+            return counts
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
         following: dict[str, torch.Tensor] = {}
         payload = exp.up.decode(

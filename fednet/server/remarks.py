@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fednet.config import Config
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import evaluated_clients
+from fednet.experiment.evaluations import evaluated_clients
 from fednet.ids import as_text
 from fednet.training.samples import FEW
 from fednet.world import held_out

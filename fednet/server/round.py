@@ -17,7 +17,7 @@ from fednet.config import Config
 from fednet.errors import Forgotten
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
-from fednet.experiment.judging import SPLIT
+from fednet.experiment.evaluations import SPLIT
 from fednet.ids import as_text
 from fednet.models.start import BASE
 from fednet.plain import JsonDict

@@ -21,7 +21,7 @@ from fednet import config as configuration
 from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.experiment import build as experiment
-from fednet.experiment.judging import JUDGED, Judgement
+from fednet.experiment.evaluations import EVALUATED_MODELS, EvaluationReply
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
 from fednet.protocol.instructions import REFUSALS
@@ -138,10 +138,10 @@ class Poison:
         """Return a reply of the right form: a correct count of no sample, or a weight of NaN."""
         if key.purpose != "evaluate":
             return reply(self.exp, key, float("nan"))
-        counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)
+        counts = torch.zeros(len(EVALUATED_MODELS), 2, 4, dtype=torch.int64)
         counts[0, 0, 0] = 10**6
-        losses = torch.zeros(len(JUDGED), dtype=torch.float64)
-        return packed(key, self.exp.up.encode(Judgement(counts=counts, losses=losses)))
+        losses = torch.zeros(len(EVALUATED_MODELS), dtype=torch.float64)
+        return packed(key, self.exp.up.encode(EvaluationReply(counts=counts, losses=losses)))
 
     def answers(self, task: m.Task) -> Iterator[Answer]:
         """Yield answers that are all to be refused, late, or doubled. The last but one costs

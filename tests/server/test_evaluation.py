@@ -11,7 +11,7 @@ from torch import nn
 
 import fednet
 from fednet.experiment import build
-from fednet.experiment.judging import evaluated_clients
+from fednet.experiment.evaluations import evaluated_clients
 from fednet.tensors import Tensors
 from fednet.training.hosts import SiteHost
 from tests.rooms import lines, merged, run, small, summary

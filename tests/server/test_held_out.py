@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from fednet import world
 from fednet.errors import ConfigError
 from fednet.experiment import build, privacy
-from fednet.experiment.judging import evaluated_clients
+from fednet.experiment.evaluations import evaluated_clients
 from fednet.experiment.selection import cohort
 from fednet.robust.attacks import malicious
 from tests.rooms import hashes, lines, merged, processes, run, small, summary

@@ -11,7 +11,7 @@ from fednet import registry
 from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.experiment.build import build
-from fednet.experiment.judging import DetailedJudgement
+from fednet.experiment.evaluations import DetailedEvaluationReply
 from fednet.report import figures, metrics, tables
 from fednet.server.evaluation import summed
 from fednet.tools import killed
@@ -207,13 +207,13 @@ SHAPES = {"confusion": (3, 3), "n": ()}
     ],
 )
 def test_counts_that_a_client_cannot_have_are_refused(more, why):
-    def judgement(more):
+    def evaluation_reply(more):
         counts, losses = torch.zeros(5, 2, 3, dtype=torch.int64), torch.zeros(5).double()
-        return DetailedJudgement(counts=counts, losses=losses, more=torch.tensor(more))
+        return DetailedEvaluationReply(counts=counts, losses=losses, more=torch.tensor(more))
 
-    judgement([[0, 4, 9], [6, 4, 10]]).check(3, 10, 10, SHAPES)
+    evaluation_reply([[0, 4, 9], [6, 4, 10]]).check(3, 10, 10, SHAPES)
     with pytest.raises(RemoteProtocolError, match=why):
-        judgement(more).check(3, 10, 10, SHAPES)
+        evaluation_reply(more).check(3, 10, 10, SHAPES)
 
 
 def test_a_client_with_a_lower_weight_counts_for_fewer_samples():

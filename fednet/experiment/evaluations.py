@@ -1,13 +1,12 @@
-"""The messages of an evaluation. A client answers with integer counts, so that sums over clients
-are exact.
+"""Evaluations: when there is one, which clients it asks, and the payloads of its messages. A client
+answers with integer counts, so that sums over clients are exact.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
@@ -18,45 +17,46 @@ from fednet.algorithms.base import Algorithm, Nothing, Payload, Weights, kind
 from fednet.config import Config
 from fednet.errors import RemoteProtocolError
 from fednet.plain import JsonDict
-from fednet.records import JUDGED
+from fednet.records import EVALUATED_MODELS
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
 from fednet.world import held_out, training
 
 __all__ = [
-    "JUDGED",
+    "EVALUATED_MODELS",
     "SPLIT",
-    "DetailedJudgement",
+    "DetailedEvaluationReply",
     "GlobalModel",
-    "Judgement",
-    "Stopwatch",
+    "EvaluationReply",
     "evaluated_clients",
     "evaluation_due",
     "evaluation_payload",
-    "judgements",
+    "counts_by_model",
     "keeps_local",
 ]
-BALANCED = ("balanced", "finetuned_balanced")  # of `JUDGED`, on a test set of all classes alike
-SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells the seconds of
+# Of `EVALUATED_MODELS`, those that are tested on as many samples of each class.
+BALANCED = ("balanced", "finetuned_balanced")
+SPLIT = ("training", "evaluating", "encoding")  # the parts of a task whose seconds a reply has
 
 
 class GlobalModel(Payload):
-    """What the server sends for an evaluation: the global model, or the newest shared part of a
-    method that shares no more.
+    """Asks a client to evaluate the global model, or the newest shared part of a method that shares
+    no more.
     """
 
     x: Weights
 
 
 def evaluation_due(config: Config, round: int) -> bool:
-    """Whether a round is evaluated."""
+    """Returns whether a round is evaluated."""
     every = config.evaluate.every
     return every > 0 and (round % every == 0 or round == config.rounds)
 
 
 def evaluation_payload(method: type[Algorithm], latest: bool) -> type[Payload]:
-    """What the server sends for an evaluation: the model, where the method shares one, and its
-    `shared_state`, where clients are evaluated with the latest of that (`evaluate.shared`).
+    """Returns the payload type that asks a client to evaluate. It has the model, if the method
+    shares one, and its `shared_state`, if clients are evaluated with the latest of that
+    (`evaluate.shared`).
     """
     base = GlobalModel if method.has_global or method.shares() else Nothing
     if not latest or not method.shared_state:
@@ -74,9 +74,10 @@ else:
     Sparse = kind("accuracy", dtype="int64", rank=2)
 
 
-class Judgement(Payload):
-    """What a client answers: (5, 2, C) int64, correct and total by class, in the order of `JUDGED`
-    (zeros for a model that it does not have), and (5,) float64 sums of the loss.
+class EvaluationReply(Payload):
+    """Holds what a client counted. counts: (5, 2, C) int64, correct and total by class, in the
+    order of `EVALUATED_MODELS` (zeros for a model that it does not have). losses: (5,) float64,
+    sums of the loss.
     """
 
     counts: Sums
@@ -85,25 +86,25 @@ class Judgement(Payload):
     def check(
         self, width: int, own: int, balanced: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Raises RemoteProtocolError where these cannot be counts of this client: a model was
-        tested on more than its test set has, for example. width: C of what the task counts; own,
-        balanced: labels or values in the client's own and in the class-balanced test set; shapes:
+        """Raises RemoteProtocolError if these cannot be counts of this client: for example, a model
+        was tested on more than its test set has. width: C of what the task counts; own, balanced:
+        labels or values in the client's own and in the class-balanced test set; shapes:
         `Setting.more`.
         """
         counts, losses = self.counts, self.losses
         if (
             counts.dtype != torch.int64
             or losses.dtype != torch.float64
-            or tuple(counts.shape) != (len(JUDGED), 2, width)
-            or tuple(losses.shape) != (len(JUDGED),)
+            or tuple(counts.shape) != (len(EVALUATED_MODELS), 2, width)
+            or tuple(losses.shape) != (len(EVALUATED_MODELS),)
             or bool((counts[:, 0] < 0).any())
             or bool((counts[:, 0] > counts[:, 1]).any())
         ):
             raise RemoteProtocolError(
-                f"a judgement of shape {tuple(counts.shape)} in which more are correct than were "
-                f"tested, or that is none at all"
+                f"the counts of an evaluation, of shape {tuple(counts.shape)}, do not have the "
+                f"declared form, or more are correct than were tested"
             )
-        for name, row in zip(JUDGED, counts[:, 1].tolist()):
+        for name, row in zip(EVALUATED_MODELS, counts[:, 1].tolist()):
             tested, there = sum(row), balanced if name in BALANCED else own
             if tested > there:  # as Python's numbers: a sum of int64 may wrap
                 raise RemoteProtocolError(
@@ -112,10 +113,10 @@ class Judgement(Payload):
                 )
 
 
-class DetailedJudgement(Judgement):
-    """An answer with the counts that `evaluate.metrics` need. more: (2, m), those that are not
-    0: place and count. A model's counts are one vector (`metrics.flat`), the vectors of all models
-    follow one another.
+class DetailedEvaluationReply(EvaluationReply):
+    """Holds also the counts that `evaluate.metrics` need. more: (2, m), those that are not 0: place
+    and count. A model's counts are one vector (`metrics.flat`). The vectors of all models follow
+    one another.
     """
 
     more: Sparse
@@ -130,11 +131,11 @@ class DetailedJudgement(Judgement):
         if (
             rows != 2
             or bool((places[1:] <= places[:-1]).any())
-            or bool((places < 0).any() or (places >= len(JUDGED) * size).any())
+            or bool((places < 0).any() or (places >= len(EVALUATED_MODELS) * size).any())
             or bool((self.more[1] < 1).any())
         ):
-            raise RemoteProtocolError("a judgement whose counts have no place, or are below 1")
-        for row, name in enumerate(JUDGED):
+            raise RemoteProtocolError("the counts of an evaluation have no place, or are below 1")
+        for row, name in enumerate(EVALUATED_MODELS):
             there = balanced if name in BALANCED else own
             if not self._possible(row, there, shapes):
                 raise RemoteProtocolError(
@@ -143,8 +144,8 @@ class DetailedJudgement(Judgement):
                 )
 
     def _possible(self, row: int, there: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether no count is above what is there, nor the samples of a confusion matrix or of a
-        class's scores together.
+        """Returns whether no count is larger than what there is to test on, nor the sum of a
+        confusion matrix or of a class's scores.
         """
         counts = self.of(row, shapes)
         sums = [np.asarray(array) for array in counts.values()]
@@ -157,7 +158,7 @@ class DetailedJudgement(Judgement):
         return not any(bool((array > there).any()) for array in sums)
 
     def of(self, row: int, shapes: Mapping[str, tuple[int, ...]]) -> JsonDict:
-        """The counts by name of the model in that row of `JUDGED`."""
+        """Returns the counts by name of the model in that row of `EVALUATED_MODELS`."""
         size = metrics.size(shapes)
         places, counts = self.more.numpy()
         vector = np.zeros(size, dtype=np.int64)
@@ -167,8 +168,8 @@ class DetailedJudgement(Judgement):
 
 
 def evaluated_clients(config: Config) -> list[int]:
-    """The clients that an evaluation asks: of those that may train, and of those that are held
-    out, all or the same sample each time (`evaluate.most`).
+    """Returns the clients that an evaluation asks: of those that may train, and of those that are
+    held out, all or the same sample each time (`evaluate.most`).
     """
     groups = {"clients": training(config), "held_out": tuple(sorted(held_out(config)))}
     most = config.evaluate.most
@@ -183,7 +184,7 @@ def evaluated_clients(config: Config) -> list[int]:
 
 
 def keeps_local(config: Config, personalised: bool) -> bool:
-    """Whether clients keep their last local model, to evaluate it."""
+    """Returns whether clients keep their last local model, to evaluate it."""
     section = config.evaluate
     if not section.every or section.clients == "none":
         return False
@@ -191,39 +192,19 @@ def keeps_local(config: Config, personalised: bool) -> bool:
     return personalised or few
 
 
-def judgements(payload: Judgement, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Counts]:
-    """The counts by model; models that were not evaluated are left out. shapes: `Setting.more`."""
+def counts_by_model(
+    payload: EvaluationReply, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Counts]:
+    """Returns the counts by model; models that were not evaluated are left out. shapes:
+    `Setting.more`.
+    """
     found = {}
-    for row, name in enumerate(JUDGED):
+    for row, name in enumerate(EVALUATED_MODELS):
         table = payload.counts[row].numpy().astype(np.int64)
         n = int(table[1].sum())
         if n:
             found[name] = Counts(table, float(payload.losses[row]), n)
-            if isinstance(payload, DetailedJudgement):
+            if isinstance(payload, DetailedEvaluationReply):
                 more = functools.partial(payload.of, row, shapes)  # dense only while it is used
                 found[name] = dataclasses.replace(found[name], more=more)
     return found
-
-
-class Stopwatch:
-    """Measures what a task's seconds are spent on. progress: called at each new stage."""
-
-    def __init__(self, progress: Callable[[str, int, int], None]) -> None:
-        self._progress = progress
-        self._began = self._since = time.perf_counter()
-        self._doing, self._spent = "loading", dict[str, float]()
-
-    def turn(self, stage: str, done: int, of: int) -> None:
-        """Begins another stage of the task, of which `done` of `of` steps are done."""
-        now = time.perf_counter()
-        self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
-        self._doing, self._since = stage, now
-        self._progress(stage, done, of)
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    @property
-    def split(self) -> list[float]:
-        return [self._spent.get(name, 0.0) for name in SPLIT]
