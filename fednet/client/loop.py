@@ -16,7 +16,7 @@ from fednet.client.books import Book
 from fednet.client.round_lines import RoundLines
 from fednet.client.slots import GpuMemory, Slots
 from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks, corrupted
-from fednet.errors import CannotGoOn, RemoteProtocolError
+from fednet.errors import CannotGoOn, ConfigError, RemoteProtocolError, without_paths
 from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.table import TAKEN_IN
@@ -124,6 +124,8 @@ class ClientLoop:
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
             if self.error is not None:
+                if isinstance(self.error, ConfigError):  # such as a refusal by this site's policy
+                    self._follow(self.protocol.leave(without_paths(str(self.error))))
                 raise self.error
             if self.tasks.idle:
                 self._lines.paused()

@@ -325,9 +325,9 @@ class ClientProtocol:
             self._send(m.Slots(slots=slots))
         return self._taken()
 
-    def leave(self) -> list[Instruction]:
+    def leave(self, reason: str = "") -> list[Instruction]:
         self._change(ClientEvent.LEAVES)
-        self._send(m.Leave())
+        self._send(m.Leave(reason=m.clean(reason, 300)))
         return self._taken()
 
     # -- what is known -----------------------------------------------------------------------------

@@ -233,7 +233,7 @@ class ServerProtocol:
         if isinstance(message, m.Ready):
             return self._ready(conn, worker, message)
         if isinstance(message, m.Leave):
-            self._leave(conn, worker)
+            self._leave(conn, worker, message.reason)
             return ""
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:
@@ -266,10 +266,11 @@ class ServerProtocol:
                 tasks.assign(worker)
             tasks.progress(worker, beat.client, (beat.phase, beat.step, beat.steps))
 
-    def _leave(self, conn: bytes, worker: Worker) -> None:
+    def _leave(self, conn: bytes, worker: Worker, reason: str) -> None:
         self._turn.note("left", **worker.named())
         self.roster.part(conn)
-        self._away(worker, WorkerEvent.LEFT, "left", self.tasks.rules.closed)
+        why = f"left: {reason}" if reason else "left"
+        self._away(worker, WorkerEvent.LEFT, why, self.tasks.rules.closed)
         self.tasks.give_on(worker)
 
     # -- joining: each returns why the message was refused, or "" --------------------------------

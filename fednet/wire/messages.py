@@ -193,8 +193,10 @@ class Failed(Message, tag="failed", frozen=True):
     base: bool = False
 
 
-class Leave(Message, tag="leave", frozen=True):
-    """This process ends on purpose."""
+class Leave(Message, tag="leave", frozen=True, omit_defaults=True):
+    """This process ends on purpose. reason: of a site that refuses the run; else empty."""
+
+    reason: Text = ""
 
 
 # -- from the server -------------------------------------------------------------------------------

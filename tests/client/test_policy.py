@@ -20,6 +20,7 @@ from fednet.errors import ConfigError
 from fednet.experiment.build import build
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import site, told
+from tests.processes import Federation
 from tests.rooms import SMALL
 
 
@@ -186,3 +187,15 @@ def test_what_a_method_gives_once_is_explained():
     # half of 20 samples of 64 bytes, with an int64 label each
     assert said["fedrds"][0] == "client 1, once, with its first task: down shared 720 bytes"
     assert not any("once" in line for line in said["fedavg"])
+
+
+def test_the_server_shows_why_a_site_refuses_the_run(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("max_samples: 10\n")
+    with Federation(tmp_path) as fed:
+        fed.server()
+        site = fed.client("3", "--policy", tmp_path / "site.yaml")
+        assert fed.status(site) == 2
+        fed.until(lambda: fed.events("away"))
+        (away,) = fed.events("away")
+        refused = "left: the data of this run have 240 samples; the policy's max_samples is 10."
+        assert away["why"] == refused
