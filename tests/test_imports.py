@@ -44,11 +44,11 @@ assert "torch" in sys.modules
 """
 
 
-def test_help_and_lists_import_nothing_heavy() -> None:
+def test_help_and_lists_import_nothing_heavy():
     subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, timeout=120, check=True)
 
 
-def test_everything_that_is_exported_is_there() -> None:
+def test_everything_that_is_exported_is_there():
     assert set(fednet._HOME) == set(fednet.__all__) - {"__version__"}
     assert all(getattr(fednet, name) is not None for name in fednet.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -74,7 +74,7 @@ def imported(file: Path) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def test_no_module_imports_itself_through_others_not_even_for_types() -> None:
+def test_no_module_imports_itself_through_others_not_even_for_types():
     """`fednet` itself is left out: it is imported before all others, and looks its names up when
     they are asked for.
     """
@@ -108,7 +108,7 @@ PACKAGES = {
 }
 
 
-def test_every_package_that_is_imported_is_declared() -> None:
+def test_every_package_that_is_imported_is_declared():
     """What another package happens to bring is gone when that one is."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     declared = {name.lower() for name in re.findall(r'"([A-Za-z0-9_-]+)>=', text)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.rooms import small
 
 
 @pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def homeless(monkeypatch, tmp_path):
     """A user that the system does not know; returns its folder for temporary files."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("FEDNET_DATA", raising=False)
@@ -24,7 +23,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_user_without_a_home_directory_has_a_cache_of_its_own(homeless: Path) -> None:
+def test_a_user_without_a_home_directory_has_a_cache_of_its_own(homeless):
     assert places.cache() == homeless / f"fednet-{os.getuid()}"
     assert places.cache().stat().st_mode & 0o777 == 0o700
     assert load(small().data).n_train  # whose root is the cache where nobody names another
@@ -32,9 +31,7 @@ def test_a_user_without_a_home_directory_has_a_cache_of_its_own(homeless: Path) 
         load(small().data, "~/data")
 
 
-def test_a_folder_of_another_user_is_no_cache(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_user_is_no_cache(homeless, monkeypatch):
     other = os.getuid() + 1
     (homeless / f"fednet-{other}").mkdir()
     monkeypatch.setattr(os, "getuid", lambda: other)

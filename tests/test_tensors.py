@@ -39,7 +39,7 @@ def tensors(n: int, seed: int, buffers: int = 0) -> Tensors:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_an_expression_in_blocks_has_the_bits_of_the_whole(n: int) -> None:
+def test_an_expression_in_blocks_has_the_bits_of_the_whole(n):
     a, b, c = (tensors(n, k) for k in range(3))
 
     def both(
@@ -55,14 +55,14 @@ def test_an_expression_in_blocks_has_the_bits_of_the_whole(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_two_products_in_one_pass_are_the_two(n: int) -> None:
+def test_two_products_in_one_pass_are_the_two(n):
     a, b = tensors(n, 1).vector, tensors(n, 2).vector
     assert dots(a, b) == (dot(a, a), dot(a, b))
     assert dot(a, b) == pytest.approx(float(a.double() @ b.double()), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_a_sum_steps_as_its_mean_does(n: int) -> None:
+def test_a_sum_steps_as_its_mean_does(n):
     x, values = tensors(n, 0, 3), [(tensors(n, k, 3), float(k)) for k in (1, 2, 3)]
     total = Sum.empty()
     for value, weight in values:
@@ -78,7 +78,7 @@ def test_a_sum_steps_as_its_mean_does(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_what_a_sum_scales_and_takes_away(n: int) -> None:
+def test_what_a_sum_scales_and_takes_away(n):
     values, less = [tensors(n, k, 2) for k in (1, 2)], tensors(n, 5)
     plain = Sum.empty().add(values[0], 2.0).add(values[1], 2.0)
     assert plain.weight == 4.0
@@ -91,7 +91,7 @@ def test_what_a_sum_scales_and_takes_away(n: int) -> None:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("weights", [(0.5, 0.5, 0.5), (0.5, 0.25, 2.0), (0.0, 3.0, 0.0)])
-def test_two_sums_are_the_two(n: int, weights: tuple[float, ...]) -> None:
+def test_two_sums_are_the_two(n, weights):
     values = [tensors(n, k, 2) for k in (1, 2, 3)]
     two, plain, weighted = TwoSums.empty(), Sum.empty(), Sum.empty()
     for value, weight in zip(values, weights):
@@ -103,7 +103,7 @@ def test_two_sums_are_the_two(n: int, weights: tuple[float, ...]) -> None:
     assert torch.allclose(found.vector, expected.vector, rtol=1e-6, atol=1e-7)
 
 
-def test_a_sum_takes_one_layout_only() -> None:
+def test_a_sum_takes_one_layout_only():
     with pytest.raises(ValueError, match="another layout"):
         Sum.empty().add(tensors(3, 0)).add(tensors(4, 0))
     with pytest.raises(ValueError, match="empty"):

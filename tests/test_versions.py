@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fednet.errors import StateError, Stopped
@@ -17,7 +15,7 @@ def stop(record: object) -> None:
     raise Stopped("enough")
 
 
-def test_a_run_of_another_release_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_run_of_another_release_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path, callback=stop)
     file = tmp_path / "r" / "checkpoint" / "manifest.json"

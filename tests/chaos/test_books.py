@@ -63,14 +63,14 @@ def received_by_clients(fed: Federation) -> int:
     return sum(booked(lines(p))["down"] for p in fed.path.glob("state/*/wire*.jsonl"))
 
 
-def test_the_summary_has_the_bytes_of_all_rows(tmp_path: Path) -> None:
+def test_the_summary_has_the_bytes_of_all_rows(tmp_path):
     agree(run(tmp_path, evaluate={"clients": "all"}))
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
+    tmp_path, monkeypatch, late
+):
     changes = {"link": VIRTUAL, "rounds": 3, "round": {"deadline": 0.8 if late else None}}
     decide, stops = Exchanges._decide, iter([False, True])
 
@@ -90,9 +90,7 @@ def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
 
 
 @pytest.mark.parametrize("link", [{}, VIRTUAL], ids=["real", "virtual"])
-def test_what_a_killed_server_had_sent_is_recorded_by_the_next(
-    tmp_path: Path, link: dict[str, Any]
-) -> None:
+def test_what_a_killed_server_had_sent_is_recorded_by_the_next(tmp_path, link):
     faults = crashes((2, "receiving"))
     fed = finished(tmp_path, model=LARGE, link=link, faults=faults, rounds=2)
     rows = fed.lines("wire.jsonl")
@@ -104,7 +102,7 @@ def test_what_a_killed_server_had_sent_is_recorded_by_the_next(
     assert recorded == kernel
 
 
-def test_a_stopped_server_records_all_that_was_sent(tmp_path: Path) -> None:
+def test_a_stopped_server_records_all_that_was_sent(tmp_path):
     """Also what it has not settled, since the next one continues with it."""
     late = planned("delay", client=3, seconds=5.0)
     with Federation(tmp_path, model=LARGE, rounds=2, faults=late) as fed:
@@ -125,7 +123,7 @@ def test_a_stopped_server_records_all_that_was_sent(tmp_path: Path) -> None:
         agree(fed.path)
 
 
-def test_what_a_killed_client_was_sent_is_recorded_as_lost(tmp_path: Path) -> None:
+def test_what_a_killed_client_was_sent_is_recorded_as_lost(tmp_path):
     changes = {"model": LARGE, "algorithm": "scaffold", "rounds": 2}
     with Federation(tmp_path, **changes, round={"lost": {"closed": 30.0}}) as fed:
         first = fed.client("0-3")

@@ -28,8 +28,8 @@ def without(out: Path, late: int, kind: str = "delay", **changes: Any) -> Federa
 
 @pytest.mark.parametrize("kind", ["delay", "slow"])
 def test_a_deadline_closes_the_round_without_the_late_client_which_takes_part_in_the_next(
-    tmp_path: Path, kind: str
-) -> None:
+    tmp_path, kind
+):
     late = without(tmp_path, 1, kind, round={"deadline": 1.5})
     assert late.completed() == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
     assert late.rounds()[1]["dropped"] == {"1": "deadline"}
@@ -39,7 +39,7 @@ def test_a_deadline_closes_the_round_without_the_late_client_which_takes_part_in
     assert late.hashes() == undisturbed(algorithm="scaffold", **lost)
 
 
-def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:
+def test_the_first_k_of_m_asked_close_the_round(tmp_path):
     """Two wanted, three asked: the late one of the three is not among the first two."""
     shape: dict[str, Any] = {"participation": 0.5, "round": {"ask": 1.5}}
     config = configuration.from_mapping(settings(**shape))
@@ -54,7 +54,7 @@ def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:
     fed.check()
 
 
-def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path: Path) -> None:
+def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path):
     shape: dict[str, Any] = {"participation": 0.5, "round": {"ask": 1.5}}
     fed = in_process(tmp_path, rounds=1, evaluate={"clients": "all"}, **shape)
     (completed,) = fed.completed()
@@ -63,7 +63,7 @@ def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path: 
     assert [row["client"] for row in rows if not row.get("final")] == [0, 1, 2, 3]
 
 
-def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path: Path) -> None:
+def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path):
     """The server dies when it has both replies of one client, to training and to evaluation."""
     shape: dict[str, Any] = {"participation": 0.5, "rounds": 1, "algorithm": "scaffold"}
     shape["round"] = {"ask": 1.5, "start": 1}
@@ -82,7 +82,7 @@ def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path: Path) -> N
         assert one in completed
 
 
-def test_a_silent_process_is_left_out_and_takes_part_again_when_it_speaks(tmp_path: Path) -> None:
+def test_a_silent_process_is_left_out_and_takes_part_again_when_it_speaks(tmp_path):
     patience = {"lost": {"closed": 1.0, "silent": 1.5}}
     with Federation(tmp_path, algorithm="scaffold", rounds=1_000_000, round=patience) as fed:
         one = fed.client("1")
@@ -101,9 +101,7 @@ def test_a_silent_process_is_left_out_and_takes_part_again_when_it_speaks(tmp_pa
         }
 
 
-def test_a_void_round_changes_nothing_and_too_many_in_a_row_end_the_run_with_all_saved(
-    tmp_path: Path,
-) -> None:
+def test_a_void_round_changes_nothing_and_too_many_in_a_row_end_the_run_with_all_saved(tmp_path):
     limits = {"min_results": 4, "void_rounds": 2, "lost": {"closed": 0.6}}
     lost = [{"round": r, "client": 1, "kind": "drop_before_sending"} for r in (2, 4, 5)]
     changes = {"algorithm": "scaffold", "rounds": 6, "round": limits}

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,9 +44,7 @@ def greet(address: str, many: int, stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("curve", [False, True])
-def test_strangers_leave_a_server_the_descriptors_of_its_files_and_clients(
-    tmp_path: Path, curve: bool
-) -> None:
+def test_strangers_leave_a_server_the_descriptors_of_its_files_and_clients(tmp_path, curve):
     """They connect from the moment at which the address is known."""
     keys.lab(tmp_path / "keys", 4)
     server, site = list[Any](), list[Any]()
@@ -90,7 +87,7 @@ QUEUE = 50  # connections that wait to be taken, of the hundred that the kernel 
 WAITING = 5  # connections that the kernel holds, and that would take all that is given back
 
 
-def test_a_file_is_opened_while_connections_hold_all_that_they_may(tmp_path: Path) -> None:
+def test_a_file_is_opened_while_connections_hold_all_that_they_may(tmp_path):
     limited = ("sh", "-c", 'ulimit -n 200 && exec "$0" "$@"', sys.executable, "-c", BUSY)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ RUN = ["run", *small("report=false"), "--in-process", "--quiet"]
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(
@@ -48,9 +48,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_full_disk_stops_the_server_and_a_resume_continues_once_there_is_room(
-    tmp_path: Path, disk: Path
-) -> None:
+def test_a_full_disk_stops_the_server_and_a_resume_continues_once_there_is_room(tmp_path, disk):
     with Federation(disk, algorithm="scaffold", faults=WAIT) as fed:
         fed.tmp = tmp_path
         fed.client("0-3", state=tmp_path / "state")
@@ -68,9 +66,7 @@ def test_a_full_disk_stops_the_server_and_a_resume_continues_once_there_is_room(
         assert not [p for p in fed.path.rglob("*") if p.name.startswith(("round-", "."))]
 
 
-def test_a_client_whose_disk_is_full_says_so_and_the_rounds_continue_without_it(
-    tmp_path: Path, disk: Path
-) -> None:
+def test_a_client_whose_disk_is_full_says_so_and_the_rounds_continue_without_it(tmp_path, disk):
     rules = {"on_error": "drop", "lost": {"closed": 0.5, "silent": 10.0}}
     changes = {"algorithm": "scaffold", "rounds": 1_000_000, "round": rules, "faults": WAIT}
     with Federation(tmp_path, **changes) as fed:
@@ -92,8 +88,8 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_continue_without_it(
 
 @pytest.mark.parametrize("kilobytes", [56, 100, 148, 172])
 def test_a_full_disk_is_said_with_what_is_left_anywhere_in_a_run_in_one_process(
-    disk: Path, capsys: pytest.CaptureFixture[str], kilobytes: int
-) -> None:
+    disk, capsys, kilobytes
+):
     run = [*RUN, "--set", "rounds=20", "--out", str(disk)]
     filler = fill(disk)
     os.truncate(filler, filler.stat().st_size - kilobytes * 1024)
@@ -105,9 +101,7 @@ def test_a_full_disk_is_said_with_what_is_left_anywhere_in_a_run_in_one_process(
     assert main([*run, "--resume"]) == 0
 
 
-def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_room(
-    disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_room(disk, capsys):
     filler = fill(disk)
     commands = {
         "keys/server.key": ["keys", "server", str(disk / "keys")],
@@ -140,7 +134,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> N
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     """The model of an undisturbed run."""
     out = tmp_path_factory.mktemp("calm")
     assert main([*FLUSHED, "--out", str(out)]) == 0
@@ -151,12 +145,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     "name", ["lock", "incarnation", "flight.jsonl", "state-", "manifest.json", "rounds.jsonl"]
 )
 def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    model: str,
-    name: str,
-) -> None:
+    tmp_path, monkeypatch, capsys, model, name
+):
     failed = list[str]()
 
     def fail_once(path: str) -> None:
@@ -178,15 +168,13 @@ def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
     assert summary["model_sha256"] == model
 
 
-def test_states_of_clients_are_flushed_to_the_disk_as_the_checkpoint_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_clients_are_flushed_to_the_disk_as_the_checkpoint_is(tmp_path, monkeypatch):
     flushed = set[str]()
     watch(monkeypatch, lambda path: flushed.add(Path(path).parent.name))
     assert main([*FLUSHED, "--out", str(tmp_path)]) == 0
     assert {"checkpoint", "client-0", "client-1"} <= flushed
 
 
-def test_one_file_flushes_to_the_disk_so_that_each_error_names_its_file() -> None:
+def test_one_file_flushes_to_the_disk_so_that_each_error_names_its_file():
     files = (ROOT / "fednet").rglob("*.py")
     assert [p.name for p in files if "os.fsync" in p.read_text()] == ["descriptors.py"]

@@ -4,7 +4,6 @@ they have. A lie is refused with its reason, and changes nothing for the others.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,8 @@ def honest_others(run: fednet.Run) -> list[float]:
 
 @pytest.mark.parametrize(("said", "why"), LIES)
 def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[list[int]], why: str
-) -> None:
+    tmp_path, monkeypatch, said, why
+):
     honest = ClientEvaluation.within
 
     def within(self: Any, exp: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
@@ -67,7 +66,7 @@ def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
     assert all(why in e["reason"] for e in refused)
 
 
-def test_a_site_whose_test_set_is_said_to_be_huge_has_half_of_the_accuracy_at_most() -> None:
+def test_a_site_whose_test_set_is_said_to_be_huge_has_half_of_the_accuracy_at_most():
     def counts(right: int, total: int) -> dict[str, Counts]:
         return {"personal": Counts(np.array([[right], [total]]), 0.0, total)}
 
@@ -77,7 +76,7 @@ def test_a_site_whose_test_set_is_said_to_be_huge_has_half_of_the_accuracy_at_mo
     assert pooled(lied, 0.5) == {"personal": (30 + 50 + 200) / 400}
 
 
-def test_more_samples_than_a_site_may_have_are_refused_and_no_batch_of_them_is_listed() -> None:
+def test_more_samples_than_a_site_may_have_are_refused_and_no_batch_of_them_is_listed():
     ready = m.Ready(run="r", layout="d", sites=[m.SiteFacts(0, m.MAX_SAMPLES, m.MAX_SAMPLES)])
     assert decode_from_client([encode(ready)])[0] == ready
     for facts in (m.SiteFacts(0, 1 << 40, 0), m.SiteFacts(0, 5, 1 << 40)):
@@ -87,7 +86,7 @@ def test_more_samples_than_a_site_may_have_are_refused_and_no_batch_of_them_is_l
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_batches_are_counted_as_they_are_cut(batch_norm: bool) -> None:
+def test_batches_are_counted_as_they_are_cut(batch_norm):
     for n in range(14):
         cuts = batches(n, 4, batch_norm)
         assert batch_count(n, 4, batch_norm) == len(cuts)

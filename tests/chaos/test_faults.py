@@ -4,9 +4,6 @@ comes of it.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests import rooms
@@ -19,7 +16,7 @@ MASKED = {"protocol": "secagg", "clip": 4.0, "colluding": 0.25}
 
 
 @pytest.fixture(scope="module")
-def without_1() -> list[tuple[int, str, str]]:
+def without_1():
     """The hashes of a run in which client 1 is missing from round 2."""
     return undisturbed(**WIDE, round=QUICK, faults=planned("drop_before_training"))
 
@@ -28,8 +25,8 @@ def without_1() -> list[tuple[int, str, str]]:
     "kind", ["drop_before_training", "drop_before_sending", "drop_during_upload"]
 )
 def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trace(
-    tmp_path: Path, without_1: list[tuple[int, str, str]], kind: str
-) -> None:
+    tmp_path, without_1, kind
+):
     fed = finished(tmp_path, **WIDE, round=QUICK, faults=planned(kind))
     assert fed.faults() == [(2, 1, kind)]
     assert fed.completed() == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
@@ -49,9 +46,7 @@ def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trac
 
 
 @pytest.mark.parametrize("share", [0.0, 0.9, 1.0])
-def test_an_upload_of_one_message_is_cut_at_the_byte_in_any_placement(
-    tmp_path: Path, share: float
-) -> None:
+def test_an_upload_of_one_message_is_cut_at_the_byte_in_any_placement(tmp_path, share):
     """Records, kernel and bits agree, in one process and in several."""
     changes = {
         "round": QUICK,
@@ -83,9 +78,7 @@ def test_an_upload_of_one_message_is_cut_at_the_byte_in_any_placement(
     assert [(r["kinds"], r["useful"]) for r in sent] == [(kinds[0], False)]
 
 
-def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_continue(
-    tmp_path: Path,
-) -> None:
+def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_continue(tmp_path):
     faults = planned("crash", rounds=2, round=1)
     with Federation(tmp_path, algorithm="scaffold", round=QUICK, rounds=4, faults=faults) as fed:
         # One worker hosts all: the others' tasks are given to the worker that is started again.
@@ -108,9 +101,7 @@ def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_continu
         ("disconnect", {}, None),
     ],
 )
-def test_what_loses_no_reply_changes_no_bit(
-    tmp_path: Path, kind: str, more: dict[str, Any], useful: list[bool] | None
-) -> None:
+def test_what_loses_no_reply_changes_no_bit(tmp_path, kind, more, useful):
     fed = finished(tmp_path, **WIDE, faults=planned(kind, **more))
     assert fed.faults() == [(2, 1, kind)]
     assert fed.hashes() == undisturbed(**WIDE)
@@ -128,7 +119,7 @@ def test_what_loses_no_reply_changes_no_bit(
         assert fed.events("rejoined")
 
 
-def test_random_faults_are_the_same_in_any_placement(tmp_path: Path) -> None:
+def test_random_faults_are_the_same_in_any_placement(tmp_path):
     kinds = ("drop_before_sending", "corrupt", "disconnect", "duplicate")
     faults = {"random": dict.fromkeys(kinds, 0.2)}
     changes = {"algorithm": "scaffold", "round": QUICK, "faults": faults}
@@ -139,7 +130,7 @@ def test_random_faults_are_the_same_in_any_placement(tmp_path: Path) -> None:
     assert one.hashes() == three.hashes()
 
 
-def test_a_fault_that_struck_before_the_server_died_does_not_strike_again(tmp_path: Path) -> None:
+def test_a_fault_that_struck_before_the_server_died_does_not_strike_again(tmp_path):
     faults = planned("drop_before_sending")
     changes = {"algorithm": "scaffold", "round": QUICK}
     died = [*faults["schedule"], {"round": 2, "kind": "server_crash", "at": "evaluating"}]
@@ -153,7 +144,7 @@ def test_a_fault_that_struck_before_the_server_died_does_not_strike_again(tmp_pa
 
 
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("fedga", marks=pytest.mark.slow)])
-def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path: Path, method: str) -> None:
+def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path, method):
     faults = {"random": {"drop_before_training": 0.3}}
     first = finished(tmp_path / "first", algorithm=method, round=QUICK, faults=faults)
     assert any(len(completed) < 4 for completed in first.completed())
@@ -165,9 +156,7 @@ def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path: Path, method: str) -> 
     assert again.faults() == []
 
 
-def test_a_record_that_is_too_short_or_of_other_clients_or_rounds_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_record_that_is_too_short_or_of_other_clients_or_rounds_is_refused(tmp_path):
     first = finished(tmp_path / "first", algorithm="fedavg", rounds=1)
     secure = {"rounds": 1, "privacy": {"secagg": MASKED}}
     for name, changes, words in (

@@ -158,7 +158,7 @@ def attack(work: Callable[[str], None], address: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_server_lives_through_each_flood_and_lets_honest_clients_in(tmp_path: Path) -> None:
+def test_a_server_lives_through_each_flood_and_lets_honest_clients_in(tmp_path):
     shape = {"model": {"name": "mlp", "hidden": [64]}, "train": {"batch_size": 10}}
     quiet = {"evaluate": {"every": 0, "clients": "none"}}
     with Federation(tmp_path, rounds=10**6, **shape, **quiet) as fed:

@@ -189,7 +189,7 @@ def useful(rows: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.timeout(400)
-def test_model_is_the_same_to_the_bit_whatever_is_sent_to_the_server(tmp_path: Path) -> None:
+def test_model_is_the_same_to_the_bit_whatever_is_sent_to_the_server(tmp_path):
     quiet = serve(tmp_path / "quiet", None)
     directory = tmp_path / "attacked"
     there = threading.Event()  # mallory is there for all rounds but the first

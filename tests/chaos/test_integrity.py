@@ -227,7 +227,7 @@ THINGS = {
 
 @pytest.mark.timeout(0 if TRIALS > 300 else 300)
 @pytest.mark.parametrize("name", THINGS)
-def test_what_was_damaged_is_the_same_or_an_error(name: str, tmp_path: Path) -> None:
+def test_what_was_damaged_is_the_same_or_an_error(name, tmp_path):
     draw, found = random.Random(name), Counter[str]()
     read = THINGS[name](draw, tmp_path)
     whole = read()
@@ -249,9 +249,7 @@ def test_what_was_damaged_is_the_same_or_an_error(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name", ["fedvarp", "scaffold", pytest.param("moon", marks=pytest.mark.slow)]
 )
-def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(name, tmp_path):
     """It stopped after its second round of four; one file is damaged each time."""
     changes = {"algorithm": {"name": name}, "participation": 0.67, "evaluate": {"clients": "auto"}}
     whole = hashes(run(tmp_path / "whole", rounds=4, **changes))
@@ -277,7 +275,7 @@ def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(
 
 
 # -- order, rows and counts -----------------------------------------------------------------------
-def test_a_part_of_an_upload_that_does_not_follow_the_last_is_refused(tmp_path: Path) -> None:
+def test_a_part_of_an_upload_that_does_not_follow_the_last_is_refused(tmp_path):
     made, key = Inbox(tmp_path, lambda reply, body: None), m.Key(1, 0, 0, 2)
     made.store(key, 0, memoryview(b"12345"), 15)
     for wrong in (4, 10):
@@ -285,7 +283,7 @@ def test_a_part_of_an_upload_that_does_not_follow_the_last_is_refused(tmp_path: 
             made.store(key, wrong, memoryview(b"67890"), 15)
 
 
-def test_a_row_that_was_deleted_is_missed(tmp_path: Path) -> None:
+def test_a_row_that_was_deleted_is_missed(tmp_path):
     made = Checkpoints(tmp_path)
     y = PerClient(LAYOUT, None, made.rows)
     for client in range(3):
@@ -298,9 +296,7 @@ def test_a_row_that_was_deleted_is_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b"2", None])
-def test_the_count_of_servers_continues_from_the_events_where_it_was_lost(
-    left: bytes | None, tmp_path: Path
-) -> None:
+def test_the_count_of_servers_continues_from_the_events_where_it_was_lost(left, tmp_path):
     events = Lines(tmp_path / "events.jsonl")
     made = Checkpoints(tmp_path / "checkpoint")
     made.folder.mkdir(exist_ok=True)

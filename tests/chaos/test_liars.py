@@ -6,7 +6,6 @@ when its server is killed once a reply was dropped, and continues.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ def lie() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_liars_are_left_out_also_after_a_kill(tmp_path: Path) -> None:
+def test_liars_are_left_out_also_after_a_kill(tmp_path):
     lost = [{"round": t, "client": c, "kind": "drop_before_sending"} for t in (1, 2) for c in LIARS]
     kill = [{"round": 1, "kind": "server_crash", "at": "evaluating"}]
     with Federation(tmp_path, **SETTINGS, faults={"schedule": kill}) as fed:

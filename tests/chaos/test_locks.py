@@ -36,7 +36,7 @@ def intruders(fed: Federation, pid: int) -> None:
     fed.last = first
 
 
-def test_a_second_server_on_a_run_is_refused_and_the_bits_are_the_same(tmp_path: Path) -> None:
+def test_a_second_server_on_a_run_is_refused_and_the_bits_are_the_same(tmp_path):
     patient = {"lost": {"closed": 100.0, "silent": 100.0}, "join": 100.0}
     with Federation(tmp_path, algorithm="scaffold", rounds=4, round=patient) as fed:
         first = fed.server()
@@ -57,7 +57,7 @@ def test_a_second_server_on_a_run_is_refused_and_the_bits_are_the_same(tmp_path:
         assert not (fed.path / "lock").exists()
 
 
-def test_a_run_whose_data_are_being_built_keeps_its_directory(tmp_path: Path) -> None:
+def test_a_run_whose_data_are_being_built_keeps_its_directory(tmp_path):
     with Federation(tmp_path) as fed:
         fed.path.mkdir()
         with lock.holding(fed.path):  # as a server does that does not listen yet
@@ -67,7 +67,7 @@ def test_a_run_whose_data_are_being_built_keeps_its_directory(tmp_path: Path) ->
             assert contents(fed.path) == before
 
 
-def test_an_address_that_cannot_be_bound_leaves_a_finished_run_as_it_was(tmp_path: Path) -> None:
+def test_an_address_that_cannot_be_bound_leaves_a_finished_run_as_it_was(tmp_path):
     fed = finished(tmp_path, "0-3")
     before = contents(fed.path)
     with fed, socket.create_server(("127.0.0.1", 0)) as taken:
@@ -78,9 +78,7 @@ def test_an_address_that_cannot_be_bound_leaves_a_finished_run_as_it_was(tmp_pat
         assert contents(fed.path) == before
 
 
-def test_a_server_whose_run_was_taken_over_elsewhere_writes_no_more_checkpoints(
-    tmp_path: Path,
-) -> None:
+def test_a_server_whose_run_was_taken_over_elsewhere_writes_no_more_checkpoints(tmp_path):
     with Federation(tmp_path, rounds=1_000_000) as fed:
         fed.begin("0-3")
         fed.until(lambda: len(fed.rounds()) > 2)
@@ -94,7 +92,7 @@ def test_a_server_whose_run_was_taken_over_elsewhere_writes_no_more_checkpoints(
         assert lock.read(held) == other
 
 
-def test_a_second_process_with_the_same_clients_states_is_refused(tmp_path: Path) -> None:
+def test_a_second_process_with_the_same_clients_states_is_refused(tmp_path):
     with Federation(tmp_path, algorithm="scaffold", rounds=1_000_000) as fed:
         first = fed.client("0-3")
         fed.server()

@@ -258,9 +258,7 @@ class Attack:
     ],
     ids=["short", "long"],
 )
-def test_memory_stays_within_what_is_declared_while_peers_do_their_worst(
-    tmp_path: Path, seconds: float, tasks: int
-) -> None:
+def test_memory_stays_within_what_is_declared_while_peers_do_their_worst(tmp_path, seconds, tasks):
     keys.lab(tmp_path / "keys", 4)
     with Federation(tmp_path, **CHANGES) as fed:
         fed.client("0-3", "--keys", tmp_path / "keys" / "clients" / "all.key")

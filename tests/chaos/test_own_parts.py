@@ -51,16 +51,14 @@ def run(
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("end", [CLOSED, KILLED], ids=["closed", "killed"])
-def test_a_client_that_ends_its_worker_fails_and_the_others_continue(
-    tmp_path: Path, end: str, workers: int
-) -> None:
+def test_a_client_that_ends_its_worker_fails_and_the_others_continue(tmp_path, end, workers):
     fed = run(tmp_path, workers, at_a_task=end)
     assert fed.status() == 0, fed.output()
     assert [r["dropped"] for r in fed.rounds()] == [{"1": LOST}, {}]
 
 
 @pytest.mark.slow
-def test_a_worker_that_lives_and_says_nothing_is_ended_and_started_again(tmp_path: Path) -> None:
+def test_a_worker_that_lives_and_says_nothing_is_ended_and_started_again(tmp_path):
     fed = run(tmp_path, 2, at_a_task=MUTE, round={"lost": {"closed": 1.0, "silent": 1.5}})
     assert fed.status() == 0, fed.output()
     assert [r["dropped"] for r in fed.rounds()] == [{"1": LOST}, {}]
@@ -71,9 +69,7 @@ def test_a_worker_that_lives_and_says_nothing_is_ended_and_started_again(tmp_pat
 @pytest.mark.parametrize(
     ("end", "why"), [(KILLED, "by SIGKILL"), ("os._exit(3)", "with status 3")], ids=["kill", "exit"]
 )
-def test_workers_that_end_before_they_are_ready_end_the_run(
-    tmp_path: Path, end: str, why: str
-) -> None:
+def test_workers_that_end_before_they_are_ready_end_the_run(tmp_path, end, why):
     fed = run(tmp_path, 2, early=end)
     assert fed.status() == 3, fed.output()
     assert f"workers keep ending {why}" in fed.output()

@@ -60,7 +60,7 @@ def cancelled(fed: Federation, round: int) -> bool:
     return (task["useful"], task["reason"]) == (False, "left")
 
 
-def test_a_client_that_leaves_in_the_middle_is_lost_there_and_may_come_back(tmp_path: Path) -> None:
+def test_a_client_that_leaves_in_the_middle_is_lost_there_and_may_come_back(tmp_path):
     fed = in_process(tmp_path, **virtual(tmp_path, round={"ask": 1.0}, participation=1.0))
     rounds = fed.rounds()
     asked = [1 in r["selected"] for r in rounds]
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_in_the_middle_is_lost_there_and_may_come_back(tmp_
     assert cancelled(fed, lost)
 
 
-def test_a_run_whose_clients_have_left_for_good_ends_with_all_saved(tmp_path: Path) -> None:
+def test_a_run_whose_clients_have_left_for_good_ends_with_all_saved(tmp_path):
     gone = trace(tmp_path / "gone.csv", {c: [(0, 3)] for c in range(4)})
     changes = virtual(tmp_path, availability=gone)
     with pytest.raises(CannotGoOn, match=r"there are never 1 clients at once \(availability.trace"):
@@ -85,9 +85,7 @@ def test_a_run_whose_clients_have_left_for_good_ends_with_all_saved(tmp_path: Pa
     assert Checkpoints(fed.path / "checkpoint").progress().round == done
 
 
-def test_processes_clients_started_apart_and_kills_give_the_bits_of_one_process(
-    tmp_path: Path,
-) -> None:
+def test_processes_clients_started_apart_and_kills_give_the_bits_of_one_process(tmp_path):
     changes = virtual(tmp_path)
     one = in_process(tmp_path / "one", **changes)
     assert any("left" in r["dropped"].values() for r in one.rounds())
@@ -109,9 +107,7 @@ def test_processes_clients_started_apart_and_kills_give_the_bits_of_one_process(
         assert fed.hashes() == one.hashes()
 
 
-def test_kills_in_twenty_minutes_of_phones_give_the_bits_of_one_process(
-    tmp_path: Path,
-) -> None:
+def test_kills_in_twenty_minutes_of_phones_give_the_bits_of_one_process(tmp_path):
     changes = {
         "rounds": 1000,
         "clients": 60,
@@ -137,7 +133,7 @@ def test_kills_in_twenty_minutes_of_phones_give_the_bits_of_one_process(
         assert len(fed.events("started")) == 4
 
 
-def test_on_the_real_clock_the_task_of_a_client_that_leaves_is_cancelled(tmp_path: Path) -> None:
+def test_on_the_real_clock_the_task_of_a_client_that_leaves_is_cancelled(tmp_path):
     """Its device would take ten minutes; it leaves after five seconds, and the round ends."""
     spells: dict[int, list[tuple[float, float]]] = {
         0: [(0, 1000)],
@@ -161,7 +157,7 @@ def test_on_the_real_clock_the_task_of_a_client_that_leaves_is_cancelled(tmp_pat
     fed.check()
 
 
-def test_a_run_on_the_real_clock_is_repeated_by_its_records(tmp_path: Path) -> None:
+def test_a_run_on_the_real_clock_is_repeated_by_its_records(tmp_path):
     """Who had left when its turn came depends on the machine; `faults.replay` forces what was."""
     spells: dict[int, list[tuple[float, float]]] = {
         0: [(0, 1000)],

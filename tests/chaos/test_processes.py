@@ -54,16 +54,14 @@ def ended_well(fed: Federation, killed: int = 0) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_worker_is_started_again_and_its_task_given_to_another(
-    tmp_path: Path, workers: int
-) -> None:
+def test_a_killed_worker_is_started_again_and_its_task_given_to_another(tmp_path, workers):
     with run(tmp_path, workers) as fed:
         os.kill(busy(fed), signal.SIGKILL)
         ended_well(fed, killed=1)
         assert len({e["pid"] for e in fed.events("joined")}) == workers + 1
 
 
-def test_a_killed_server_is_started_again_by_fednet_run(tmp_path: Path) -> None:
+def test_a_killed_server_is_started_again_by_fednet_run(tmp_path):
     with run(tmp_path) as fed:
         os.kill(server_pid(fed), signal.SIGKILL)
         ended_well(fed)
@@ -71,7 +69,7 @@ def test_a_killed_server_is_started_again_by_fednet_run(tmp_path: Path) -> None:
         assert len(fed.events("first_task")) == 2
 
 
-def test_the_death_of_fednet_run_itself_ends_its_processes(tmp_path: Path) -> None:
+def test_the_death_of_fednet_run_itself_ends_its_processes(tmp_path):
     with run(tmp_path) as fed:
         pids = {server_pid(fed), *(e["pid"] for e in fed.events("joined"))}
         fed.lose(fed.last)
@@ -88,9 +86,7 @@ def test_the_death_of_fednet_run_itself_ends_its_processes(tmp_path: Path) -> No
         (signal.SIGINT, 130),
     ],
 )
-def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(
-    tmp_path: Path, number: int, status: int
-) -> None:
+def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(tmp_path, number, status):
     with run(tmp_path) as fed:
         pids = {server_pid(fed), *(e["pid"] for e in fed.events("joined"))}
         began = time.monotonic()
@@ -104,7 +100,7 @@ def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(
         ended_well(fed)
 
 
-def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(tmp_path):
     with Federation(tmp_path, **TRAIN, faults=planned("delay", seconds=6)) as fed:
         fed.supervisor(2, "--until", "4s", resume=True)  # there is no checkpoint yet: it starts
         assert fed.status() == 4
@@ -116,7 +112,7 @@ def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(tmp_pat
         assert len(fed.events("started")) == started
 
 
-def test_a_killed_client_joins_again_with_its_state_and_gets_its_task_again(tmp_path: Path) -> None:
+def test_a_killed_client_joins_again_with_its_state_and_gets_its_task_again(tmp_path):
     with Federation(tmp_path, **SLOW, round={"lost": {"closed": 20}}) as fed:
         one = fed.client("0-1")
         fed.begin("2-3")
@@ -127,7 +123,7 @@ def test_a_killed_client_joins_again_with_its_state_and_gets_its_task_again(tmp_
         assert fed.completed() == [[0, 1, 2, 3]] * 3
 
 
-def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path: Path) -> None:
+def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path):
     with Federation(tmp_path, **SLOW) as fed:
         fed.begin("0-3")
         busy(fed)
@@ -137,9 +133,7 @@ def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["sync", "semi-sync"])
-def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(
-    tmp_path: Path, mode: str
-) -> None:
+def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(tmp_path, mode):
     changes: dict[str, Any] = {"algorithm": "fedavg", "schedule": {"mode": "sync"}}
     if mode == "semi-sync":
         changes = {"algorithm": "fedbuff", "schedule": {"mode": mode, "every": 0.2}}
@@ -162,9 +156,7 @@ def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(
         assert len(fed.rounds()) == 30
 
 
-def test_where_memory_runs_out_a_worker_goes_first_then_the_server_and_fednet_run_last(
-    tmp_path: Path,
-) -> None:
+def test_where_memory_runs_out_a_worker_goes_first_then_the_server_and_fednet_run_last(tmp_path):
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
@@ -174,9 +166,7 @@ def test_where_memory_runs_out_a_worker_goes_first_then_the_server_and_fednet_ru
     assert scores == [before, min(1000, before + 250), min(1000, before + 500)]
 
 
-def test_more_rounds_are_added_to_a_finished_run_and_nothing_else_is_changed(
-    tmp_path: Path,
-) -> None:
+def test_more_rounds_are_added_to_a_finished_run_and_nothing_else_is_changed(tmp_path):
     with Federation(tmp_path, algorithm="fedavg", rounds=1) as fed:
         fed.supervisor()
         assert fed.status() == 0
@@ -192,9 +182,7 @@ def test_more_rounds_are_added_to_a_finished_run_and_nothing_else_is_changed(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_two_processes_with_states_of_their_own_share_the_clients(
-    tmp_path: Path, method: str
-) -> None:
+def test_two_processes_with_states_of_their_own_share_the_clients(tmp_path, method):
     """A task goes to the process that has the state from which it starts."""
     with Federation(tmp_path, algorithm=method, clients=5) as fed:
         fed.server()
@@ -224,9 +212,7 @@ def accounted(fed: Federation) -> None:
 
 
 @pytest.mark.parametrize("killed", ["nobody", "worker"])  # the server: see test_resume
-def test_whoever_is_killed_while_large_payloads_are_sent_no_bit_changes(
-    tmp_path: Path, killed: str
-) -> None:
+def test_whoever_is_killed_while_large_payloads_are_sent_no_bit_changes(tmp_path, killed):
     with run(tmp_path, **LARGE, train={}) as fed:
         if killed == "worker":
             os.kill(busy(fed), signal.SIGKILL)

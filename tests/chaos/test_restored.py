@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -41,8 +39,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_restored_server_names_the_clients_whose_states_are_gone_or_starts_them_again(
-    tmp_path: Path, case: str
-) -> None:
+    tmp_path, case
+):
     """The run is stopped near its end, and its server's files are put back to those of round 2."""
     changes = CASES[case]
     directory = tmp_path / "r"
@@ -79,7 +77,7 @@ def test_a_restored_server_names_the_clients_whose_states_are_gone_or_starts_the
 
 
 @pytest.fixture
-def fed(tmp_path: Path) -> Iterator[Federation]:
+def fed(tmp_path):
     """Two sites, whose server died after round 2 of 4."""
     faults = crashes((2, "between"))
     with Federation(tmp_path, rounds=4, algorithm="scaffold", faults=faults) as made:
@@ -90,9 +88,7 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
         yield made
 
 
-def test_one_site_whose_states_are_deleted_ends_no_run_and_is_named_even_when_quiet(
-    tmp_path: Path, fed: Federation
-) -> None:
+def test_one_site_whose_states_are_deleted_ends_no_run_and_is_named_even_when_quiet(tmp_path, fed):
     shutil.rmtree(next((tmp_path / "one").glob("*/client-0")))
     fed.server(resume=True)
     fed.finish()
@@ -105,9 +101,7 @@ def test_one_site_whose_states_are_deleted_ends_no_run_and_is_named_even_when_qu
     assert "the last tasks of client(s) 0 were not done here" in said
 
 
-def test_a_server_whose_sites_have_mostly_lost_their_states_ends_and_names_them(
-    tmp_path: Path, fed: Federation
-) -> None:
+def test_a_server_whose_sites_have_mostly_lost_their_states_ends_and_names_them(tmp_path, fed):
     fed.lose(fed.all[1])
     for folder in (tmp_path / "others").glob("*/client-*"):
         shutil.rmtree(folder)

@@ -41,9 +41,7 @@ MEMORY = {
     ],
     ids=["fedavg", "scaffold", "memory at both ends", "large payloads"],
 )
-def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(tmp_path, changes):
     fed = finished(tmp_path, faults=crashes(*((2, at) for at in AGAIN)), **changes)
     assert len(fed.faults()) == len(AGAIN)
     assert fed.hashes() == undisturbed(**changes)
@@ -64,8 +62,8 @@ ASYNCHRONOUS = {
     "changes", [{"algorithm": "scaffold"}, ASYNCHRONOUS], ids=["sync", "async"]
 )
 def test_a_server_killed_at_each_step_of_its_checkpoints_continues_with_the_same_bits(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+    tmp_path, changes
+):
     """The first server is killed at its first change of the folder, the second at its second, and
     so on, until one comes to the end. `fednet run --in-process`: the clients die with it.
     """
@@ -116,7 +114,7 @@ def asked_again(fed: Federation, round: int) -> list[int]:
     return [r["client"] for r in rows if (r["type"], r["round"], r["incarnation"]) == wanted]
 
 
-def test_logged_replies_are_not_asked_for_again(tmp_path: Path) -> None:
+def test_logged_replies_are_not_asked_for_again(tmp_path):
     """Client 3 has no process when the server dies: the log has all other replies of round 1."""
     with Federation(tmp_path, algorithm="scaffold", round={"start": 3}) as fed:
         fed.begin("0-2")
@@ -132,7 +130,7 @@ def test_logged_replies_are_not_asked_for_again(tmp_path: Path) -> None:
         fed.check()
 
 
-def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path):
     with killed(tmp_path, (2, "aggregating"), algorithm="fedavg") as fed:
         path = fed.path / "checkpoint" / "round-2" / "replies.log"
         text, records = path.read_bytes(), records_in(path)
@@ -150,7 +148,7 @@ def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path) ->
         assert fed.hashes() == undisturbed(algorithm="fedavg")
 
 
-def test_a_server_at_the_same_address_is_found_again(tmp_path: Path) -> None:
+def test_a_server_at_the_same_address_is_found_again(tmp_path):
     with Federation(tmp_path, algorithm="fedavg", faults=crashes((2, "receiving"))) as fed:
         fed.server()
         found = fed.path / "server.json"
@@ -164,7 +162,7 @@ def test_a_server_at_the_same_address_is_found_again(tmp_path: Path) -> None:
         assert fed.hashes() == undisturbed(algorithm="fedavg")
 
 
-def test_records_after_the_last_checkpoint_are_cut_and_written_again(tmp_path: Path) -> None:
+def test_records_after_the_last_checkpoint_are_cut_and_written_again(tmp_path):
     faults = crashes((3, "aggregating"), (1, "between"))
     fed = finished(tmp_path, "0-3", algorithm="scaffold", checkpoint={"every": 2}, faults=faults)
     assert fed.hashes() == undisturbed(algorithm="scaffold")
@@ -172,16 +170,14 @@ def test_records_after_the_last_checkpoint_are_cut_and_written_again(tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def seldom(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+def seldom(tmp_path_factory):
     """A run with one checkpoint in three rounds."""
     folder = tmp_path_factory.mktemp("seldom")
     return finished(folder, "0-3", algorithm="scaffold", checkpoint={"every": 3})
 
 
 @pytest.mark.parametrize("log", ["kept", "lost"])
-def test_bytes_of_rounds_that_were_done_again_are_useful_once(
-    tmp_path: Path, seldom: Federation, log: str
-) -> None:
+def test_bytes_of_rounds_that_were_done_again_are_useful_once(tmp_path, seldom, log):
     """Between two checkpoints the log holds the replies of the current round. Those of the rounds
     before, and all if it is lost, are asked for again.
     """
@@ -203,7 +199,7 @@ def test_bytes_of_rounds_that_were_done_again_are_useful_once(
         assert by_kind == said["useful"]
 
 
-def test_a_torn_last_line_is_repaired(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_repaired(tmp_path):
     with killed(tmp_path, (2, "between"), algorithm="fedavg") as fed:
         for name in ("rounds.jsonl", "clients.jsonl", "wire.jsonl", "events.jsonl"):
             with (fed.path / name).open("a") as file:
@@ -215,7 +211,7 @@ def test_a_torn_last_line_is_repaired(tmp_path: Path) -> None:
             assert all(line.endswith("}") for line in (fed.path / name).read_text().splitlines())
 
 
-def test_spent_bytes_are_counted_through_a_restart(tmp_path: Path) -> None:
+def test_spent_bytes_are_counted_through_a_restart(tmp_path):
     fed = finished(tmp_path, "0-3", algorithm="fedavg", faults=crashes((2, "receiving")))
     known = Checkpoints(fed.path / "checkpoint").progress().totals
     for way in ("up", "down"):
@@ -235,9 +231,7 @@ def test_spent_bytes_are_counted_through_a_restart(tmp_path: Path) -> None:
         (12000, "the last checkpoint is saved; continue with --resume"),
     ],
 )
-def test_a_full_disk_stops_the_run_and_says_what_is_left(
-    tmp_path: Path, limit: int, left: str
-) -> None:
+def test_a_full_disk_stops_the_run_and_says_what_is_left(tmp_path, limit, left):
     with Federation(tmp_path, algorithm="scaffold") as fed:
         fed.begin("0-3", before=functools.partial(limit_files, limit))
         assert fed.status() == 3

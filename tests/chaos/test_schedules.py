@@ -91,19 +91,17 @@ def replies_are_lost(out: Path, method: str, seed: int) -> None:
 @pytest.mark.parametrize(
     "method", [*METHODS[:3], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[3:])]
 )
-def test_no_schedule_that_loses_no_reply_changes_a_bit(tmp_path: Path, method: str) -> None:
+def test_no_schedule_that_loses_no_reply_changes_a_bit(tmp_path, method):
     no_reply_is_lost(tmp_path, method, SEED, kills=1)
 
 
-def test_a_schedule_that_loses_replies_is_as_if_they_had_never_been_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_schedule_that_loses_replies_is_as_if_they_had_never_been_asked_for(tmp_path):
     replies_are_lost(tmp_path, "scaffold", SEED)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_schedules_for_as_long_as_asked(tmp_path: Path) -> None:
+def test_schedules_for_as_long_as_asked(tmp_path):
     end, seed = time.monotonic() + 60 * float(os.environ.get("FEDNET_CHAOS_MINUTES", "2")), SEED
     while time.monotonic() < end:
         seed += 1
@@ -135,7 +133,7 @@ def bad_network(plan: Mapping[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["corrupt", pytest.param("truncate", marks=pytest.mark.slow)])
-def test_a_damaged_welcome_is_asked_for_again(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_welcome_is_asked_for_again(tmp_path, kind):
     """The server's first messages are its welcomes, and the tasks are the next."""
     with Federation(tmp_path, algorithm="fedavg", rounds=2) as fed:
         fed.begin("0-3", before=functools.partial(bad_network, {0: kind, 2: kind}))
@@ -146,9 +144,7 @@ def test_a_damaged_welcome_is_asked_for_again(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_on_a_bad_network_a_round_is_right_or_short_but_never_wrong(
-    tmp_path: Path, method: str
-) -> None:
+def test_on_a_bad_network_a_round_is_right_or_short_but_never_wrong(tmp_path, method):
     patience = {"lost": {"closed": 5.0, "silent": 2.0}}
     with Federation(tmp_path, algorithm=method, model=WIDE, round=patience) as fed:
         fed.begin("0-1", "2-3", before=functools.partial(bad_network, BAD))

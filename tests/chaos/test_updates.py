@@ -37,16 +37,14 @@ def facts(fed: Federation) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+def calm(tmp_path_factory):
     """The facts of the run in one process."""
     fed = in_process(tmp_path_factory.mktemp("calm"), **ASYNC)
     assert max(s for r in fed.rounds() for s in r["staleness"]) > 2
     return facts(fed)
 
 
-def test_clients_and_workers_give_the_bits_of_one_process(
-    tmp_path: Path, calm: list[tuple[Any, ...]]
-) -> None:
+def test_clients_and_workers_give_the_bits_of_one_process(tmp_path, calm):
     fed = finished(tmp_path / "clients", **ASYNC)
     fed.check()
     assert facts(fed) == calm
@@ -62,7 +60,7 @@ def replayed(fed: Federation, out: Path) -> Federation:
     return in_process(out, **fed.mapping | {"faults": {"replay": str(fed.path)}})
 
 
-def test_the_order_of_real_processes_is_repeated_in_one(tmp_path: Path) -> None:
+def test_the_order_of_real_processes_is_repeated_in_one(tmp_path):
     real = {**ASYNC, "participation": 1.0, "link": {"clock": "real"}}
     with Federation(tmp_path / "first", **real) as first:
         first.supervisor(workers=3)
@@ -72,9 +70,7 @@ def test_the_order_of_real_processes_is_repeated_in_one(tmp_path: Path) -> None:
     assert [r["staleness"] for r in again.rounds()] == [r["staleness"] for r in first.rounds()]
 
 
-def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(
-    tmp_path: Path, calm: list[tuple[Any, ...]]
-) -> None:
+def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(tmp_path, calm):
     points = [(3 + i % 2, at) for i, at in enumerate(POINTS) if at != "between"]
     fed = finished(tmp_path, faults=crashes(*points), **ASYNC)
     assert len(fed.faults()) >= 3
@@ -82,9 +78,7 @@ def test_a_server_that_dies_at_every_point_continues_with_the_same_bits(
     fed.check()
 
 
-def test_tasks_of_a_killed_client_process_go_to_the_next(
-    tmp_path: Path, calm: list[tuple[Any, ...]]
-) -> None:
+def test_tasks_of_a_killed_client_process_go_to_the_next(tmp_path, calm):
     with Federation(tmp_path, **ASYNC) as fed:
         victim = fed.client("2-3")
         fed.begin("0-1")
@@ -156,9 +150,7 @@ CASES = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("schedule", "clock", "killed"), CASES)
-def test_whoever_is_killed_every_client_is_asked_again(
-    tmp_path: Path, schedule: str, clock: str, killed: str
-) -> None:
+def test_whoever_is_killed_every_client_is_asked_again(tmp_path, schedule, clock, killed):
     with Federation(tmp_path / "killed", **long_run(schedule, clock)) as fed:
         kill(fed, killed)
         every_client_is_asked(fed)
@@ -171,7 +163,7 @@ def test_whoever_is_killed_every_client_is_asked_again(
 
 
 @pytest.mark.timeout(120)
-def test_clients_that_are_all_gone_for_a_while_are_asked_again(tmp_path: Path) -> None:
+def test_clients_that_are_all_gone_for_a_while_are_asked_again(tmp_path):
     """Their tasks are given up while the server waits for clients."""
     with Federation(tmp_path, **long_run("async", "real")) as fed:
         victim = fed.client("0-3")

@@ -103,9 +103,7 @@ def test_runs_of_one_name_at_once_have_each_its_own_configuration_and_directory(
 
 
 @pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_run_goes_where_the_commands_write_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: bool
-) -> None:
+def test_a_run_goes_where_the_commands_write_theirs(tmp_path, monkeypatch, in_process):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDNET_OUT", "elsewhere")
     made = fednet.run(settings(rounds=1), in_process=in_process)

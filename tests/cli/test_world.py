@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fednet.cli.main import main
@@ -11,7 +9,7 @@ from fednet.report import traces
 from fednet.world import Presence
 
 
-def test_expected_participants_worked_by_hand() -> None:
+def test_expected_participants_worked_by_hand():
     """One is there for the first half of each hour, one always: 1.5 in the mean."""
     half, whole = Presence(((0.0, 1800.0),), 3600.0), Presence(((0.0, 3600.0),), 3600.0)
     found = traces.expected([half, whole], asked=1)
@@ -30,9 +28,7 @@ def test_expected_participants_worked_by_hand() -> None:
         ("second,down_mbps,up_mbps\n0,4,1\n1,0,0\n2,2,1\n", ["down", "longest silence", "1 s"]),
     ],
 )
-def test_a_file_is_said_and_drawn(
-    text: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_said_and_drawn(text, words, tmp_path, capsys):
     trace, picture = tmp_path / "trace.csv", tmp_path / "trace.svg"
     trace.write_text(text)
     assert main(["world", str(trace), "--out", str(picture)]) == 0
@@ -41,9 +37,7 @@ def test_a_file_is_said_and_drawn(
     assert "</svg>" in picture.read_text()
 
 
-def test_a_bad_trace_is_refused_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_trace_is_refused_with_its_line(tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,to\n0,0,100\n0,50,100\n")
     assert main(["world", str(trace)]) == 2

@@ -210,6 +210,10 @@ def test_no_client_tests_on_its_own_where_client_test_is_none():
         ({"scheme": "dirichlett"}, "Did you mean 'dirichlet'"),
         ({"scheme": "dirichlet", "alfa": 1}, "Did you mean data.partition.alpha"),
         ({"scheme": "dirichlet", "alpha": "big"}, "alpha: expected a float, got 'big'"),
+        (
+            {"public": {"samples": 0, "fraction": 0.01}},
+            r"data\.public\.fraction: 0\.01 of 16 samples is not one",
+        ),
     ],
 )
 def test_an_impossible_section_says_what_is_allowed(broken, says):
@@ -228,9 +232,3 @@ def test_a_site_keeps_bytes_and_makes_the_same_inputs_of_them_each_time(monkeypa
     assert torch.equal(first[0], d.inputs(x))
     assert gathered == [1]
     assert (site.nbytes, first[0].nbytes) == (40, 160)
-
-
-def test_a_public_share_of_less_than_one_sample_is_refused():
-    of = section(public={"samples": 0, "fraction": 0.01})
-    with pytest.raises(ConfigError, match=r"data\.public\.fraction: 0\.01 of 8 samples is not one"):
-        split(data([0, 1] * 4, [0, 1]), of, clients=2, seed=0)

@@ -46,7 +46,7 @@ def commands() -> list[str]:
     return [part for part in parts if part.startswith("fednet")]
 
 
-def test_the_readme_is_short_names_each_method_once_and_its_commands_are_understood() -> None:
+def test_the_readme_is_short_names_each_method_once_and_its_commands_are_understood():
     assert len(README.encode()) <= 9000
     section = README.partition("## Methods")[2].partition("\n## ")[0]
     named = [n for n in re.findall(r"`(\w+)`", section) if n in registry.algorithm.names()]
@@ -71,7 +71,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod["containers"], *pod["initContainers"]]
 
 
-def test_each_command_in_compose_and_kubernetes_is_understood() -> None:
+def test_each_command_in_compose_and_kubernetes_is_understood():
     every = [*SERVICES.values(), *(c for pod in PODS for c in containers(pod))]
     found = [c["command"] for c in every if c["command"][0].startswith("fednet-")]
     assert len(found) == 5 + 2
@@ -79,7 +79,7 @@ def test_each_command_in_compose_and_kubernetes_is_understood() -> None:
         understood(words)
 
 
-def test_compose_gives_each_client_its_own_id_key_and_state() -> None:
+def test_compose_gives_each_client_its_own_id_key_and_state():
     for k in range(4):
         words, volumes = SERVICES[f"client-{k}"]["command"], SERVICES[f"client-{k}"]["volumes"]
         assert words[words.index("--id") + 1] == str(k)
@@ -88,13 +88,13 @@ def test_compose_gives_each_client_its_own_id_key_and_state() -> None:
     assert set(SERVICES) == {"keys", "server", *(f"client-{k}" for k in range(4))}
 
 
-def test_kubernetes_manifests_fit_the_api_schemas() -> None:
+def test_kubernetes_manifests_fit_the_api_schemas():
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     for document in KUBERNETES:
         kubernetes_validate.validate(document, "1.29", strict=True)
 
 
-def test_pods_have_no_rights_and_mount_what_they_name() -> None:
+def test_pods_have_no_rights_and_mount_what_they_name():
     assert len(PODS) == 2
     for pod in PODS:
         assert pod["securityContext"]["runAsNonRoot"]
@@ -104,7 +104,7 @@ def test_pods_have_no_rights_and_mount_what_they_name() -> None:
             assert {m["name"] for m in container["volumeMounts"]} <= named
 
 
-def test_the_batch_file_is_bash_and_its_commands_are_understood() -> None:
+def test_the_batch_file_is_bash_and_its_commands_are_understood():
     path = DEPLOY / "slurm" / "fednet.sbatch"
     subprocess.run(["bash", "-n", str(path)], check=True)
     text = re.sub(r'"\$\{safety\[@\]\}"|\$\{KEYS:\+[^}]*\}|&$', "", path.read_text(), flags=re.M)
@@ -115,7 +115,7 @@ def test_the_batch_file_is_bash_and_its_commands_are_understood() -> None:
         understood(shlex.split(command.replace("$SHARE", "${SHARE}")))
 
 
-def test_keys_of_a_lab_are_what_the_pages_say(tmp_path: Path) -> None:
+def test_keys_of_a_lab_are_what_the_pages_say(tmp_path):
     assert main(["keys", "lab", str(tmp_path), "--clients", "2"]) == 0
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
         "allowed/0",

@@ -33,7 +33,7 @@ def inputs_of(name: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_kept_input_is_accepted_or_refused(name: str) -> None:
+def test_every_kept_input_is_accepted_or_refused(name):
     for data in inputs_of(name):
         TARGETS[name].run(data)
 
@@ -42,7 +42,7 @@ def test_every_kept_input_is_accepted_or_refused(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
-def test_an_input_made_from_them_is_accepted_or_refused(name: str, seed: int) -> None:
+def test_an_input_made_from_them_is_accepted_or_refused(name, seed):
     target, draw, inputs = TARGETS[name], random.Random(seed), inputs_of(name)
     data = mutated(draw, draw.choice(inputs), inputs, target.framed)
     note(data)

@@ -70,7 +70,7 @@ def firsts(root):
 
 
 @pytest.fixture(autouse=True)
-def parts(monkeypatch) -> None:
+def parts(monkeypatch):
     for name, kind in (("tied", Tied), ("headed", Headed)):
         monkeypatch.setitem(registry.model._parts, name, kind)
     for name, made in (("steps", steps), ("firsts", firsts)):

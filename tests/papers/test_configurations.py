@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fednet import config, models, papers
 TAKEN = yaml.safe_load(
     (Path(__file__).parents[2] / "configs" / "papers" / "taken.yaml").read_text(encoding="utf-8")
 )
+CELLS = {c.name: c for table in papers.with_results() for c in papers.cells(table)}
 SHAPES = {
     "mnist": ((1, 28, 28), 10),
     "fashion-mnist": ((1, 28, 28), 10),
@@ -25,10 +27,16 @@ SHAPES = {
 }
 
 
+@functools.cache
+def written(name: str) -> dict[str, Any]:
+    """The whole configuration of the cells of this name, as it is written; they are one run."""
+    return config.to_mapping(config.from_mapping(CELLS[name].config, name))
+
+
 @pytest.mark.parametrize("table", papers.with_results())
 def test_every_cell_is_a_valid_configuration_and_keeps_what_it_says(table):
     for cell in papers.cells(table):
-        checked = config.to_mapping(config.from_mapping(cell.config, cell.name))
+        checked = written(cell.name)
         for section, said in cell.config.items():
             if isinstance(said, dict):
                 assert {k: checked[section][k] for k in said if not isinstance(said[k], dict)} == {
@@ -52,9 +60,11 @@ def test_what_is_said_to_be_taken_where_a_paper_is_silent_is_what_its_cells_have
         ]
         assert cells, entry["text"]
         for cell in cells:
-            has = config.to_mapping(config.from_mapping(cell.config, cell.name))
             for key, value in place["values"].items():
-                assert functools.reduce(lambda at, k: at[k], key.split("."), has) == value, (
+                assert (
+                    functools.reduce(lambda at, k: at[k], key.split("."), written(cell.name))
+                    == value
+                ), (
                     cell.name,
                     key,
                 )
@@ -65,8 +75,7 @@ def test_what_is_said_to_be_taken_where_a_paper_is_silent_is_what_its_cells_have
 def test_every_cells_model_fits_its_dataset():
     pairs = {
         (c.config["data"]["dataset"], json.dumps(c.config["model"], sort_keys=True))
-        for t in papers.with_results()
-        for c in papers.cells(t)
+        for c in CELLS.values()
     }
     for dataset, section in sorted(pairs):
         shape, classes = SHAPES[dataset]

@@ -29,6 +29,7 @@ def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
         "rounds": 2,
         "model": {"name": "mlp", "hidden": [16]},
         "train": {"lr": 0.1, "epochs": 3, "batch_size": 16},
+        "report": False,
     }
     run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
     clients, rates = pictures.local_accuracy(run)
@@ -44,7 +45,8 @@ def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
 
 
 def test_a_run_without_local_models_has_no_picture(tmp_path):
-    sets = {"rounds": 1, "model": "mlp", "data": {"dataset": "synthetic", "samples": 60}}
+    data = {"dataset": "synthetic", "samples": 60}
+    sets = {"rounds": 1, "model": "mlp", "data": data, "report": False}
     run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
     for path in (run.dir / "personal").glob("*"):
         path.unlink()

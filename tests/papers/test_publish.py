@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import order
@@ -16,29 +15,10 @@ from order import OrderVerdict, verdict
 from fednet import papers
 from fednet.papers import rendering, results
 from fednet.report.read import open_run
+from tests.papers.rows import rows
 from tests.report import fake_run
 
 HERE = Path(__file__).parents[2] / "configs" / "papers"
-
-
-def rows(column: str = "alpha=1", **methods: tuple[float | None, list[float | None]]) -> Any:
-    """By method: the paper's figure, and ours by seed."""
-    return [
-        {
-            **dict.fromkeys(results.FIXED),
-            "table": "paper/table",
-            "method": name,
-            "dataset": "D",
-            "heterogeneity": column,
-            "seed": seed,
-            "status": "done",
-            "measure": "final_accuracy",
-            "paper": paper,
-            "ours": value,
-        }
-        for name, (paper, values) in methods.items()
-        for seed, value in enumerate(values)
-    ]
 
 
 def test_a_pair_is_significant_where_its_differences_by_seed_exclude_zero():

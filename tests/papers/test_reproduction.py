@@ -16,6 +16,7 @@ from fednet.papers import rendering, results
 from fednet.papers import reproduce as running
 from fednet.report.read import open_run
 from fednet.sweep import marks
+from tests.papers.rows import rows
 from tests.report import fake_run
 
 
@@ -88,22 +89,6 @@ def test_emd_is_the_distance_of_class_shares_with_what_is_shared():
     assert results.emd(made(0, 0.5)) == 1.0
     assert results.emd(made(80, 0.5)) == 0.5  # 40 of its own, 20 and 20 shared
     assert results.emd(SimpleNamespace(partition={}, config={"algorithm": {}})) is None
-
-
-def rows(**ours):
-    """A table's rows from (paper, ours over seeds) by method."""
-    blank = dict.fromkeys(results.FIXED) | {
-        "scale": "full",
-        "dataset": "D",
-        "heterogeneity": "alpha=1",
-        "status": "done",
-        "measure": "best_accuracy",
-    }
-    return [
-        {**blank, "method": m, "paper": p, "ours": v, "seed": s}
-        for m, (p, values) in ours.items()
-        for s, v in enumerate(values)
-    ]
 
 
 def lines(made):

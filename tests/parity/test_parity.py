@@ -69,7 +69,7 @@ def models(fed: Federation, personal: bool) -> dict[str, bytes]:
     scope="module",
     params=[pytest.param(m, marks=pytest.mark.xdist_group(f"parity-{m}")) for m in METHODS],
 )
-def one(request, tmp_path_factory) -> Federation:
+def one(request, tmp_path_factory):
     """The run within one process."""
     fed = in_process(tmp_path_factory.mktemp("one"), algorithm=request.param, **SHAPE)
     assert len({r["model_sha256"] for r in fed.rounds()}) == 4  # each round moved the model

@@ -68,7 +68,7 @@ def first(data: bytes) -> Change:
         ("lightsecagg", "unmask", first(NO_ELEMENT), "field"),
     ],
 )
-def test_an_invalid_answer_leaves_its_sender_out(protocol, step, change, why) -> None:
+def test_an_invalid_answer_leaves_its_sender_out(protocol, step, change, why):
     round = attacked(terms(protocol), step, change)
     assert round.is_right()
     assert why in round.refused.pop(MALICIOUS)
@@ -85,7 +85,7 @@ def garbled(answer: bytes, head: int, size: int, whom: int) -> bytes:
 
 @pytest.mark.parametrize("protocol", BOTH)
 @pytest.mark.parametrize(("receivers", "named"), [(1, []), (3, [MALICIOUS]), (5, [MALICIOUS])])
-def test_shares_that_three_cannot_decrypt_blame_their_sender(protocol, receivers, named) -> None:
+def test_shares_that_three_cannot_decrypt_blame_their_sender(protocol, receivers, named):
     """Of six, four are needed: with one or two shares garbled the sum comes all the same."""
     t = terms(protocol)
     machine = server(t)
@@ -112,7 +112,7 @@ def test_a_malicious_client_is_blamed_and_the_sum_is_found_where_possible(
     assert (round.server.step is None) is comes
 
 
-def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch):
     """The shares can be decrypted, but are values of no polynomial."""
     split = field.split
 
@@ -131,7 +131,7 @@ def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch: pytest.MonkeyP
     assert blamed(Round(terms("secagg"))) == [MALICIOUS]
 
 
-def test_two_accusers_are_not_enough_to_blame_a_third() -> None:
+def test_two_accusers_are_not_enough_to_blame_a_third():
     """Shares of client 3 that two of its six holders changed: it gave four that fit together."""
 
     def change(step: str, client: int, answer: bytes) -> bytes:
@@ -185,9 +185,7 @@ def run_with(
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_blamed_client_is_left_out_of_later_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_blamed_client_is_left_out_of_later_rounds(tmp_path, monkeypatch, name):
     due, change, lost = ATTACKS[name]
 
     def attack(machine: Any, step: str, answer: bytes, question: bytes) -> bytes:
@@ -202,9 +200,7 @@ def test_a_blamed_client_is_left_out_of_later_rounds(
         assert record.dropped == {str(ONE): f"blamed in round 1: {blamed['reason']}"}
 
 
-def test_a_repeated_masked_vector_blames_its_sender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_masked_vector_blames_its_sender(tmp_path, monkeypatch):
     first: list[bytes] = []
 
     def attack(machine: Any, step: str, answer: bytes, question: bytes) -> bytes:

@@ -15,7 +15,7 @@ def small() -> nn.Module:
 
 
 @pytest.fixture
-def model() -> Tensors:
+def model():
     module = small()
     layout = Layout.of(module)
     generator = torch.Generator().manual_seed(1)

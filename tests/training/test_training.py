@@ -271,10 +271,6 @@ def test_the_only_sample_is_trained_on_with_batch_norm_in_eval_mode():
     assert not torch.equal(trained.x.vector, h.initial.vector)
 
 
-def test_without_batch_norm_a_last_batch_of_one_is_kept():
-    assert host(x=torch.ones(3, 1), y=torch.ones(3)).train(weight()).run.steps == 2
-
-
 def test_a_parameter_the_loss_does_not_reach_moves_by_its_correction_alone():
     h = net_host()
     pull = Tensors.zeros(h.layout)

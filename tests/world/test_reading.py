@@ -45,7 +45,7 @@ def test_availability_by_client_and_by_device():
     assert second.spells == ()
 
 
-def test_steps_by_client_and_fedscales_capacity(tmp_path: Path):
+def test_steps_by_client_and_fedscales_capacity(tmp_path):
     steps = list(reading.paces("client,step_ms\n0,10\n1,250\n", "d.csv", [32, 32]))
     assert steps == [Pace(0.01), Pace(0.25)]
     # three passes over a batch of 32, or 64, samples of 5 ms
@@ -56,7 +56,7 @@ def test_steps_by_client_and_fedscales_capacity(tmp_path: Path):
     assert down.mbps.tolist() == up.mbps.tolist() == [8.0]
 
 
-def test_links_without_clients_begin_at_a_second_of_each_clients_own(tmp_path: Path):
+def test_links_without_clients_begin_at_a_second_of_each_clients_own(tmp_path):
     file = tmp_path / "link.csv"
     rows = "".join(f"{t},{t + 1},{2 * t + 1}\n" for t in range(100))
     file.write_text("second,down_mbps,up_mbps\n" + rows)
@@ -67,7 +67,7 @@ def test_links_without_clients_begin_at_a_second_of_each_clients_own(tmp_path: P
         assert (up.mbps == 2 * down.mbps - 1).all()  # both directions begin together
 
 
-def test_mahimahis_traces_are_the_uplink_and_the_downlink(tmp_path: Path):
+def test_mahimahis_traces_are_the_uplink_and_the_downlink(tmp_path):
     # two packets in the first second, none in the second, one in the third, half a second long
     assert reading.mahimahi("0\n999\n2500\n", "up").mbps.tolist() == [0.024, 0.0, 0.024]
     up, down = tmp_path / "up", tmp_path / "down"
@@ -78,15 +78,13 @@ def test_mahimahis_traces_are_the_uplink_and_the_downlink(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("text", "clients"), [("²,1,2", 1), ("0,1,2\n4,1,2", 5)])
-def test_how_many_clients_a_file_has(text: str, clients: int):
+def test_how_many_clients_a_file_has(text, clients):
     assert reading.clients(text, "t") == clients
     with pytest.raises(ConfigError, match=r"t:1: .*; expected JSON"):
         reading.clients('{"0": ', "t")
 
 
-def test_a_pickle_is_not_read_and_the_command_that_converts_it_to_json_works(
-    tmp_path: Path, monkeypatch
-):
+def test_a_pickle_is_not_read_and_the_command_that_converts_it_to_json_works(tmp_path, monkeypatch):
     file = tmp_path / "trace"
     file.write_bytes(pickle.dumps({3: {"active": [1], "inactive": [2], "finish_time": 10}}))
     with pytest.raises(ConfigError, match="is a pickle, and reading it runs the code") as refused:
@@ -128,7 +126,7 @@ def test_a_name_that_is_none_says_the_nearest():
         ),
     ],
 )
-def test_a_bad_file_of_availability_is_refused_with_its_line(lines: str, said: str):
+def test_a_bad_file_of_availability_is_refused_with_its_line(lines, said):
     with pytest.raises(ConfigError, match=said):
         reading.availability(lines, "t.csv", 3)
 
@@ -147,7 +145,7 @@ def test_a_bad_file_of_availability_is_refused_with_its_line(lines: str, said: s
         ({"trace_start": 9, "trace_end": 3, "ready_time": [[1, 2]]}, "from second 9 to 3"),
     ],
 )
-def test_a_bad_device_is_refused_with_its_id(value: object, said: str):
+def test_a_bad_device_is_refused_with_its_id(value, said):
     good = {"active": [1], "inactive": [2], "finish_time": 10}
     text = json.dumps({"a": good, "b": value})
     with pytest.raises(ConfigError, match=rf"b.json: device 'b'.*{said}"):
@@ -163,7 +161,7 @@ def test_a_bad_device_is_refused_with_its_id(value: object, said: str):
         ("0,1\n1,1\n", "d.csv:2: the last client is 1"),
     ],
 )
-def test_a_bad_file_of_devices_is_refused_with_its_line(text: str, said: str):
+def test_a_bad_file_of_devices_is_refused_with_its_line(text, said):
     with pytest.raises(ConfigError, match=said):
         list(reading.paces(text, "d.csv", [1, 1, 1]))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ def test_a_round_begins_once_as_many_are_there_as_it_needs():
     assert (never.when(2, 0), never.when(1, 2.5)) == (math.inf, 5)
 
 
-def test_a_file_by_client_is_read_as_it_is(tmp_path: Path):
+def test_a_file_by_client_is_read_as_it_is(tmp_path):
     trace = tmp_path / "t.csv"
     trace.write_text("0,10,20\n1,0,5\n")
 
