@@ -82,9 +82,13 @@ def _outcomes(folder: Path) -> JsonDict:
 
 
 def engine(device: str, folder: Path) -> Iterator[JsonDict]:
-    """W6 in one process: packed, where its time goes, and one client after another."""
+    """W6 in one process: packed, where its time goes, and one client after another. The packed
+    training alone, and its kernels.
+    """
     plan = _plan(device, 40, PACKED, untimed=8)
     yield _one(plan, "fednet in process", folder / "packed", "packed 50, tf32")
+    if device != "cpu":
+        yield _kernels_of("pfl", 50, device, TF32, "together", "packed 50, tf32")
     yield _sampled(plan.work, device, folder / "sampled", dict(plan.train or {}))
     plan = _plan(device, 4, TF32)
     yield _one(plan, "fednet in process", folder / "apart", "one after another, tf32")
@@ -160,23 +164,26 @@ def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
     """
     for name, train in FEDDC.items():
         if device != "cpu":
-            yield _kernels_of("feddc", device, train, name)
+            yield _kernels_of("feddc", 1, device, train, "apart", name)
         train = {**train, "graphs": True}
         yield _trained("feddc", 10, device, train, ["apart", "beside"], name)
 
 
-def _kernels_of(size: str, device: str, train: JsonMapping, name: str) -> JsonDict:
-    """The kernels of one client's training, those that take longest in all first."""
+def _kernels_of(
+    size: str, m: int, device: str, train: JsonMapping, form: str, name: str
+) -> JsonDict:
+    """The kernels of m clients' training, those that take longest in all first."""
     from torch.profiler import ProfilerActivity, profile
 
     from tests.bench import pack
 
     record: JsonDict = {"size": size, "train": dict(train), "name": name}
     try:
-        clients = pack.Clients(size, 1, device, train)
-        clients.apart()
+        clients = pack.Clients(size, m, device, train)
+        work = getattr(clients, form)
+        record["untimed_ms"] = [1e3 * work() for _ in range(3)]
         with profile(activities=[ProfilerActivity.CUDA]) as found:
-            record["profiled_ms"] = 1e3 * clients.apart()
+            record["profiled_ms"] = 1e3 * work()
         kernels = sorted(found.key_averages(), key=lambda k: -k.self_device_time_total)
         record["kernels_ms"] = sum(k.self_device_time_total for k in kernels) / 1e3
         record["longest"] = [
