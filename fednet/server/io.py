@@ -463,6 +463,11 @@ class ServerIO:
             self._pump(timeout_s, lambda: bool(self.outcomes))
         return self.outcomes.popleft() if self.outcomes else None
 
+    @property
+    def in_process(self) -> bool:
+        """Whether the clients work in this process, while the server waits."""
+        return self._pump_clients is not None
+
     def rest(self, timeout_s: float) -> None:
         """Lets so much time pass."""
         self._pump(timeout_s, lambda: False)

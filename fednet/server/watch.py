@@ -211,8 +211,11 @@ class Watch:
         self, wanted: int, join_s: float | None, resumed: bool, round: int = 1
     ) -> None:
         """Waits until so many clients are ready, or for `join_s`. Raises CannotGoOn if none came.
-        After a resume it does not wait: each task waits for its own client.
+        After a resume it does not wait: each task waits for its own client. Clients in this process
+        always come, however long they prepare.
         """
+        if self._io.in_process:
+            join_s = None
         until, noted = None if join_s is None else time.monotonic() + join_s, False
         self._awaiting = 0 if resumed else round
         while self.present() < wanted:

@@ -14,8 +14,8 @@ from fednet.server.inbox import Inbox
 
 
 @pytest.mark.long
-def test_a_task_longer_than_the_heartbeats_patience_loses_nobody(tmp_path):
-    # Any task is longer.
+def test_preparing_and_tasks_longer_than_any_patience_lose_nobody(tmp_path):
+    # Both are longer.
     section = {
         "name": "patient",
         "rounds": 3,
@@ -25,7 +25,7 @@ def test_a_task_longer_than_the_heartbeats_patience_loses_nobody(tmp_path):
         "model": {"name": "mlp", "hidden": [8]},
         "data": {"dataset": "synthetic", "samples": 200, "shape": [1, 8, 8], "classes": 4},
         "train": {"steps": 3},
-        "round": {"lost": {"closed": 0.001, "silent": 0.001}},
+        "round": {"join": 0.001, "lost": {"closed": 0.001, "silent": 0.001}},
     }
     run = fednet.run(section, in_process=True, out=tmp_path)
     assert [r.completed for r in run.rounds] == [[0, 1]] * 3
