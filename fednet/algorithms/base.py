@@ -287,6 +287,14 @@ class Algorithm:
         kept: State = server
         return kept
 
+    def with_more_clients(self, server: OwnState, before: int, now: int) -> State:
+        """Returns the server's state after clients have joined the run, of which `before` could
+        train until now. A state that holds a mean over all N clients has to be divided by the new
+        N. Raises ConfigError if no client can join. Default: the same state.
+        """
+        kept: State = server
+        return kept
+
     def init_client(self, x: Tensors) -> State:
         """Returns a client's first state; called at its first participation. x: the whole initial
         model.

@@ -49,6 +49,9 @@ class CA2FL(Algorithm):
     def init_server(self, x):
         return self.Server(x=x, h_i=PerClient(x.params.layout), h=x.params.zeros_like())
 
+    def with_more_clients(self, server, before, now):
+        return server.replace(h=before / now * server.h)  # h_i of a new client is 0
+
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(y.x - down.x).with_buffers(y.x), run=y.run)

@@ -44,6 +44,9 @@ class FedDyn(Algorithm):
     def init_client(self, x):
         return self.Client(g=x.params.zeros_like())
 
+    def with_more_clients(self, server, before, now):
+        return server.replace(h=before / now * server.h)  # theta_k - theta was 0 for a new client
+
     def client_update(self, phase, client, down, host):
         g = client.g.select(down.x.params.layout)
         y = host.train(down.x, proximal=self.config.alpha, add_to_grad=-g)

@@ -38,6 +38,9 @@ class FedVARP(Algorithm):
     def init_server(self, x):
         return self.Server(x=x, y=PerClient(x.params.layout), ybar=x.params.zeros_like())
 
+    def with_more_clients(self, server, before, now):
+        return server.replace(ybar=before / now * server.ybar)  # y_i of a new client is 0
+
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)

@@ -29,6 +29,7 @@ et al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022
 from typing import Literal
 
 from fednet.algorithms.base import *
+from fednet.errors import ConfigError
 from fednet.training.optimizers import tau
 
 
@@ -97,6 +98,16 @@ class Scaffold(Algorithm):
 
     def init_server(self, x):
         return self.Server(x=x, c=self.first(x))
+
+    def with_more_clients(self, server, before, now):
+        if self.config.variates != "zero":
+            raise ConfigError(
+                "algorithm.variates: no client can join the run, since c is the mean over all N "
+                "variates, and those of new clients are not 0; start a run under another name."
+            )
+        if self.config.mean_over == "participants":
+            return server
+        return server.replace(c=before / now * server.c)  # c_i of a new client is 0
 
     def init_client(self, x):
         return self.Client(c=self.first(x))

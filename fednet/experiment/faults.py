@@ -142,6 +142,11 @@ class Replay:
             raise ConfigError(
                 f"faults.replay: {path}: {broken.strerror}; expected the directory of a run."
             ) from broken
+        for event in reading.events(Path(where), "clients_added"):
+            raise ConfigError(
+                f"faults.replay: clients joined {where} after round {event['round']}; a run whose "
+                f"number of clients changed cannot be replayed."
+            )
         if len(rows) < config.rounds:
             raise ConfigError(
                 f"faults.replay: {where} has {len(rows)} rounds, this run asks for {config.rounds}."

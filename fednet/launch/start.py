@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from fednet.server.watch import Watcher
 
 # On resume.
-MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "report")
+# Whether clients can join is known once the data are divided: see `server.growth`.
+MAY_CHANGE = ("rounds", "clients", "stop", "round", "evaluate", "name", "load", "track", "report")
 MAY_NOT = ("evaluate.held_out",)  # a client that trained would count as one that never did
 
 

@@ -219,6 +219,10 @@ class Exchanges:
             self.ask(exchange, client, before.server, *known, keep.get(client, ""))
         if index == 0:  # a later exchange needs what the client kept of this round
             exchange.initial_task = lambda e, c: self.ask(e, c, before.server, "", "", "").job
+        for (client, purpose), reply in exchange.found.items():
+            if client not in exchange.asked and purpose == "train":
+                why = "clients joined, and this one is not in the round any more"
+                self.io.record_bills([BillResult(reply.bill, False, why)])
         rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if a.wanted]
         exchange.encoding = time.monotonic() - exchange.opened
         here = sum(1 for a in exchange.asked.values() if a.reply is not None)

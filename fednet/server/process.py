@@ -31,6 +31,7 @@ from fednet.plain import JsonMapping
 from fednet.records import Summary, reading
 from fednet.server.endpoint import Endpoint, text_for_clients
 from fednet.server.evaluation import test_sets
+from fednet.server.growth import grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.watch import (
     Hosting,
@@ -157,9 +158,17 @@ class Session:
 
         self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
+        self.added = range(0)  # clients that join the run with this resume
         if self.checkpoints.exists:
-            self.resumed = self.checkpoints.load(self.experiment.algorithm.Server, Residuals)
-            self.run_id = self.resumed[1].run
+            state, progress, more = self.checkpoints.load(
+                self.experiment.algorithm.Server, Residuals
+            )
+            if progress.clients not in (0, self.config.clients):
+                state = grown(self.experiment, state, progress.clients, self.directory)
+                self.added = range(progress.clients, self.config.clients)
+            progress.clients = self.config.clients
+            self.resumed = state, progress, more
+            self.run_id = progress.run
 
     def _config_of_clients(self) -> Config:
         """The configuration with the digest of the model. Raises ConfigError where `model.sha256`
@@ -323,7 +332,9 @@ class Session:
         if self.experiment.federation is not None:
             return self.experiment.samples(client)
         facts = self.protocol.sites.get(client)
-        return None if facts is None else facts.train
+        if facts is None:  # it has not joined this server yet, perhaps an earlier one
+            return self.protocol.sites.declared.get(client)
+        return facts.train
 
     def tested(self, client: int) -> tuple[int, int]:
         """How many labels or values a client can evaluate on: in its own test set, by the partition
@@ -354,7 +365,7 @@ class Session:
             self.files.append(resumed[1].records)
         if self.experiment.federation is not None:
             write_json(self.directory / "partition.json", self.experiment.federation.to_json())
-        rounds.begin(resumed)
+        rounds.begin(resumed, self.added)
 
     def close(self, over: bool, why: str, crashed: bool) -> None:
         """Tells the clients how the run ended, and closes everything. over: nothing is left to do;

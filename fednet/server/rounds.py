@@ -65,7 +65,7 @@ class Rounds:
         self.inbox = inbox
         self.watch, self.display, self.callbacks = watch, watch.display, callbacks
         self.exchanges, self.evaluator, self.resources = exchanges, evaluator, resources
-        self.progress = RunProgress(run=run_id)
+        self.progress = RunProgress(run=run_id, clients=self.config.clients)
         self.carried: RunState  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
         key, drawn = checkpoints.folder / "noise.key", checkpoints.exists
@@ -79,8 +79,12 @@ class Rounds:
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
-    def begin(self, resumed: tuple[State, RunProgress, Residuals | None] | None) -> None:
-        """Fresh state, or what a checkpoint holds."""
+    def begin(
+        self,
+        resumed: tuple[State, RunProgress, Residuals | None] | None,
+        added: Sequence[int] = (),
+    ) -> None:
+        """Fresh state, or what a checkpoint holds. added: clients that join the run now."""
         if resumed is None:
             first = self.method.init_server(
                 self.experiment.setting.initial.select(self.experiment.shared)
@@ -95,6 +99,11 @@ class Rounds:
             self.durable = dict(progress.versions)
             self.sent = kept(self.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
+        if added:
+            self.progress.joined = self.progress.round
+            # Before the checkpoint: after a crash in between it is written once more
+            self.directory.event("clients_added", self.progress.round, clients=list(added))
+            self.display.note(f"client(s) {as_text(added)} join the run")
         for event in reading.events(self.directory.path, "blamed"):
             self.exchanges.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.save()
@@ -109,7 +118,7 @@ class Rounds:
                 self.watch.await_clients(
                     self.config.clients if start == "all" else int(start),
                     self.config.round.join_s(self.attendance.alone),
-                    resumed=self.progress.round > 0,
+                    resumed=self.progress.round > self.progress.joined,
                 )
                 self.resources.since(self.io.snapshot["sites"])  # what it took until now
                 drive(self)

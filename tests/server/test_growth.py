@@ -1,0 +1,172 @@
+"""Clients that join a run when it resumes: `clients` grew."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fednet import config as configuration
+from fednet.algorithms.base import State
+from fednet.errors import ConfigError, Stopped
+from fednet.experiment import build
+from fednet.launch import start
+from fednet.server.checkpoint import Checkpoints, Residuals
+from fednet.server.watch import Hosting
+from tests.processes import Processes
+from tests.rooms import SMALL, hashes, lines, merged
+
+ASYNC = {"schedule": {"mode": "async"}, "link": {"clock": "virtual", "step_ms": 5}}
+
+
+def changes(folder: Path, **more):
+    """A run whose clients have their own data, in folder/client-K."""
+    for client in range(5):
+        place = folder / f"client-{client}"
+        place.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(client)
+        x, y = rng.random((20, 4), dtype=np.float32), np.arange(20) % 2
+        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = {"dataset": "site", "shape": [4], "classes": 2, "root": str(folder)}
+    own = {"clients": 3, "rounds": 2, "participation": 1.0, "report": False}
+    return merged({**SMALL, "data": data, "evaluate": {"clients": "auto"}, **own}, more)
+
+
+def go(out: Path, mapping, resume: bool = False, callback=None) -> Path:
+    config = configuration.from_mapping(mapping, where="the test")
+    with start.open_directory(config, out, resume) as (settings, directory, _):
+        root = Path(config.data.root) if config.data.root else None
+        how = Hosting(start.Silent(), ["test"], "cpu", root, callback=callback)
+        start.run_in_process(settings, directory, how)
+    return directory
+
+
+def checkpoint(directory: Path, mapping) -> State:
+    config = configuration.from_mapping(mapping, where="the test")
+    method = build.build(config, directory.parent).algorithm
+    return Checkpoints(directory / "checkpoint").load(method.Server, Residuals)[0]
+
+
+def times(directory: Path) -> list[float | None]:
+    return [r["seconds_virtual"] for r in lines(directory / "rounds.jsonl")]
+
+
+def stop(record) -> None:
+    if record.round == 3:
+        raise Stopped("enough")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvarp", "scaffold", "feddyn", "fedper", "ca2fl"])
+def test_clients_join_at_a_resume_and_every_placement_goes_on_alike(tmp_path, method):
+    more = {"algorithm": {"name": method}, **(ASYNC if method == "ca2fl" else {})}
+    first = changes(tmp_path / "data", **more)
+    grown = merged(first, {"clients": 5, "rounds": 5})
+    directory = go(tmp_path / "one", first)
+    before = checkpoint(directory, first)
+    go(tmp_path / "one", grown, resume=True)
+    rounds = lines(directory / "rounds.jsonl")
+    if method != "ca2fl":
+        assert [len(r["completed"]) for r in rounds] == [3, 3, 5, 5, 5]
+    assert {c for r in rounds[2:] for c in r["completed"]} == {0, 1, 2, 3, 4}
+    events = lines(directory / "events.jsonl")
+    (added,) = [e for e in events if e["type"] == "clients_added"]
+    assert (added["round"], added["clients"]) == (2, [3, 4])
+    # What the server holds as a mean over all clients still is one.
+    state = checkpoint(directory, grown)
+    if method in ("fedvarp", "ca2fl"):
+        rows, mean = {"fedvarp": ("y", "ybar"), "ca2fl": ("h_i", "h")}[method]
+        total = sum(row.vector.double() for row in getattr(state, rows).values())
+        assert len(getattr(state, rows)) == 5
+        torch.testing.assert_close(getattr(state, mean).vector.double() * 5, total)
+        assert not torch.equal(getattr(state, mean).vector, getattr(before, mean).vector)
+    # Killed after the first round with the new clients.
+    killed = go(tmp_path / "two", first)
+    with pytest.raises(Stopped):
+        go(tmp_path / "two", grown, resume=True, callback=stop)
+    go(tmp_path / "two", grown, resume=True)
+    assert hashes(killed) == hashes(directory)
+    assert times(killed) == times(directory)
+    assert sum(e["type"] == "clients_added" for e in lines(killed / "events.jsonl")) == 1
+    # In processes.
+    (tmp_path / "three").mkdir()
+    with Processes(tmp_path / "three") as all_of_it:
+        for name, mapping, words in (("a", first, ()), ("b", grown, ("--resume",))):
+            text = tmp_path / f"{name}.yaml"
+            text.write_text(json.dumps(mapping), encoding="utf-8")
+            options = ("--out", tmp_path / "three", "--workers", 2, "--device", "cpu", "--quiet")
+            status, said = all_of_it.run("main", "run", text, *options, *words)
+            assert status == 0, said
+    assert hashes(tmp_path / "three" / directory.name) == hashes(directory)
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "says"),
+    [
+        ({}, {"clients": 2}, "clients: 2, and the run has 3: clients: clients can be added"),
+        (
+            {"privacy": {"clip": 1.0, "noise": 1.0}},
+            {},
+            "privacy.noise: its guarantee",
+        ),
+        (
+            {"privacy": {"secagg": {"protocol": "secagg", "max_samples": 20}}},
+            {},
+            "privacy.secagg: a round that",
+        ),
+        (
+            {"algorithm": {"name": "scaffold", "variates": "random"}},
+            {},
+            "algorithm.variates: no client can join",
+        ),
+        (
+            {"train": {"per_client": {"1/2": {"epochs": 2}}}},
+            {},
+            "train.per_client: it would be another for client 1",
+        ),
+        (
+            {"faults": {"malicious": {"clients": 0.4}}},
+            {},
+            "faults.malicious.clients: it would be another for client",
+        ),
+        ({"evaluate": {"held_out": 0.3}}, {}, "evaluate.held_out: it would be another for client"),
+    ],
+)
+def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, given, more, says):
+    first = changes(tmp_path / "data", rounds=1, **given)
+    directory = go(tmp_path / "run", first)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        go(tmp_path / "run", merged(first, {"clients": 5, "rounds": 2, **more}), resume=True)
+    go(tmp_path / "run", merged(first, {"rounds": 2}), resume=True)  # goes on as it was
+    assert len(hashes(directory)) == 2
+
+
+def test_a_division_of_common_data_changes_and_one_given_by_a_file_need_not(tmp_path):
+    rest = {"evaluate": {"clients": "auto"}, "rounds": 1, "participation": 1.0, "clients": 3}
+    iid = merged(SMALL, {**rest, "name": "iid"})
+    go(tmp_path, iid)
+    with pytest.raises(ConfigError, match=r"data.partition: client\(s\) 0-2 would have other"):
+        go(tmp_path, merged(iid, {"clients": 4, "rounds": 2}), resume=True)
+    lists = tmp_path / "lists.json"
+    ten = [list(range(k, k + 10)) for k in range(0, 50, 10)]
+    tests = [[k] for k in range(5)]
+
+    def write(n: int) -> None:
+        lists.write_text(json.dumps({"train": ten[:n], "test": tests[:n]}))
+
+    given = merged(
+        iid, {"data": {"partition": {"scheme": "file", "path": str(lists)}}, "name": "by"}
+    )
+    write(3)
+    directory = go(tmp_path, given)
+    write(5)
+    go(tmp_path, merged(given, {"clients": 5, "rounds": 3}), resume=True)
+    assert [len(r["completed"]) for r in lines(directory / "rounds.jsonl")] == [3, 5, 5]
+    assert json.loads((directory / "partition.json").read_text())["samples"] == [10] * 5
+    # A run that grew is not replayed with one number of clients.
+    again = merged(given, {"clients": 5, "rounds": 3, "name": "again"})
+    with pytest.raises(ConfigError, match=r"clients joined .* after round 1; a run whose number"):
+        go(tmp_path, merged(again, {"faults": {"replay": str(directory)}}))
