@@ -18,7 +18,7 @@ from fednet.launch import start
 from fednet.server.checkpoint import Checkpoints, Residuals
 from fednet.server.watch import Hosting
 from tests.processes import Processes
-from tests.rooms import SMALL, hashes, lines, merged
+from tests.rooms import SMALL, hashes, lines, merged, small
 
 ASYNC = {"schedule": {"mode": "async"}, "link": {"clock": "virtual", "step_ms": 5}}
 
@@ -101,6 +101,20 @@ def test_clients_join_at_a_resume_and_every_placement_goes_on_alike(tmp_path, me
             status, said = all_of_it.run("main", "run", text, *options, *words)
             assert status == 0, said
     assert hashes(tmp_path / "three" / directory.name) == hashes(directory)
+
+
+@pytest.mark.parametrize(
+    ("method", "field"),
+    [("fedvarp", "ybar"), ("ca2fl", "h"), ("feddyn", "h"), ("scaffold", "c")],
+)
+def test_a_mean_over_all_clients_is_divided_by_their_new_number(method, field):
+    experiment = build.build(small(algorithm={"name": method}), None)
+    server = experiment.algorithm.init_server(experiment.setting.initial)
+    start = getattr(server, field)
+    ones = start.with_vector(torch.ones_like(start.vector))
+    grown = experiment.algorithm.with_more_clients(server.replace(**{field: ones}), 3, 4)
+    assert getattr(grown, field).vector.unique().tolist() == [0.75]
+    assert grown.x is server.x
 
 
 @pytest.mark.parametrize(
