@@ -19,10 +19,21 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from fednet import config as configuration
+from fednet import loading
+from fednet.config import Config
 from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError, StateError
 from fednet.experiment import lock
-from fednet.files import Lines, clear_asides, plain_line, read_lines, repair, write_json
+from fednet.files import (
+    Lines,
+    clear_asides,
+    plain_line,
+    read_lines,
+    repair,
+    write_aside,
+    write_json,
+)
 from fednet.plain import JsonDict
 from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import RESTORE, read_manifest
@@ -153,6 +164,23 @@ def clear_run(path: Path) -> None:
     """Removes what a killed server left half written. Call it with the run locked."""
     for folder in (path, path / "condensed", path / "personal"):
         clear_asides(folder)
+
+
+def write_configuration(config: Config, path: Path) -> None:
+    """Writes the configuration with which a run begins or goes on, and copies of the user's own
+    files. The summary of a run that had finished is removed.
+    """
+    (path / "summary.json").unlink(missing_ok=True)
+    code = path / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    copies = list[str]()
+    for file, name in zip(config.load, loading.names(config.load)):
+        target = code / name
+        if Path(file).resolve() != target.resolve():
+            shutil.copyfile(file, target)
+        copies.append(str(Path("code") / target.name))
+    written = config.replace(load=tuple(copies)) if copies else config
+    write_aside(path / "config.yaml", configuration.to_yaml(written))
 
 
 class RunDirectory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from fednet.experiment.rundir import (
     removed_if_empty,
     renew,
     runs_of,
+    write_configuration,
     write_status,
 )
-from fednet.files import write_aside
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
 from fednet.plain import JsonDict, JsonMapping
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from fednet.server.watch import Watcher
 
 # On resume.
-# Whether clients can join is known once the data are divided: see `server.growth`.
 MAY_CHANGE = ("rounds", "clients", "stop", "round", "evaluate", "name", "load", "track", "report")
 MAY_NOT = ("evaluate.held_out",)  # a client that trained would count as one that never did
 
@@ -89,9 +87,8 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
     finished.
     """
     known = path / "config.yaml"
-    code = path / "code"
     if known.exists():
-        check_code(config, code)
+        check_code(config, path / "code")
         old = configuration.load(known, [])
         check_resumable(old, config)
         if (
@@ -100,17 +97,10 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
             and config.stop == old.stop
         ):
             return old, True
-        (path / "summary.json").unlink(missing_ok=True)
+        if config.clients != old.clients and (path / "checkpoint" / "manifest.json").exists():
+            return config, False  # the server writes it, if clients can join: see `server.growth`
     write_status(path, state="starting", rounds=config.rounds)
-    code.mkdir(parents=True, exist_ok=True)
-    copies = list[str]()
-    for file, name in zip(config.load, loading.names(config.load)):
-        target = code / name
-        if Path(file).resolve() != target.resolve():
-            shutil.copyfile(file, target)
-        copies.append(str(Path("code") / target.name))
-    written = config.replace(load=tuple(copies)) if copies else config
-    write_aside(known, configuration.to_yaml(written))
+    write_configuration(config, path)
     return config, False
 
 

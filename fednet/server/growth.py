@@ -26,16 +26,24 @@ from fednet.robust import attacks
 FACTS = ("samples", "sha256", "test_samples_by_class")  # of partition.json, by client
 
 
-def grown(experiment: Experiment, server: State, before: int, directory: Path) -> State:
-    """Returns the server's state of a run that had `before` clients, for the clients that it has
-    now. Raises ConfigError where clients cannot join.
+def check_growth(experiment: Experiment, server: State, before: int, directory: Path) -> None:
+    """Raises ConfigError where no clients can join a run that had `before` clients. server: its
+    state in the checkpoint.
     """
-    config = experiment.config
     for key, reason in refusals(experiment, before, directory):
         raise ConfigError(
-            f"clients: {config.clients}, and the run has {before}: {key}: {reason} Resume it with "
-            f"clients={before}, or start a run under another name."
+            f"clients: {experiment.config.clients}, and the run has {before}: {key}: {reason} "
+            f"Nothing was changed. Resume it with clients={before}, or start a run under another "
+            f"name."
         )
+    grown(experiment, server, before)
+
+
+def grown(experiment: Experiment, server: State, before: int) -> State:
+    """Returns the server's state for the clients that the run has now. before: how many it had.
+    Raises ConfigError where the method does not allow it.
+    """
+    config = experiment.config
     old = config.replace(clients=before)
     method = experiment.algorithm
     return method.with_more_clients(server, old.training_clients, config.training_clients)

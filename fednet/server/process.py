@@ -25,13 +25,14 @@ from fednet.experiment.rundir import (
     cut,
     log_to,
     resume_hint,
+    write_configuration,
 )
 from fednet.files import read_lines, write_aside, write_json
 from fednet.plain import JsonMapping
 from fednet.records import Summary, reading
 from fednet.server.endpoint import Endpoint, text_for_clients
 from fednet.server.evaluation import test_sets
-from fednet.server.growth import grown
+from fednet.server.growth import check_growth, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.watch import (
     Hosting,
@@ -132,8 +133,11 @@ class Session:
         clear_run(directory)
         own = functools.partial(lock.check, directory)
         self.checkpoints = Checkpoints(directory / "checkpoint", fsync, own)
+        self.added = range(0)  # clients that join the run with this resume
         if self.checkpoints.exists:
             progress = self.checkpoints.progress()
+            if progress.clients not in (0, self.config.clients):
+                self._add_clients(progress.clients)
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
         self.files = RunDirectory(directory)
@@ -148,6 +152,19 @@ class Session:
         self.logs = log_to(directory / "log" / "server.log")
         self.incarnation = self.checkpoints.incarnation(directory)
 
+    def _add_clients(self, before: int) -> None:
+        """Checks that clients can join a run of `before` clients. Raises ConfigError, before
+        anything in the directory is changed.
+        """
+        from fednet.experiment import build
+        from fednet.server.checkpoint import Residuals
+
+        experiment = build.build(self.config, self.how.data)
+        state = self.checkpoints.load(experiment.algorithm.Server, Residuals)[0]
+        check_growth(experiment, state, before, self.directory)
+        write_configuration(self.config, self.directory)
+        self.added = range(before, self.config.clients)
+
     def _event(self, event: str, fields: JsonMapping) -> None:
         self.files.event(event, **fields)
         if self.how.on_event is not None:
@@ -158,14 +175,12 @@ class Session:
 
         self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
-        self.added = range(0)  # clients that join the run with this resume
         if self.checkpoints.exists:
             state, progress, more = self.checkpoints.load(
                 self.experiment.algorithm.Server, Residuals
             )
-            if progress.clients not in (0, self.config.clients):
-                state = grown(self.experiment, state, progress.clients, self.directory)
-                self.added = range(progress.clients, self.config.clients)
+            if self.added:
+                state = grown(self.experiment, state, self.added.start)
             progress.clients = self.config.clients
             self.resumed = state, progress, more
             self.run_id = progress.run

@@ -85,8 +85,8 @@ def test_what_a_resume_would_change_is_listed_by_its_keys_and_nothing_is_written
     before = (path / "config.yaml").read_bytes()
     with pytest.raises(
         ConfigError,
-        match=r"--resume: clients, seed, train.lr differ from the run's own configuration.*only "
-        r"rounds, stop, round, evaluate",
+        match=r"--resume: seed, train.lr differ from the run's own configuration.*only "
+        r"rounds, clients, stop, round, evaluate",
     ):
         open_directory(
             config(seed=1, clients=3, train={"lr": 0.5}, rounds=5), tmp_path, resume=True

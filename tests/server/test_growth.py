@@ -152,8 +152,12 @@ def test_a_mean_over_all_clients_is_divided_by_their_new_number(method, field):
 def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, given, more, says):
     first = changes(tmp_path / "data", rounds=1, **given)
     directory = go(tmp_path / "run", first)
+    names = ("config.yaml", "summary.json", "rounds.jsonl", "partition.json")
+    there = {name: (directory / name) for name in names if (directory / name).exists()}
+    before = {name: path.read_bytes() for name, path in there.items()}
     with pytest.raises(ConfigError, match=re.escape(says)):
         go(tmp_path / "run", merged(first, {"clients": 5, "rounds": 2, **more}), resume=True)
+    assert {name: path.read_bytes() for name, path in there.items()} == before
     go(tmp_path / "run", merged(first, {"rounds": 2}), resume=True)  # goes on as it was
     assert len(hashes(directory)) == 2
 
