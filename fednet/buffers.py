@@ -39,7 +39,7 @@ atexit.register(gc.unfreeze)
 
 
 class Lease:
-    """What every view, memoryview and tensor of a lent array keeps alive."""
+    """Lives as long as any view, memoryview or tensor of a lent array does."""
 
     __slots__ = ("__array_interface__", "__weakref__", "array")
 

@@ -148,7 +148,7 @@ def raise_stop(number: int, _: object = None) -> NoReturn:
 
 
 def signal_name(number: int) -> str:
-    """SIGTERM, or "signal 40": most of the real-time signals have no name in Python."""
+    """Returns SIGTERM, or "signal 40": most real-time signals have no name in Python."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -222,7 +222,9 @@ def why(broken: OSError) -> str:
 
 
 def no_memory(broken: BaseException) -> bool:
-    """Whether memory was not enough. The loader of libraries, and torch, say so in words only."""
+    """Returns whether memory was not enough. The loader of libraries, and torch, say so in words
+    only.
+    """
     if isinstance(broken, OSError):
         return broken.errno == errno.ENOMEM
     return isinstance(broken, MemoryError) or (

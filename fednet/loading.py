@@ -135,8 +135,8 @@ def module_of(path: Path) -> str | None:
 
 
 def partless(kind: str) -> str:
-    """For a missing part of that kind: a sentence that names a loaded file which registers nothing;
-    "" if there is none.
+    """Returns, for a missing part of that kind, a sentence that names a loaded file which registers
+    nothing; "" if there is none.
     """
     bare = [
         e.path.name for e in _loaded.values() if not registry.of_module(_module(e.path, e.sha256))
@@ -183,7 +183,7 @@ def raised(broken: BaseException, anywhere: bool = False) -> str:
 
 
 def _meant(broken: BaseException) -> str:
-    """For a missing attribute: the existing one that is nearest."""
+    """Returns, for a missing attribute, a hint at the nearest existing one."""
     if not isinstance(broken, AttributeError) or not isinstance(broken.name, str):
         return ""
     known = [name for name in dir(broken.obj) if not name.startswith("_")]

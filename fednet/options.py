@@ -53,7 +53,7 @@ def options_of(
 
 
 def takes(part: Callable[..., object], option: str) -> bool:
-    """Whether the function, or the class, would take that option."""
+    """Returns whether the function, or the class, would take that option."""
     parameters = inspect.signature(part).parameters
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

@@ -45,7 +45,7 @@ def pages(path: str) -> memoryview:
 
 
 def is_read(path: str) -> bool:
-    """Whether something refers to bytes of that file, which then must not change."""
+    """Returns whether something refers to bytes of that file, which then must not change."""
     name = _identity(os.stat(path))
     if _mapped.get(name):
         return True

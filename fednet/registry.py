@@ -114,7 +114,7 @@ class Registry:
         return [known[n] if n in known else self._describe(n) for n in self.names()]
 
     def index(self) -> dict[str, Entry]:
-        """Return an entry for each part of fednet and of installed packages, by name."""
+        """Returns an entry for each part of fednet and of installed packages, by name."""
         if self._index is None:
             mark = re.compile(rf'^@{self.kind}\("([^"]+)"', re.MULTILINE)
             self._index = {}
@@ -130,7 +130,7 @@ class Registry:
         return Entry(name, part.__module__, _first_paragraph(part.__doc__))
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the text of each module of fednet's own package."""
+        """Yields the name and the text of each module of fednet's own package."""
         spec = importlib.util.find_spec(self.package)
         assert spec is not None
         for folder in spec.submodule_search_locations or []:
@@ -138,7 +138,7 @@ class Registry:
                 yield f"{self.package}.{path.stem}", path.read_text(encoding="utf-8")
 
     def _read(self, text: str, module: str) -> list[Entry]:
-        """Return an entry with a summary for each part that a module's text defines."""
+        """Returns an entry with a summary for each part that a module's text defines."""
         found = []
         for node in ast.parse(text).body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -156,7 +156,7 @@ class Registry:
 
 
 def _shipped(module: str) -> bool:
-    """Whether a module belongs to fednet itself."""
+    """Returns whether a module belongs to fednet itself."""
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 

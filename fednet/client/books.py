@@ -164,7 +164,7 @@ class Answers(Account):
         self._noises.setdefault(row.client, Counter())[row.noise] += 1
 
     def of(self, run: str) -> bool:
-        """Whether a client answered in that run before this process was started."""
+        """Returns whether a client answered in that run before this process was started."""
         return run in self._runs
 
     def account(self, question: Question, answer: str, section: PrivacySection) -> None:

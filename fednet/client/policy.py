@@ -68,7 +68,7 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a client process may do. data: this site's data. places: folders below which a path
+    """Says what a client process may do. data: this site's data. places: folders below which a path
     that the server names may be read. allow: None for every kind. local: the user of this process
     wrote the server's configuration too.
     """

@@ -202,7 +202,7 @@ class SiteData:
 
     @property
     def has_balanced(self) -> bool:
-        """Whether there is a test set with as many samples of each class."""
+        """Returns whether there is a test set with as many samples of each class."""
         return not self.own and bool(self.experiment.setting.classes)
 
     def site(self, client: int, device: str) -> Site:

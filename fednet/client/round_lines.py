@@ -37,7 +37,7 @@ class RoundLines:
         self._sent = 0  # bytes
 
     def began(self, key: m.Key) -> None:
-        """A task has come."""
+        """Notes that a task has come."""
         here = key.round, key.purpose
         if here != self._of:
             self.over()
@@ -56,7 +56,7 @@ class RoundLines:
         self._ended = time.monotonic()
 
     def paused(self) -> None:
-        """No task is being done here."""
+        """Notes that no task is being done here."""
         if self._clients and time.monotonic() - self._ended > PAUSE_S:
             self.over()
 

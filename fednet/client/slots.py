@@ -66,7 +66,7 @@ def memory_of(device: str, share: float = 1.0) -> GpuMemory | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device ran out of memory. cuBLAS and cuDNN say so in their message only."""
+    """Returns whether a device ran out of memory. cuBLAS and cuDNN say so in their message only."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):

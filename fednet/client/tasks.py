@@ -51,9 +51,9 @@ class TaskCancelled(FednetError):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a client process has prepared for one run: a worker for each device. shape() puts the
-    clients' emulated links before a transport. packing trains clients together, `together` at once
-    on each device. beside: rounds overlap. largest(key) returns the most bytes that a task's
+    """Holds what a client process has prepared for one run: a worker for each device. shape() puts
+    the clients' emulated links before a transport. packing trains clients together, `together` at
+    once on each device. beside: rounds overlap. largest(key) returns the most bytes that a task's
     payload may have.
     """
 
@@ -69,9 +69,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a task: replies, or a failure, or neither where a planned fault keeps it silent.
-    faults: those to act out when it is sent, by kind. due: when it may be sent, on the monotonic
-    clock. fatal: the failure ends the process.
+    """Holds what came of a task: replies, or a failure, or neither where a planned fault keeps it
+    silent. faults: those to act out when it is sent, by kind. due: when it may be sent, on the
+    monotonic clock. fatal: the failure ends the process.
     """
 
     given: Given
@@ -119,7 +119,7 @@ class Tasks:
 
     @property
     def idle(self) -> bool:
-        """Whether no task is left to answer."""
+        """Returns whether no task is left to answer."""
         return not self._wanted
 
     def is_wanted(self, given: Given) -> bool:

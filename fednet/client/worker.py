@@ -279,8 +279,8 @@ class Worker:
 
     @property
     def _needs_state(self) -> bool:
-        """Whether training starts from what the client kept: the method's state, its own buffers,
-        its optimizer's state, or what its compressed uploads left out.
+        """Returns whether training starts from what the client kept: the method's state, its own
+        buffers, its optimizer's state, or what its compressed uploads left out.
         """
         exp = self.experiment
         return (
@@ -311,7 +311,9 @@ class Worker:
         )
 
     def _malicious(self, client: int) -> bool:
-        """Whether a planned fault makes this client malicious, and this site allows such faults."""
+        """Returns whether a planned fault makes this client malicious, and this site allows such
+        faults.
+        """
         return self.policy.faults and client in attacks.malicious(self.experiment.config)
 
     def _decode(
@@ -346,7 +348,9 @@ class Worker:
         return state, down
 
     def _on_device(self, down: Payload) -> Payload:
-        """The broadcast with its tensors on this device: one copy for all clients that get it."""
+        """Returns the broadcast with its tensors on this device: one copy for all clients that get
+        it.
+        """
         if self.device.device.type == "cpu":
             return down
         moved: dict[str, Tensors] = {}

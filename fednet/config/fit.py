@@ -23,7 +23,7 @@ LARGEST = 2**63 - 1  # torch, NumPy and the files have 64 bits for a whole numbe
 
 
 def wrong(node: Node, path: str, expected: str, got: object = ...) -> ConfigError:
-    """The error for a value that does not fit: place, key, what is allowed, what was found."""
+    """Returns the error for a value that does not fit: place, key, what is allowed, what came."""
     return ConfigError(
         f"{node.at}: {path or 'the configuration'}: expected {expected}, got "
         f"{_show(node.value if got is ... else got)}."
@@ -41,8 +41,8 @@ def _show(value: object) -> str:
 
 
 def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -> T:
-    """`node` as a value of the declared type, checked by msgspec. Raises ConfigError for the first
-    value that does not fit, with its place.
+    """Returns `node` as a value of the declared type, checked by msgspec. Raises ConfigError for
+    the first value that does not fit, with its place.
 
     A Struct with a field `options` takes unknown keys into it; `parts` checks these. beside: keys
     of the same mapping that belong to another type, for the error.
@@ -59,7 +59,9 @@ def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -
 
 
 def _plain(node: Node, kind: Hint) -> object:
-    """The values without places; keys that an open Struct does not know are put under `options`."""
+    """Returns the values without places; keys that an open Struct does not know are put under
+    `options`.
+    """
     if _shape(kind) != "struct" or not isinstance(node.value, dict):
         return node.plain()
     fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
@@ -76,7 +78,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(\.\.\.)\]")
 
 
 def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str]) -> ConfigError:
-    """The error for a message of msgspec, whose `$.path` leads to the value and its type."""
+    """Returns the error for a message of msgspec: its `$.path` leads to the value and its type."""
     what, _, where = said.partition(" - at `$")
     for name, index, any_key in _STEP.findall(where.rstrip("`")):
         if name:
@@ -119,14 +121,14 @@ def _fits(node: Node, kind: object) -> bool:
 
 
 def _of(kind: object, shape: str) -> Hint:
-    """The member of a union type (`X | None`) with that shape; None if there is none."""
+    """Returns the member of a union type (`X | None`) with that shape; None if there is none."""
     bare = _bare(kind)
     options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
     return next((_bare(o) for o in options if _shape(o) == shape), None)
 
 
 def dotted(path: str, steps: Iterable[str | int]) -> str:
-    """`faults.schedule[1].round`."""
+    """Returns the path with these steps, such as `faults.schedule[1].round`."""
     for step in steps:
         path += f"[{step}]" if isinstance(step, int) else f".{step}"
     return path.removeprefix(".")
@@ -137,7 +139,9 @@ def keys(kind: Hint) -> list[str]:
 
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
-    """The error for an unknown key: with the key that was probably meant, else with all keys."""
+    """Returns the error for an unknown key: with the key that was probably meant, else with all
+    keys.
+    """
     full = f"{path}.{key}" if path else key
     if way := foreign()["ways"].get(_normalised(key)):
         hint = f". {way}"
@@ -154,7 +158,7 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
 
 @functools.cache
 def foreign() -> dict[str, dict[str, str]]:
-    """foreign.yaml: other frameworks' names of keys. keys: ours; ways: a sentence."""
+    """Reads foreign.yaml: other frameworks' names of keys. keys: ours; ways: a sentence."""
     file = resources.files("fednet.config") / "foreign.yaml"
     made: dict[str, dict[str, str]] = compose(file.read_text(encoding="utf-8"), file.name).plain()
     return made
@@ -165,7 +169,7 @@ def _normalised(key: str) -> str:
 
 
 def _guess(key: str, path: str, known: list[str]) -> str | None:
-    """The full path of the key that was probably meant."""
+    """Returns the full path of the key that was probably meant."""
     from fednet.config.schema import homes
 
     full, low = dotted(path, (key,)), _normalised(key)
@@ -224,7 +228,7 @@ def _choices(kind: object) -> list[object]:
 
 
 def describe(kind: object) -> str:
-    """A type in words: `a float >= 0 or null`."""
+    """Returns a type in words: `a float >= 0 or null`."""
     bare, limits = _bare(kind), []
     for mark in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
         for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):

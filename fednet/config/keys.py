@@ -38,13 +38,13 @@ class DocumentedKey:
 
 
 def keys(prefix: str = "") -> list[DocumentedKey]:
-    """The keys at and below a dotted prefix, in the order of the sections."""
+    """Returns the keys at and below a dotted prefix, in the order of the sections."""
     found = _below(Config, "")
     return [k for k in found if not prefix or k.path == prefix or k.path.startswith(f"{prefix}.")]
 
 
 def options(section: str) -> dict[str, list[DocumentedKey]]:
-    """The options of each part that a section of `SECTIONS` may name."""
+    """Returns the options of each part that a section of `SECTIONS` may name."""
     kind, _ = SECTIONS[section]
     parts: registry.Registry = getattr(registry, kind)
     found: dict[str, list[DocumentedKey]] = {}
@@ -57,8 +57,8 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
 
 
 def _described(kind: type) -> dict[str, str]:
-    """The texts of a part's options: the string in an annotation, or below the field of a class,
-    of those that it extends, and of what many methods share.
+    """Returns the texts of a part's options: the string in an annotation, or below the field of a
+    class, of those that it extends, and of what many methods share.
     """
     shared: dict[str, str] = getattr(kind, "described", {})
     found: dict[str, str] = {}
@@ -77,7 +77,7 @@ def _described(kind: type) -> dict[str, str]:
 
 
 def sections() -> dict[str, str]:
-    """What each section is about, by its path; "" is the whole."""
+    """Returns the description of each section, by its path; "" is the whole."""
     found = {"": _first(Config)}
     for field in msgspec.structs.fields(Config):
         if inner := _struct(field.type):
@@ -115,7 +115,7 @@ def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> Docum
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """The string below each field, in one line."""
+    """Returns the string below each field, in one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -131,7 +131,7 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def _struct(kind: object) -> type[msgspec.Struct] | None:
-    """The section in a field's type, itself or as what a list or mapping holds."""
+    """Returns the section in a field's type, itself or as what a list or mapping holds."""
     for found in (kind, *get_args(kind)):
         if isinstance(found, type) and issubclass(found, msgspec.Struct):
             return found

@@ -78,16 +78,16 @@ _FILLED = {
 
 
 def gives(kind: str) -> str:
-    """What fednet fills in itself, for the author of a part that needs more; "" for other kinds of
-    parts.
+    """Returns a hint at what fednet fills in itself, for the author of a part that needs more; ""
+    for other kinds of parts.
     """
     given = _FILLED.get(kind)
     return f"fednet itself gives a {kind} only {given}, by these names" if given else ""
 
 
 def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | None:
-    """The declared options of a part: an algorithm's Config, else see `options.options_of`. None:
-    it takes any.
+    """Returns the declared options of a part: an algorithm's Config, else see `options.options_of`.
+    None: it takes any.
     """
     if kind == "algorithm":
         return typing.cast("type[msgspec.Struct]", getattr(part, "Config", NoOptions))
@@ -105,7 +105,7 @@ class Optioned(Protocol):
 
 
 def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) -> JsonDict:
-    """The options of one section, checked, with every default, as plain values."""
+    """Returns the options of one section, checked, with every default, as plain values."""
     part = get(getattr(registry, kind), name, tree, path, SELECTOR[kind])
     declared = declared_options(part, kind)
     if declared is None:
@@ -152,8 +152,8 @@ def _owners(
 
 
 def _with_readers(own: type[msgspec.Struct], options: JsonDict) -> type[msgspec.Struct]:
-    """The options of `dataset: site`, and of the dataset that reads the data at the sites; any
-    options if only the sites have that dataset.
+    """Returns the options of `dataset: site`, and of the dataset that reads the data at the sites;
+    any options if only the sites have that dataset.
     """
     name = options.get("format")
     names = {name} - {SITE} if isinstance(name, str) else {*READERS}
@@ -171,7 +171,7 @@ def _with_readers(own: type[msgspec.Struct], options: JsonDict) -> type[msgspec.
 def get(
     parts: registry.Registry, name: str, tree: Node | None, path: str, selector: str
 ) -> registry.Part:
-    """The part of that name, or an error with the place of the name."""
+    """Returns the part of that name, or an error with the place of the name."""
     try:
         return parts.get(name)
     except FednetError as wrong:
@@ -185,7 +185,7 @@ def get(
 
 
 def scheduled(config: Config, tree: Node) -> Config:
-    """The configuration with an asynchronous method's own schedule, if none is given."""
+    """Returns the configuration with an asynchronous method's own schedule, if none is given."""
     given = tree.value["schedule"].value if "schedule" in tree.value else {}
     if "mode" in given or config.algorithm.name not in registry.algorithm.names():
         return config
@@ -195,7 +195,7 @@ def scheduled(config: Config, tree: Node) -> Config:
 
 
 def complete(config: Config, tree: Node) -> Config:
-    """The configuration with all parts' options checked and filled in."""
+    """Returns the configuration with all parts' options checked and filled in."""
 
     def filled(section: S, kind: str, name: str, path: str) -> S:
         options = fill(section, kind, name, below(tree, path), path)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def complete(config: Config, tree: Node) -> Config:
 
 
 def _others(config: Config, tree: Node | None) -> tuple[JsonDict, ...]:
-    """The entries of `model.others`, each with all of its model's options."""
+    """Returns the entries of `model.others`, each with all of its model's options."""
     made = []
     nodes = tree.value["others"].value if config.model.others and tree is not None else ()
     for place, (entry, node) in enumerate(zip(config.model.others, nodes)):
@@ -248,7 +248,7 @@ def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
 
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`
 def model_owners(config: Config) -> dict[int, int]:
-    """Which of `model.others`, from 0, each client has, but for clients with the first model."""
+    """Returns the place in `model.others` by client, but for clients with the first model."""
     found: dict[int, int] = {}
     for place, entry in enumerate(config.model.others):
         key = f"model.others[{place}].clients"
@@ -258,7 +258,7 @@ def model_owners(config: Config) -> dict[int, int]:
 
 
 def model_of(config: Config, client: int | None) -> JsonDict:
-    """The name and options of a client's model; None: of the first."""
+    """Returns the name and options of a client's model; None: of the first."""
     place = None if client is None else model_owners(config).get(client)
     if place is None:
         return {"name": config.model.name, **config.model.options}
@@ -266,7 +266,7 @@ def model_of(config: Config, client: int | None) -> JsonDict:
 
 
 def each_model(config: Config) -> Iterator[Config]:
-    """The configuration with each of its models as its only one, the first model first."""
+    """Yields the configuration with each of its models as its only one, the first model first."""
     first = {"clients": None, "others": ()}
     if not config.model.others:
         yield config
@@ -279,5 +279,5 @@ def each_model(config: Config) -> Iterator[Config]:
 
 
 def bare(entry: JsonMapping) -> JsonDict:
-    """An entry of `model.others` without its clients."""
+    """Returns an entry of `model.others` without its clients."""
     return {k: v for k, v in entry.items() if k != "clients"}

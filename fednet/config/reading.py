@@ -22,8 +22,8 @@ def load(
     sets: Sequence[str] | JsonMapping = (),
     load_files: Sequence[Path | str] = (),
 ) -> Config:
-    """The configuration of a file (None: all defaults) with its `--set`s; its parts are imported
-    and checked.
+    """Returns the configuration of a file (None: all defaults) with its `--set`s; its parts are
+    imported and checked.
 
     sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files
     in addition to those under `load:`, whose paths are relative to the configuration file. Raises
@@ -36,7 +36,7 @@ def load(
 def build(
     tree: Node, sets: Sequence[str] | JsonMapping = (), load_files: Sequence[Path | str] = ()
 ) -> Config:
-    """As `load`, for a tree that `read` returned."""
+    """Does what `load` does, for a tree that `read` returned."""
     tree = merge(tree, overrides(sets))
     named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
     files = [*named, *(str(Path(f).resolve()) for f in load_files)]
@@ -54,14 +54,16 @@ def build(
 
 
 def load_mapping(mapping: JsonMapping, where: str, load_files: Sequence[Path | str] = ()) -> Config:
-    """As `load`, for plain values. Paths under `load` are relative to the working directory."""
+    """Does what `load` does, for plain values. Paths under `load` are relative to the working
+    directory.
+    """
     return build(_absolute_loads(expand(wrap(mapping, where)), Path.cwd()), (), load_files)
 
 
 def from_mapping(
     mapping: JsonMapping, where: str = "the configuration", *, check_parts: bool = True
 ) -> Config:
-    """A configuration from plain values. Files under its `load` are not imported.
+    """Returns a configuration from plain values. Files under its `load` are not imported.
 
     check_parts: false imports no part and leaves the parts' options as they are.
     """
@@ -71,7 +73,8 @@ def from_mapping(
 def from_text(
     text: str, where: str, *, before: Callable[[Config], None] = lambda config: None
 ) -> Config:
-    """A configuration from YAML that a server sent. Files under its `load` are not imported.
+    """Returns a configuration from YAML that a server sent. Files under its `load` are not
+    imported.
 
     before: is called when the types are checked and before any part is made, and may raise.
     """
@@ -104,8 +107,8 @@ def _check(
 
 
 def text_of(path: Path, expected: str) -> str:
-    """The text of a file that a user named. Raises ConfigError if there is none, and says that
-    `expected` was expected, or if it is not UTF-8.
+    """Returns the text of a file that a user named. Raises ConfigError if there is none, and says
+    that `expected` was expected, or if it is not UTF-8.
     """
     try:
         return named(path).read_text(encoding="utf-8")
@@ -118,7 +121,7 @@ def text_of(path: Path, expected: str) -> str:
 
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
-    """The tree of a file, merged into the one that it `extends`. Paths under `load` become
+    """Returns the tree of a file, merged into the one that it `extends`. Paths under `load` become
     absolute.
     """
     path = path.resolve() if above else path
@@ -143,7 +146,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
 
 
 def _absolute_loads(tree: Node, folder: Path) -> Node:
-    """The tree with absolute paths under `load`. folder: what they are relative to."""
+    """Returns the tree with absolute paths under `load`. folder: what they are relative to."""
     named = tree.value.get("load")
     if named is None or not isinstance(named.value, list):
         return tree
@@ -155,7 +158,7 @@ def _absolute_loads(tree: Node, folder: Path) -> Node:
 
 
 def _relative(path: Path) -> str:
-    """The path relative to the working directory, if it is below it."""
+    """Returns the path relative to the working directory, if it is below it."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -163,7 +166,7 @@ def _relative(path: Path) -> str:
 
 
 def overrides(sets: Sequence[str] | JsonMapping) -> Node:
-    """All `--set`s as one layer: their order matters only if they set the same key."""
+    """Returns all `--set`s as one layer: their order matters only if they set the same key."""
     tree = Node({}, "--set")
     if isinstance(sets, Mapping):
         for key, value in sets.items():
@@ -188,8 +191,8 @@ RIVALS = {"participation": "clients_per_round", "clients_per_round": "participat
 
 
 def expand(node: Node, path: str = "") -> Node:
-    """`algorithm: fedprox` is short for `algorithm: {name: fedprox}`; likewise model, data,
-    data.partition, availability, schedule.
+    """Writes short forms in full: `algorithm: fedprox` is short for `algorithm: {name: fedprox}`;
+    likewise model, data, data.partition, availability, schedule.
     """
     if isinstance(node.value, str) and path in SELECTORS:
         return Node({SELECTORS[path]: Node(node.value, node.at, node.key_at)}, node.at, node.key_at)
@@ -202,7 +205,7 @@ def expand(node: Node, path: str = "") -> Node:
 
 
 def _with_others(node: Node) -> Node:
-    """A list of models as the first one with the rest under `others`."""
+    """Returns a list of models as the first one with the rest under `others`."""
     if not isinstance(node.value, list) or not node.value:
         return node
     first, *rest = node.value
@@ -216,7 +219,7 @@ def _with_others(node: Node) -> Node:
 
 
 def merge(base: Node, over: Node, path: str = "") -> Node:
-    """`over` laid on `base`, key by key; lists and scalars are replaced."""
+    """Returns `base` with the keys of `over`; lists and scalars are replaced."""
     if over.fresh or not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     kept = dict(base.value)
@@ -241,8 +244,8 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
 
 
 def set_key(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
-    """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there,
-    a part's bare name joins it.
+    """Returns `tree` with `value` at the dotted key; a mapping given as the value replaces what was
+    there, a part's bare name joins it.
     """
     first, _, rest = dotted.partition(".")
     if not first:
@@ -261,8 +264,8 @@ def set_key(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
 
 # -- back ------------------------------------------------------------------------------------------
 def to_mapping(config: Config) -> JsonDict:
-    """The whole configuration as plain values under the names of the file's keys, every default
-    filled in.
+    """Returns the whole configuration as plain values under the names of the file's keys, every
+    default filled in.
     """
     return _plain(config)
 
@@ -288,5 +291,5 @@ def _value(value: object) -> object:
 
 
 def to_yaml(config: Config) -> str:
-    """What `config.yaml` of a run holds; `load` reads it back to an equal configuration."""
+    """Returns the text of a run's `config.yaml`; `load` reads it back to an equal configuration."""
     return dump(to_mapping(config))

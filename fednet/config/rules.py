@@ -34,7 +34,7 @@ KEEP_ONE = "keep one of them."
 
 
 def check(config: Config, tree: Node) -> None:
-    """All rules that need no part. Raises ConfigError for the first that is broken."""
+    """Checks all rules that need no part. Raises ConfigError for the first that is broken."""
     rules = [_clients, _data, _needs, _training, _schedule, _model, _traces]
     if config.schedule.mode != "sync":
         rules.append(_asynchronous)
@@ -46,7 +46,9 @@ def check(config: Config, tree: Node) -> None:
 
 
 def check_method(config: Config, tree: Node) -> set[str]:
-    """The rules that a method's class declares. Returns the kinds of payload that can be sent."""
+    """Checks the rules that a method's class declares. Returns the kinds of payload that can be
+    sent.
+    """
     refuse = refuser(tree)
     method = _made(config, refuse)
     for train in (config.train, *map(config.train.changed, config.train.per_client.values())):
@@ -70,7 +72,7 @@ def check_method(config: Config, tree: Node) -> set[str]:
 
 
 def _made(config: Config, refuse: Refuse) -> Method:
-    """The method, with its options."""
+    """Returns the method, with its options."""
     name = config.algorithm.name
     part = registry.algorithm.get(name)
     try:
@@ -90,7 +92,7 @@ def _made(config: Config, refuse: Refuse) -> Method:
 
 # -- rules of the configuration alone --------------------------------------------------------------
 def _clients(c: Config) -> Iterator[Broken]:
-    """Who is selected in a round, and who must reply."""
+    """Checks how many clients are selected in a round, and how many must reply."""
     wanted, there, round = c.clients_per_round, c.training_clients, c.round
     if there < 1:
         yield "evaluate.held_out", f"no client would be left to train; there are {c.clients}."
@@ -155,7 +157,7 @@ def _needs(c: Config) -> Iterator[Broken]:
 
 
 def _stop_metric(c: Config) -> Iterator[Broken]:
-    """`stop.metric` has to be measured, and often enough for `stop.patience`."""
+    """Checks that `stop.metric` is measured, and often enough for `stop.patience`."""
     name, patience, every = c.stop.metric, c.stop.patience, c.evaluate.every
     known = ("accuracy", "validation_accuracy", "test_loss", *c.evaluate.metrics)
     if name not in known:
@@ -177,7 +179,7 @@ def _stop_metric(c: Config) -> Iterator[Broken]:
 
 
 def _per_client(key: str, given: Mapping[str, object], clients: int) -> Iterator[Broken]:
-    """Which clients have values of their own."""
+    """Checks which clients have values of their own."""
     for pattern in given:
         try:
             ids.parse(pattern, "the clients").resolve(clients)
@@ -233,14 +235,16 @@ def _training(c: Config) -> Iterator[Broken]:
 
 
 def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSection]]:
-    """Where settings of local training are given, and which."""
+    """Yields each place where settings of local training are given, and the settings."""
     yield "train", c.train
     for pattern, own in c.train.per_client.items():
         yield f"train.per_client.{pattern}", own
 
 
 def _decays(schedule: str) -> bool:
-    """Whether a schedule has a learning rate above 0, and none above its first, for any step."""
+    """Returns whether a schedule has a learning rate above 0, and none above its first, for any
+    step.
+    """
     try:
         numbers = [float(x) for x in call(schedule)[1]]
     except (ConfigError, ValueError):
@@ -249,7 +253,7 @@ def _decays(schedule: str) -> bool:
 
 
 def _has_rates(c: Config) -> bool:
-    """Whether `train.schedule` has a learning rate for each round."""
+    """Returns whether `train.schedule` has a learning rate for each round."""
     try:
         numbers = call(c.train.schedule)[1]
         if not all(0 < x < math.inf for x in numbers):
@@ -334,7 +338,7 @@ def _asynchronous(c: Config) -> Iterator[Broken]:
 
 
 def _several_models(c: Config) -> Iterator[Broken]:
-    """Each client has one model, and no key means a single model of all clients."""
+    """Checks that each client has one model, and that no key needs one model for all clients."""
     seen: set[int] = set()
     for place, entry in enumerate(c.model.others):
         if "clients" not in entry or not isinstance(entry.get("name"), str):
@@ -395,7 +399,7 @@ AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down")}
 
 
 def _availability(c: Config) -> Iterator[Broken]:
-    """Each model of availability has keys of its own, and needs all of them."""
+    """Checks that a model of availability has all of its keys, and no other model's."""
     model = c.availability.model
     needs = AVAILABILITY[model]
     for key in ("p", "up", "down"):
@@ -501,7 +505,9 @@ FROM_ALL_REPLIES = ("alie", "ipm")  # attacks that are made at the server from a
 
 
 def _secagg(c: Config, m: Method) -> Iterator[Broken]:
-    """With secure aggregation the server sees no single reply: nothing may need one."""
+    """Checks that nothing needs a single reply, which the server does not see under secure
+    aggregation.
+    """
     if not m.summed or len(m.exchanges) != 1 or m.Enrolment is not None:
         more = "more of each reply than a weighted sum of its fields."
         yield "privacy.secagg.protocol", f"the server of {c.algorithm.name} needs {more}"
@@ -542,7 +548,7 @@ def _secagg(c: Config, m: Method) -> Iterator[Broken]:
 
 
 def _exchanges(c: Config, m: Method) -> Iterator[Broken]:
-    """A planned fault names an exchange that a round has."""
+    """Checks that each planned fault names an exchange that a round has."""
     exchanges = len(m.exchanges)
     if c.privacy.secagg.protocol != "none":
         from fednet.secagg.terms import steps_of

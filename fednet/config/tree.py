@@ -33,7 +33,7 @@ class Node:
     fresh: bool = False
 
     def plain(self) -> Any:
-        """The value without places."""
+        """Returns the value without places."""
         if isinstance(self.value, dict):
             return {k: n.plain() for k, n in self.value.items()}
         if isinstance(self.value, list):
@@ -81,8 +81,8 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def compose(text: str, source: str, *, one_place: bool = False) -> Node:
-    """The tree of a YAML text. source: the file's name; one_place: `source` is the whole place
-    (`--set ...`), without lines.
+    """Returns the tree of a YAML text. source: the file's name; one_place: `source` is the whole
+    place (`--set ...`), without lines.
     """
 
     source = brief(source)
@@ -145,8 +145,8 @@ def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
 
 
 def _whole(text: str, at: str) -> str:
-    """Text that files and messages can hold. JSON writes one character in two halves where it has
-    no room for it in one, and JSON is YAML; half a character alone is none.
+    """Returns text that files and messages can hold. JSON writes one character in two halves where
+    it has no room for it in one, and JSON is YAML; half a character alone is none.
     """
     if not text.isascii():
         try:
@@ -174,8 +174,9 @@ def _scalar(node: yaml.ScalarNode, at: str) -> str | bool | int | float | None:
 
 
 def wrap(value: object, at: str, key: str = "") -> Node:
-    """The tree of Python values that came without a file; paths and NumPy's numbers are plain ones.
-    key: the value's, in dots. Raises ConfigError for what no file could say, such as a class.
+    """Returns the tree of Python values that came without a file; paths and NumPy's numbers are
+    plain ones. key: the value's, in dots. Raises ConfigError for what no file could say, such as a
+    class.
     """
     if isinstance(value, Mapping):
         inside = {
@@ -199,7 +200,7 @@ def wrap(value: object, at: str, key: str = "") -> Node:
 
 
 def _follow(tree: Node, dotted: str) -> tuple[Node, bool]:
-    """The last node on a dotted path that was written, and whether the path ends there."""
+    """Returns the last node on a dotted path that was written, and whether the path ends there."""
     node = tree
     for step in dotted.split("."):
         if not isinstance(node.value, dict) or step not in node.value:
@@ -209,12 +210,12 @@ def _follow(tree: Node, dotted: str) -> tuple[Node, bool]:
 
 
 def at(tree: Node, dotted: str) -> Node:
-    """The node at a dotted path, or the nearest one above it that was written."""
+    """Returns the node at a dotted path, or the nearest one above it that was written."""
     return _follow(tree, dotted)[0]
 
 
 def below(tree: Node, dotted: str) -> Node | None:
-    """The node at a dotted path; None if it was not written."""
+    """Returns the node at a dotted path; None if it was not written."""
     node, written = _follow(tree, dotted)
     return node if written else None
 
@@ -224,7 +225,7 @@ Refuse = Callable[[str, str], ConfigError]
 
 
 def refuser(tree: Node) -> Refuse:
-    """A function that refuses a key of the configuration that `tree` was read from."""
+    """Returns a function that refuses a key of the configuration that `tree` was read from."""
 
     def refuse(key: str, sentence: str) -> ConfigError:
         node = at(tree, key)
@@ -234,7 +235,7 @@ def refuser(tree: Node) -> Refuse:
 
 
 def dump(mapping: JsonMapping) -> str:
-    """YAML of a plain mapping, in its own order, that `compose` reads back exactly."""
+    """Returns YAML of a plain mapping, in its own order, that `compose` reads back exactly."""
     return yaml.dump(
         dict(mapping),
         Dumper=_Dumper,
@@ -248,7 +249,7 @@ def dump(mapping: JsonMapping) -> str:
 def walk(
     node: Node, steps: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Node]]:
-    """Every node, with the keys and indices that lead to it."""
+    """Yields every node, with the keys and indices that lead to it."""
     yield steps, node
     if isinstance(node.value, dict):
         for key, child in node.value.items():

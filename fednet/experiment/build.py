@@ -66,7 +66,7 @@ class Experiment:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a user should know of how the data were read."""
+        """Returns what a user should know of how the data were read."""
         return () if self.data is None else self.data.notes
 
     def setting_of(self, client: int) -> Setting:
@@ -217,13 +217,15 @@ class Experiment:
 
     @property
     def sized_by_client(self) -> bool:
-        """Whether the payloads of clients may differ in size."""
+        """Returns whether the payloads of clients may differ in size."""
         own = type(self.algorithm).sizes is not Algorithm.sizes
         return own or isinstance(self.algorithm, Secure)
 
     @property
     def predictable(self) -> bool:
-        """Whether sizes can be predicted: not where they depend on data that only sites have."""
+        """Returns whether sizes can be predicted: not where they depend on data that only sites
+        have.
+        """
         return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
 
     @functools.cached_property
@@ -239,8 +241,8 @@ class Experiment:
 
     @property
     def uncalibrated(self) -> bool:
-        """Whether the shared model has the initial BatchNorm statistics, since clients do not send
-        theirs.
+        """Returns whether the shared model has the initial BatchNorm statistics, since clients do
+        not send theirs.
         """
         return self.config.model.buffers != "average" and self.setting.batch_norm
 
@@ -446,7 +448,7 @@ def _codecs(config: Config, shared: Layout, exempt: frozenset[str]) -> tuple[Cod
 
 
 def buffers_cross(buffers: str, down: bool) -> bool:
-    """Whether BatchNorm's statistics are sent, to clients (down) or to the server, by
+    """Returns whether BatchNorm's statistics are sent, to clients (down) or to the server, by
     `model.buffers`.
     """
     return buffers == "average" or (down and buffers == "server")

@@ -143,7 +143,7 @@ def _round_roots() -> None:
 
 
 def portable() -> bool:
-    """Whether this process computes with `train.portable`."""
+    """Returns whether this process computes with `train.portable`."""
     return bool(_portable)
 
 

@@ -74,7 +74,7 @@ class FaultPlan:
         return [Fault(kind, found[kind]) for kind in struck]
 
     def away(self, round: int, client: int) -> bool:
-        """Whether the client crashed in an earlier round and is not back yet."""
+        """Returns whether the client crashed in an earlier round and is not back yet."""
         if self.empty:
             return False
         if (round, client) not in self._away:
@@ -84,7 +84,7 @@ class FaultPlan:
         return self._away[round, client]
 
     def _crashed(self, before: int, client: int, round: int) -> bool:
-        """Whether the client crashed in round `before`, and is not back in `round`."""
+        """Returns whether the client crashed in round `before`, and is not back in `round`."""
         if client not in selection.cohort(self.config, before) or self.away(before, client):
             return False
         crashes = [fault for fault in self.strike(before, client) if fault.kind == "crash"]

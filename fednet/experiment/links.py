@@ -58,7 +58,7 @@ def shape(config: Config, client: int) -> LinkShape:
 
 
 def emulated(config: Config) -> bool:
-    """Whether clients delay messages, as their links would."""
+    """Returns whether clients delay messages, as their links would."""
     return config.link.clock == "real" and any(
         shape(config, c) != LinkShape() for c in range(config.clients)
     )

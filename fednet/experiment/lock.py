@@ -40,7 +40,9 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gone(self) -> bool:
-        """Whether its process is known to have ended. Only one of this machine can be known."""
+        """Returns whether its process is known to have ended. Only one of this machine can be
+        known.
+        """
         return self.host == socket.gethostname() and started_at(self.pid) is None
 
     def __str__(self) -> str:

@@ -130,7 +130,7 @@ def noise_of(config: Config, where: str, file: Path, drawn: bool) -> Noise | Non
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a client was asked: a digest, and for the account the run, round and client."""
+    """Says what a client was asked: a digest, and for the account the run, round and client."""
 
     run: str
     round: int

@@ -112,8 +112,8 @@ def claim(out: Path, name: str, resume: bool) -> Path:
 
 
 def has_rounds(path: Path) -> bool:
-    """Whether a round of that run has a result. A void round has none, and the first checkpoint is
-    written before any has.
+    """Returns whether a round of that run has a result. A void round has none, and the first
+    checkpoint is written before any has.
     """
     book = path / "rounds.jsonl"
     try:

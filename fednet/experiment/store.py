@@ -45,7 +45,7 @@ class Record(State):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is kept between rounds."""
+        """Returns whether nothing is kept between rounds."""
         import dataclasses
 
         own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]

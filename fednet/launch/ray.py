@@ -48,7 +48,7 @@ class Worker:
         self._load = [self._folder / name for name in files]
 
     def sees(self, mark: str) -> bool:
-        """Whether this node sees the run's directory."""
+        """Returns whether this node sees the run's directory."""
         return (self._directory / mark).exists()
 
     def make_key(self, server: str) -> str:

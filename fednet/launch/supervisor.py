@@ -298,8 +298,9 @@ class Supervisor:
         self._fork("server", self._server)
 
     def _worker_died(self, worker: Child, status: int) -> None:
-        """The server counts the deaths of a worker that a signal ended while it was at a task, by
-        task (`protocol.tasks.DEATHS`). All others are counted here.
+        """Starts another worker in its place, unless workers keep ending. The server counts the
+        deaths of a worker that a signal ended while it was at a task, by task
+        (`protocol.tasks.DEATHS`). All others are counted here.
         """
         self.deaths += status > 0 or not worker.ready
         self.unready = 0 if worker.ready or status < 0 else self.unready + 1

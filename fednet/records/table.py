@@ -186,7 +186,7 @@ def further(row: JsonMapping | Row) -> list[Metric]:
 
 
 def _unless(name: str, prefix: str) -> tuple[str, ...]:
-    """The metrics beside which this one is not in a round's line, as for the accuracies."""
+    """Returns the metrics beside which this one is not in a round's line, as for the accuracies."""
     if not prefix:
         return ()
     return (name, f"client_{name}") if prefix == "received_" else (name,)

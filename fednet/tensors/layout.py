@@ -137,7 +137,7 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all tensors, uncompressed: 4 an element, 8 a counter."""
+        """Returns the bytes of all tensors, uncompressed: 4 an element, 8 a counter."""
         return sum(s.numel * ITEM[s.role] for s in self.slots)
 
     @property
@@ -156,7 +156,7 @@ class Layout:
         return self._firsts[name]
 
     def has(self, name: str) -> bool:
-        """Whether the layout has a tensor of that name, the first or another one."""
+        """Returns whether the layout has a tensor of that name, the first or another one."""
         return name in self._firsts
 
     def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:

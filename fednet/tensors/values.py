@@ -91,7 +91,7 @@ class Tensors:
         return self._role(role)[start:end].view(shape)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, view) of each tensor, in state-dict order."""
+        """Yields (name, view) of each tensor, in state-dict order."""
         for slot in self.layout.slots:
             yield slot.name, self[slot.name]
 
@@ -241,8 +241,8 @@ class Tensors:
         return combine(self.tensor_sha256().values())
 
     def is_finite(self, exempt: Collection[str] = ()) -> bool:
-        """Whether every parameter and buffer is finite, but for those of these names. The square
-        and the sum first: a NaN or an infinity leaves neither finite.
+        """Returns whether every parameter and buffer is finite, but for those of these names. The
+        square and the sum first: a NaN or an infinity leaves neither finite.
         """
         whole = (math.isfinite(self.square) or bool(torch.isfinite(self.vector).all())) and (
             not self.buffers.numel()
