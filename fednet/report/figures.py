@@ -570,7 +570,8 @@ def confusion(run: Run) -> Iterator[Figure]:
             for i, j in np.argwhere(counts):
                 text = f"{counts[i, j]:.6g}"
                 colour = style.ON_LIGHT if shares[i, j] > 0.5 else style.ON_DARK
-                ax.text(j, i, text, ha="center", va="center", fontsize=9, color=colour)
+                cell = ax.text(j, i, text, ha="center", va="center", fontsize=9, color=colour)
+                cell.set_clip_on(True)  # the page moves what is clipped when it enlarges a part
 
     long = max(map(len, classes)) > 3
     tests = "the server's test set" if found["tested_on"] == "server" else "the clients' tests"

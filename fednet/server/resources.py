@@ -40,7 +40,8 @@ class Resources:
         now = time.monotonic()
         if self._gpus is not None:
             for name, (busy, memory_mb) in self._gpus.since().items():
-                found[name] = {"busy_s": busy * (now - self._began), "memory_mb": memory_mb}
+                busy_s = round(busy * (now - self._began), 3)
+                found[name] = {"busy_s": busy_s, "memory_mb": memory_mb}
         self._began = now
         return found
 
@@ -51,7 +52,7 @@ class Resources:
             busy += max(0.0, seconds - self._processor.get(pid, 0.0))
             self._processor[pid] = seconds
             memory += memory_bytes(pid, "status", "VmHWM")
-        return {"busy_s": busy, "memory_mb": memory / MB}
+        return {"busy_s": round(busy, 3), "memory_mb": memory / MB}
 
     def close(self) -> None:
         if self._gpus is not None:
