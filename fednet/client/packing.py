@@ -34,9 +34,6 @@ class Packing:
     its own result. No clock is used, and who is packed with whom changes no bit. A pack always
     ends, and a task that is cancelled or fails leaves, so that nobody waits for ever.
 
-    Outside of packs one thread works at a time: each call of torch gives up Python's lock for a
-    moment, and threads that all want it back make each other wait.
-
     n: lanes. task: of the run. limit(device): tasks that may run on a device at once. A device is
     given by its number.
     """
@@ -45,7 +42,6 @@ class Packing:
     task: Task
     limit: Callable[[int], int]
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _turn: threading.Lock = field(default_factory=threading.Lock)
     _due: int = 0
     _running: Counter[int] = field(default_factory=Counter)
     _waiting: dict[int, list[_Ticket]] = field(default_factory=dict)
@@ -64,8 +60,7 @@ class Packing:
             self._due -= 1
             self._running[device] += 1
         try:
-            with self._turn:
-                yield
+            yield
         finally:
             with self._changed:
                 self._running[device] -= 1
@@ -76,18 +71,14 @@ class Packing:
 
     def descend(self, device: int, lane: Lane) -> Course:
         """Trains the lane in a pack, and returns when it is done. Raises what its own `progress`
-        raised, or what ended the pack. To be called within `at_work`.
+        raised, or what ended the pack.
         """
         import torch
 
         at = lane.scratch.device
         if at.type == "cuda":
             lane.loaded = torch.cuda.current_stream(at).record_event()
-        self._turn.release()
-        try:
-            self._descend(device, _Ticket(lane))
-        finally:
-            self._turn.acquire()
+        self._descend(device, _Ticket(lane))
         if lane.error is not None:
             raise lane.error
         assert lane.course is not None
