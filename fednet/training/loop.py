@@ -52,9 +52,9 @@ class Recipe:
     """
 
     lr: float
-    epochs: int = 1
+    epochs: int
+    batch_size: int
     steps: int | None = None
-    batch_size: int = 64
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
