@@ -223,6 +223,26 @@ def test_clients_in_another_order_have_their_ids_at_the_ticks(tmp_path, clients,
     assert [t.get_text() for t in axis.get_ticklabels()] == order[::step]
 
 
+@pytest.mark.parametrize(("name", "rotation"), [("c{}", 0), ("automobile {}", 90)])
+def test_the_confusion_matrix_names_the_classes_and_shows_the_samples(tmp_path, name, rotation):
+    run = open_run(write(tmp_path / "a", rounds=1))
+    names = [name.format(i) for i in range(10)]
+    run.partition["names"] = names
+    run.summary.confusion["counts"][3][7] = 5  # 5 of the 25 samples of class 3
+    (figure,) = figures.confusion(run)
+    drawn = matplotlib.figure.Figure()
+    figure.draw(drawn)
+    ax = drawn.axes[0]
+    for axis in (ax.xaxis, ax.yaxis):
+        assert [t.get_text() for t in axis.get_ticklabels()] == names
+    assert {t.get_rotation() for t in ax.get_xticklabels()} == {rotation}
+    assert np.asarray(ax.images[0].get_array())[3, [3, 7]].tolist() == [0.8, 0.2]
+    cells = {t.get_position(): t.get_text() for t in ax.texts}
+    assert cells == {**{(i, i): "20" for i in range(10)}, (7, 3): "5"}
+    assert figure.hover["v"][3][7] == 5
+    assert (figure.hover["rl"], figure.hover["cl"]) == ("true class", "predicted class")
+
+
 def test_time_is_split_by_the_clock_of_the_run(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
     for r in run.rounds:
