@@ -30,11 +30,10 @@ def check_growth(experiment: Experiment, server: State, before: int, directory: 
     """Raises ConfigError where no clients can join a run that had `before` clients. server: its
     state in the checkpoint.
     """
-    for key, reason in refusals(experiment, before, directory):
+    for reason in refusals(experiment, before, directory):
         raise ConfigError(
-            f"clients: {experiment.config.clients}, and the run has {before}: {key}: {reason} "
-            f"Nothing was changed. Resume it with clients={before}, or start a run under another "
-            f"name."
+            f"clients: {experiment.config.clients}, and the run has {before}: {reason} Nothing was "
+            f"changed. Resume it with clients={before}, or start a run under another name."
         )
     grown(experiment, server, before)
 
@@ -49,11 +48,11 @@ def grown(experiment: Experiment, server: State, before: int) -> State:
     return method.with_more_clients(server, old.training_clients, config.training_clients)
 
 
-def refusals(experiment: Experiment, before: int, directory: Path) -> Iterator[tuple[str, str]]:
-    """Yields (key, sentence) for each reason for which no clients can join."""
+def refusals(experiment: Experiment, before: int, directory: Path) -> Iterator[str]:
+    """Yields a sentence for each reason for which no clients can join."""
     config = experiment.config
     if config.clients < before:
-        yield "clients", "clients can be added, and not removed."
+        yield "clients can be added, and not removed."
         return
     for key, given, reason in (
         (
@@ -74,23 +73,22 @@ def refusals(experiment: Experiment, before: int, directory: Path) -> Iterator[t
         ("data.feature_noise", config.data.feature_noise, "its levels depend on their number."),
     ):
         if given:
-            yield key, reason
+            yield f"{key}: {reason}"
     old = config.replace(clients=before)
     for client in range(before):
         was = roles(old, client)
         for key, value in roles(config, client).items():
             if value != was[key]:
-                yield key, f"it would be another for client {client}."
+                yield f"{key}: it would be another for client {client}."
     if experiment.federation is None:
         return
     then, now = divided(directory), experiment.federation.to_json()
     changed = [c for c in range(before) if any(now[f][c] != then[f][c] for f in FACTS)]
     if changed:
         yield (
-            "data.partition",
-            f"client(s) {as_text(changed)} would have other samples. Clients can join where each "
-            f"has data of its own: data.dataset: site, or scheme: file with lists of training and "
-            f"test samples.",
+            f"data.partition: client(s) {as_text(changed)} would have other samples. Clients can "
+            f"join where each has data of its own: data.dataset: site, or scheme: file with lists "
+            f"of training and test samples."
         )
 
 
