@@ -11,23 +11,19 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet import descriptors
 from fednet.config import Config, to_yaml
 from fednet.errors import ConfigError, why
 from fednet.files import write_record
 from fednet.protocol.tasks import Rules
-from fednet.transport.base import reached_at
+from fednet.server.io import Events, at_once
+from fednet.transport import keys
+from fednet.transport.base import ServerTransport, reached_at
+from fednet.transport.keys import Keyring
+from fednet.transport.zeromq.server import ZmqServer
 from fednet.transport.zeromq.sockets import check_address
 from fednet.wire.messages import MAX_HEADER, MIN_BEAT_S, PART
-
-if TYPE_CHECKING:
-    from fednet.server.io import Events
-    from fednet.transport.base import ServerTransport
-    from fednet.transport.keys import Keyring
-    from fednet.transport.zeromq.server import ZmqServer
-
 
 BEATS = 1000  # heartbeats a second of all clients, if each is a process of its own
 MAX_CONFIG = MAX_HEADER - (1 << 12)  # bytes: the rest of the message needs room too
@@ -92,8 +88,6 @@ def keyring_of(config: Config, keys: Path | None) -> Keyring | None:
                 f"security.curve=true."
             )
         return None
-    from fednet.transport.keys import Keyring
-
     where = keys or (Path(config.security.keys) if config.security.keys else None)
     if where is None:
         raise ConfigError(
@@ -109,8 +103,6 @@ def run_keys(config: Config, directory: Path) -> Path | None:
     """
     if not config.security.curve:
         return None
-    from fednet.transport import keys
-
     if config.security.keys:
         given = Path(config.security.keys)
         keys.load(given / "clients" / "all.key")  # an error now rather than in each worker
@@ -152,9 +144,6 @@ class Endpoint:
 
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
     """Binds the server's address. Raises ConfigError where that is not possible."""
-    from fednet.server.io import at_once
-    from fednet.transport.zeromq.server import ZmqServer
-
     descriptors.keep_back()
     keyring = keyring_of(config, keys)
     check_bind(bind, config.security.curve, insecure)

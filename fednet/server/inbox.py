@@ -29,32 +29,26 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from fednet.buffers import lend
 from fednet.config import TrainSection
 from fednet.descriptors import reaching
 from fednet.errors import RemoteProtocolError, StateError
+from fednet.experiment.build import Experiment
+from fednet.experiment.privacy import updates
 from fednet.files import OWN, checked, digest, opened, unchecked, write_all
 from fednet.loading import WrongPart
 from fednet.pages import is_read, pages
 from fednet.plain import JsonDict
+from fednet.tensors import Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import SMALL_BYTES, Body, Content
+from fednet.wire.codec import SMALL_BYTES, Body, Content, Past
 from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
-from fednet.wire.payload import Payload
-
-if TYPE_CHECKING:
-    import torch
-
-    from fednet.experiment.build import Experiment
-    from fednet.tensors import Tensors
-    from fednet.wire.codec import Past
-    from fednet.wire.payload import Run, Samples
-
+from fednet.wire.payload import Payload, Run, Samples, run_of
 
 LOG = "replies.log"
 
@@ -531,7 +525,7 @@ STEPS = 100
 HUGE = 1.8e19  # the square of a larger norm is no float32
 
 
-class Sent(dict[int, "Tensors"]):
+class Sent(dict[int, Tensors]):
     """What replies are decoded with: the weights that each client was sent with its last task.
     remembered: what compressors remembered as the exchange was opened. fill: the model that buffers
     are taken from where the clients' do not cross; None: not known before a reply is counted. The
@@ -542,18 +536,14 @@ class Sent(dict[int, "Tensors"]):
     fill: Tensors | None
 
     def __init__(self) -> None:
-        from fednet.wire.codec import Past
-
         super().__init__()
-        self.remembered, self.fill, self._past = {}, None, Past
+        self.remembered, self.fill = {}, None
 
     def past(self, key: Key, following: dict[str, torch.Tensor]) -> Past:
         """What compressors remember of the client's earlier replies. following: takes what
         follows from this one.
         """
-        return self._past(
-            self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round
-        )
+        return Past(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
 
 
 def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
@@ -583,10 +573,6 @@ def decoder(
     partition or as its site declared; None: not known. tested(client): labels or values that it may
     have tested a model on, in its own test set and in the balanced one.
     """
-    from fednet.experiment.privacy import updates
-    from fednet.tensors import Tensors
-    from fednet.wire.payload import Samples, run_of
-
     initial = exp.setting.initial.select(exp.shared)
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 

@@ -9,15 +9,18 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet import __version__, loading
 from fednet import config as configuration
+from fednet.algorithms.state import State
 from fednet.buffers import seldom_collected
 from fednet.capacity import give_back_freed
 from fednet.config import Config
+from fednet.data.site import class_names
 from fednet.errors import CannotGoOn, ConfigError, FednetError
-from fednet.experiment import determinism, lock, placement
+from fednet.experiment import build, determinism, lock, placement, privacy
+from fednet.experiment.clock import VirtualClock
+from fednet.experiment.faults import Faults, struck
 from fednet.experiment.rundir import (
     RunDirectory,
     check_records,
@@ -28,30 +31,40 @@ from fednet.experiment.rundir import (
     write_configuration,
 )
 from fednet.files import read_lines, write_aside, write_json
+from fednet.models.start import pinned
 from fednet.plain import JsonMapping
-from fednet.records import Summary, reading
+from fednet.protocol.server import ServerProtocol
+from fednet.records import Round, Summary, reading
+from fednet.records.manifest import RunProgress
+from fednet.server.asynchronous import run_updates
+from fednet.server.books import WriteAheadLog, recover
+from fednet.server.checkpoint import Checkpoints, Residuals
 from fednet.server.endpoint import Endpoint, text_for_clients
-from fednet.server.evaluation import test_sets
+from fednet.server.evaluation import Evaluator, test_sets
+from fednet.server.exchange import Exchanges
 from fednet.server.growth import check_growth, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
+from fednet.server.io import Events, ServerIO
+from fednet.server.remarks import remarks
+from fednet.server.resources import Resources
+from fednet.server.rounds import Rounds
+from fednet.server.summary import finish, write
+from fednet.server.synchronous import run_rounds
+from fednet.server.tracking import Trackers
 from fednet.server.watch import (
     Hosting,
+    Watch,
     handle_stop_signals,
     remember_stop,
     stop_raises,
     third_press_kills,
 )
+from fednet.training.hosts import ServerHost
+from fednet.transport.framing import connection_bytes, framing
+from fednet.wire import messages as m
+from fednet.wire.ledger import Ledger
+from fednet.wire.link import Link
 from fednet.wire.messages import WHOLE
-
-if TYPE_CHECKING:
-    from fednet.algorithms.state import State
-    from fednet.experiment.faults import Faults
-    from fednet.protocol.server import ServerProtocol
-    from fednet.records import Round
-    from fednet.records.manifest import RunProgress
-    from fednet.server.checkpoint import Residuals
-    from fednet.server.rounds import Rounds
-    from fednet.wire.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +73,6 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     """Runs a server from its first step to its last; returns the summary. endpoint: how it reaches
     its clients; its transport is closed at the end.
     """
-    from fednet.server.asynchronous import run_updates
-    from fednet.server.summary import finish, write
-    from fednet.server.synchronous import run_rounds
-
     drive = run_rounds if config.schedule.mode == "sync" else run_updates
     with stop_raises():
         switches = determinism.set_switches(config.train)
@@ -107,9 +116,6 @@ class Session:
     """The parts of one server process, built in the order in which they need one another."""
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
-        from fednet.experiment import build, privacy
-        from fednet.server.io import Events
-
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self._open_directory()
         self.events = Events(self._event, how.display.note)
@@ -127,8 +133,6 @@ class Session:
 
     def _open_directory(self) -> None:
         """Opens the run's directory. What earlier servers wrote is cut to the last checkpoint."""
-        from fednet.server.checkpoint import Checkpoints
-
         directory, fsync = self.directory, self.config.checkpoint.fsync
         clear_run(directory)
         own = functools.partial(lock.check, directory)
@@ -171,8 +175,6 @@ class Session:
             self.how.on_event(event, fields)
 
     def _resume(self) -> None:
-        from fednet.server.checkpoint import Residuals
-
         self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
@@ -189,8 +191,6 @@ class Session:
         """The configuration with the digest of the model. Raises ConfigError where `model.sha256`
         names another.
         """
-        from fednet.models.start import pinned
-
         experiment = self.experiment
         if experiment.hollow:
             raise ConfigError(
@@ -200,10 +200,6 @@ class Session:
         return pinned(experiment.config, experiment.sha256)
 
     def _protocol(self) -> ServerProtocol:
-        from fednet.data.site import class_names
-        from fednet.protocol.server import ServerProtocol
-        from fednet.wire import messages as m
-
         config, endpoint = self._config_of_clients(), self.endpoint
         text = text_for_clients(config)
         keyring = endpoint.keyring
@@ -233,11 +229,6 @@ class Session:
         )
 
     def _link(self) -> Link:
-        from fednet.server.books import WriteAheadLog, recover
-        from fednet.transport.framing import connection_bytes, framing
-        from fednet.wire.ledger import Ledger
-        from fednet.wire.link import Link
-
         curve = self.config.security.curve
         ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
         flight = self.directory / "checkpoint" / "flight.jsonl"
@@ -257,11 +248,6 @@ class Session:
 
     def rounds(self) -> Rounds:
         """Makes the rounds, which `begin` starts and `close` ends."""
-        from fednet.experiment.faults import Faults, struck
-        from fednet.server.io import ServerIO
-        from fednet.server.tracking import Trackers
-        from fednet.server.watch import Watch
-
         exp, config = self.experiment, self.config
         faults = Faults(
             config,
@@ -288,13 +274,6 @@ class Session:
         return self._rounds(faults, after)
 
     def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
-        from fednet.experiment.clock import VirtualClock
-        from fednet.server.evaluation import Evaluator
-        from fednet.server.exchange import Exchanges
-        from fednet.server.resources import Resources
-        from fednet.server.rounds import Rounds
-        from fednet.training.hosts import ServerHost
-
         exp, config = self.experiment, self.config
         public = exp.federation.public_data() if exp.federation is not None else None
         host = ServerHost(
@@ -364,8 +343,6 @@ class Session:
 
     def begin(self, rounds: Rounds) -> None:
         """Records that this process started, and starts the rounds from the checkpoint."""
-        from fednet.server.remarks import remarks
-
         resumed, n = self.resumed, self.incarnation
         here = {**determinism.versions(), "device": str(rounds.host.device)}
         moved = determinism.changed_since(reading.events(self.directory, "started"), here)

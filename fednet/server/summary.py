@@ -8,13 +8,13 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from fednet import __version__, loading
 from fednet.config import Config
 from fednet.experiment import determinism
+from fednet.experiment.build import Experiment
 from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary, reading
@@ -23,9 +23,6 @@ from fednet.server.evaluation import Evaluator, model_hashes
 from fednet.server.exports import keep_adapters, keep_class_means, keep_personal, save_model
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
-
-if TYPE_CHECKING:
-    from fednet.experiment.build import Experiment
 
 
 def finish(
