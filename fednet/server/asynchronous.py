@@ -35,7 +35,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
-from fednet.server.exchange import POLL_S, Asked, Exchange, billed
+from fednet.server.exchange import POLL_S, Asked, Exchange
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO
 from fednet.server.round import OpenRound, may_overlap, reached
 from fednet.server.rounds import Rounds
@@ -620,7 +620,7 @@ class Updates:
         """Books what crossed for replies that no update is made of."""
         for task in tasks:
             if task.reply is not None:
-                self.io.record_bills([billed(task, reason)])
+                self.exchanges.record_bill(task.reply, reason, task.staleness)
 
 
 def saved(

@@ -36,7 +36,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
 from fednet.server.endpoint import waiting_rules
 from fednet.server.inbox import Reply, Sent
-from fednet.server.io import LEFT_OUT, BillResult, Outcome, ServerIO
+from fednet.server.io import LEFT_OUT, Outcome, ServerIO
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
@@ -349,7 +349,8 @@ class Exchanges:
             asked.training_s = self.world.pace[client].seconds(job.cost)
             if self.clock is None:  # the device waits for the rest of its time
                 job.pace = [Fault("pace", asked.training_s)]
-        asked.outcome = self._found(exchange, job)
+        if (client, "train") in exchange.found:
+            asked.outcome = self._found(exchange, job, exchange.found[client, "train"])
         if self.clock is not None:
             asked.bytes = task_bytes(self.run, exchange.key(client), job)
         if reason := self._not_asked(exchange, client):
@@ -362,14 +363,11 @@ class Exchanges:
         if self.experiment.base_comes and not (index == 0 and not job.start):
             job.with_base = lambda: with_base(self.experiment, job)
 
-    def _found(self, exchange: Exchange, job: Job) -> Outcome | None:
+    def _found(self, exchange: Exchange, job: Job, reply: Reply) -> Outcome | None:
         """What an earlier server received, where it answers this very task."""
         client = job.client
-        reply = exchange.found.get((client, "train"))
-        if reply is None:
-            return None
         if reply.record.task != (job.check, job.start):
-            self.io.record_bills([BillResult(reply.bill, False, "the answer to another task")])
+            self.io.record_bill(reply.bill, False, "the answer to another task")
             for purpose in ("train", "evaluate"):
                 exchange.found.pop((client, purpose), None)
             return None
@@ -432,10 +430,11 @@ class Exchanges:
                 key = outcome.key
                 if (key.round, key.phase, key.purpose) != exchange.name:
                     self.io.unused(outcome)
+                elif not outcome.reason:
+                    exchange.asked[key.client].outcome = outcome
                 elif not self._restarts(exchange, outcome):
                     exchange.asked[key.client].outcome = outcome
-                    if outcome.reason:
-                        self._note_dropped(exchange, key.client)
+                    self._note_dropped(exchange, key.client)
             self.check_stop()
 
     def _note_dropped(self, exchange: Exchange, client: int) -> None:
@@ -539,8 +538,17 @@ class Exchanges:
 
     def record_bills(self, exchange: Exchange) -> None:
         """Records in the books which replies, and tasks, were useful, now that this is known."""
-        asked = exchange.asked.values()
-        self.io.record_bills([billed(a, a.reason) for a in asked if a.reply is not None])
+        with self.io.own():
+            for asked in exchange.asked.values():
+                if asked.reply is not None:
+                    self.record_bill(asked.reply, asked.reason, asked.staleness)
+
+    def record_bill(self, reply: Reply, reason: str, staleness: int | None) -> None:
+        """Records whether a client's reply was useful. reason: why it does not count, "" if it
+        does; the book has it only of a reply that an earlier server received.
+        """
+        why = reason if reply.earlier else LEFT_OUT
+        self.io.record_bill(reply.bill, not reason, why, staleness)
 
     # -- evaluations by clients --------------------------------------------------------------------
     def evaluations(self, exchange: Exchange) -> dict[int, dict[str, Counts]]:
@@ -622,15 +630,6 @@ def _alike(before: Payload, down: Payload) -> bool:
 def _started_again(exchange: Exchange, job: Job) -> Job:
     exchange.asked[job.client].job = job
     return job
-
-
-def billed(asked: Asked, reason: str) -> BillResult:
-    """How the bytes of a client's reply are recorded. reason: why it does not count, "" if it does;
-    the book has it only of a reply that an earlier server received.
-    """
-    assert asked.reply is not None
-    why = reason if asked.reply.earlier else LEFT_OUT
-    return BillResult(asked.reply.bill, not reason, why, asked.staleness)
 
 
 def virtual_times(exchange: Exchange) -> dict[int, float]:

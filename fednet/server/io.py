@@ -20,9 +20,8 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fednet.errors import RemoteProtocolError, timed
 from fednet.ids import as_text
@@ -284,15 +283,6 @@ class Outcome:
 LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
 
 
-class BillResult(NamedTuple):
-    """Whether the bytes of a bill were useful. reason: why not; staleness: of the reply."""
-
-    bill: Bill
-    useful: bool
-    reason: str = ""
-    staleness: int | None = None
-
-
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
 GRACE_S = 0.002  # how long the rounds may be away before the caretaker does their I/O
@@ -426,18 +416,21 @@ class ServerIO:
                     break
                 self._step(min(TICK_S, max(0.0, until - time.monotonic())))
 
-    def record_bills(self, bills: Iterable[BillResult]) -> None:
-        """Records in the books whether the bytes of these replies were useful."""
+    def record_bill(
+        self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
+    ) -> None:
+        """Records in the books whether the bytes of a bill were useful. reason: why not; staleness:
+        of the reply.
+        """
         with self.own():
-            for bill, useful, reason, staleness in bills:
-                self.link.ledger.settle_bill(bill, useful, reason, staleness)
+            self.link.ledger.settle_bill(bill, useful, reason, staleness)
 
     def unused(self, outcome: Outcome) -> None:
         """The outcome came after its exchange was over."""
         for reply in (outcome.reply, outcome.evaluation):
             if reply is not None:
                 reply.let_go()
-                self.record_bills([BillResult(reply.bill, False, LEFT_OUT)])
+                self.record_bill(reply.bill, False, LEFT_OUT)
 
     def tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
         """What the books have for rounds up to this one, and no record has yet. under_way: tasks

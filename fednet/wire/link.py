@@ -9,8 +9,7 @@ every other message is a row at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
@@ -28,8 +27,7 @@ PAYLOADS = ("task", "reply", "part", "pull")  # messages whose account is their 
 Frame = Any  # bytes, as the transport has them
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message that is billed and has not left. name: of its account; kinds, envelope, raw: what
     it added there.
     """

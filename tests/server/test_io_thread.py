@@ -22,7 +22,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
 from fednet.server.inbox import Inbox
-from fednet.server.io import BillResult, Events, ServerIO
+from fednet.server.io import Events, ServerIO
 from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
@@ -124,7 +124,7 @@ class Both:
             if found is not None:
                 done.append(found.reason)
                 if found.reply is not None:
-                    self.io.record_bills([BillResult(found.reply.bill, True)])
+                    self.io.record_bill(found.reply.bill, True)
         assert done == [ended, ended]
 
 
