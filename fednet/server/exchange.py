@@ -222,7 +222,7 @@ class Exchanges:
         for (client, purpose), reply in exchange.found.items():
             if client not in exchange.asked and purpose == "train":
                 why = "clients joined, and this one is not in the round any more"
-                self.io.record_bills([BillResult(reply.bill, False, why)])
+                self.io.record_bill(reply.bill, False, why)
         rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if a.wanted]
         exchange.encoding = time.monotonic() - exchange.opened
         here = sum(1 for a in exchange.asked.values() if a.reply is not None)

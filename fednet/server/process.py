@@ -160,9 +160,6 @@ class Session:
         """Checks that clients can join a run of `before` clients. Raises ConfigError, before
         anything in the directory is changed.
         """
-        from fednet.experiment import build
-        from fednet.server.checkpoint import Residuals
-
         experiment = build.build(self.config, self.how.data)
         state = self.checkpoints.load(experiment.algorithm.Server, Residuals)[0]
         check_growth(experiment, state, before, self.directory)
