@@ -21,6 +21,7 @@ class Clock:
         self.now, self.after, self.looks = 0.0, after, 0
         self.snapshot = {"present": 0}
         self.protocol = SimpleNamespace(clients=3)
+        self.in_process = False
 
     def monotonic(self) -> float:
         return self.now
@@ -99,6 +100,7 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypat
     protocol = SimpleNamespace(roster=roster, tasks=tasks, clients=8)
     snapshot = {"waiting": [], "arrived": [], "present": 3, "sites": []}
     io = SimpleNamespace(protocol=protocol, snapshot=snapshot, own=contextlib.nullcontext)
+    io.in_process = False
     io.rest = lambda *_: snapshot.update(present=4)
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(watch, "write_status", lambda path, **said: written.append(said))
