@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -233,6 +234,13 @@ def until(true: Callable[[], Any], what: object, *watched: Any) -> Any:
         assert time.monotonic() < end, f"{what}: not within {WAIT_S:g} s"
         time.sleep(0.01)
     return found
+
+
+def port() -> int:
+    """Return a port that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from fednet.errors import ConfigError, LeftRound
 from fednet.experiment import build, privacy
 from fednet.secagg import BelowThreshold, Terms, primitives
 from fednet.secagg.terms import LIGHT, PAIRWISE
-from tests.processes import lines
+from tests.rooms import lines, merged
 
 SMALL = {
     "clients": 6,
@@ -46,19 +46,19 @@ SUMMED = [n for n in registry.algorithm.names() if registry.algorithm.get(n).sum
 ROBUST = {"clip": 4.0, "bits": 24, "colluding": 0.34}
 
 
-def changed(base: Any, more: Any) -> Any:
-    if not (isinstance(base, dict) and isinstance(more, dict)) or "name" in more:
-        return more
-    return {**base, **{k: changed(base.get(k), v) for k, v in more.items()}}
-
-
 def mapping(protocol: str | None = None, **sets: Any) -> dict[str, Any]:
     masked = {} if protocol is None else {"privacy": {"secagg": {"protocol": protocol, **ROBUST}}}
-    return changed(changed(SMALL, masked), sets)
+    return merged(merged(SMALL, masked), sets)
 
 
 def run(out: Path, name: str, protocol: str | None = None, **sets: Any) -> Any:
     return fednet.run({**mapping(protocol, **sets), "name": name}, in_process=True, out=out)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """Two rounds of SMALL in which nobody is lost."""
+    return run(tmp_path_factory.mktemp("masked"), "masked", "secagg", rounds=2)
 
 
 def away(a: Any, b: Any) -> float:
@@ -82,16 +82,23 @@ def test_a_masked_round_of_each_method_is_that_of_the_method(tmp_path, name):
     assert masked.rounds[0].completed == plain.rounds[0].completed
 
 
+LOST = [{"round": 1, "client": c, "kind": "drop_before_sending"} for c in (1, 4)]
+SETS = {"rounds": 2, "faults": {"schedule": LOST}, "round": {"lost": {"closed": 0.2}}}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The run of the first protocol in which two clients are lost."""
+    return run(tmp_path_factory.mktemp("one"), "one", "secagg", **SETS)
+
+
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
 def test_what_each_step_sends_is_what_was_foretold_and_all_protocols_give_one_sum(
-    tmp_path, protocol
+    tmp_path, one, protocol
 ):
-    lost = [{"round": 1, "client": c, "kind": "drop_before_sending"} for c in (1, 4)]
-    sets = {"rounds": 2, "faults": {"schedule": lost}, "round": {"lost": {"closed": 0.2}}}
-    made = run(tmp_path, "run", protocol, **sets)
-    other = run(tmp_path, "other", "secagg", **sets)
+    made = one if protocol == "secagg" else run(tmp_path, "run", protocol, **SETS)
     assert made.rounds[0].completed == [0, 2, 3, 5]
-    assert [r.model_sha256 for r in made.rounds] == [r.model_sha256 for r in other.rounds]
+    assert [r.model_sha256 for r in made.rounds] == [r.model_sha256 for r in one.rounds]
     for way, kinds in made.summary["bytes"]["predicted"].items():
         assert {k: v["difference"] for k, v in kinds.items()} == dict.fromkeys(kinds, 0), way
     ups = {
@@ -104,18 +111,17 @@ def test_what_each_step_sends_is_what_was_foretold_and_all_protocols_give_one_su
 
 
 @pytest.mark.parametrize("exchange", range(5))
-def test_a_client_lost_at_any_step_is_recovered_from(tmp_path, exchange):
+def test_a_client_lost_at_any_step_is_recovered_from(tmp_path, masked, exchange):
     fault = {"round": 1, "client": 2, "kind": "drop_before_training", "exchange": exchange}
-    sets = {"round": {"lost": {"closed": 0.2}}, "rounds": 2}
-    made = run(tmp_path, "lost", "secagg", faults={"schedule": [fault]}, **sets)
+    sets = {"round": {"lost": {"closed": 0.2}}, "rounds": 2, "faults": {"schedule": [fault]}}
+    made = run(tmp_path, "lost", "secagg", **sets)
     counted = [0, 1, 3, 4, 5] if exchange <= 2 else [0, 1, 2, 3, 4, 5]
     assert made.rounds[0].completed == counted
     assert list(made.rounds[0].dropped) == ["2"]
     assert not made.rounds[0].void
     assert made.rounds[1].completed == [0, 1, 2, 3, 4, 5]
     if exchange > 2:  # its vector was in the sum, so nothing is missing of it
-        whole = run(tmp_path, "whole", "secagg", **sets)
-        assert made.rounds[1].model_sha256 == whole.rounds[1].model_sha256
+        assert made.rounds[1].model_sha256 == masked.rounds[1].model_sha256
 
 
 @pytest.mark.parametrize(("protocol", "exchange"), [("secagg", 4), ("lightsecagg", 3)])
@@ -131,15 +137,14 @@ def test_below_the_threshold_a_round_is_void_and_the_model_as_it_was(tmp_path, p
     assert "3 of 6 clients answered the step 'unmask', and 4 are needed" in warning
 
 
-def test_masked_counts_leave_no_statistics_and_weigh_the_same(tmp_path):
-    shown = run(tmp_path, "open", "secagg")
+def test_masked_counts_leave_no_statistics_and_weigh_the_same(tmp_path, masked):
     hidden = run(tmp_path, "hidden", "secagg", privacy={"secagg": {"counts": "masked"}})
-    assert shown.rounds[0].model_sha256 == hidden.rounds[0].model_sha256
+    assert masked.rounds[0].model_sha256 == hidden.rounds[0].model_sha256
     sent = {k for row in lines(hidden.dir / "wire.jsonl") for k in row["kinds"]}
     assert "statistics" not in sent
     assert hidden.rounds[0].train_loss is None
     uniform = run(tmp_path, "uniform", "secagg", algorithm={"weighting": "uniform"})
-    assert uniform.rounds[0].model_sha256 != shown.rounds[0].model_sha256
+    assert uniform.rounds[0].model_sha256 != masked.rounds[0].model_sha256
 
 
 def test_a_client_says_how_many_entries_of_its_update_were_clipped(tmp_path):

@@ -13,15 +13,10 @@ from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from fednet.launch.start import Launch, Silent, run_command
 from tests.cli.test_display import RECORD
+from tests.processes import port as free
 
 pytest.importorskip("prometheus_client")
 OPEN = "application/openmetrics-text; version=1.0.0"
-
-
-def free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def served(port: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from fednet.files import read_record, write_record
 from fednet.report import open_run
 from fednet.serve import page
 from fednet.serve.queue import Queue
-from tests.processes import Processes, lines, until
+from tests.processes import Processes, lines, port, until
 from tests.report.fake_run import write
 from tests.report.test_status import put
 
@@ -286,12 +286,6 @@ SMALL = (
     "data={dataset: synthetic, samples: 200, shape: [1, 4, 4], classes: 4}",
     "evaluate={every: 50, clients: none}",
 )
-
-
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(
