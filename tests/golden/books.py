@@ -5,7 +5,7 @@
     python -m tests.golden.books --write             replace the cases in books.json
 
 All clients are in the server's process, so that they end with it and messages come in one order:
-what is booked is the same each time. Takes about two minutes of one core.
+what is booked is the same each time. Takes about half a minute of one core.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:
     """What the run's books come to: "rows, bytes, raw bytes" by all that a row says of a payload.
     Messages that belong to no task are left out: their sizes depend on the process's number.
     """
+    import tests.preloaded  # noqa: F401 - once, for all the processes that are forked
     from fednet.files import read_lines
 
     fork = multiprocessing.get_context("fork")
