@@ -41,10 +41,17 @@ for command in (server, client):
     check(command)
 fednet.Tensors
 assert "torch" in sys.modules
+# Nor does training by SGD import torch's compiler.
+import torch
+from fednet.training.optimizers import optimizer
+p = torch.ones(2, requires_grad=True)
+p.grad = torch.ones(2)
+optimizer("sgd", [p], lr=0.1).step()
+assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_help_and_lists_import_nothing_heavy():
+def test_help_and_lists_import_nothing_heavy_and_sgd_no_compiler():
     subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, timeout=120, check=True)
 
 

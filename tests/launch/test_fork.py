@@ -4,68 +4,75 @@ nobody takes what it prints.
 
 from __future__ import annotations
 
-import subprocess
+import errno
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from fednet.errors import LACKS_MEMORY
-from tests.processes import ROOT
-
-FORKED = """
-import os
-from pathlib import Path
-from fednet.errors import ConfigError
+from fednet.errors import LACKS_MEMORY, ConfigError
 from fednet.launch.supervisor import fork
+from tests.processes import ROOT, Rig
+
 
 def refused():
     raise ConfigError("too long a name.")
 
-me = os.getpid()
-try:
-    child = fork("server", {work}, Path("log"))
-finally:
-    if os.getpid() != me:
-        os._exit(77)  # it went on as if it were the one that forked it
-os._exit(child.status())
-"""
+
+def prints():
+    print("a line")
+    return 0
 
 
-def forked(work, cwd, **streams):
-    return subprocess.run(
-        [sys.executable, "-c", FORKED.format(work=work)],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-        **streams,
-    )
+def full_disk():
+    raise OSError(errno.ENOSPC, "No space left on device", "x")
 
 
-@pytest.mark.parametrize(
-    ("work", "full", "status"),
-    [("refused", "stderr", 2), ("lambda: print('a line') or 0", "stdout", 0)],
-)
+def no_memory():
+    raise MemoryError
+
+
+def broken():
+    raise KeyError("y")
+
+
+def forks(work, folder, full=None):
+    """In a process of its own: forks one that does `work`. full: the stream that nobody takes."""
+    os.chdir(folder)
+    if full is not None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), full)
+        sys.stdout = os.fdopen(
+            1, "w", closefd=False
+        )  # which holds a line back, as a new process's does
+    me = os.getpid()
+    try:
+        child = fork("server", work, Path("log"))
+    finally:
+        if os.getpid() != me:
+            os._exit(77)  # it went on as if it were the one that forked it
+    os._exit(child.status())
+
+
+@pytest.mark.parametrize(("work", "full", "status"), [(refused, 2, 2), (prints, 1, 0)])
 def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("a disk that is full")
-    with open("/dev/full", "w") as nobody:
-        assert forked(work, tmp_path, **{full: nobody}).returncode == status
+    with Rig(tmp_path) as rig:
+        assert rig.ended(rig.fork(forks, work, tmp_path, full))[0] == status
 
 
 @pytest.mark.parametrize(
-    ("raised", "said"),
+    ("work", "said"),
     [
-        ("OSError(28, 'No space left on device', 'x')", "No space left on device: x."),
-        pytest.param("MemoryError()", f"{LACKS_MEMORY}.", marks=pytest.mark.long),
-        ("KeyError('y')", "KeyError: 'y' (the whole traceback is in log)."),
+        (full_disk, "No space left on device: x."),
+        (no_memory, f"{LACKS_MEMORY}."),
+        (broken, "KeyError: 'y' (the whole traceback is in log)."),
     ],
 )
-def test_what_the_machine_refuses_one_of_them_is_said_in_a_sentence(raised, said, tmp_path):
-    work = f"lambda: (_ for _ in ()).throw({raised})"
-    done = forked(work, tmp_path, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (3, f"fednet run: {said}\n")
+def test_what_the_machine_refuses_one_of_them_is_said_in_a_sentence(work, said, tmp_path):
+    with Rig(tmp_path) as rig:
+        assert rig.ended(rig.fork(forks, work, tmp_path)) == (3, f"fednet run: {said}\n")
 
 
 def test_an_error_is_printed_in_one_place():

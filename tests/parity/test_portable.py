@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from fednet.experiment import determinism
 from tests.parity.test_parity import SHAPE, bits
-from tests.processes import ROOT, Federation
+from tests.processes import ROOT, Federation, Rig
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkl.is_available() or "AVX" not in determinism.processor(),
@@ -22,15 +23,28 @@ pytestmark = pytest.mark.skipif(
 PORTABLE = {**SHAPE, "train": {"epochs": 2, "optimizer": "adam", "portable": True}}
 
 
-def python(code: str, *before: str, **extra: str) -> str:
-    """Return what the code prints in a process that has computed nothing yet."""
+def python(code: str, *before: str) -> str:
+    """Return what the code prints in a new process."""
     words = [*before, sys.executable, "-c", code]
-    env = {**os.environ, **extra}
     done = subprocess.run(
-        words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False
+        words, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
+
+
+def execute(code: str, environment: dict[str, str]) -> int:
+    os.environ.update(environment)
+    exec(code, {})
+    return 0
+
+
+def forked(folder: Path, code: str, **environment: str) -> str:
+    """Return what the code prints in a process that has imported torch and computed nothing yet."""
+    with Rig(folder) as rig:
+        status, said = rig.ended(rig.fork(execute, code, environment))
+    assert status == 0, said
+    return said.strip()
 
 
 def test_in_one_process_in_many_after_a_crash_and_with_clients_started_by_themselves(tmp_path):
@@ -51,9 +65,10 @@ def test_in_one_process_in_many_after_a_crash_and_with_clients_started_by_themse
     assert "processor" in fed.summary()["provenance"]
 
 
-def test_square_roots_are_those_of_ieee_754():
+def test_square_roots_are_those_of_ieee_754(tmp_path):
     """The float32 nearest to the root, in each way that torch has of asking for one."""
-    said = python(
+    said = forked(
+        tmp_path,
         "import numpy as np, torch\n"
         "from fednet.experiment import determinism\n"
         "determinism.choose_kernels(True)\n"
@@ -67,7 +82,7 @@ def test_square_roots_are_those_of_ieee_754():
         "w.sqrt().sum().backward()\n"
         "print(w.grad.tolist(), torch.tensor([4, 9]).sqrt().tolist(), torch.tensor(-1.0).sqrt())\n"
         "half = torch.tensor([2.0], dtype=torch.bfloat16).sqrt()\n"
-        "print(half.dtype, half.item(), torch.ones(2, 3).t().sqrt().shape)\n"
+        "print(half.dtype, half.item(), torch.ones(2, 3).t().sqrt().shape)\n",
     )
     assert said.splitlines() == [
         "[0, 0, 0, 0]",
@@ -89,8 +104,11 @@ def test_square_roots_are_those_of_ieee_754():
         ("determinism.choose_kernels(True)", True, "", "chosen"),
     ],
 )
-def test_it_is_refused_where_another_choice_has_been_made(before, portable, capability, says):
-    said = python(
+def test_it_is_refused_where_another_choice_has_been_made(
+    tmp_path, before, portable, capability, says
+):
+    said = forked(
+        tmp_path,
         "from fednet.experiment import determinism\n"
         "from fednet.errors import ConfigError\n"
         f"import torch\n{before}\n"

@@ -6,9 +6,6 @@ w = 1.4.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -432,17 +429,3 @@ def test_sgd_is_torchs_own_bit_for_bit(momentum, weight_decay):
                 p.grad = torch.sin(p.detach() * (k + 1))
             step.step()
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
-
-
-def test_training_by_sgd_does_not_import_the_compiler():
-    words = (
-        "import sys, torch; from fednet.training.optimizers import optimizer; p = torch.ones(2, "
-        "requires_grad=True); p.grad = torch.ones(2); "
-        "optimizer('sgd', [p], lr=0.1).step(); print('torch._dynamo' in sys.modules)"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "False"
-    )
