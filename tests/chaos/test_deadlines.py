@@ -30,7 +30,7 @@ def without(out: Path, late: int, kind: str = "delay", **changes: Any) -> Federa
 def test_a_deadline_closes_the_round_without_the_late_client_which_takes_part_in_the_next(
     tmp_path, kind
 ):
-    late = without(tmp_path, 1, kind, round={"deadline": 1.5})
+    late = without(tmp_path, 1, kind, round={"deadline": 2.0})
     assert late.completed() == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
     assert late.rounds()[1]["dropped"] == {"1": "deadline"}
     late.check()

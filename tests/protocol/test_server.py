@@ -27,7 +27,6 @@ from fednet.protocol.tasks import CLAIMS, DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.messages import MAX_IDS
 from tests.protocol.net import form, job
 
 WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0])
@@ -145,9 +144,12 @@ def test_a_client_of_another_version_of_the_protocol_is_refused_in_one_sentence(
     assert s.roster.workers == {}
 
 
-def test_one_process_cannot_host_more_clients_than_are_bounded():
-    s = server(MAX_IDS + 1)
-    assert f"at most {MAX_IDS}" in refusal(say(s, b"1", m.Join(worker="w", share=(1, 1))))
+def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):
+    monkeypatch.setattr(m, "MAX_IDS", 10)
+    for clients, refused in ((10, 0), (11, 1)):
+        found = say(server(clients), b"1", m.Join(worker="w", share=(1, 1)))
+        reasons = [n.fields["reason"] for n in of(found, Note) if n.event == "refused"]
+        assert ["at most 10" in reason for reason in reasons] == [True] * refused
 
 
 def test_connection_joins_once():

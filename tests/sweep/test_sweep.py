@@ -12,6 +12,7 @@ from fednet import config
 from fednet.cli.main import main
 from fednet.cli.report import opened
 from fednet.errors import CannotGoOn, ConfigError, StateError, Stopped
+from fednet.files import line
 from fednet.sweep import claims, pool, running
 from fednet.sweep import grid as sweep
 from fednet.sweep.marks import ended
@@ -41,7 +42,7 @@ def ran(s, out, code="", **given):
         head = f"import pathlib, sys; cell = {task.name!r}; seed = {task.config['seed']}\n"
         head += f"run = pathlib.Path({str(task.run)!r}); run.mkdir(exist_ok=True)\n"
         head += "(run / 'summary.json').write_text('{}')\n"
-        return [sys.executable, "-c", head + code]
+        return [sys.executable, "-S", "-c", head + code]  # of the standard library alone
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "command", line)
@@ -239,13 +240,13 @@ def test_select_takes_the_point_with_the_best_mean_over_seeds(path, tmp_path):
         "base: base.yaml\nvary: {algorithm: [fedavg]}\nseeds: [0, 1]\nselect: {grid: {train.lr: "
         "[0.1, 0.01]}}\n"
     )
-    code = """
-point = cell.split('_lr')[1].split('_')[0]
-a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[point, seed]
-from fednet.files import line
-rows = {'round': 1, 'validation_accuracy': a}, {'round': 2}
-(run / 'rounds.jsonl').write_bytes(b''.join(map(line, rows)))
-"""
+    found = {("0.1", 0): 0.9, ("0.1", 1): 0.1, ("0.01", 0): 0.6, ("0.01", 1): 0.6}
+    rounds = {
+        cell: line({"round": 1, "validation_accuracy": accuracy}) + line({"round": 2})
+        for cell, accuracy in found.items()
+    }
+    code = "point = cell.split('_lr')[1].split('_')[0]\n"
+    code += f"(run / 'rounds.jsonl').write_bytes({rounds!r}[point, seed])"
     outcome = ran(sweep.load(path), tmp_path, code)
     assert [p.name for p in outcome.chosen] == ["fedavg_lr0.01_seed0", "fedavg_lr0.01_seed1"]
     said = json.loads((tmp_path / "s" / "selection.json").read_text())
