@@ -101,6 +101,11 @@ def _give_back(array: Array) -> None:
         _idle.pop(next(iter(list(_idle))), None)
 
 
+def give_back_idle() -> None:
+    """Gives the system the arrays that nobody holds: what follows takes others."""
+    _idle.clear()
+
+
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Inside, cycles are not looked for, and never among what was made here: what a process of

@@ -103,3 +103,13 @@ def test_nothing_is_kept_from_the_collection_at_the_end_of_a_process():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert said.stdout == "0\n"
+
+
+def test_arrays_that_nobody_holds_can_be_given_back_to_the_system():
+    held, _ = lend(N, np.float32), lend(N, np.float32)
+    del _
+    (idle,) = map(weakref.ref, buffers._idle.values())
+    buffers.give_back_idle()
+    assert idle() is None
+    held[:] = 1.0
+    assert float(held.sum()) == N

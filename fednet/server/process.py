@@ -13,7 +13,7 @@ from pathlib import Path
 from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.algorithms.state import State
-from fednet.buffers import seldom_collected
+from fednet.buffers import give_back_idle, seldom_collected
 from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.data.site import class_names
@@ -88,6 +88,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             with seldom_collected(endpoint.pump is None):
                 rounds.run(drive)
             over = True
+            give_back_idle()  # the models that are written take as much
             summary = finish(rounds, session.experiment, directory, how.command, switches)
         except OSError as broken:
             why = f"{broken.strerror} ({broken.filename or directory})"
