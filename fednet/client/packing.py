@@ -78,13 +78,7 @@ class Packing:
         at = lane.scratch.device
         if at.type == "cuda":
             lane.loaded = torch.cuda.current_stream(at).record_event()
-        self._descend(device, _Ticket(lane))
-        if lane.error is not None:
-            raise lane.error
-        assert lane.course is not None
-        return lane.course
-
-    def _descend(self, device: int, own: _Ticket) -> None:
+        own = _Ticket(lane)
         pack: list[_Ticket] = []
         with self._changed:
             waiting = self._waiting.setdefault(device, [])
@@ -99,6 +93,10 @@ class Packing:
                 self._changed.wait()
         if not own.done:
             self._train(pack, own, device)
+        if lane.error is not None:
+            raise lane.error
+        assert lane.course is not None
+        return lane.course
 
     def _ready(self, device: int) -> list[_Ticket]:
         """Returns the pack that may begin now; empty if all have to wait for others."""
