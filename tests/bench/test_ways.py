@@ -6,10 +6,20 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from fednet.config import from_mapping
 from tests.bench import card, ways
-from tests.bench.workloads import WORKLOADS
+from tests.bench.workloads import SCALES, WORKLOADS
 
 TINY = replace(WORKLOADS["W6"], clients=4, per_round=2, samples=4, batch_size=2, rounds=1)
+
+
+@pytest.mark.parametrize("work", [*WORKLOADS.values(), *SCALES.values()], ids=lambda w: w.name)
+def test_a_workload_takes_the_steps_of_the_plain_loop_beside_it(work):
+    train = from_mapping(work.config("run", 1)).train
+    assert (train.epochs, train.steps, train.batch_size) == (1, work.steps, work.batch_size)
+    assert (train.optimizer, train.lr, train.momentum) == ("sgd", work.lr, 0.0)
 
 
 def test_a_way_that_fails_costs_no_other(monkeypatch, tmp_path):

@@ -44,6 +44,7 @@ class Workload:
             "clients_per_round": self.per_round,
             "model": dict(self.model),
             "train": {
+                "epochs": 1,
                 "batch_size": self.batch_size,
                 "steps": self.steps,
                 "lr": self.lr,
