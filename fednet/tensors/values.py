@@ -6,6 +6,7 @@ Sums are in float64, block by block, so that no float64 copy of a whole vector i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -405,16 +406,16 @@ def accumulate(
     fresh = total is None
     if total is None:
         total = room(len(x), torch.float64, x.device)
+    if not len(x):
+        return total
     length = _block(x, BLOCK)
-    wide = torch.empty(min(len(x), length), dtype=torch.float64, device=x.device)
-    for start in range(0, len(x), length):
-        block = slice(start, start + length)
-        part = x[block] if less is None else x[block] - less[block]
-        values = wide[: len(part)].copy_(part)
+    lesser = itertools.repeat(None) if less is None else blocks(less, length)
+    for into, part, other in zip(blocks(total, length), blocks(x, length), lesser):
+        wide = (part if other is None else part - other).double()
         if fresh:
-            torch.mul(values, weight, out=total[block])
+            torch.mul(wide, weight, out=into)
         else:
-            total[block].add_(values, alpha=weight)
+            into.add_(wide, alpha=weight)
     return total
 
 
