@@ -46,8 +46,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _algorithms(args: argparse.Namespace) -> int:
-    sized = bool(args.config or args.model or args.set)
-    config = _configured(args) if sized else None
+    from fednet.config import load
+
+    sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
+    sized = bool(args.config or sets)
+    config = load(args.config, sets, args.load) if sized else None
     rows = []
     for entry in registry.algorithm.entries():
         try:
@@ -111,13 +114,6 @@ def _print_key(path: str, key: DocumentedKey) -> None:
     print(f"{path}: {key.type}; default {key.default}{unit}")
     if key.about:
         print(f"    {key.about}")
-
-
-def _configured(args: argparse.Namespace) -> Config:
-    from fednet.config import load
-
-    sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
-    return load(args.config, sets, args.load)
 
 
 def _megabytes(config: Config, name: str) -> tuple[str, ...]:

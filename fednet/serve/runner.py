@@ -85,12 +85,12 @@ class Runner:
         config.write_text(entry.config, encoding="utf-8")
         log = self.queue.runs / f".{entry.name}.log"
         line = [sys.executable, "-m", "fednet.cli.server", str(config), *self._words]
-        begun = (self.queue.runs / entry.name / "config.yaml").exists()
-        resume = ["--resume"] if begun else []
+        if (self.queue.runs / entry.name / "config.yaml").exists():
+            line.append("--resume")
         with log.open("ab") as out:
             began = out.tell()
             process = subprocess.Popen(
-                [*line, "--out", str(self.queue.runs), *resume],
+                [*line, "--out", str(self.queue.runs)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
