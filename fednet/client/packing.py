@@ -34,6 +34,9 @@ class Packing:
     its own result. No clock is used, and who is packed with whom changes no bit. A pack always
     ends, and a task that is cancelled or fails leaves, so that nobody waits for ever.
 
+    Outside of packs one thread works at a time: each call of torch gives up Python's lock for a
+    moment, and threads that all want it back make each other wait.
+
     n: lanes. task: of the run. limit(device): tasks that may run on a device at once. A device is
     given by its number.
     """
@@ -42,6 +45,7 @@ class Packing:
     task: Task
     limit: Callable[[int], int]
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
     _due: int = 0
     _running: Counter[int] = field(default_factory=Counter)
     _waiting: dict[int, list[_Ticket]] = field(default_factory=dict)
@@ -60,7 +64,8 @@ class Packing:
             self._due -= 1
             self._running[device] += 1
         try:
-            yield
+            with self._turn:
+                yield
         finally:
             with self._changed:
                 self._running[device] -= 1
@@ -71,14 +76,24 @@ class Packing:
 
     def descend(self, device: int, lane: Lane) -> Course:
         """Trains the lane in a pack, and returns when it is done. Raises what its own `progress`
-        raised, or what ended the pack.
+        raised, or what ended the pack. To be called within `at_work`.
         """
         import torch
 
         at = lane.scratch.device
         if at.type == "cuda":
             lane.loaded = torch.cuda.current_stream(at).record_event()
-        own = _Ticket(lane)
+        self._turn.release()
+        try:
+            self._descend(device, _Ticket(lane))
+        finally:
+            self._turn.acquire()
+        if lane.error is not None:
+            raise lane.error
+        assert lane.course is not None
+        return lane.course
+
+    def _descend(self, device: int, own: _Ticket) -> None:
         pack: list[_Ticket] = []
         with self._changed:
             waiting = self._waiting.setdefault(device, [])
@@ -93,10 +108,6 @@ class Packing:
                 self._changed.wait()
         if not own.done:
             self._train(pack, own, device)
-        if lane.error is not None:
-            raise lane.error
-        assert lane.course is not None
-        return lane.course
 
     def _ready(self, device: int) -> list[_Ticket]:
         """Returns the pack that may begin now; empty if all have to wait for others."""

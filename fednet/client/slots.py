@@ -104,9 +104,9 @@ class _Device:
 class Slots:
     """Does jobs from a queue, with a thread for each slot of each device. Any thread may call it.
 
-    most: clients that this process hosts. inline: the caller does the jobs by `work_inline`; there
-    are threads only if clients are packed. changed() is called when the number of tasks that may
-    run at once changes.
+    most: clients that this process hosts. inline: the jobs are done while the caller is in
+    `work_inline`, by itself or, if clients are packed, by threads: they would only take Python's
+    lock from it. changed() is called when the number of tasks that may run at once changes.
     """
 
     def __init__(
@@ -123,6 +123,9 @@ class Slots:
         self._changed = changed
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._unfinished = 0  # jobs
+        self._may_work = threading.Event()
+        if not inline:
+            self._may_work.set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Condition()
         self._start_threads()
@@ -165,11 +168,14 @@ class Slots:
         if not self._threads:
             self._do(self._jobs.get(), 0)
             return True
+        self._may_work.set()
         with self._lock:
             self._lock.wait_for(lambda: not self._unfinished)
+        self._may_work.clear()
         return True
 
     def close(self) -> None:
+        self._may_work.set()
         for _ in self._threads:
             self._jobs.put(None)
         # The interpreter must not end under a thread that is within torch.
@@ -195,6 +201,7 @@ class Slots:
         """Does jobs, until there are more threads than slots."""
         device = self._devices[number]
         while (job := self._jobs.get()) is not None:
+            self._may_work.wait()
             determinism.set_thread()
             self._do(job, number)
             del job  # and the payload it came with
