@@ -450,6 +450,12 @@ class ServerIO:
             for conn, worker in self.protocol.roster.by_conn.items():
                 self.link.settle_counted(conn, round=round, worker=worker.name)
 
+    def client_processes(self) -> list[tuple[str, int]]:
+        """Returns host and process id of each client process that is connected."""
+        with self.own():
+            workers = self.protocol.roster.workers.values()
+            return [(x.host, x.pid) for x in workers if x.here]
+
     def wait(self, timeout_s: float) -> Outcome | None:
         """The next outcome; None after `timeout_s`. Each is returned once."""
         if not self.outcomes:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fednet.plain import JsonMapping
-
 MB = 1e6
 
 
@@ -27,13 +25,14 @@ class Resources:
         self._processor: dict[int, float] = {}  # seconds until the last call, by process
         self._gpus = GPUs() if gpus else None
 
-    def since(self, sites: Iterable[JsonMapping]) -> dict[str, dict[str, float]]:
+    def since(self, processes: Iterable[tuple[str, int]]) -> dict[str, dict[str, float]]:
         """Returns what the server, the clients and each GPU took since the last call. `busy_s`:
         seconds of processor time, or in which the GPU was busy; `memory_mb`: the most that a
-        process had so far, or what is in use on the GPU. sites: see `Status.sites`.
+        process had so far, or what is in use on the GPU. processes: host and process id of those
+        of the clients.
         """
         server = os.getpid()
-        here = {s["pid"] for s in sites if s["connected"] and s["host"] == self._host}
+        here = {pid for host, pid in processes if host == self._host}
         found = {"server": self._of({server})}
         if here - {server}:
             found["clients"] = self._of(here - {server})

@@ -120,7 +120,7 @@ class Rounds:
                     self.config.round.join_s(self.attendance.alone),
                     resumed=self.progress.round > self.progress.joined,
                 )
-                self.resources.since(self.io.snapshot["sites"])  # what it took until now
+                self.resources.since(self.io.client_processes())  # what it took until now
                 drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
@@ -304,7 +304,7 @@ class Rounds:
             seconds_virtual=round.virtual if self.clock else None,
             seconds_by_phase=fitted(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
-            resources=self.resources.since(self.io.snapshot["sites"]),
+            resources=self.resources.since(self.io.client_processes()),
             **tally.columns(),
             useful=tally.useful,
             predicted=round.predicted if self.experiment.predictable else None,
