@@ -116,9 +116,9 @@ def bad_network(plan: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one. plan: what happens to the server's messages, by
     number; or the probability of each kind.
     """
-    from fednet.transport.zeromq import server as zeromq
+    from fednet.server import endpoint
 
-    sound = zeromq.ZmqServer
+    sound = endpoint.ZmqServer
     faults: Any
     if isinstance(next(iter(plan)), int):
         faults = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in plan.items()})
@@ -129,7 +129,7 @@ def bad_network(plan: Mapping[Any, Any]) -> None:
         own = seeds.rng(SEED, "bytes")
         return faulty.FaultyServer(sound(*given, **more), faults, time.monotonic, own)
 
-    zeromq.ZmqServer = server  # type: ignore[assignment,misc]
+    endpoint.ZmqServer = server  # type: ignore[assignment,misc]
 
 
 @pytest.mark.parametrize("kind", ["corrupt", pytest.param("truncate", marks=pytest.mark.slow)])
