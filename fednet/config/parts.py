@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -120,7 +120,10 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     try:
         made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
     except ConfigError as wrong:
-        if hint := _owners(kind, fit.keys(declared), own, path, str(wrong)):
+        hint = ""
+        if isinstance(wrong, fit.UnknownKey) and not wrong.guessed:
+            hint = _owners(kind, wrong.path.removeprefix(f"{path}."), path)
+        if hint:
             raise ConfigError(f"{wrong} {hint}") from None
         given = gives(kind)
         if not given or part.__module__.startswith("fednet.") or asked <= {*own}:
@@ -134,16 +137,9 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     }
 
 
-def _owners(
-    kind: str, known: Collection[str], given: Collection[str], path: str, error: str
-) -> str:
-    """Returns a sentence about the parts that have the unknown option of an error; "" if none
-    has it, or the error has a hint already.
-    """
-    unknown = [key for key in given if key not in known and f"unknown key {path}.{key}" in error]
-    if not unknown or error.endswith("?"):
-        return ""
-    key, parts = unknown[0], getattr(registry, kind)
+def _owners(kind: str, key: str, path: str) -> str:
+    """Returns a sentence about the parts that have this option; "" if none has it."""
+    parts = getattr(registry, kind)
     types = {name: declared_options(parts.get(name), kind) for name in parts.names()}
     owners = [name for name, declared in types.items() if declared and key in fit.keys(declared)]
     if not owners:

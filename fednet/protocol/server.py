@@ -275,7 +275,7 @@ class ServerProtocol:
 
     # -- joining: each returns why the message was refused, or "" --------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
-        """Lets a worker in, anew or back."""
+        """Lets a worker in: for the first time, or back."""
         if conn in self.roster.joined:
             raise RemoteProtocolError("join: this connection has joined already")
         try:
@@ -368,7 +368,7 @@ class ServerProtocol:
 
     def _pick_up(self, worker: Worker, holding: set[Key], ours: bool) -> None:
         """A worker is back: what it still holds goes on, what it lost on the way is handed out
-        anew. ours: this server handed out what it holds, and can tell what is not wanted any more;
+        again. ours: this server handed out what it holds, and can tell what is not wanted any more;
         of an earlier one's tasks it may ask again.
         """
         kept: set[Key] = set()
@@ -379,7 +379,7 @@ class ServerProtocol:
                 self.tasks.take_back(w, TaskEvent.LOST, "lost", lost=True, same_attempt=True)
             else:
                 kept.add(self.tasks.key(w, "train"))
-                self.tasks.restart_upload(w)  # it announces its reply anew
+                self.tasks.restart_upload(w)  # it announces its reply again
                 if w.job.client not in worker.queue:
                     worker.queue.append(w.job.client)
                     self.roster.recount(worker)
@@ -388,7 +388,7 @@ class ServerProtocol:
                 self._turn.call_off(worker.conn or b"", key)
 
     def _supersede(self, worker: Worker) -> None:
-        """A process started anew is ready: it need not wait until its forerunner is given up."""
+        """A new process is ready: it need not wait until the one before it is given up."""
         for gone in self.roster.away_workers():
             if gone is not worker and gone.ids <= worker.ids:
                 self._turn.note("superseded", **gone.named(), by=worker.name)

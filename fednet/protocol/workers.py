@@ -212,7 +212,7 @@ class Roster:
     def enter(
         self, conn: bytes, join: m.Join, ids: frozenset[int], user: str | None, now: float
     ) -> Worker:
-        """Lets a worker in, anew or back over another connection."""
+        """Lets a worker in: for the first time, or back over another connection."""
         old = self.workers.get(join.worker)
         if old is not None and old.conn is not None:
             self.by_conn.pop(old.conn, None)
