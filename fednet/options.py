@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import re
 import typing
@@ -106,15 +105,6 @@ def _number(part: str, text: str) -> int | float:
     if not math.isfinite(value):
         raise ConfigError(f"{text!r}: {part.strip()!r} is not a number.")
     return int(value) if value.is_integer() else value
-
-
-def each(text: str) -> list[str]:
-    """Expands `topk(0.01|0.05)` to topk(0.01) and topk(0.05)."""
-    found = _CALL.fullmatch(text)
-    if found is None or found[2] is None:
-        return [text]
-    numbers = itertools.product(*(number.split("|") for number in found[2].split(",")))
-    return [f"{found[1]}({','.join(chosen)})" for chosen in numbers]
 
 
 def instance(parts: Registry, text: object) -> object:

@@ -23,7 +23,6 @@ VERBS = {
     "compare": "compare runs: accuracy, and rounds, MB and seconds to a target accuracy",
     "figure": "draw a figure for a paper",
     "sweep": "run every combination of settings; resumable",
-    "frontier": "run chains of compressors: accuracy against bytes",
     "reproduce": "run a paper's table and compare it with the printed figures",
     "serve": "run a server that works through a queue of runs, with a web page",
     "queue": "submit runs to a folder of `fednet serve`, list and cancel them",
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(
         f"fednet {name}",
         lambda: int(verb.run(args)),
-        getattr(args, "out", None) if name in ("run", "sweep", "frontier", "reproduce") else None,
+        getattr(args, "out", None) if name in ("run", "sweep", "reproduce") else None,
         argv is None,
     )
 
