@@ -36,13 +36,6 @@ WIDER = {
 }
 
 
-RANDOM = (
-    "{}: samples are drawn at random as they are read (two readings of a sample differ). Each is "
-    "read once, and every round uses what was read then; for new draws in every round set "
-    "data.augment, or draw in the model."
-)
-
-
 @dataclass(frozen=True, eq=False)
 class Data:
     """A dataset: training and test samples as they are stored and sent. `inputs` makes model inputs
@@ -90,8 +83,7 @@ class Data:
         if self.test is not None:
             given["test"] = self.test
         if self.collate is not None:
-            given, random = pairs.collated(given, self.collate)
-            notes += [RANDOM.format(which) for which in random]
+            given = pairs.collated(given, self.collate)
         splits = {which: _read(split, which, notes) for which, split in given.items()}
         names, classes = _number_text(splits, names, self.classes, notes)
         train = _split(splits["train"], "train", classes, self.ignore_index)
@@ -103,13 +95,6 @@ class Data:
         mean, std = _statistics(self.mean, self.std, train[0])
         if names is not None and len(names) != classes:
             raise DataError(f"names: {len(names)} class names for {classes} classes.")
-        parts = named(train[0]).items()
-        flat = [name or "x" for name, part in parts if part.dtype == torch.uint8 and part.ndim <= 2]
-        if flat:
-            notes.append(
-                f"{' and '.join(flat)}: uint8 values are divided by 255, as those of images are; "
-                f"give float32 for values that are no brightness."
-            )
         made = {
             "train": train,
             "test": test,
@@ -163,12 +148,8 @@ class Data:
     @property
     def sample_nbytes(self) -> int:
         """Bytes of one raw sample when it is sent, without its label."""
-        return sum(
-            part[0:1].numel() * part.element_size()
-            if len(part)
-            else part.new_empty((1, *part.shape[1:])).nbytes
-            for part in named(self.train[0]).values()
-        )
+        parts = named(self.train[0]).values()
+        return sum(math.prod(part.shape[1:]) * part.element_size() for part in parts)
 
     def labels(self, which: str = "train") -> np.ndarray:
         """Returns (n,) int64, the class of each sample; zeros if y holds values or sequences."""
@@ -268,16 +249,9 @@ def _read(given: Any, which: str, notes: list[str]) -> Split:
     """Returns (x, y) of one split, with lists and tables of pandas as arrays. given: a pair, or a
     dataset of pairs, which is read. Adds to the notes.
     """
-    if not isinstance(given, (tuple, list)):
-        if hasattr(given, "columns"):
-            raise DataError(
-                f"{which}: a {type(given).__name__}; give its inputs and its labels as a pair, "
-                f"such as (df.drop(columns='label'), df['label'])."
-            )
-        if pairs.is_dataset(given):
-            *given, random = pairs.read(given, which)
-            if random:
-                notes.append(RANDOM.format(which))
+    a_pair = isinstance(given, (tuple, list))
+    if not a_pair and pairs.is_dataset(given) and not hasattr(given, "columns"):
+        given = pairs.read(given, which, notes)
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise DataError(
             f"{which}: expected a pair of arrays (x, y), or a torch.utils.data.Dataset or a "
@@ -316,16 +290,11 @@ def _number_text(
     for name in found:
         if name not in names:
             raise DataError(f"y: {unknown('label', name, names)}")
-    if classes is not None and classes != len(names):
-        raise DataError(
-            f"y: {len(names)} labels, {', '.join(names[:5])}{', ...' * (len(names) > 5)}, for "
-            f"{classes} classes; give names, all classes in order."
-        )
     number = {name: c for c, name in enumerate(names)}
     for which, y in texts.items():
         numbers = np.array([number[label] for label in y.ravel().tolist()], np.int64)
         splits[which] = splits[which][0], numbers.reshape(y.shape)
-    return names, len(names)
+    return names, len(names) if classes is None else classes
 
 
 def _is_text(y: np.ndarray) -> bool:
@@ -371,33 +340,22 @@ def _plain(value: Any, where: str, text: bool = False) -> Any:
     text: whether the array may hold text. Raises DataError for an array without numbers.
     """
     if hasattr(value, "to_numpy"):
-        made = value.to_numpy()
-    elif isinstance(value, list):
+        value = value.to_numpy()
+    if isinstance(value, list):
         try:
-            made = np.array(value)
+            value = np.array(value)
         except ValueError as ragged:
             raise DataError(f"{where}: a list of entries of unlike shapes ({ragged}).") from None
-    else:
-        made = value
-    if not isinstance(made, np.ndarray):
-        return made
-    if made.dtype == object and made.size and all(isinstance(v, str) for v in made.flat):
-        made = made.astype(str)
-    if made.dtype.kind in "biuf" or (text and _is_text(made)):
-        return made
-    columns = getattr(value, "columns", ())
-    other = [c for c in columns if value[c].to_numpy().dtype.kind not in "biuf"]
-    if len(columns) > 1 and other:
-        raise DataError(
-            f"{where}: the columns {', '.join(map(repr, other[:5]))} hold no numbers; leave them "
-            f"out, or make numbers of them, such as by pandas.get_dummies(df)."
-        )
-    remedy = "give integers or floats"
-    if made.dtype.kind in "mM":
-        remedy = "give times as numbers, such as by .astype('int64')"
-    elif made.dtype == object and any(v is None or v != v for v in made.flat):
-        remedy = "it lacks values: fill them in (fillna), or leave these samples out (dropna)"
-    raise DataError(f"{where}: an array of {made.dtype} holds no numbers; {remedy}.")
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == object and value.size and all(isinstance(v, str) for v in value.flat):
+        value = value.astype(str)
+    if value.dtype.kind in "biuf" or (text and _is_text(value)):
+        return value
+    raise DataError(
+        f"{where}: an array of {value.dtype} holds no numbers; give integers or floats, without "
+        f"missing values. pandas.get_dummies(df) makes numbers of columns of text."
+    )
 
 
 def _tensor(value: object, where: str) -> torch.Tensor:
@@ -453,8 +411,8 @@ def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int
         )
     if y.is_floating_point():
         raise DataError(
-            f"{which}: y holds floats but classes={classes}; give whole numbers, or classes=None."
-            f"{one_hot_hint(y)}"
+            f"{which}: y holds floats but classes={classes}; give the number of each sample's "
+            f"class, or classes=None."
         )
     y = y.to(torch.int64)
     if ignore_index != IGNORED:
@@ -474,16 +432,6 @@ def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int
             f"0..{classes - 1} for classes={classes}{remedy}."
         )
     return y
-
-
-def one_hot_hint(y: torch.Tensor) -> str:
-    """Returns a sentence for an error about labels that look one-hot; "" for others."""
-    if y.ndim != 2 or y.shape[1] < 2 or not len(y):
-        return ""
-    some = y[:1000]
-    if bool(((some == 0) | (some == 1)).all()) and bool((some.sum(1) == 1).all()):
-        return " They look one-hot: give the number of each sample's class, such as y.argmax(1)."
-    return ""
 
 
 def _same_form(train: Split, test: Split) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fednet.data.base import Data, one_hot_hint
+from fednet.data.base import Data
 from fednet.data.federation import Federation, class_table
 from fednet.data.loading import call
 from fednet.errors import ConfigError, DataError
@@ -136,7 +136,7 @@ def _partition(
     if getattr(part, "by_class", False) and (data.classes is None or data.train[1].ndim != 1):
         raise ConfigError(
             f"{where}: wants one class a sample, and y holds values or sequences; use iid, "
-            f"quantity, natural or file.{one_hot_hint(data.train[1])}"
+            "quantity, natural or file."
         )
     groups = None if data.groups is None else data.groups.numpy()[pool]
     given = {

@@ -15,8 +15,7 @@ from fednet.config.fit import fit
 from fednet.config.tree import wrap
 from fednet.data.augment import check
 from fednet.data.base import Data
-from fednet.descriptors import named
-from fednet.errors import DataError, why
+from fednet.errors import DataError
 from fednet.options import options_of
 from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import dataset
@@ -63,15 +62,9 @@ def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> D
 
 
 def place(section: DataSection | None, root: Path | str | None) -> Path:
-    """Returns the folder of datasets. Raises DataError for a named pipe or a device."""
+    """Returns the folder of datasets."""
     given = root or (section and section.root) or os.environ.get("FEDNET_DATA")
-    found = places.cache() if not given else places.expanded(given, "data.root")
-    try:
-        return named(found, there=False)
-    except OSError as wrong:
-        raise DataError(
-            f"data.root (or --data): {why(wrong)}; expected the folder of the datasets."
-        ) from None
+    return places.expanded(given, "data.root") if given else places.cache()
 
 
 def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:

@@ -19,7 +19,7 @@ from fednet import models, seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
 from fednet.data import Data
-from fednet.data.base import named, one_hot_hint
+from fednet.data.base import named
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.files import digest
 from fednet.loading import place
@@ -82,13 +82,13 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
     if config.task == "classification" and y.is_floating_point():
         raise ConfigError(
             "data: the targets are floats, and the task is classification; set task: regression, "
-            f"or give whole numbers, the classes.{one_hot_hint(y)}"
+            "or give whole numbers, the classes."
         )
     if algorithm.classes_only and y.ndim > 1:
         raise ConfigError(
             f"algorithm {config.algorithm.name}: it trains with a loss of its own about one class "
             f"a sample, and here a sample has labels of shape {tuple(y.shape[1:])}; take another "
-            f"method, such as fedavg.{one_hot_hint(y)}"
+            f"method, such as fedavg."
         )
     given = [part.clone() for part in named(x).values()]
     shown = f"model {config.model.name}"

@@ -11,8 +11,7 @@ from PIL import Image
 
 from fednet import registry
 from fednet.config.schema import DataSection, PartitionSection, PublicSection
-from fednet.data import Data, cache, load, load_site, pairs, split
-from fednet.data.datasets import folder
+from fednet.data import Data, load, load_site, split
 from fednet.data.datasets.digits import bilinear
 from fednet.data.site import alone
 from fednet.errors import ConfigError, DataError
@@ -57,16 +56,6 @@ def test_digits_are_scaled_bilinearly_with_half_pixel_centres():
     assert bilinear(small)[0, 0, 0, 0] == 255
 
 
-def test_synthetic_images_are_even_in_classes_and_follow_the_seed():
-    d = load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=1)
-    assert (d.train[0].dtype, d.input_shape, d.n_test) == (torch.uint8, (3, 8, 8), 20)
-    assert np.bincount(d.labels()).tolist() == [20] * 5
-    same, other = (
-        load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=s) for s in (1, 2)
-    )
-    assert d.sha256() == same.sha256() != other.sha256()
-
-
 @pytest.mark.parametrize("shape", [[20], [3, 8, 8]])
 def test_synthetic_classes_can_be_told_apart(shape):
     d = load(section("synthetic", samples=200, shape=shape, classes=4), seed=0)
@@ -79,12 +68,6 @@ def test_a_missing_download_says_how_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"MNIST could not be read under .*data.download: true"):
         load(section("mnist"), tmp_path)
     with pytest.raises(DataError, match="tiny-imagenet was not found"):
-        load(section("tiny-imagenet"), tmp_path)
-
-
-def test_a_tiny_imagenet_without_its_test_set_is_refused(tmp_path):
-    picture(tmp_path / "tiny-imagenet-200" / "train" / "n01" / "images" / "n01_0.png", 9)
-    with pytest.raises(DataError, match="tiny-imagenet has no test samples"):
         load(section("tiny-imagenet"), tmp_path)
 
 
@@ -137,12 +120,6 @@ def test_named_options_are_checked_by_name_and_type(own, tmp_path):
         load(section("sensors", window="wide"), tmp_path)
 
 
-def test_a_required_option_that_is_missing_is_named(own, tmp_path):
-    own("needy")(lambda root, *, subject: toy())
-    with pytest.raises(ConfigError, match=r"data\.subject is missing"):
-        load(section("needy"), tmp_path)
-
-
 def test_an_own_dataset_must_return_data_with_test_samples(own, tmp_path):
     own("pair")(lambda root: (1, 2))
     with pytest.raises(DataError, match=r"returned tuple, expected fednet\.Data"):
@@ -152,14 +129,9 @@ def test_an_own_dataset_must_return_data_with_test_samples(own, tmp_path):
         load(section("trainonly"), tmp_path)
 
 
-def test_an_unknown_dataset_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'cifar10'"):
-        load(section("cifar-10"))
-
-
 # -- files -----------------------------------------------------------------------------------------
 def test_arrays_are_read_with_classes_groups_and_statistics(tmp_path):
-    x = np.zeros((4, 5, 6), dtype=np.uint8)
+    x = np.zeros((4, 5, 6, 1), dtype=np.uint8)
     x[2:] = 255
     np.savez(
         tmp_path / "a.npz",
@@ -172,14 +144,6 @@ def test_arrays_are_read_with_classes_groups_and_statistics(tmp_path):
     d = load(section("arrays", path="a.npz"), tmp_path)
     assert (d.input_shape, d.classes, d.mean, d.std) == ((1, 5, 6), 3, (0.5,), (0.5,))
     assert (d.train[1].tolist(), d.groups.tolist()) == ([0, 1, 2, 0], [5, 5, 6, 6])
-
-
-def test_arrays_with_channels_last_are_turned():
-    from fednet.data.datasets.arrays import _images
-
-    assert _images(np.zeros((2, 8, 9, 3), dtype=np.uint8)).shape == (2, 3, 8, 9)
-    assert _images(np.zeros((2, 3, 8, 9), dtype=np.uint8)).shape == (2, 3, 8, 9)
-    assert _images(np.zeros((2, 8, 9, 3), dtype=np.float32)).shape == (2, 8, 9, 3)
 
 
 def test_arrays_of_objects_are_refused_not_unpickled(tmp_path):
@@ -229,11 +193,8 @@ def test_a_folder_of_classes_alone_is_read_and_one_of_their_folders_is_not_taken
     assert (d.names, d.n_train, d.n_test) == (("ant", "bee"), 8, 2)
     with pytest.raises(DataError, match="kept: no folder train/"):
         load(section("folder", path="kept"), tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder gone, and none .*gone"):
+    with pytest.raises(DataError, match="there is no folder gone"):
         load(section("folder", path="gone"), tmp_path)
-    for kind, noun in (("folder", "folder"), ("arrays", "file")):
-        with pytest.raises(DataError, match=rf"there is no {noun} /nowhere\.$"):
-            load(section(kind, path="/nowhere"), tmp_path)
 
 
 def test_images_of_different_sizes_want_a_size(tmp_path):
@@ -243,6 +204,20 @@ def test_images_of_different_sizes_want_a_size(tmp_path):
         load(section("folder", test_share=0.0), tmp_path)
     d = load(section("folder", test_share=0.34, size=[8, 2], grey=True), tmp_path)
     assert d.input_shape == (1, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda file: file.write_text("no image"), "not a readable image"),
+        (lambda file: Image.new("I;16", (4, 4)).save(file), "more than 8 bits a channel"),
+    ],
+)
+def test_an_image_that_cannot_be_read_is_named(write, says, tmp_path):
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    write(tmp_path / "train" / "ant" / "0.png")
+    with pytest.raises(DataError, match=f"0.png: {says}"):
+        load(section("folder"), tmp_path)
 
 
 def test_tiny_imagenet_is_read_in_its_own_layout(tmp_path):
@@ -260,54 +235,6 @@ def test_tiny_imagenet_is_read_in_its_own_layout(tmp_path):
     assert d.mean == (0.4802, 0.4481, 0.3975)
 
 
-def test_many_images_are_decoded_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder, "CACHED_FROM", 1)
-    for k in range(5):
-        picture(tmp_path / "data" / "train" / "ant" / f"{k}.png", k)
-    first = load(section("folder", test_share=0.2), tmp_path / "data")
-    monkeypatch.setattr(folder, "ThreadPoolExecutor", None)  # a second decoding would fail
-    again = load(section("folder", test_share=0.2), tmp_path / "data")
-    assert again.sha256() == first.sha256()
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    picture(tmp_path / "data" / "train" / "ant" / "0.png", 77)
-    os.utime(tmp_path / "data" / "train" / "ant" / "0.png", ns=(1, 1))
-    assert load(section("folder", test_share=0.2), tmp_path / "data").sha256() != first.sha256()
-
-
-def test_a_broken_image_is_named(tmp_path):
-    (tmp_path / "train" / "ant").mkdir(parents=True)
-    (tmp_path / "train" / "ant" / "0.png").write_text("no image")
-    with pytest.raises(DataError, match=r"0.png: not a readable image"):
-        load(section("folder"), tmp_path)
-
-
-def test_images_of_16_bits_are_scaled_to_8(tmp_path):
-    values = np.array([[0, 128, 129, 257], [9000, 30000, 65406, 65535]], np.uint16)
-    (tmp_path / "train" / "ant").mkdir(parents=True)
-    for name in ("0.png", "1.tif"):
-        Image.fromarray(values).save(tmp_path / "train" / "ant" / name)
-    expected = [[0, 0, 1, 1], [35, 117, 254, 255]]  # round(255 v / 65535), that is v / 257
-    for grey, channels in ((True, 1), (False, 3)):
-        d = load(section("folder", test_share=0.5, grey=grey), tmp_path)
-        for x in (d.train[0], d.test[0]):
-            assert x[0].tolist() == [expected] * channels
-    read, _, _ = pairs.read(((Image.fromarray(values), 0), (Image.fromarray(values), 0)), "train")
-    assert read[1].tolist() == [expected]
-    Image.fromarray(values.astype(np.int32)).save(tmp_path / "train" / "ant" / "2.tif")
-    with pytest.raises(DataError, match=r"2\.tif: mode I: values of 32 bits, of unknown range"):
-        load(section("folder"), tmp_path)
-
-
-def test_every_ending_that_torchvision_reads_is_read(tmp_path):
-    extensions = pytest.importorskip("torchvision.datasets.folder").IMG_EXTENSIONS
-    assert set(extensions) == folder.ENDINGS
-    for k, ending in enumerate(extensions):
-        picture(tmp_path / "train" / "ant" / f"{k}{ending}", 9)
-    assert load(section("folder", test_share=0.5), tmp_path).n_train == 5
-
-
 @pytest.mark.parametrize(
     ("files", "says"),
     [
@@ -315,13 +242,10 @@ def test_every_ending_that_torchvision_reads_is_read(tmp_path):
             ["train/a/0.png", "train/b/0.gif"],
             r"train/b: no images in this folder of a class \(found \.gif\); expected files that",
         ),
-        (["train/a/0.png", "train/b/", "test/a/0.png"], "train/b: no images in this folder of a"),
         (
             ["train/a/0.png", "train/b/0.png", "test/a/0.png", "test/B/0.png"],
             r"test: unknown class 'B'\. Did you mean 'b'\? Known: a, b",
         ),
-        (["train/a/0.png", "train/b/0.png", "val/A/0.png"], "val: unknown class 'A'. Did you"),
-        (["train/a/0.png", "train/b/0.png", "test/a/0.png", "test/b/"], "test/b: no images"),
     ],
 )
 def test_a_folder_whose_images_would_be_left_out_is_an_error(tmp_path, files, says):
@@ -332,15 +256,6 @@ def test_a_folder_whose_images_would_be_left_out_is_an_error(tmp_path, files, sa
             picture(tmp_path / name, 9)
     with pytest.raises(DataError, match=says):
         load(section("folder"), tmp_path)
-
-
-def test_test_images_that_are_not_read_are_said(tmp_path):
-    for k in range(5):
-        picture(tmp_path / "train" / "a" / f"{k}.png", 9)
-        picture(tmp_path / "Testing" / "a" / f"{k}.png", 9)
-    (said,) = load(section("folder"), tmp_path).notes
-    assert "no test images in test/ or val/, so 0.2 of each class is kept" in said
-    assert said.endswith("not read: Testing.")
 
 
 # -- at a site -------------------------------------------------------------------------------------
@@ -370,16 +285,6 @@ def test_a_site_brings_one_npz_file(tmp_path):
         load_site(section("site", shape=[8], classes=2), tmp_path)
 
 
-def test_a_sites_bytes_that_are_no_pictures_have_no_channels(tmp_path):
-    np.savez(
-        tmp_path / "mine.npz",
-        x_train=np.full((3, 7), 51, dtype=np.uint8),
-        y_train=np.array([0, 0, 1]),
-    )
-    d = load_site(section("site", shape=[7], classes=2), tmp_path)
-    assert d.inputs(d.train[0])[0].tolist() == pytest.approx([0.2] * 7)
-
-
 def test_a_site_brings_a_registered_dataset(own, tmp_path):
     own("sensors")(lambda root, *, window=1: toy())
     assert (
@@ -406,11 +311,6 @@ def test_a_site_that_cannot_be_read_says_why(tmp_path, options, place, says):
         load_site(section("site", **options), place and tmp_path / place)
 
 
-def test_the_server_loads_nothing_of_a_site():
-    with pytest.raises(ConfigError, match="read by each client from its own --data DIR"):
-        load(section("site", shape=[3], classes=2))
-
-
 # -- export and back -------------------------------------------------------------------------------
 def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
     import json
@@ -427,49 +327,3 @@ def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
     again = divided("file", path=str(tmp_path / "parts.json"))
     assert [again.sha256(i) for i in range(4)] == [first.sha256(i) for i in range(4)]
     assert all((a == b).all() for a, b in zip(again.tests, first.tests))
-
-
-def kept(make=lambda: [np.full((4, 3), 7)]):
-    return cache.once(["a set"], (4, 3), "uint8", make)
-
-
-def not_again():
-    raise AssertionError("it is there already")
-
-
-@pytest.mark.parametrize("left", [b"", b"another", 20, 100, 130])
-def test_a_kept_set_that_is_not_whole_is_made_again(left, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept()
-    file = next(tmp_path.rglob("*.npy"))
-    file.write_bytes(file.read_bytes()[:left] if isinstance(left, int) else left)
-    assert kept().tolist() == [[7, 7, 7]] * 4
-    assert kept(not_again).tolist() == [[7, 7, 7]] * 4
-
-
-def test_a_set_that_is_kept_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept()
-
-    def closed(folder):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(cache, "one_at_a_time", closed)
-    assert kept(not_again).tolist() == [[7, 7, 7]] * 4
-    next(tmp_path.rglob("*.npy")).unlink()
-    assert kept().tolist() == [[7, 7, 7]] * 4
-
-
-def test_a_disk_that_is_full_half_way_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    times = []
-
-    def blocks():
-        yield np.full((2, 3), 7)
-        times.append(1)
-        if len(times) == 1:
-            raise OSError(28, "No space left on device")
-        yield np.full((2, 3), 8)
-
-    assert kept(blocks).tolist() == [[7, 7, 7]] * 2 + [[8, 8, 8]] * 2
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [".fednet.lock"]

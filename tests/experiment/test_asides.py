@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from fednet import places
 from fednet.algorithms.scaffold import Scaffold
 from fednet.algorithms.state import write_state
-from fednet.data import cache
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import clear_run
 from fednet.experiment.store import ClientStore, Record, RowStore
@@ -48,10 +45,6 @@ def left(folder: Path) -> list[str]:
     return [p.name for p in folder.rglob("*") if ASIDE.fullmatch(p.name)]
 
 
-def blocks() -> Iterator[np.ndarray]:
-    yield np.zeros((2, 3), dtype=np.uint8)
-
-
 @pytest.mark.parametrize(
     ("work", "again"),
     [
@@ -61,24 +54,18 @@ def blocks() -> Iterator[np.ndarray]:
         ),
         (lambda p: RowStore(p).write(ROW), RowStore),
         (lambda p: Checkpoints(p).save(RECORD, RunProgress(run="a"), {}), Checkpoints),
-        (
-            lambda p: cache._write(p / "a.npy", (2, 3), "u1", blocks()),
-            lambda p: cache.once(["a"], (2, 3), "u1", blocks),
-        ),
         (lambda p: write_aside(p / "a", "text"), clear_asides),
         (lambda p: write_first(p / "a", "text"), clear_asides),
         (lambda p: Noise(p / "noise.key"), clear_asides),
         (lambda p: claims.claim(p, "a"), clear_asides),
     ],
-    ids=["state", "row", "checkpoint", "images", "file", "first", "noise", "claim"],
+    ids=["state", "row", "checkpoint", "file", "first", "noise", "claim"],
 )
 def test_what_a_killed_process_was_writing_is_cleared_by_the_next(
     work: Callable[[Path], object],
     again: Callable[[Path], object],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(places, "cache", lambda: tmp_path)
     folder = tmp_path / "images"
     folder.mkdir()
     killed(lambda: work(folder))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,7 @@ import numpy as np
 import torch
 
 from fednet import capacity
-from fednet.data import cache
 from fednet.data.base import Data, absent, channel_statistics
-from fednet.data.pairs import eight_bits
 from fednet.errors import ConfigError, DataError, unknown
 from fednet.plain import part_of
 from fednet.registry import dataset
@@ -21,8 +19,6 @@ from fednet.seeds import rng
 
 # What torchvision's ImageFolder reads.
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
-CACHED_FROM = 2000  # images; fewer are decoded each time
-AHEAD = 1024  # images that are decoded before the first is written, at most
 Labelled = list[tuple[Path, int]]
 
 
@@ -52,9 +48,7 @@ def folder(
     ] = None,
 ) -> Data:
     """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
-    Tiny-ImageNet has it; or <class>/*.png alone.
-
-    Images of 16 bits per channel are scaled to 8.
+    Tiny-ImageNet has it; or <class>/*.png alone. Images have at most 8 bits per channel.
     """
     top = Path(path)
     if not top.is_absolute() and (path == "." or not top.exists()):
@@ -65,15 +59,8 @@ def folder(
     names = _names(inside, classes)
     train = _of_classes(inside, names)
     test = _test(top, names) if inside != top else []
-    notes = []
     if not test and test_share > 0:
         train, test = _held_out(train, len(names), test_share)
-        beside = sorted(p.name for p in top.iterdir() if p.is_dir() and p != inside)
-        if inside != top and beside:
-            notes.append(
-                f"{top}: there are no test images in test/ or val/, so {test_share:g} of each "
-                f"class is kept for testing; not read: {', '.join(beside[:5])}."
-            )
     sides = (size, size) if isinstance(size, int) else tuple(size) if size else None
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
@@ -90,7 +77,6 @@ def folder(
         mean=tuple(mean),
         std=tuple(std),
         names=tuple(names),
-        notes=tuple(notes),
     )
 
 
@@ -217,49 +203,38 @@ def _pixels(
     """Returns (n, c, h, w) uint8 and (n,) int64. size: (h, w) that images are resized to, or must
     have; None: that of the first image.
     """
-    if size and resize:
-        n, channels = min(len(images), CACHED_FROM), 1 if grey else 3
-        what = f"data.size: {n} images of {size[0]}x{size[1]}"
-        capacity.check_memory(n * channels * size[0] * size[1], what)
-    first = _decode(images[0][0], size if resize else None, grey)
-    expected = size or first.shape[:2]
-    shape = len(images), first.shape[2], *expected
+    height, width = size or _decode(images[0][0], None, grey).shape[1:]
+    shape = (len(images), 1 if grey else 3, height, width)
+    capacity.check_memory(math.prod(shape), f"the images of shape {shape}")
+    x = np.empty(shape, np.uint8)
 
-    def one(image: tuple[Path, int]) -> np.ndarray:
-        pixels = _decode(image[0], size if resize else None, grey)
-        if pixels.shape[:2] != tuple(expected):
+    def decode(i: int) -> None:
+        path = images[i][0]
+        pixels = _decode(path, size if resize else None, grey)
+        if pixels.shape != shape[1:]:
             raise DataError(
-                f"{image[0]}: {pixels.shape[0]}x{pixels.shape[1]} pixels where others have "
-                f"{expected[0]}x{expected[1]}; say data.size to resize all."
+                f"{path}: {pixels.shape[1]}x{pixels.shape[2]} pixels where others have "
+                f"{height}x{width}; say data.size to resize all."
             )
-        return pixels.transpose(2, 0, 1)[None]
+        x[i] = pixels
 
-    def decoded() -> Iterator[np.ndarray]:
-        with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-            # In blocks: with a slow disk, all decoded images would wait in memory.
-            for start in range(0, len(images), AHEAD):
-                yield from pool.map(one, images[start : start + AHEAD])
-
-    y = torch.tensor([c for _, c in images])
-    if len(images) < CACHED_FROM:
-        return torch.from_numpy(cache.gathered(shape, "uint8", decoded())), y
-    stats = ((path, path.stat()) for path, _ in images)
-    facts = (f"{path.resolve()} {s.st_size} {s.st_mtime_ns}" for path, s in stats)
-    return cache.once(["folder 2", grey, resize, *facts], shape, "uint8", decoded), y
+    with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
+        list(pool.map(decode, range(len(images))))
+    return torch.from_numpy(x), torch.tensor([c for _, c in images])
 
 
 def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:
-    """(h, w, c) uint8."""
+    """Returns an image's pixels, (c, h, w) uint8."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
-            plain = eight_bits(image).convert("L" if grey else "RGB")
-    except DataError as wrong:
-        raise DataError(f"{path}: {wrong}.") from None
+            if image.mode.startswith(("I", "F")):
+                raise DataError(f"{path}: more than 8 bits a channel; convert the image.")
+            plain = image.convert("L" if grey else "RGB")
     except (OSError, UnidentifiedImageError) as broken:
         raise DataError(f"{path}: not a readable image ({broken}).") from broken
     if size is not None:
         plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(plain)
-    return pixels[:, :, None] if grey else pixels
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)

@@ -5,6 +5,8 @@ here.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import numpy as np
 import torch
 
 from fednet.data.base import Data
-from fednet.data.cache import one_at_a_time
 from fednet.errors import DataError
 from fednet.registry import dataset
 
@@ -78,12 +79,21 @@ def _cifar(
     return Data(train=pairs[0], test=pairs[1], classes=len(names), mean=mean, std=std, names=names)
 
 
+@contextlib.contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Waits until no other process of this machine fetches data into the folder."""
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / ".fednet.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _read(name: str, root: Path, download: bool, **which: object) -> Any:
     """Returns one of torchvision's datasets, each of which has attributes of its own."""
     from torchvision import datasets
 
     try:
-        with one_at_a_time(root) if download else contextlib.nullcontext():
+        with _one_at_a_time(root) if download else contextlib.nullcontext():
             return getattr(datasets, name)(str(root), download=download, **which)
     except (RuntimeError, OSError, ValueError) as wrong:  # absent or damaged files; no network
         first = (str(wrong).splitlines() or [type(wrong).__name__])[0]

@@ -4,7 +4,6 @@ skew), or equal shares (iid).
 
 from __future__ import annotations
 
-import heapq
 import logging
 from typing import Annotated
 
@@ -108,32 +107,15 @@ def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
     lowest id) and has more than `least` in all. There are enough samples for all.
     """
     sizes, held = sizes.copy(), sizes.sum(axis=0)
-    richest = [[(-int(k), i) for i, k in enumerate(row) if k] for row in sizes]
-    for heap in richest:
-        heapq.heapify(heap)
     for client in np.flatnonzero(held < least):
         for c in np.argsort(-shares[:, client], kind="stable"):
-            while (
-                held[client] < least and (giver := _giver(richest[c], sizes[c], held, least)) >= 0
-            ):
-                sizes[c, giver] -= 1
-                sizes[c, client] += 1
-                held[giver] -= 1
-                held[client] += 1
-                if sizes[c, giver]:
-                    heapq.heappush(richest[c], (-int(sizes[c, giver]), giver))
+            while held[client] < least:
+                giver = np.where(held > least, sizes[c], 0).argmax()
+                if held[giver] <= least or not sizes[c, giver]:
+                    break
+                sizes[c, [giver, client]] += -1, 1
+                held[[giver, client]] += -1, 1
     return sizes
-
-
-def _giver(heap: list[tuple[int, int]], row: np.ndarray, held: np.ndarray, least: int) -> int:
-    """Pops the client that holds most of a class and can spare a sample; -1 if there is none. A
-    client that cannot spare a sample now never can later.
-    """
-    while heap:
-        count, client = heapq.heappop(heap)
-        if row[client] == -count and held[client] > least:
-            return client
-    return -1
 
 
 def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndarray:

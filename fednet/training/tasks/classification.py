@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.data.base import IGNORED, one_hot_hint
+from fednet.data.base import IGNORED
 from fednet.errors import ConfigError
 from fednet.registry import task
 
@@ -98,7 +98,7 @@ class Classification:
             raise ConfigError(
                 f"task: classification cannot compare outputs of shape {tuple(outputs.shape)} with "
                 f"labels of shape {tuple(y.shape)}; expected (n, C) for labels (n,), and (n, t, C) "
-                f"or (n, C, t) for (n, t).{one_hot_hint(y)}"
+                f"or (n, C, t) for (n, t)."
             )
         axis = axes[0] if len(axes) == 1 else self.class_axis
         return outputs if axis == -1 else outputs.movedim(1, -1)
