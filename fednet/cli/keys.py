@@ -38,18 +38,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     does = parser.add_subparsers(
         dest="does",
         required=True,
-        metavar="server | client | allow | revoke | list | show | switch | trust | lab",
+        metavar="server | client | allow | revoke | list | show | trust | lab",
         parser_class=KeyParser,
     )
     server = does.add_parser("server", help="make the server's key pair in DIR")
     server.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
-    server.add_argument(
-        "--next",
-        action="store_true",
-        help="make the pair that `switch` will replace it with, and print its public key",
-    )
-    switch = does.add_parser("switch", help="replace the server's pair by its next pair")
-    switch.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     client = does.add_parser(
         "client", help="make a client's key pair in FILE and print its public key"
     )
@@ -60,11 +53,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PUBLIC",
         help="the server's public key, stored in FILE too",
     )
-    trust = does.add_parser("trust", help="at a site: also accept the server's next public key")
+    trust = does.add_parser("trust", help="at a site: write the server's public key into FILE")
     trust.add_argument("file", type=Path, metavar="FILE", help="the client's key file")
-    trust.add_argument(
-        "public", type=_public, metavar="PUBLIC", help="the server's next public key"
-    )
+    trust.add_argument("public", type=_public, metavar="PUBLIC", help="the server's public key")
     allow = does.add_parser("allow", help="allow the owner of the public key to run clients K")
     allow.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     allow.add_argument(
@@ -80,9 +71,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument(
         "--key", type=_public, metavar="PUBLIC", help="remove only this public key [all]"
     )
-    listed = does.add_parser(
-        "list", help="print which keys may run which clients, until when, and which were revoked"
-    )
+    listed = does.add_parser("list", help="print which keys may run which clients, until when")
     listed.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     show = does.add_parser("show", help="print the public key of a key file and its fingerprint")
     show.add_argument(
@@ -125,9 +114,7 @@ def _done(args: argparse.Namespace) -> list[str]:
     from fednet.transport import keys
 
     if args.does == "server":
-        return [keys.make_server_keys(args.dir, args.next)]
-    if args.does == "switch":
-        return [keys.switch(args.dir)]
+        return [keys.make_server_keys(args.dir)]
     if args.does == "client":
         return [keys.make_client_keys(args.file, args.server)]
     if args.does == "lab":
@@ -159,13 +146,10 @@ def _list(directory: Path) -> None:
     from fednet.transport import keys
 
     rows = []
-    for key in keys.listed(directory):
-        until = "-" if key.until == math.inf else keys.date_text(key.until)
-        state = "expired" if key.until <= time.time() else "allowed"
-        if key.revoked is not None:
-            state = f"revoked {keys.date_text(key.revoked)}"
-        whom = ids.as_text(key.clients)
-        rows.append((whom, keys.fingerprint(key.public), until, state, key.public))
+    for clients, public, until in keys.listed(directory):
+        date = "-" if until == math.inf else keys.date_text(until)
+        state = "expired" if until <= time.time() else "allowed"
+        rows.append((ids.as_text(clients), keys.fingerprint(public), date, state, public))
     table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
 
 
@@ -173,7 +157,8 @@ def _show(file: Path) -> None:
     from fednet.transport import keys
 
     pair = keys.load(file)
-    servers = [key for key in (pair.server, *pair.servers) if key is not None]
-    named = [("this key", pair.public), *(("its server", key) for key in servers)]
+    named = [("this key", pair.public)]
+    if pair.server is not None:
+        named.append(("its server", pair.server))
     rows = [(name, keys.fingerprint(key), key) for name, key in named]
     table(("", "fingerprint", "public key"), rows)

@@ -167,13 +167,6 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
 def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTransport:
     from fednet.transport.zeromq.client import ZmqClient
 
-    def reread(pair: KeyPair) -> KeyPair:
-        """Returns the keys again: the server may have a new one, which this site was given."""
-        from fednet.transport import keys
-
-        found = read_server(options.run) if options.run is not None else None
-        return keys.trusting(options.keys or "", pair, found and found[1])
-
     complained: set[str] = set()
 
     def refused(reason: str, address: str) -> None:
@@ -182,7 +175,7 @@ def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTr
             complained.add(reason)
             complain(f"fednet-client: not connected to {address}: {reason}; still trying")
 
-    return ZmqClient(address, keys=pair, reread=reread, on_refused=refused)
+    return ZmqClient(address, keys=pair, on_refused=refused)
 
 
 class RunFinder:

@@ -178,7 +178,10 @@ def listening(
     """
     keyring = transport.keyring
 
-    def say_where(incarnation: int) -> None:
+    def announce(events: Events, incarnation: int) -> None:
+        transport.on_refused = lambda reason, address: events.tell(
+            "refused", {"what": "connection", "reason": reason, "address": address}
+        )
         write_record(
             directory / "server.json",
             {
@@ -190,13 +193,6 @@ def listening(
             },
             mode=0o600,
         )
-
-    def announce(events: Events, incarnation: int) -> None:
-        transport.on_refused = lambda reason, address: events.tell(
-            "refused", {"what": "connection", "reason": reason, "address": address}
-        )
-        transport.on_renewed = lambda: say_where(incarnation)
-        say_where(incarnation)
         if note is not None:
             keys = " --keys FILE" if keyring is not None else ""
             note(

@@ -1,15 +1,13 @@
 """CURVE keys on disk, and who may speak for whom.
 
     DIR/server.key        the server's pair, mode 0600
-    DIR/next.key          its next one, which `switch` puts in that one's place
     DIR/allowed/K         the public keys that may speak for client K, one a line, perhaps with
                           the time (UTC) until which; several ids may share a key
-    DIR/revoked           the keys that were revoked, with client and time (UTC), for the list
     DIR/clients/K.key     pairs made by `lab`, for experiments in one hand;
                           else a client's pair is made at its site
 
-A running server reads all of it again when it changes, and when a key's time is over. A key is 40
-characters of Z85. Secret keys are read only from files that nobody else can read.
+A running server reads the allowed keys again when they change, and when a key's time is over. A key
+is 40 characters of Z85. Secret keys are read only from files that nobody else can read.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ import hashlib
 import json
 import logging
 import math
-import os
 import stat
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -34,6 +31,7 @@ from fednet.ids import as_text
 log = logging.getLogger(__name__)
 
 KEY_LENGTH = 40
+_NAMES = {"public", "secret", "server"}  # of what is in a key file
 _Z85 = frozenset(
     "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 )
@@ -42,59 +40,28 @@ _Z85 = frozenset(
 @dataclass(frozen=True, slots=True)
 class KeyPair:
     """`server`, in a client's file: the public key of the server it is meant for, where that is
-    known; `servers`: others that it may have by now.
+    known.
     """
 
     public: str
     secret: str = field(repr=False)
     server: str | None = None
-    servers: tuple[str, ...] = ()
 
 
-def make_server_keys(directory: str | Path, following: bool = False) -> str:
-    """Make the server's pair in `directory`, or the one that is to follow it; returns the public
-    key. Raises ConfigError if there is one already.
+def make_server_keys(directory: str | Path) -> str:
+    """Makes the server's pair in `directory`; returns the public key. Raises ConfigError if there
+    is one already.
     """
     directory = Path(directory)
     (directory / "allowed").mkdir(parents=True, exist_ok=True)
-    return _make(directory / ("next.key" if following else "server.key"))
-
-
-def switch(directory: str | Path) -> str:
-    """The next pair takes the place of the server's; returns its public key. A running server hangs
-    up on everybody, who come back if they know that key.
-    """
-    directory = Path(directory)
-    if not (directory / "next.key").exists():
-        made = f"make it with `fednet keys server {directory} --next`"
-        raise ConfigError(f"{directory}: the server has no next pair of keys; {made}.")
-    public = load(directory / "next.key").public
-    os.replace(directory / "next.key", directory / "server.key")
-    return public
+    return _make(directory / "server.key")
 
 
 def trust(file: str | Path, server: str) -> None:
-    """Adds a public key to those that a client's file says its server may have."""
-    path, server = Path(file), checked(server.strip(), "the server's public key")
-    pair = load(path)
-    known = [key for key in (pair.server, *pair.servers) if key is not None and key != server]
-    record = {"public": pair.public, "secret": pair.secret, "server": server}
-    more = {"servers": known} if known else {}
-    write_aside(path, json.dumps({**record, **more}, indent=1) + "\n", 0o600)
-
-
-def trusting(file: str | Path, pair: KeyPair, announced: str | None = None) -> KeyPair:
-    """`pair`, with the servers' keys that stand in its file by now, or else the one that its run
-    announced. What cannot be read is no reason to stop: then those that were known stay.
-    """
-    try:
-        found = load(file)
-    except ConfigError as error:
-        log.warning("%s This client keeps the server's keys that it knows.", error)
-        return pair
-    if found.server is None:
-        return replace(pair, server=announced or pair.server)
-    return replace(pair, server=found.server, servers=found.servers)
+    """Writes the public key of another server into a client's file."""
+    pair = load(file)
+    public = checked(server.strip(), "the server's public key")
+    write_aside(Path(file), _record(pair.public, pair.secret, public), 0o600)
 
 
 def make_client_keys(file: str | Path, server: str | None = None) -> str:
@@ -119,7 +86,7 @@ def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None)
     """From now on nobody may speak for `ids`, or not the holder of `public`. Raises ConfigError if
     nobody could.
     """
-    allowed, now = _allowed(directory), time.time()
+    allowed = _allowed(directory)
     for k in ids:
         file = allowed / str(k)
         known = _read_keys(file) if file.exists() else {}
@@ -128,7 +95,6 @@ def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None)
                 f"{allowed}: client {k} has no {'such ' * bool(public)}key to revoke."
             )
         left = {} if public is None else {k: t for k, t in known.items() if k != public.strip()}
-        _note_revoked(directory, k, known.keys() - left.keys(), now)
         if left:
             _write_keys(file, left)
         else:
@@ -140,38 +106,16 @@ def fingerprint(public: str) -> str:
     return hashlib.sha256(public.encode("ascii")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedKey:
-    """A public key that is allowed for some clients, or was. until: seconds since the epoch, when
-    it expires; revoked: when it was revoked, None: it was not.
+def listed(directory: str | Path) -> list[tuple[tuple[int, ...], str, float]]:
+    """Every allowed key, by client: (the clients it is for, the key, until when in seconds since
+    the epoch). A key has one entry for each date. Raises ConfigError.
     """
-
-    public: str
-    clients: tuple[int, ...]
-    until: float = math.inf
-    revoked: float | None = None
-
-
-def listed(directory: str | Path) -> list[ListedKey]:
-    """Every key that is allowed or was revoked, with the clients it is for; those that were revoked
-    last. A key has one entry for each date. Raises ConfigError.
-    """
-    directory = Path(directory)
-    allowed: dict[tuple[str, float], list[int]] = {}
+    found: dict[tuple[str, float], list[int]] = {}
     for file in _allowed(directory, make=False).iterdir():
         if file.name.isdecimal():
             for public, until in _read_keys(file).items():
-                allowed.setdefault((public, until), []).append(int(file.name))
-    valid = {(public, k) for (public, _), clients in allowed.items() for k in clients}
-    gone = {pair: at for pair, at in _read_revoked(directory).items() if pair not in valid}
-    revoked: dict[tuple[str, float], list[int]] = {}
-    for (public, k), at in gone.items():
-        revoked.setdefault((public, at), []).append(k)
-    found = [
-        *(ListedKey(public, tuple(sorted(ks)), until) for (public, until), ks in allowed.items()),
-        *(ListedKey(public, tuple(sorted(ks)), revoked=at) for (public, at), ks in revoked.items()),
-    ]
-    return sorted(found, key=lambda key: (key.revoked is not None, key.clients, key.public))
+                found.setdefault((public, until), []).append(int(file.name))
+    return sorted((tuple(sorted(ks)), public, until) for (public, until), ks in found.items())
 
 
 def lab(directory: str | Path, clients: int) -> list[Path]:
@@ -215,19 +159,12 @@ def load(file: str | Path) -> KeyPair:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     except ValueError:
         raise ConfigError(f"{path}: not a key file of fednet.") from None
-    names = {"public", "secret", "server", "servers"}
-    if not isinstance(found, dict) or not {"public", "secret"} <= found.keys() <= names:
+    if not isinstance(found, dict) or not {"public", "secret"} <= found.keys() <= _NAMES:
         raise ConfigError(
             f"{path}: not a key file of fednet: expected the keys public, secret and perhaps "
-            f"server and servers."
+            f"server."
         )
-    others = found.pop("servers", [])
-    if not isinstance(others, list):
-        raise ConfigError(f"{path}: servers: expected a list of keys.")
-    return KeyPair(
-        **{name: checked(key, f"{path}: {name}") for name, key in found.items()},
-        servers=tuple(checked(key, f"{path}: servers") for key in others),
-    )
+    return KeyPair(**{name: checked(key, f"{path}: {name}") for name, key in found.items()})
 
 
 def is_key(text: object) -> bool:
@@ -244,7 +181,7 @@ def checked(key: object, where: str) -> str:
 
 
 class Keyring:
-    """The server's pair and its clients' public keys, as they stand in `directory` now.
+    """The server's pair, and its clients' public keys as they stand in `directory` now.
 
     Every change goes through a rename or an unlink, so the directory's time tells whether to read
     again.
@@ -263,28 +200,13 @@ class Keyring:
         self._expired: dict[str, list[int]] = {}  # by key that has expired: the clients it was for
         self._former: frozenset[str] = frozenset()  # all that were known to this process
         self._read_at: tuple[int, int] | None = None
-        self._since, self._over = -math.inf, math.inf  # what was read holds between these times
-        self._pair_at = self._stamp()
+        self._over = math.inf  # until when what was read holds
         self.version = 0
         """Rises whenever the set of allowed keys changes."""
         self.refresh()
 
-    def _stamp(self) -> tuple[int, int]:
-        now = (self.directory / "server.key").stat()
-        return now.st_mtime_ns, now.st_ino
-
-    def _refresh_pair(self) -> None:
-        """The server's own. What cannot be read is no reason to stop: the old one stays."""
-        try:
-            now = self._stamp()
-            if now != self._pair_at:
-                self._pair_at, self.pair = now, load(self.directory / "server.key")
-        except (OSError, ConfigError) as error:
-            log.warning("%s The server keeps the key that it has.", error)
-
     def refresh(self) -> None:
         """Read again what has changed."""
-        self._refresh_pair()
         allowed = self.directory / "allowed"
         try:
             now = allowed.stat()
@@ -295,10 +217,10 @@ class Keyring:
             return
         mark = (now.st_mtime_ns, now.st_ino)
         at = time.time()
-        if mark == self._read_at and self._since <= at < self._over:
+        if mark == self._read_at and at < self._over:
             return
         before, first = self._speakers, self.version == 0
-        self._speakers, self._since, self._over = {}, at, math.inf
+        self._speakers, self._over = {}, math.inf
         expired: dict[str, list[int]] = {}
         for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
@@ -367,29 +289,6 @@ def _allowed(directory: str | Path, make: bool = True) -> Path:
     return directory / "allowed"
 
 
-def _note_revoked(directory: str | Path, client: int, keys: Iterable[str], at: float) -> None:
-    """Adds keys to the list of those that were revoked, for `listed` alone: a key is valid while it
-    is in `allowed`.
-    """
-    lines = "".join(f"{public} {client} {date_text(at)}\n" for public in sorted(keys))
-    with (Path(directory) / "revoked").open("a", encoding="ascii") as file:
-        file.write(lines)
-
-
-def _read_revoked(directory: Path) -> dict[tuple[str, int], float]:
-    """(key, client) -> when it was last revoked, in seconds since the epoch."""
-    path = directory / "revoked"
-    found: dict[tuple[str, int], float] = {}
-    if not path.exists():
-        return found
-    for line in path.read_text(encoding="ascii", errors="replace").splitlines():
-        public, client, at = (line.split() + ["", "", ""])[:3]
-        if not client.isdecimal():
-            raise ConfigError(f"{path}: expected lines of a key, a client and a time.")
-        found[checked(public, f"{path}"), int(client)] = time_of(at, f"{path}")
-    return found
-
-
 def _read_keys(file: Path) -> dict[str, float]:
     """key -> until when, in seconds since the epoch."""
     found: dict[str, float] = {}
@@ -433,12 +332,9 @@ def _make(path: Path, server: str | None = None) -> str:
     public, secret = new_curve_pair()
     while public.startswith("-"):  # on a command line it would pass for a flag
         public, secret = new_curve_pair()
-    record = {"public": public, "secret": secret} | (
-        {"server": server} if server is not None else {}
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        write_new(path, json.dumps(record, indent=1) + "\n", 0o600)
+        write_new(path, _record(public, secret, server), 0o600)
     except FileExistsError:
         raise ConfigError(
             f"{path}: there is a key already, and keys are never overwritten."
@@ -446,3 +342,11 @@ def _make(path: Path, server: str | None = None) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
     return public
+
+
+def _record(public: str, secret: str, server: str | None) -> str:
+    """The text of a key file."""
+    record = {"public": public, "secret": secret}
+    if server is not None:
+        record["server"] = server
+    return json.dumps(record, indent=1) + "\n"

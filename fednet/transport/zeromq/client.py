@@ -13,7 +13,7 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Container
 
 import zmq
 
@@ -101,8 +101,7 @@ class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
     to 2 s; to a name by IPv4 if it has such an address.
 
-    With `keys`, CURVE; `keys.server` must be known. reread(keys): the server's keys as they are
-    known by now, asked for before each connection. Raises ConfigError if the address is none, or
+    With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or
     the server's key is missing.
     """
 
@@ -111,7 +110,6 @@ class ZmqClient:
         address: str,
         *,
         keys: KeyPair | None = None,
-        reread: Callable[[KeyPair], KeyPair] | None = None,
         on_refused: Refused | None = None,
     ) -> None:
         if keys is not None and keys.server is None:
@@ -123,7 +121,7 @@ class ZmqClient:
         check_address(address)
         self.address = address
         self._way_out = WayOut(of_this_process())
-        self._keys, self._reread = keys, reread
+        self._keys = keys
         self._on_refused = on_refused
         self._waker = Waker()
         self._context = zmq.Context()
@@ -138,7 +136,6 @@ class ZmqClient:
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
         self._attempts = Attempts()
-        self._tried = 0  # which of the keys that the server may have is tried
         self._ended_early = 0  # connections in a row that ended in their handshake
         self._closed = False
         try:
@@ -216,12 +213,9 @@ class ZmqClient:
         dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         if self._keys is not None:
-            if self._reread is not None:
-                self._keys = self._reread(self._keys)
             dealer.curve_publickey = self._keys.public.encode()
             dealer.curve_secretkey = self._keys.secret.encode()
-            servers = [self._keys.server or "", *self._keys.servers]
-            dealer.curve_serverkey = servers[self._tried % len(servers)].encode()
+            dealer.curve_serverkey = (self._keys.server or "").encode()
         self._dealer = dealer
         self._monitor = monitor_of(self._context, dealer, next(self._sockets))
         self._poller = zmq.Poller()
@@ -244,14 +238,6 @@ class ZmqClient:
         self._disconnect()
         self._connect()
 
-    def _try_again_later(self) -> None:
-        """With another of the keys that the server may have by then. Until then libzmq tries on by
-        itself with this one, and what becomes of that puts nothing off.
-        """
-        others = self._keys is not None and (self._keys.servers or self._reread is not None)
-        if self._retry_at is None or not others:
-            self._retry_at = time.monotonic() + REFUSED_RETRY_S
-
     def _read_last_counts(self) -> None:
         self._received = None
         for serial, kernel in sorted(self._kernel.values(), key=lambda known: known[0]):
@@ -268,7 +254,6 @@ class ZmqClient:
             events.append(Closed(b"", self._received))
         now = time.monotonic()
         if self._retry_at is not None and now >= self._retry_at:
-            self._tried += 1
             self._connect_again()
             return
         changes: list[Event] = []
@@ -325,7 +310,7 @@ class ZmqClient:
                 self._handshake_failed(event)
 
     def _handshake_failed(self, event: int) -> None:
-        self._try_again_later()
+        self._retry_at = time.monotonic() + REFUSED_RETRY_S
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._refuse("the server does not allow this key")
             return

@@ -86,7 +86,6 @@ gigabyte in their handshakes."""
 TELL, TELL_S = 20, 10.0
 """Refusals that are logged in so many seconds: else strangers could fill the disk."""
 
-BIND_TRIES, BIND_AGAIN_S = 100, 0.02
 _ACCESS_ADDRESS = "inproc://zeromq.zap.01"
 
 Link = TypeVar("Link")
@@ -109,7 +108,6 @@ class Access:
     ) -> None:
         self.keyring, self._refuse = keyring, refuse
         self._version = keyring.version
-        self._public = keyring.pair.public
         self.socket = context.socket(zmq.REP)
         self.socket.bind(_ACCESS_ADDRESS)
 
@@ -144,27 +142,6 @@ class Access:
         self.keyring.refresh()
         before, self._version = self._version, self.keyring.version
         return self._version != before
-
-    def renewed(self, router: zmq.Socket[bytes], address: str) -> bool:
-        """Whether the server has another pair, with which `router` listens from now on. All
-        connections have ended then: libzmq ends them with the listening socket, which has a copy of
-        its pair, and has no event for it.
-        """
-        pair = self.keyring.pair
-        if self._public == pair.public:
-            return False
-        self._public = pair.public
-        self.guard(router)
-        router.unbind(address)
-        for last in (False,) * BIND_TRIES + (True,):
-            try:
-                router.bind(address)
-                break
-            except zmq.ZMQError as error:  # libzmq closes the old one in a thread of its own
-                if last or error.errno != zmq.EADDRINUSE:
-                    raise
-                time.sleep(BIND_AGAIN_S)
-        return True
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -316,10 +293,6 @@ class Connections:
             self._leaving.discard(link.serial)
             self._strangers.pop(link.serial, None)
 
-    def all_ended(self) -> None:
-        for fd in list(self.links):
-            self.disconnected(fd)
-
     def of(self, conn: bytes, fd: int | None) -> Connection | None:
         """The connection with that routing id or, where it has sent no message yet, on that
         descriptor.
@@ -454,7 +427,6 @@ class ZmqServer:
     ) -> None:
         check_address(address)
         self.keyring, self.on_refused = keyring, on_refused
-        self.on_renewed: Callable[[], object] = lambda: None  # the server has another pair
         self.refusals: Counter[str] = Counter()
         self._told, self._told_since = 0, -TELL_S
         self._closed = False
@@ -605,10 +577,6 @@ class ZmqServer:
                 self._access.answer()
             if self._access.changed():
                 self._hang_up_on_revoked(self._access.keyring)
-            if self._access.renewed(self._router, self.address):
-                self._read_monitor()
-                self._connections.all_ended()
-                self.on_renewed()
         if self._monitor in ready:
             self._read_monitor()
         gone = self._connections.ended
