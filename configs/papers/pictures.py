@@ -109,7 +109,7 @@ def curves(
 
     size = (max(4.5, PANEL[0] * len(shown)), PANEL[1] * len(XS) + 0.9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(Figure(path.stem, note, "", (), tuple, onto, size), [path])
+    write(Figure(path.stem, note, "", onto, size), path)
     return path
 
 
@@ -179,7 +179,7 @@ def sweep(rows: Sequence[JsonMapping], table: str, path: Path, note: str = "") -
             ax.legend(fontsize=6)
         axes[0].set_ylabel("best global accuracy, %")
 
-    write(Figure(path.stem, note, "", (), tuple, onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
+    write(Figure(path.stem, note, "", onto, (max(4.5, 3.2 * len(drawn)), 2.9)), path)
     return path
 
 
@@ -201,7 +201,7 @@ def details(
     written = []
     for stem, figure in found:
         title = f"{figure.title}; {note}" if note else figure.title
-        written += write(replace(figure, title=title), [folder / f"{stem}.png"])
+        written.append(write(replace(figure, title=title), folder / f"{stem}.png"))
     for run in runs.values():
         title = f"condensed images; {note}" if note else "condensed images"
         picture = condensed.draw(run.dir, folder / f"{name}-condensed.png", title)
@@ -265,5 +265,5 @@ def local_models(run: Run, path: Path, title: str) -> Path | None:
         ax.set_yticks(range(len(clients)), [str(c) for c in clients], fontsize=6)
         fig.colorbar(image, label="test accuracy of the local model")
 
-    write(Figure(path.stem, title, "", (), tuple, onto), [path])
+    write(Figure(path.stem, title, "", onto), path)
     return path

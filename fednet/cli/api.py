@@ -197,7 +197,7 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
 
 
 def reporter(display: Watcher) -> Callable[[Path], None]:
-    """A function that writes a finished run's figures and page, unless `report: false`. If that
+    """A function that writes a finished run's page, unless `report: false`. If that
     fails, the run still counts: the reason is printed and logged.
     """
 
@@ -206,7 +206,7 @@ def reporter(display: Watcher) -> Callable[[Path], None]:
 
         if not reports.open_run(directory).config.get("report", True):
             return
-        display.note("writing figures and report.html")
+        display.note("writing report.html")
         try:
             reports.finish(directory)
         except (FednetError, OSError, ImportError) as broken:

@@ -825,7 +825,7 @@ class Config(Section, frozen=True, kw_only=True):
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     """Trackers that get each round's metrics, in local files in the run's directory."""
     report: bool = True
-    """Write figures and report.html at the end."""
+    """Write report.html at the end."""
 
     @property
     def training_clients(self) -> int:

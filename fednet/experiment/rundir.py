@@ -154,7 +154,7 @@ def _clear(path: Path) -> None:
         "mlflow-run",
     ):
         (path / name).unlink(missing_ok=True)
-    for folder in ("checkpoint", "log", "code", "figures", "state", "keys", *TRACKED):
+    for folder in ("checkpoint", "log", "code", "state", "keys", *TRACKED):
         shutil.rmtree(path / folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # it holds something of the user's own
         path.rmdir()
@@ -188,7 +188,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for folder in ("checkpoint", "log", "code", "figures"):
+        for folder in ("checkpoint", "log", "code"):
             (path / folder).mkdir(parents=True, exist_ok=True)
         for name in CUT + NEVER_CUT:
             repair(path / name)

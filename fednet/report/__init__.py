@@ -23,9 +23,8 @@ def open_run(path: str | Path) -> Run:
 
 
 def finish(run_dir: str | Path) -> None:
-    """Writes `figures/` and `report.html`. May be called again: the same files come out."""
-    from fednet.report import canvas, figures, page, read
+    """Writes `report.html`. May be called again: the same file comes out."""
+    from fednet.report import page, read
 
     run = read.open_run(run_dir)
-    drawn = canvas.save(figures.of_run(run), run.dir / "figures")
-    page.write([run], run.dir / "report.html", drawn)
+    page.write([run], run.dir / "report.html")

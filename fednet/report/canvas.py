@@ -1,4 +1,4 @@
-"""Draws a figure into files, and puts the same drawing on the page.
+"""Draws a figure into a file, or as a part of the page.
 
 Matplotlib is imported only when something is drawn. The same run gives the same files, byte for
 byte. On the page the colours are CSS variables, which follow the light or dark theme; the legend
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fednet.files import appear, unfinished, write_aside
+from fednet.files import write_aside
 from fednet.plain import JsonMapping
 from fednet.report import style
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 # So that the same run gives the same file.
 TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 # Margins in inches. They are fixed: to fit them to each figure's text takes longer than to draw it.
-LEFT, RIGHT, BOTTOM, TITLE, LEGEND_ROW = 0.78, 0.15, 0.5, 0.34, 0.22
+LEFT, RIGHT, BOTTOM, TOP, LEGEND_ROW = 0.78, 0.15, 0.5, 0.17, 0.22
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to be drawn. note: a sentence about it. size: inches. rows(): its data, under
-    `columns`; made only when they are needed, since a grid of many clients has millions.
+    """A figure to be drawn. note: a sentence about it. size: inches. table: the values of a figure
+    that `fednet figure` writes, under a heading.
 
     hover: the values that the pointer shows in its first axes. Kind `lines` has series `s` with
     their label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
@@ -47,8 +47,6 @@ class Figure:
     name: str
     title: str
     note: str
-    columns: Sequence[str]
-    rows: Callable[[], Iterable[Sequence[object]]]
     draw: Callable[[MplFigure], object]
     size: tuple[float, float] = (6.0, 3.4)
     hover: JsonMapping | None = None
@@ -56,18 +54,7 @@ class Figure:
     left: float = LEFT
     right: float = RIGHT
     bottom: float = BOTTOM
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure as SVG, with the place of its first axes in it: left, top, width and height in
-    points, and the ranges of x and y.
-    """
-
-    svg: str
-    box: tuple[float, float, float, float]
-    x: tuple[float, float]
-    y: tuple[float, float]
+    table: Sequence[Sequence[object]] = ()
 
 
 @contextmanager
@@ -86,54 +73,12 @@ def canvas(size: tuple[float, float], **settings: object) -> Iterator[MplFigure]
         yield fig
 
 
-def draw(figure: Figure, png: Path | None = None) -> Drawn:
-    """Draws a figure of one axes with its title; also into the file `png`, if that is given."""
-    width, height = figure.size
-    top = TITLE + LEGEND_ROW * -(-figure.legend // 4)
-    with canvas(figure.size) as fig:
-        fig.subplots_adjust(
-            left=figure.left / width,
-            right=1 - figure.right / width,
-            bottom=figure.bottom / height,
-            top=1 - top / height,
-        )
-        figure.draw(fig)
-        title = fig.suptitle(figure.title, x=0.01, y=1 - 0.06 / height, ha="left", va="top")
-        title.set(fontsize=10, fontweight="bold", gid="title")
-        ax = fig.axes[0]
-        ax.patch.set_gid("ground")
-        fig.patch.set_gid("paper")
-        text = io.StringIO()
-        fig.savefig(text, format="svg", metadata=TIMELESS[".svg"])
-        if png is not None:
-            saved(fig, png)
-        at, (w, h) = ax.get_position(), (72 * width, 72 * height)
-        x, y = ax.get_xlim(), ax.get_ylim()
-    box = (at.x0 * w, (1 - at.y1) * h, at.width * w, at.height * h)
-    return Drawn(text.getvalue(), box, x, y)
-
-
-def save(figures: Iterator[Figure], folder: Path) -> dict[str, Drawn]:
-    """Writes every figure as SVG and PNG, and its data as CSV; returns the drawings by name."""
-    folder.mkdir(exist_ok=True)
-    made = {}
-    for figure in figures:
-        made[figure.name] = draw(figure, folder / f"{figure.name}.png")
-        write_aside(folder / f"{figure.name}.svg", made[figure.name].svg)
-        write_csv(folder / f"{figure.name}.csv", figure.columns, figure.rows())
-    return made
-
-
-def write(figure: Figure, paths: Sequence[Path]) -> list[Path]:
-    """Writes one figure with its title and fitted margins, as files of the kinds that their names
-    say.
-    """
+def write(figure: Figure, path: Path) -> Path:
+    """Writes a figure with its title and fitted margins; the ending of the name says the format."""
     with canvas(figure.size, **style.FITTED, **{"font.size": 9}) as fig:
         figure.draw(fig)
         fig.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-        for path in paths:
-            saved(fig, path)
-    return list(paths)
+        return saved(fig, path)
 
 
 def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
@@ -145,13 +90,10 @@ def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
     return path
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with unfinished(path) as aside:
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            out = csv.writer(file, lineterminator="\n")
-            out.writerow(columns)
-            out.writerows(rows)
-        appear(aside, path)
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_aside(path, text.getvalue())
 
 
 # -- on the page -----------------------------------------------------------------------------------
@@ -159,30 +101,49 @@ STYLED = ("fill", "stroke", "stop-color")  # CSS variables do not work in these 
 SERIES = re.compile(r"series-(\d+)(-band)?")
 
 
-def inline(figure: Figure, drawn: Drawn, own: str) -> Markup:
-    """Returns the drawing as part of an HTML page, without its title, which the page shows itself.
-    own: a prefix of its ids, different for each drawing of a page.
+def inline(figure: Figure, own: str) -> Markup:
+    """Draws a figure of one axes as part of an HTML page, without its title, which the page shows
+    itself. own: a prefix of its ids, different for each drawing of a page.
     """
-    root = ET.fromstring(drawn.svg)
+    width, height = figure.size
+    top = TOP + LEGEND_ROW * -(-figure.legend // 4)
+    with canvas(figure.size) as fig:
+        fig.subplots_adjust(
+            left=figure.left / width,
+            right=1 - figure.right / width,
+            bottom=figure.bottom / height,
+            top=1 - top / height,
+        )
+        figure.draw(fig)
+        ax = fig.axes[0]
+        ax.patch.set_gid("ground")
+        fig.patch.set_gid("paper")
+        text = io.StringIO()
+        fig.savefig(text, format="svg", metadata=TIMELESS[".svg"])
+        at, xs, ys = ax.get_position(), ax.get_xlim(), ax.get_ylim()
+    root = ET.fromstring(text.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            name = child.get("id", "")
-            if child.tag.endswith(("}metadata", "}style")) or name in ("title", "paper", "key"):
+            if child.tag.endswith(("}metadata", "}style")) or child.get("id") in ("paper", "key"):
                 parent.remove(child)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         _rename(element, own)
-    width, height = (72 * inches for inches in figure.size)
-    head = 72 * TITLE - 12
+    w, h = 72 * width, 72 * height
     root.attrib.clear()
-    root.set("viewBox", f"0 {head:g} {width:g} {height - head:g}")
+    root.set("viewBox", f"0 0 {w:g} {h:g}")
     root.set("role", "img")
     root.set("aria-label", figure.title)
     if figure.hover is not None:
-        left, top, w, h = (round(v, 2) for v in drawn.box)
-        place = {"box": [left, top, w, h], "x": [*drawn.x, left, round(left + w, 2)], "y": drawn.y}
+        box = [at.x0 * w, (1 - at.y1) * h, at.width * w, at.height * h]
+        left, top, wide, high = (round(v, 2) for v in box)
+        place = {
+            "box": [left, top, wide, high],
+            "x": [*xs, left, round(left + wide, 2)],
+            "y": ys,
+        }
         root.set("data-hover", json.dumps({**place, **figure.hover}, separators=(",", ":")))
-        cross = {"class": "cross", "y1": f"{top}", "y2": f"{round(top + h, 2)}"}
+        cross = {"class": "cross", "y1": f"{top}", "y2": f"{round(top + high, 2)}"}
         ET.SubElement(root, "line", cross)
     return Markup(ET.tostring(root, encoding="unicode"))
 

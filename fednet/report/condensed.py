@@ -40,7 +40,7 @@ def draw(run_dir: Path, path: Path, title: str = "condensed images") -> Path | N
     """Writes the images as PNG, PDF or SVG; returns None for a run without such images."""
     for figure in images(run_dir):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write(replace(figure, title=title), [path])[0]
+        return write(replace(figure, title=title), path)
     return None
 
 
@@ -82,8 +82,6 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
         "Condensed images, by client and class",
         "A row is a class: the mean of its real images, then the condensed image that each client "
         f"sent{'' if len(files) <= most else f' (of the first {most} clients)'}.",
-        ("client", "class"),
-        lambda: ((client, names[c]) for client, (_, y) in sent.items() for c in y.tolist()),
         draw,
         size=(1.4 + 0.62 * columns, 1.0 + 0.62 * rows),
         left=0.5 + 0.075 * max(map(len, names)),

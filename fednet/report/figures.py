@@ -1,7 +1,7 @@
-"""Describes the figures of runs: name, title, note, data and how each is drawn.
+"""Describes the figures of runs: name, title, note and how each is drawn.
 
 A function for each figure yields a `Figure`, or nothing if the run has no data for it. `canvas`
-draws it into files and into the page. To add a figure of one run, write such a function and name it
+draws it into a file or into the page. To add a figure of one run, write such a function and name it
 in `details`; a new metric (`records.METRICS`) has its curves without a change here.
 """
 
@@ -23,7 +23,7 @@ from fednet.report import condensed, costs, groups, metrics, style
 from fednet.report.canvas import BOTTOM, Figure, canvas, saved, write, write_csv
 from fednet.report.groups import Group
 from fednet.report.read import Run
-from fednet.report.style import COLOURS, HATCHES
+from fednet.report.style import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,13 +35,6 @@ BARS = 60  # at most in a figure: with more rounds, a bar is the mean of several
 HOVER = 40_000  # cells of the largest grid that shows its values under the pointer
 NAMED = 30  # ticks that have names at most
 WRITTEN = 12  # classes at most of a confusion matrix with its numbers in the cells
-
-
-def of_run(run: Run) -> Iterator[Figure]:
-    """Yields the figures that this run has data for."""
-    for x in costs.COSTS:
-        yield from curve(groups.group([run]), x)
-    yield from details(run)
 
 
 def details(run: Run) -> Iterator[Figure]:
@@ -81,24 +74,19 @@ def curve(
     x: str = "rounds",
     y: str = "accuracy",
     bytes: str = "total",
-    clock: str | None = None,
     band: str = "ci",
 ) -> Iterator[Figure]:
-    """Yields the curves of the groups that were evaluated, in one figure. clock: only groups with
-    this clock are drawn if x is seconds; needed if the groups have several. band: a key of
+    """Yields the curves of the groups that were evaluated, in one figure. band: a key of
     `metrics.BANDS`.
     """
-    if x == "seconds" and clock is None:
-        (clock,) = groups.clocks(of)
     series = []
     for place, g in enumerate(of):
-        if x != "seconds" or g.clock == clock:
-            found: JsonDict = metrics.band(g.runs, x, y, bytes, band)
-            if found["round"]:
-                series.append(Series(g.label, len(g.runs), place, **found))
+        found: JsonDict = metrics.band(g.runs, x, y, bytes, band)
+        if found["round"]:
+            series.append(Series(g.label, len(g.runs), place, **found))
     if not series:
         return
-    across = costs.axis(x, bytes, clock or "seconds")
+    across = costs.axis(x, bytes, of[0].clock)
     label = groups.titled(of, y)
 
     def draw(fig: MplFigure) -> None:
@@ -131,19 +119,17 @@ def curve(
     if any(s.n > 1 for s in series):
         note += f" Lines are means over seeds; bands are {metrics.BANDS[band]}."
 
-    rows = [
-        (s.label, s.n, t, a, m, lo, hi)
-        for s in series
-        for t, a, m, lo, hi in zip(s.round, s.x, s.mean, s.low, s.high)
-    ]
+    table: list[tuple[object, ...]] = [("label", "seeds", "round", x, "mean", *_ends(band))]
+    for s in series:
+        for values in zip(s.round, s.x, s.mean, s.low, s.high):
+            table.append((s.label, s.n, *values))
     yield Figure(
         f"{y}_{x}",
         f"{label.capitalize()} against {across}",
         note,
-        ("label", "seeds", "round", x, "mean", *_ends(band)),
-        lambda: rows,
         draw,
         hover={"kind": "lines", "xl": across, "s": [_values(s) for s in series]},
+        table=table,
     )
 
 
@@ -186,7 +172,8 @@ def to_target(
         ax.set_ylim(len(of) - 0.5, -0.5)
         ax.grid(False, axis="y")
 
-    rows = [
+    rows: list[tuple[object, ...]] = [("label", "seeds", "reached", "mean", *_ends(band), "values")]
+    rows += [
         (g.label, len(g.runs), len(got), *(mean or ("", "", "")), " ".join(map(str, got)))
         for g, got, mean in zip(of, reached, means)
     ]
@@ -194,9 +181,8 @@ def to_target(
         f"to_target_{x}",
         f"{unit[0].upper()}{unit[1:]} to {target:g} {groups.titled(of, y)}",
         "The first evaluated round at or above the target, not smoothed.",
-        ("label", "seeds", "reached", "mean", *_ends(band), "values"),
-        lambda: rows,
         draw,
+        table=rows,
     )
 
 
@@ -252,7 +238,7 @@ def traffic(run: Run) -> Iterator[Figure]:
                 x, height, wide = bars[way, kind]
                 place = kinds[kind]
                 shade = 1.0 if way == "up" else 0.55
-                _bars(ax, x, sign * height, sign * base, place, wide, HATCHES[place % 6], shade)
+                _bars(ax, x, sign * height, sign * base, place, wide, shade)
                 base = base + height
         ax.axhline(0, color="black", linewidth=0.8)
         low, high = ax.get_ylim()
@@ -264,12 +250,7 @@ def traffic(run: Run) -> Iterator[Figure]:
             ax.text(0.01, y, text, va=side, fontsize=9, transform=ax.transAxes)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
         ax.set(xlabel="round", ylabel="MB per round")
-        _legend(ax, [(COLOURS[i % 8], named(kind), HATCHES[i % 6]) for kind, i in kinds.items()])
-
-    def rows() -> Iterator[tuple[object, ...]]:
-        for way, by_kind in table.items():
-            for kind, values in by_kind.items():
-                yield from ((t, way, kind, values[i]) for i, t in enumerate(rounds))
+        _legend(ax, [(COLOURS[i % 8], named(kind)) for kind, i in kinds.items()])
 
     def named(kind: str) -> str:
         return "protocol overhead" if kind == "envelope" else kind
@@ -295,8 +276,6 @@ def traffic(run: Run) -> Iterator[Figure]:
         "bytes",
         "Traffic per round",
         note,
-        ("round", "direction", "kind", "bytes"),
-        rows,
         draw,
         hover=_stacked({f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}),
         legend=len(kinds),
@@ -315,8 +294,6 @@ def time_split(run: Run) -> Iterator[Figure]:
         "time",
         f"Time per round ({clock})",
         "Seconds that each round took, by what the time was spent on.",
-        ("round", "phase", "seconds"),
-        lambda: ((t, phase, v[i]) for phase, v in table.items() for i, t in enumerate(rounds)),
         lambda fig: _stack(fig, bars, places, f"seconds per round ({clock})"),
         hover=_stacked({f"{phase}, s": bar for phase, bar in bars.items()}),
         legend=len(table),
@@ -338,8 +315,6 @@ def devices(run: Run) -> Iterator[Figure]:
         "devices",
         "Training by device",
         "Seconds that each device trained in each round, summed over its clients.",
-        ("round", "device", "seconds"),
-        lambda: ((t, name, v) for name in names for t, v in zip(rounds, seconds[name].tolist())),
         lambda fig: _stack(fig, bars, places, "seconds of training"),
         hover=_stacked({f"{name}, s": bar for name, bar in bars.items()}),
         legend=len(names),
@@ -375,11 +350,7 @@ def resources(run: Run) -> Iterator[Figure]:
         right.set(ylabel="memory, MB (dotted)", ylim=(0, None))
         right.grid(False)
         _whole(ax.xaxis)
-        _legend(ax, [(COLOURS[places[name] % 8], name, "") for name in busy])
-
-    def lines() -> Iterator[tuple[object, ...]]:
-        for name in busy:
-            yield from zip(rounds, [name] * len(rows), busy[name].tolist(), memory[name].tolist())
+        _legend(ax, [(COLOURS[places[name] % 8], name) for name in busy])
 
     values_by_label = {f"{name} busy, s": busy[name] for name in busy}
     values_by_label |= {f"{name} memory, MB": memory[name] for name in busy}
@@ -390,8 +361,6 @@ def resources(run: Run) -> Iterator[Figure]:
         "On the server's machine: processor time of the server and of the clients' processes in "
         "each round, and the most memory that they had until then. Of a GPU: for how long it was "
         "busy, and its memory in use.",
-        ("round", "part", "busy_s", "memory_mb"),
-        lines,
         draw,
         hover=_stacked({label: (x, v, 1.0) for label, v in values_by_label.items()}),
         legend=len(busy),
@@ -427,19 +396,13 @@ def participation(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="round", ylabel="client")
         for axis in (ax.xaxis, ax.yaxis):
             _whole(axis)
-        _legend(ax, [(colours[code], words[code], "") for code in shown])
-
-    def rows() -> Iterator[tuple[object, ...]]:
-        for t, codes in zip(p.rounds, p.grid.T):
-            yield from ((t, i, words[code]) for i, code in enumerate(codes.tolist()))
+        _legend(ax, [(colours[code], words[code]) for code in shown])
 
     pointed = [*words[:3], *(f"dropped: {why}" for why in p.reasons)]
     yield Figure(
         "participation",
         "Participation",
         "Which clients were selected in each round, and which of them completed it.",
-        ("round", "client", "what"),
-        rows,
         draw,
         size=(6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])),
         hover=_cells(p.grid, range(p.grid.shape[0]), p.rounds, "client", words=pointed),
@@ -465,14 +428,12 @@ def availability(run: Run) -> Iterator[Figure]:
             ax.plot(rounds, values, color=COLOURS[i], linestyle=("-", "--", ":")[i])
         ax.set(xlabel="round", ylabel="clients", ylim=(0, None))
         _whole(ax.xaxis)
-        _legend(ax, [(COLOURS[i], name, "") for i, name in enumerate(counts)])
+        _legend(ax, [(COLOURS[i], name) for i, name in enumerate(counts)])
 
     yield Figure(
         "availability",
         "Availability",
         "How many clients were available, were selected and completed in each round.",
-        ("round", *counts),
-        lambda: zip(rounds, *counts.values()),
         draw,
         legend=len(counts),
     )
@@ -489,10 +450,7 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
 
     def bars(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        if len(clients) <= HOVER // 100:
-            _bars(ax, np.arange(len(clients)), last, 0.0, 0)
-        else:
-            ax.fill_between(range(len(clients)), last, step="mid", color=COLOURS[0])
+        ax.fill_between(range(len(clients)), last, step="mid", color=COLOURS[0])
         ax.axhline(
             last.mean(),
             color=COLOURS[2],
@@ -511,8 +469,6 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         f"{label.capitalize()}, by client",
         f"The last evaluation of each client: mean over clients {100 * last.mean():.2f} %, "
         f"worst {100 * last.min():.2f} %.",
-        ("client", f"accuracy_{which}"),
-        lambda: zip(clients, last.tolist()),
         bars,
         hover=_cells(last[None], [label], clients, "", cl="client", w=label),
         legend=1,
@@ -539,10 +495,6 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
         "Global test accuracy, by class",
         "Accuracy of the global model on each class of the test set. Standard deviation between "
         f"classes, mean over rounds: {by_class:.1f} percentage points.",
-        ("round", "class", "accuracy"),
-        lambda: (
-            (t, classes[c], table[c, j]) for j, t in enumerate(rounds) for c in range(len(table))
-        ),
         draw,
         hover=_cells(table, classes, rounds, "class", w="global test accuracy"),
         left=_room(classes),
@@ -580,12 +532,6 @@ def confusion(run: Run) -> Iterator[Figure]:
         "confusion",
         "Confusion matrix",
         f"Samples by true and predicted class, of the last {found['model']} {models} on {tests}.",
-        ("true", "predicted", "samples"),
-        lambda: (
-            (classes[i], classes[j], n)
-            for i, row in enumerate(counts.tolist())
-            for j, n in enumerate(row)
-        ),
         draw,
         size=(6.0, 4.4),
         hover=_cells(counts, classes, classes, "true class", cl="predicted class", w="samples"),
@@ -627,17 +573,11 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
         text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
         ax.set_title(text, loc="right", fontsize=9)
 
-    def rows() -> Iterator[tuple[object, ...]]:
-        for i, by_class in enumerate(counts):
-            yield from ((i, classes[c], samples) for c, samples in enumerate(by_class.tolist()))
-
     return Figure(
         "partition",
         "Data per client",
         "Training samples of each class at each client: the area of a circle is their number. The "
         f"smallest client has {held.min():,} samples, the largest {held.max():,}.",
-        ("client", "class", "samples"),
-        rows,
         draw,
         hover=_cells(counts.T, classes, range(n), "class", cl="client", w="samples"),
         legend=1,
@@ -650,7 +590,7 @@ def partition_file(counts: np.ndarray, classes: Sequence[str] | None, path: Path
     made = bubbles(counts, [str(n) for n in classes or range(counts.shape[1])])
     width, height = 1.2 + 0.32 * counts.shape[0], 1.2 + 0.34 * counts.shape[1]
     fitted = (min(40.0, max(5.0, width)), min(40.0, max(3.0, height)))
-    write(replace(made, size=fitted), [Path(path)])
+    write(replace(made, size=fitted), Path(path))
 
 
 # -- fit for a paper -------------------------------------------------------------------------------
@@ -696,13 +636,9 @@ def figure(
     found = groups.group(runs, labels)
     clocks = groups.clocks(found)
     if x == "seconds" and len(clocks) > 1:
-        each = []
-        for clock in clocks:
-            labels = [g.label for g in found if g.clock == clock]
-            each.append(f"{', '.join(labels)} ({costs.CLOCKS[clock]})")
         raise ConfigError(
-            f"--x seconds: these runs measure time by different clocks: {'; '.join(each)}. Draw a "
-            f"figure for each clock."
+            f"--x seconds: these runs measure time by different clocks: "
+            f"{', '.join(costs.CLOCKS[clock] for clock in clocks)}. Draw a figure for each clock."
         )
     if target is not None:
         made = next(to_target(found, target, x, bytes, band), None)
@@ -719,18 +655,17 @@ def figure(
         made.draw(fig)
         path.parent.mkdir(parents=True, exist_ok=True)
         saved(fig, path, dpi=300)
-    write_csv(path.with_suffix(".csv"), made.columns, made.rows())
+    write_csv(path.with_suffix(".csv"), made.table)
     return caption(made, found, x, bytes, band)
 
 
 def caption(
     made: Figure, of: Sequence[Group], x: str, bytes: str = "total", band: str = "ci"
 ) -> str:
-    """Returns the caption of a figure: setting, seeds, band, links and which bytes count."""
+    """Returns the caption of a figure: setting, seeds, band and which bytes count."""
     runs = [r for g in of for r in g.runs]
     text = f"{made.title}: "
-    text += f"{', '.join(g.label for g in of)}. {groups.setting(runs)}. {_seeds(of, band)}. "
-    text += f"Link: {groups.link(runs)}."
+    text += f"{', '.join(g.label for g in of)}. {groups.setting(runs)}. {_seeds(of, band)}."
     return f"{text} {costs.counted(bytes)}." if x == "mb" else text
 
 
@@ -784,7 +719,6 @@ def _bars(
     base: np.ndarray | float,
     place: int,
     wide: float = 1.0,
-    hatch: str = "",
     alpha: float = 1.0,
 ) -> None:
     ax.bar(
@@ -793,7 +727,6 @@ def _bars(
         bottom=base,
         width=0.85 * wide,
         color=COLOURS[place % 8],
-        hatch=hatch,
         alpha=alpha,
         edgecolor="white",
         linewidth=0.2,
@@ -810,7 +743,7 @@ def _stack(fig: MplFigure, bars: dict[str, Bars], places: dict[str, int], ylabel
         _bars(ax, x, height, base, places[name], wide)
         base = base + height
     ax.set(xlabel="round", ylabel=ylabel)
-    _legend(ax, [(COLOURS[i % 8], name, "") for name, i in places.items()])
+    _legend(ax, [(COLOURS[i % 8], name) for name, i in places.items()])
 
 
 def _stacked(bars: dict[str, Bars]) -> JsonDict:
@@ -855,16 +788,14 @@ def _cells(
     return {"kind": "heat", "v": values, **labels, "rl": what, "cl": "round", **more}
 
 
-def _legend(ax: Axes, entries: Sequence[tuple[str, str, str]]) -> None:
-    """Draws a legend of (colour, text, hatch) above the axes, four in a row."""
+def _legend(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
+    """Draws a legend of (colour, text) above the axes, four in a row."""
     from matplotlib.patches import Patch
 
     handles = []
-    for colour, text, hatch in entries:
+    for colour, text in entries:
         edge = style.GRID if colour == style.BLANK else colour
-        patch = Patch(facecolor=colour, label=text, hatch=hatch, linewidth=0.4)
-        patch.set_edgecolor("white" if hatch else edge)
-        handles.append(patch)
+        handles.append(Patch(facecolor=colour, edgecolor=edge, label=text, linewidth=0.4))
     ax.legend(
         handles=handles,
         ncols=4,

@@ -235,32 +235,6 @@ def _partition(data: JsonDict) -> str:
     return " ".join(words).strip()
 
 
-def link(runs: Sequence[Run]) -> str:
-    """Returns the links as configured: "simulated time, up 10 Mbit/s, down 50 Mbit/s, 20 ms
-    latency".
-    """
-    return in_common([[_link(r)] for r in runs])[0]
-
-
-def _link(run: Run) -> str:
-    c = run.config.get("link", {})
-    shaped = []
-    for way, key in (("up", "up_mbps"), ("down", "down_mbps")):
-        if c.get(key):
-            shaped.append(f"{way} {word(c[key])} Mbit/s")
-    for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms")):
-        if c.get(key):
-            shaped.append(f"{word(c[key])} ms {what}")
-    if c.get("profile"):
-        shaped.append(f"profile {c['profile']}")
-    if c.get("trace"):
-        shaped.append(f"trace {word(c['trace'])}")
-    if c.get("per_client"):
-        shaped.append("other links for some clients")
-    time = "simulated time" if c.get("clock") == "virtual" else "real time"
-    return ", ".join([time, *(shaped or ["unlimited bandwidth"])])
-
-
 def differing(runs: Sequence[Run]) -> dict[str, list[object]]:
     """Returns the settings in which the runs differ, by dotted key."""
     configs = [flat(r.config) for r in runs]

@@ -8,7 +8,7 @@ import html
 import itertools
 import shlex
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records import Event, Summary, metric, shown
 from fednet.report import canvas, costs, figures, groups, metrics, style, tables
-from fednet.report.canvas import Drawn, Figure
+from fednet.report.canvas import Figure
 from fednet.report.figures import size
 from fednet.report.groups import Group
 from fednet.report.read import Run
@@ -53,12 +53,10 @@ TIMELINE = {
 Chart = Callable[[Figure], JsonDict]
 
 
-def write(runs: Sequence[Run], out: str | Path, drawn: Mapping[str, Drawn] | None = None) -> Path:
-    """Writes the page aside and moves it into place. drawn: figures of a single run that have been
-    drawn already, by name. Raises ConfigError for no runs.
-    """
+def write(runs: Sequence[Run], out: str | Path) -> Path:
+    """Writes the page aside and moves it into place. Raises ConfigError for no runs."""
     path = Path(out)
-    text = render(runs, drawn)
+    text = render(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_aside(path, text)
     return path
@@ -77,7 +75,7 @@ def templates() -> Environment:
     )
 
 
-def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again: int = 0) -> str:
+def render(runs: Sequence[Run], again: int = 0) -> str:
     """Returns the page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.
     """
@@ -89,8 +87,7 @@ def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again:
     numbers = itertools.count()
 
     def chart(figure: Figure) -> JsonDict:
-        known = (drawn or {}).get(figure.name) or canvas.draw(figure)
-        svg = canvas.inline(figure, known, f"f{next(numbers)}-")
+        svg = canvas.inline(figure, f"f{next(numbers)}-")
         return {"title": figure.title, "note": figure.note, "svg": svg}
 
     return (
@@ -100,14 +97,13 @@ def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, again:
             title=_title(runs, found),
             names=[r.name for r in runs],
             setting=groups.setting(runs),
-            link=groups.link(runs),
             several=several,
             again=again,
             tiles=[] if several else _tiles(runs[0]),
             live=[r.name for r in runs if not r.finished],
             comparison=_comparison(runs) if several else None,
             curves=_curves(found, chart),
-            axes=[costs.axis(x, clock=clock) for x, clock in _axes(found)],
+            axes=[costs.axis(x, clock=found[0].clock) for x in _axes(found)],
             legend=_legend(found) if several else "",
             details=[_details(r, chart) for r in firsts],
             hidden=len(runs) - len(firsts),
@@ -223,18 +219,17 @@ def _curves(found: Sequence[Group], chart: Chart) -> list[JsonDict]:
     for m in shown("page", (row for g in found for run in g.runs for row in run.rounds)):
         charts = [
             {"place": place, **chart(f)}
-            for place, (x, clock) in enumerate(_axes(found))
-            for f in figures.curve(found, x, m.name, clock=clock)
+            for place, x in enumerate(_axes(found))
+            for f in figures.curve(found, x, m.name)
         ]
         if charts:
             made.append({"name": groups.titled(found, m.name), "charts": charts})
     return made
 
 
-def _axes(found: Sequence[Group]) -> list[tuple[str, str]]:
-    """Returns (axis, clock): each clock has an axis of its own."""
-    clocks = groups.clocks(found)
-    return [("rounds", clocks[0]), ("mb", clocks[0]), *(("seconds", clock) for clock in clocks)]
+def _axes(found: Sequence[Group]) -> list[str]:
+    """Returns the units of the x axis: no seconds if they are by different clocks."""
+    return [x for x in costs.COSTS if x != "seconds" or len(groups.clocks(found)) == 1]
 
 
 def _legend(found: Sequence[Group]) -> Markup:

@@ -13,7 +13,6 @@ from fednet.records.rows import TIMES
 COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#5B5B5B", "#B8A500")
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1, 1, 1, 1, 1), (8, 3), (2, 3), (10, 2, 2, 2))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 GRID = "#c8ccd2"
 BLANK = "#eeeff1"  # the background of a grid of cells
 ON_DARK, ON_LIGHT = "#fefefe", "#16202c"  # text on the cells of a grid

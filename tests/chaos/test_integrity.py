@@ -255,7 +255,7 @@ def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(name
     whole = hashes(run(tmp_path / "whole", rounds=4, **changes))
     stopped = run(tmp_path / "stopped", rounds=2, **changes)
     again = tmp_path / "again" / stopped.name
-    outcomes = ("log", "code", "figures", "personal")
+    outcomes = ("log", "code", "personal")
     made_again = ("summary.json", "status.json", "partition.json", "model.safetensors")
     draw, found = random.Random(5), Counter[str]()
     for _ in range(TRIALS // 25):

@@ -36,7 +36,9 @@ def test_a_round_has_the_processor_time_of_its_server_and_the_memory(tmp_path):
     assert memory == sorted(memory)
     assert 50 < memory[0] < 20_000
     (figure,) = figures.resources(fednet.open_run(directory))
-    assert list(figure.rows())[2] == (3, "server", busy[2], memory[2])
+    shown = {s["l"]: s["m"] for s in figure.hover["s"]}
+    assert shown["server busy, s"][2] == pytest.approx(busy[2], rel=1e-4)
+    assert shown["server memory, MB"][2] == pytest.approx(memory[2], rel=1e-4)
 
 
 def test_client_processes_are_counted_beside_the_server(tmp_path):
