@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fednet.client.worker import Worker
     from fednet.data.base import Data
     from fednet.data.federation import Federation, Site
-    from fednet.experiment.build import Experiment
+    from fednet.experiment.build import Experiment, Source
     from fednet.training.setting import Pair
 
 NAMES = 1 << 16  # bytes beside the tensors of a payload, such as the head of a .safetensors file
@@ -41,7 +41,8 @@ class Preparer:
 
     asked: the clients that it serves, whatever the server says. state: the folder of their states.
     reset: a client whose state is missing starts again from nothing. hold: this process's lock on
-    the states; None: the process that started this one has it. say(sentence) tells the user.
+    the states; None: the process that started this one has it. source() gives the run's data, where
+    the server is in this process and has them. say(sentence) tells the user.
     """
 
     policy: Policy
@@ -51,6 +52,7 @@ class Preparer:
     reset: bool = False
     say: Callable[[str], None] = lambda line: None
     hold: StatesHold | None = None
+    source: Callable[[], Source | None] = lambda: None
 
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         """Prepares data, model and workers, and opens the process's book."""
@@ -101,7 +103,8 @@ class Preparer:
         if config.data.dataset == "site":
             own = {client: alone(self._load_site(config, client)) for client in clients}
         first = next(iter(own.values())).data if own else None
-        experiment = build.build(config, self.policy.data, first, tried=True)
+        source = None if own else self.source()
+        experiment = build.build(config, self.policy.data, first, tried=True, source=source)
         self.policy.check_built(experiment)
         forms = set() if first is None else {first.form}
         for client, federation in own.items():

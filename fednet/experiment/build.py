@@ -125,6 +125,11 @@ class Experiment:
         )
 
     @property
+    def source(self) -> Source:
+        """Returns the run's data, and what a model has to know of them."""
+        return Source(self.data, self.federation, self.shapes, self.setting.classes)
+
+    @property
     def base_comes(self) -> bool:
         return bool(self.config.model.base == "server")
 
@@ -140,8 +145,7 @@ class Experiment:
         """Returns this experiment, started from these tensors. Raises ConfigError if their model is
         not the configuration's.
         """
-        source = Source(self.data, self.federation, self.shapes, self.setting.classes)
-        made = _fitted(self.config, self.algorithm, source, named)
+        made = _fitted(self.config, self.algorithm, self.source, named)
         return dataclasses.replace(made, down=self.down, up=self.up)
 
     def scratch(
@@ -275,15 +279,22 @@ def build_to_share(config: Config, root: Path | None) -> None:
 
 
 def build(
-    config: Config, root: Path | str | None = None, data: Data | None = None, tried: bool = False
+    config: Config,
+    root: Path | str | None = None,
+    data: Data | None = None,
+    tried: bool = False,
+    source: Source | None = None,
 ) -> Experiment:
     """Builds an experiment from its configuration, and tries it on one batch. data: a site's own
-    data. tried: another process tries what was built before a fork. Raises ConfigError, DataError.
+    data. tried: another process tries what was built before a fork. source: the run's data, where
+    this process has them already. Raises ConfigError, DataError.
     """
     known = _shared if data is None and _shared is not None else None
     same = known is not None and known[:2] == (unpinned(config), str(root))
     if known is not None and same and config.model.sha256 in (None, known[2].sha256):
         exp = known[2]
+    elif source is not None:
+        exp = _fitted(config, made(config), source)
     else:
         exp = _built(config, root, data)
         tried = False

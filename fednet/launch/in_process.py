@@ -12,6 +12,7 @@ from fednet import ids, loading
 from fednet.config import Config
 from fednet.errors import ConfigError
 from fednet.experiment import determinism, placement
+from fednet.experiment.build import Experiment
 from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
@@ -55,10 +56,17 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         part=part(config),
     )
     everyone = ids.parse(f"0-{config.clients - 1}")
+    built: list[Experiment] = []  # the server's, whose data the clients use
     loop = ClientLoop(
         worker,
         client_end,
-        Preparer(Policy.of_run(data), everyone, [chosen], directory / "state"),
+        Preparer(
+            Policy.of_run(data),
+            everyone,
+            [chosen],
+            directory / "state",
+            source=lambda: built[0].source,
+        ),
         curve=config.security.curve,
         inline=True,
         faults=True,
@@ -79,7 +87,14 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
 
     # Loading the data may take longer than any silence.
     return Endpoint(
-        transport, None, SLOW_BEAT_S, Rules(silent=None), pump, leave=leave, part=part(config)
+        transport,
+        None,
+        SLOW_BEAT_S,
+        Rules(silent=None),
+        pump,
+        listen=built.append,
+        leave=leave,
+        part=part(config),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from fednet import descriptors
 from fednet.config import Config, to_yaml
 from fednet.errors import ConfigError, why
+from fednet.experiment.build import Experiment
 from fednet.files import write_record
 from fednet.protocol.tasks import Rules
 from fednet.server.io import Events, at_once
@@ -125,9 +126,9 @@ class Endpoint:
     often a worker sends a heartbeat. rules: before the first phase; None: the protocol's own. pump:
     does the work of clients in this process; None: they have processes of their own. announce:
     called with the server's events and its incarnation once these can be recorded. listen: called
-    once all is built; before, strangers could take the descriptors of files. leave: called at the
-    end, after the last message. alone: the clients are started by others. part: bytes of a
-    payload's parts, but the last.
+    with the server's experiment once all is built; before, strangers could take the descriptors of
+    files. leave: called at the end, after the last message. alone: the clients are started by
+    others. part: bytes of a payload's parts, but the last.
     """
 
     transport: ServerTransport
@@ -136,7 +137,7 @@ class Endpoint:
     rules: Rules | None = None
     pump: Callable[[], bool] | None = None
     announce: Callable[[Events, int], None] = lambda events, incarnation: None
-    listen: Callable[[], None] = lambda: None
+    listen: Callable[[Experiment], None] = lambda experiment: None
     leave: Callable[[], None] = lambda: None
     alone: bool = False
     part: int = PART
@@ -206,6 +207,6 @@ def listening(
         beat_seconds(config),
         waiting_rules(config),
         announce=announce,
-        listen=transport.listen,
+        listen=lambda experiment: transport.listen(),
         alone=note is not None,
     )

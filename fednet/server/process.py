@@ -254,7 +254,7 @@ class Session:
             exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
             len(exp.algorithm.exchanges),
         )
-        self.endpoint.listen()
+        self.endpoint.listen(self.experiment)
         self.io = ServerIO(
             self.protocol,
             self.endpoint.transport,

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import fednet
+from fednet import data
 from fednet.server.inbox import Inbox
 
 
@@ -45,6 +46,27 @@ def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
     fednet.run(section, in_process=True, out=tmp_path)
     said = json.loads((tmp_path / "over" / "status.json").read_text())
     assert (said["state"], said["waiting"], said["arrived"]) == ("done", [], [])
+
+
+def test_server_and_clients_have_the_data_in_memory_once(tmp_path, monkeypatch):
+    loaded = []
+    load = data.load
+
+    def counted(*of):
+        loaded.append(load(*of))
+        return loaded[-1]
+
+    monkeypatch.setattr(data, "load", counted)
+    section = {
+        "rounds": 1,
+        "clients": 3,
+        "model": {"name": "mlp", "hidden": [4]},
+        "data": {"dataset": "synthetic", "samples": 60, "shape": [4], "classes": 2},
+        "report": False,
+    }
+    run = fednet.run(section, in_process=True, out=tmp_path)
+    assert len(run.rounds) == 1
+    assert len(loaded) == 1
 
 
 def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_payloads(
