@@ -15,13 +15,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.errors import complain
     from fednet.tools import check
 
-    def say(wrong: str) -> None:
-        complain(f"fednet check: {wrong}")
-
-    for line in check.check(args.file, say, args.data):
+    for line in check.check(args.file, args.data):
         if not args.quiet:
             print(line, flush=True)
     return 0

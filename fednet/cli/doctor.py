@@ -1,4 +1,4 @@
-"""Check this machine: versions, device, data, ports, keys, disk, clock, and its rounding."""
+"""Check this machine: versions, device, data, keys, disk, and its rounding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether this machine is ready for a run, and a fingerprint of the bits it computes.
 
-A check returns in a line what it found. It raises ConfigError for what makes a run impossible, and
-Doubt for what a run may still do with.
+A check returns in a line what it found, and raises an error of fednet for what makes a run
+impossible.
 """
 
 from __future__ import annotations
@@ -11,107 +11,63 @@ import contextlib
 import os
 import platform
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib import metadata
+from functools import partial
 from pathlib import Path
-from typing import Literal
-from urllib.parse import urlsplit
 
 from fednet.capacity import processors
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism, placement
 from fednet.tools.fingerprint import fingerprint
 
-NEEDED = (
-    "torch",
-    "torchvision",
-    "pyzmq",
-    "msgpack",
-    "msgspec",
-    "xxhash",
-    "numpy",
-    "pyyaml",
-    "safetensors",
-    "rich",
-    "matplotlib",
-    "jinja2",
-)
 HANDSHAKE_S = 5.0
-ANSWER_S = 5.0
-ZMTP_SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
-LEAST_DISK = 2e9  # bytes: a checkpoint, its successor and the spool of a round of a small model
-
-
-class Doubt(Exception):
-    """A run may still do with what was found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check found. verdict: ok; warn, a run may still do; bad, it will not."""
-
-    verdict: Literal["ok", "warn", "bad"]
-    what: str
-    text: str
-
-
-def found(what: str, check: Callable[..., str], *given: object) -> Finding:
-    """The finding of one check."""
-    try:
-        return Finding("ok", what, check(*given))
-    except Doubt as doubt:
-        return Finding("warn", what, str(doubt))
-    except FednetError as wrong:
-        return Finding("bad", what, str(wrong))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the findings. Exit status: 2 if one of them is bad."""
+    """Prints what each check found. Exit status: 2 if something makes a run impossible."""
     status = 0
-    for one in examine(args):
-        if one.verdict == "bad":
+    for what, check in checks(args):
+        try:
+            verdict, text = "ok", check()
+        except FednetError as wrong:
+            verdict, text = "bad", str(wrong)
             status = 2
-        if not args.quiet or one.verdict == "bad":
-            print(f"{one.verdict:<4}  {one.what:<12}  {one.text}", flush=True)
+        if not args.quiet or verdict == "bad":
+            print(f"{verdict:<4}  {what:<12}  {text}", flush=True)
     return status
 
 
-def examine(args: argparse.Namespace) -> Iterator[Finding]:
+def checks(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yields the checks, with their names."""
+    import torch
+
+    yield "versions", versions
+    yield "device", partial(device, args.device)
+    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    for number in cards:
+        yield f"cuda:{number}", partial(card, number)
+    yield "cores", cores
+    yield "bits", partial(bits, "cpu", args)
+    if cards and args.device != "cpu":
+        yield "bits", partial(bits, "cuda:0", args)
+    yield "data", partial(data, args)
+    yield "disk", partial(disk, args.out)
+    if args.server:
+        yield "server", partial(server, args.server, args.keys)
+    if args.keys:
+        yield "keys", partial(keys, args.keys)
+
+
+def versions() -> str:
     import torch
 
     import fednet
 
-    yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
-    yield Finding("ok", "fednet", fednet.__version__)
-    for name in NEEDED:
-        yield found(name, version, name)
-    yield found("device", device, args.device)
-    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    for number in cards:
-        yield found(f"cuda:{number}", card, number)
-    yield found("cores", cores)
-    yield found("bits", bits, "cpu", args)
-    if cards and args.device != "cpu":
-        yield found("bits", bits, "cuda:0", args)
-    yield found("data", data, args)
-    yield found("disk", disk, args.out)
-    yield found("clock", clock, args.out)
-    if args.server:
-        yield from server(args.server, args.keys)
-    else:
-        yield found("port", port, 5555)
-    if args.keys:
-        yield found("keys", keys, args.keys)
-
-
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        raise ConfigError("is not installed; `pip install fednet` brings it.") from None
+    return (
+        f"fednet {fednet.__version__}, torch {torch.__version__}, Python "
+        f"{platform.python_version()} on {platform.platform()}"
+    )
 
 
 def device(wanted: str) -> str:
@@ -157,17 +113,12 @@ def bits(kind: str, args: argparse.Namespace) -> str:
 def data(args: argparse.Namespace) -> str:
     """Whether the configured dataset is there and can be read."""
     from fednet.config import load
-
-    config = load(args.config, args.set, args.load)
     from fednet.data import load as read
 
-    root = args.data or config.data.root
-    if root is not None and not config.data.download and not Path(root).is_dir():
-        flag = "--data" if args.data else "data.root"
-        raise ConfigError(f"{flag} {root}: there is no such folder.")
+    config = load(args.config, args.set, args.load)
     if config.data.dataset == "site":
         return "site: each client brings its own"
-    whole = read(config.data, root, config.seed)
+    whole = read(config.data, args.data or config.data.root, config.seed)
     sizes = f"{len(whole.train[1])} training and {len(whole.test[1])} test samples"
     return f"{config.data.dataset}: {sizes}"
 
@@ -178,85 +129,12 @@ def disk(out: Path) -> str:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(f"{folder} cannot be written to; choose another with --out.")
-    free = shutil.disk_usage(folder).free
-    text = f"{free / 1e9:.1f} GB free at {folder}"
-    if free <= LEAST_DISK:
-        raise Doubt(text)
-    return text
+    return f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free at {folder}"
 
 
-def clock(out: Path) -> str:
-    """The clock's year, and against a file system shared with other machines."""
-    now = time.gmtime()
-    if now.tm_year < 2024:
-        raise Doubt(f"says {time.strftime('%Y-%m-%d', now)}; times in records will be wrong.")
-    if out.is_dir() and os.access(out, os.W_OK):
-        probe = out / f".fednet-doctor-{os.getpid()}"
-        probe.write_text("")
-        apart = abs(probe.stat().st_mtime - time.time())
-        probe.unlink()
-        if apart > 2:
-            raise Doubt(f"is {apart:.0f} s off that of {out}; `fednet status` there may mislead.")
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
-
-
-def port(number: int) -> str:
-    address = f"tcp://127.0.0.1:{number}"
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", number))
-        except OSError as wrong:
-            free = "--bind tcp://127.0.0.1:0 takes a free one."
-            raise Doubt(f"{address} is taken ({wrong.strerror}); {free}") from None
-    return f"{address} is free"
-
-
-def server(address: str, keys: Path | None) -> Iterator[Finding]:
-    """Whether a server answers, and lets a client with these keys in."""
-    from fednet.transport.zeromq.proxy import VARIABLE
-
-    if not os.environ.get(VARIABLE):  # through a proxy the handshake tells both
-        answer = found("server", reachable, address)
-        yield answer
-        if answer.verdict != "ok":
-            return
-    yield found("admission", admitted, address, keys)
-
-
-def reachable(address: str) -> str:
-    try:
-        parts = urlsplit(address)
-        host, number = parts.hostname, parts.port
-    except ValueError:
-        host = number = None
-    if not host or not number:
-        raise ConfigError(f"--server {address}: expected an address such as tcp://127.0.0.1:5555.")
-    connected = False
-    start = time.monotonic()
-    try:
-        with socket.create_connection((host, number), timeout=ANSWER_S) as link:
-            connected = True
-            link.settimeout(ANSWER_S)
-            link.sendall(ZMTP_SIGNATURE)  # the server's kernel hands on no silent connection
-            greeting = link.recv(1)  # the server's own signature begins with 0xFF, too
-    except TimeoutError:
-        busy = "; it accepted the connection but did not answer: its server is starting or busy"
-        raise ConfigError(
-            f"{address} did not answer within {ANSWER_S:g} s{busy if connected else ''}."
-        ) from None
-    except ConnectionRefusedError:
-        raise ConfigError(f"nothing listens at {address}, or a firewall blocks it.") from None
-    except OSError as wrong:
-        raise ConfigError(f"{address} cannot be reached ({wrong.strerror or wrong}).") from None
-    if greeting != b"\xff":
-        raise ConfigError(f"{address} is no fednet server: it does not speak ZMTP.")
-    return f"{address} answers in {1000 * (time.monotonic() - start):.0f} ms"
-
-
-def admitted(address: str, path: Path | None) -> str:
-    """Whether a client would get in: the handshake, as a client makes it. path: its key file, if it
-    has one.
+def server(address: str, path: Path | None) -> str:
+    """Whether a server would let a client in: the handshake, as a client makes it. path: its key
+    file, if it has one.
     """
     from fednet.transport import keys as keyfiles
     from fednet.transport.base import Opened
