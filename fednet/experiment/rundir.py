@@ -38,7 +38,6 @@ from fednet.plain import JsonDict
 from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import RESTORE, read_manifest
 
-TRACKED = ("tensorboard", "mlruns", "wandb")
 CUT = ("rounds.jsonl", "clients.jsonl")
 NEVER_CUT = ("wire.jsonl", "events.jsonl")
 
@@ -151,10 +150,9 @@ def _clear(path: Path) -> None:
         "server.json",
         "status.json",
         "partition.json",
-        "mlflow-run",
     ):
         (path / name).unlink(missing_ok=True)
-    for folder in ("checkpoint", "log", "code", "state", "keys", *TRACKED):
+    for folder in ("checkpoint", "log", "code", "state", "keys", "tensorboard"):
         shutil.rmtree(path / folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # it holds something of the user's own
         path.rmdir()

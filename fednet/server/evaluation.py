@@ -91,7 +91,7 @@ class Evaluator:
         weights = dict.fromkeys(round.runs, 1.0)
         if not equal_weights(self.config):
             weights = self.method.weights(round.after.server, round.runs)
-        record.set(**losses(round.runs, weights))
+        record.train_loss = mean_loss(round.runs, weights)
         due = evaluation_due(self.config, round.number)
         model = self.newest(round.after.server, measured=due)
         if not due:
@@ -349,22 +349,11 @@ def summed(clients: Mapping[int, Counts], weights: Mapping[int, int]) -> Counts:
     return Counts(np.zeros((2, 0), dtype=np.int64), loss, n, lambda: sums)
 
 
-def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, float]:
-    """A round's mean training loss over its clients: weighted by samples, plainly, and, as
-    `train_loss`, by these weights, as their models are weighed.
-    """
-
-    def mean(weights: Mapping[int, float]) -> float | None:
-        total = sum([weights[i] for i in runs])
-        summed = sum([weights[i] * run.loss for i, run in sorted(runs.items())])
-        return summed / total if total else None
-
-    found = {
-        "train_loss": mean(weights),
-        "train_loss_by_samples": mean({i: run.n for i, run in runs.items()}),
-        "train_loss_by_clients": mean(dict.fromkeys(runs, 1.0)),
-    }
-    return {name: value for name, value in found.items() if value is not None}
+def mean_loss(runs: Mapping[int, Run], weights: Mapping[int, float]) -> float | None:
+    """Returns the mean training loss of clients, by these weights; None where they sum to 0."""
+    total = sum([weights[i] for i in runs])
+    summed = sum([weights[i] * run.loss for i, run in sorted(runs.items())])
+    return summed / total if total else None
 
 
 def client_lines(round: OpenRound, config: Config) -> list[JsonDict]:

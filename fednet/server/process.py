@@ -50,7 +50,7 @@ from fednet.server.resources import Resources
 from fednet.server.rounds import Rounds
 from fednet.server.summary import finish, write
 from fednet.server.synchronous import run_rounds
-from fednet.server.tracking import Trackers
+from fednet.server.tracking import TensorBoard
 from fednet.server.watch import (
     Hosting,
     Watch,
@@ -266,9 +266,10 @@ class Session:
             self._write_down,
         )
         self.watch = Watch(self.files, self.io, self.how.display, config.rounds, self.how.until)
-        self.tracker = Trackers(config, self.directory, self.how.display.note)
-        also = self.how.callback
-        after = [self.tracker.round, *([also] if also is not None else [])]
+        self.trackers = [TensorBoard(self.directory) for _ in config.track]
+        after = [tracker.round for tracker in self.trackers]
+        if self.how.callback is not None:
+            after.append(self.how.callback)
         return self._rounds(faults, after)
 
     def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
@@ -378,7 +379,7 @@ class Session:
                 self.files.flush,
                 self.files.close,
                 self.flight.close,
-                self.tracker.close,
+                *(tracker.close for tracker in self.trackers),
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),
                 self.logs.close,
             ]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import structs
-
-from fednet.config import Config
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import evaluated_clients
 from fednet.ids import as_text
@@ -38,29 +35,6 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"an evaluation of all asks {len(evaluated)} of {config.clients} clients, drawn from "
             f"the seed (evaluate.most)."
         )
-    yield from without_effect(config)
-
-
-def without_effect(config: Config) -> Iterator[str]:
-    """Keys that have no effect because the protection, attack or clock they belong to is off.
-
-    They are no error: a sweep may give them to all of its cells.
-    """
-    privacy, faults, link = config.privacy, config.faults, config.link
-    for where, section, switch, keys in (
-        ("aggregation", config.aggregation, "rule", ()),
-        ("privacy", privacy, "noise", ("where", "delta")),
-        ("privacy.secagg", privacy.secagg, "protocol", ()),
-        ("faults.malicious", faults.malicious, "clients", ()),
-        ("link", link, "clock", ("step_ms",)),
-    ):
-        given = structs.asdict(section)
-        default = structs.asdict(type(section)())
-        changed = [key for key in keys or given if given[key] != default[key]]
-        if given[switch] == default[switch] and changed:
-            named = " and ".join(f"{where}.{key}" for key in changed)
-            have = "have" if len(changed) > 1 else "has"
-            yield f"{named} {have} no effect, since {where}.{switch} is {given[switch]}."
 
 
 def clients_with_small_last_batch(experiment: Experiment) -> int:
