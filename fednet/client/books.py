@@ -30,14 +30,12 @@ from fednet.secagg import SecureClient, Terms
 
 class Book:
     """Writes the book of a process's messages. It keeps rows that come before it is opened. Several
-    processes may share a file: one of them writes at a time, after it has cut off a line that
-    another process did not finish before it was killed.
+    processes may share a file.
     """
 
     def __init__(self) -> None:
         self.rows: list[JsonDict] = []  # wait for a file
         self._file = -1
-        self._path = Path()
 
     def open(self, path: Path) -> None:
         """Writes rows to this file from now on."""
@@ -45,7 +43,8 @@ class Book:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = opened(named(path, there=False), flags)
-        self._path = path
+        with alone(self._file):
+            repair(path)
         waiting, self.rows = self.rows, []
         self._add(waiting)
 
@@ -61,12 +60,8 @@ class Book:
             self._file = -1
 
     def _add(self, rows: Iterable[JsonDict]) -> None:
-        text = b"".join(map(plain_line, rows))
         with alone(self._file):
-            end = os.fstat(self._file).st_size
-            if end and os.pread(self._file, 1, end - 1) != b"\n":
-                repair(self._path)
-            write_all(self._file, text)
+            write_all(self._file, b"".join(map(plain_line, rows)))
 
 
 class Account:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -80,8 +79,7 @@ log = logging.getLogger(__name__)
 
 # Events that a peer can bring about at will.
 LOUD = ("refused", "late", "doubled", "failed", "data_changed")
-# Of such events, those of one kind and worker have one line in this time, and are counted.
-QUIET_S = 1.0
+LOUD_A_SECOND, LOUD_AT_ONCE = 1, 10  # of those, lines of one kind and worker
 # What is shown of a site, by event; of one that is away, the reason is shown.
 SITES = {
     "joined": "joined",
@@ -107,52 +105,6 @@ def in_words(event: str, fields: JsonDict) -> str:
     if fields.get("host"):
         who += f" on {fields['host']}, process {fields['pid']}"
     return f"{who}: {fields['why'] if event == 'away' else SITES[event]}"
-
-
-class Events:
-    """The run's events, with those that a peer can bring about at will thinned out: the first of a
-    kind and worker is written, and a moment later how many more there were. Called by one thread.
-    note(event, fields): writes one. say(text): shows a sentence on a site that goes, comes back or
-    is refused, until it is set to None.
-    """
-
-    def __init__(
-        self,
-        note: Callable[[str, JsonDict], None],
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        self._write, self.say = note, say
-        self._loud: dict[tuple[str, str, str], tuple[float, int, JsonDict]] = {}
-
-    def tell(self, event: str, fields: JsonDict) -> None:
-        if event not in LOUD:
-            return self._note(event, fields)
-        name = (event, str(fields.get("what", "")), str(fields.get("worker", "")))
-        if name in self._loud:
-            since, more, _ = self._loud[name]
-            self._loud[name] = since, more + 1, fields
-        else:
-            self._note(event, fields)
-            self._loud[name] = time.monotonic(), 0, {}
-
-    def _note(self, event: str, fields: JsonDict) -> None:
-        self._write(event, fields)
-        if text := in_words(event, fields):
-            log.info("%s", text)
-            if self.say is not None and event not in EXPECTED:
-                self.say(timed(text))
-
-    def write_counts(self, last: bool = False) -> None:
-        """Writes what was only counted for long enough; last: all of it."""
-        now = math.inf if last else time.monotonic()
-        for name, (since, more, fields) in list(self._loud.items()):
-            if now - since < QUIET_S:
-                continue
-            if more:
-                self._note(name[0], {**fields, "count": more})
-                self._loud[name] = now, 0, {}
-            else:
-                del self._loud[name]
 
 
 JOINS_A_SECOND, JOINS_AT_ONCE = 10, 256
@@ -190,6 +142,32 @@ class Rate:
         if len(self._known) > PEERS:
             self._known.popitem(last=False)
         return allowed
+
+
+class Events:
+    """Writes the run's events: of those that a peer can bring about at will, so many a second of
+    each kind and worker. Called by one thread. note(event, fields): writes one. say(text): shows a
+    sentence on a site that goes, comes back or is refused, until it is set to None.
+    """
+
+    def __init__(
+        self,
+        note: Callable[[str, JsonDict], None],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._write, self.say = note, say
+        self._loud = Rate(LOUD_A_SECOND, LOUD_AT_ONCE)
+
+    def tell(self, event: str, fields: JsonDict) -> None:
+        if event in LOUD:
+            kind = event, str(fields.get("what", "")), str(fields.get("worker", ""))
+            if not self._loud.allows(kind, time.monotonic()):
+                return
+        self._write(event, fields)
+        if text := in_words(event, fields):
+            log.info("%s", text)
+            if self.say is not None and event not in EXPECTED:
+                self.say(timed(text))
 
 
 class Limits:
@@ -259,13 +237,8 @@ class Limits:
             self._transport.drop(conn, hang_up=True)
 
 
-# Messages of a wake-up that are dealt with before anything leaves; and of those that a round's
-# opening leads to, how many leave before the next wake-up: the first clients need not wait for the
-# last ones' tasks, and what is known of one is still in the cache when its reply comes.
-TOGETHER = 64
+TOGETHER = 64  # messages of a wake-up that are dealt with before anything leaves
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
-
-Destination = tuple[bytes, m.Key]  # a connection, and a task
 
 
 @dataclass(frozen=True)
@@ -283,6 +256,7 @@ class Outcome:
 LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
 
 
+BOOK_S = 1.0  # how often the bytes of nobody are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
 GRACE_S = 0.002  # how long the rounds may be away before the caretaker does their I/O
@@ -320,9 +294,7 @@ class ServerIO:
         self.outcomes: deque[Outcome] = deque()
         self._taken: dict[tuple[int, str], Reply] = {}  # accepted, of tasks that are not over yet
         # What a wake-up leads to, held back until it is written down.
-        self._later: deque[tuple[Send, Destination | None]] = deque()  # not in the books yet
-        self._outgoing: list[tuple[Outgoing, Destination | None]] = []
-        self._keys = Counter[Destination]()  # of the messages of both
+        self._outgoing: list[Outgoing] = []
         self._resolved: list[Outcome] = []
         self._logged: list[Reply] = []
         self._heard = 0  # messages since the last time
@@ -496,8 +468,7 @@ class ServerIO:
             self.transport.wake()
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
         self.inbox.close()
-        self._leave(all=True)
-        self._log.write_counts(last=True)
+        self._leave()
         # Open bills stay open: a resume goes on with their replies.
         for conn in {name[0] for name in self.link.ledger.open()}:
             self.link.closed(conn, awaited=not over)
@@ -535,7 +506,7 @@ class ServerIO:
             self._at("broadcasting", self.protocol.tasks.round)
             self._tasks_left = False
         alone = not self.protocol.roster.workers and not self.protocol.tasks.by_client
-        came = self.transport.poll(0.0 if self._later else timeout_s)
+        came = self.transport.poll(timeout_s)
         self._now.listened(not self.inline, alone=alone)
         for event in came:
             self._limits.came(event)
@@ -543,7 +514,7 @@ class ServerIO:
         due = now >= self._tick_at
         if due:
             self._tick(now)
-        busy = bool(came) or due or bool(self._later)
+        busy = bool(came) or due
         if busy:
             self._conclude()
         return busy
@@ -552,10 +523,9 @@ class ServerIO:
         """Time passes: less often where there are so many clients that each look takes long."""
         began = time.thread_time()
         self._do(self.protocol.tick(now))
-        self._log.write_counts()
-        if now - self._booked >= QUIET_S:
+        if now - self._booked >= BOOK_S:
             self._booked = now
-            self._leave(all=True)
+            self._leave()
             self.link.settle_counted(NOBODY)
         self.snapshot["present"] = len(self.protocol.roster.present())
         if now >= self._shown_at:
@@ -569,7 +539,7 @@ class ServerIO:
     def _closed(self, event: Closed) -> None:
         conn = event.conn
         worker = self.protocol.roster.worker_of(conn)
-        self._leave(all=True)
+        self._leave()
         self.link.ended(conn)
         self._do(self.protocol.closed(conn, self._now(), event.why))
         where = {"round": self.protocol.tasks.round, "worker": worker}
@@ -589,7 +559,7 @@ class ServerIO:
         first = instructions[0] if instructions else None
         stray = first.reason if isinstance(first, Stray) else ""
         if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
-            self._leave(all=True)  # what is for its last connection, which a new one ends
+            self._leave()  # what is for its last connection, which a new one ends
             self.transport.vouch(conn)
             self.link.joined(conn)
             self.link.settle_counted(NOBODY)
@@ -628,7 +598,7 @@ class ServerIO:
             elif isinstance(i, Note):
                 self._log.tell(i.event, i.fields)
             elif isinstance(i, Forget):
-                self._leave(all=True)
+                self._leave()
                 self.transport.drop(i.conn, i.hang_up)
 
     def _spend(self, i: Spend) -> None:
@@ -672,45 +642,26 @@ class ServerIO:
     # -- its end -----------------------------------------------------------------------------------
     def _send(self, send: Send) -> None:
         """Messages leave in the order of these calls, and are in the books before."""
-        key = getattr(send.message, "key", None)
-        of = None if key is None else (send.conn, key)
-        if of is not None:
-            self._keys[of] += 1
-        self._later.append((send, of))
-        if len(self._later) == 1 and len(self._outgoing) < TOGETHER:
-            self._compose(1)
-
-    def _compose(self, most: int) -> None:
-        for _ in range(min(most, len(self._later))):
-            send, of = self._later.popleft()
-            out = self.link.compose(send.conn, send.message, send.body)
-            self._outgoing.append((out, of))
-            self._tasks_left = self._tasks_left or isinstance(send.message, m.Task)
+        self._outgoing.append(self.link.compose(send.conn, send.message, send.body))
+        self._tasks_left = self._tasks_left or isinstance(send.message, m.Task)
 
     def _before_settling(self, conn: bytes, key: m.Key) -> None:
         """Sends the messages of an account before it is closed: what cannot leave is subtracted."""
-        if (conn, key) in self._keys:
-            self._leave(all=True)
+        if any(out.conn == conn and out.name[-1] == key for out in self._outgoing):
+            self._leave()
 
-    def _leave(self, all: bool = False) -> None:
-        """Sends what is composed, or all that is to be sent, once its bytes are in the books."""
-        if all:
-            self._compose(len(self._later))
+    def _leave(self) -> None:
+        """Sends what is composed, once its bytes are in the books."""
         if not self._outgoing:
             return
         self._flush()
         outgoing, self._outgoing = self._outgoing, []
-        for out, of in outgoing:
+        for out in outgoing:
             self.link.leave(out)
-            if of is not None:
-                self._keys[of] -= 1
-                if not self._keys[of]:
-                    del self._keys[of]
 
     def _conclude(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
         self._heard = 0
-        self._compose(TOGETHER - len(self._outgoing))
         # What was spent stays in the book, whatever becomes of this process. Before the log: a
         # reply that a resume uses is in the books.
         self._flush()

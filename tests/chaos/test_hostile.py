@@ -249,7 +249,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_to_the_server(tmp_path):
     refused = [e for e in events if e["type"] == "refused"]
     assert {"frame", "join", "alive", "reply", "connection"} <= {e["what"] for e in refused}
     assert all(e["reason"] and len(e["reason"]) < 500 for e in refused)
-    assert sum(e.get("count", 1) for e in refused) >= len(OUTSIDE) + 20
+    assert len(refused) >= len(OUTSIDE)
     assert len(events) < 400  # however much was sent
     rows = lines(directory / "wire.jsonl")
     assert sum(r["count"] for r in rows if r["type"] == "refused") >= 20

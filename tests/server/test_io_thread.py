@@ -437,20 +437,17 @@ def test_what_a_wake_up_leads_to_is_in_the_books_then_logged_then_leaves_then_co
     assert calls[left - 1] == "books"
 
 
-def test_a_rounds_opening_leaves_in_turns_and_what_is_settled_has_left(tmp_path, monkeypatch):
+def test_messages_of_an_account_leave_before_it_is_settled(tmp_path, monkeypatch):
     network, left = Inproc(), []
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    io, many = both.io, 2 * server_io.TOGETHER + 1
-    monkeypatch.setattr(both.link, "leave", lambda out: left.append(out.name[0]))
-    for n in range(many):
-        io._send(Send(b"%d" % n, m.Cancel(key=m.Key(1, 0, 0, n))))
-    io._conclude()
-    assert left == [b"%d" % n for n in range(server_io.TOGETHER)]
-    io._before_settling(b"0", m.Key(1, 0, 0, 0))  # has left: the others may wait
-    assert len(left) == server_io.TOGETHER
-    io._before_settling(b"%d" % (many - 1), m.Key(1, 0, 0, many - 1))
-    assert left == [b"%d" % n for n in range(many)]
+    task = m.Task(key=m.Key(1, 0, 0, 0), form=[], size=0, check=b"")
+    monkeypatch.setattr(both.link, "leave", lambda out: left.append(out.name[-1]))
+    both.io._send(Send(b"0", task))
+    both.io._before_settling(b"0", m.Key(1, 0, 0, 1))
+    assert left == []
+    both.io._before_settling(b"0", task.key)
+    assert left == [task.key]
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
@@ -489,27 +486,18 @@ def test_a_signal_that_outlasts_a_wait_does_not_make_it_endless(tmp_path):
         client.close(0)
 
 
-def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
+def test_of_a_flood_of_refusals_the_first_are_written_and_then_one_a_second(monkeypatch):
     notes = []
-    events = Events(
-        lambda event, fields: notes.append((event, fields.get("reason"), fields.get("count")))
-    )
+    events = Events(lambda event, fields: notes.append(fields["worker"]))
     at = 100.0
     monkeypatch.setattr("fednet.server.io.time.monotonic", lambda: at)
-    for n in range(50):
-        events.tell("refused", {"what": "frame", "reason": f"noise {n}", "worker": ""})
-    events.tell("refused", {"what": "join", "reason": "no", "worker": ""})
-    events.tell("joined", {"worker": "w", "clients": [0]})
-    at = 100.5
-    events.write_counts()
-    assert notes == [("refused", "noise 0", None), ("refused", "no", None), ("joined", None, None)]
+    for _ in range(50):
+        events.tell("refused", {"what": "frame", "reason": "noise", "worker": "flood"})
+    events.tell("refused", {"what": "frame", "reason": "noise", "worker": "another"})
+    for _ in range(20):
+        events.tell("joined", {"worker": "w", "clients": [0]})
+    assert notes == ["flood"] * 10 + ["another"] + ["w"] * 20
     at = 101.0
-    events.write_counts()
-    assert notes[3:] == [("refused", "noise 49", 49)]
-    at = 102.0
-    events.write_counts()
-    events.tell("refused", {"what": "frame", "reason": "again", "worker": ""})
-    assert notes[4:] == [("refused", "again", None)]
-    events.tell("refused", {"what": "frame", "reason": "the last", "worker": ""})
-    events.write_counts(last=True)
-    assert notes[5:] == [("refused", "the last", 1)]
+    for _ in range(50):
+        events.tell("refused", {"what": "frame", "reason": "noise", "worker": "flood"})
+    assert notes[31:] == ["flood"]
