@@ -267,7 +267,7 @@ class Session:
         )
         self.watch = Watch(self.files, self.io, self.how.display, config.rounds, self.how.until)
         self.trackers = [TensorBoard(self.directory) for _ in config.track]
-        after = [tracker.round for tracker in self.trackers]
+        after: list[Callable[[Round], None]] = [tracker.round for tracker in self.trackers]
         if self.how.callback is not None:
             after.append(self.how.callback)
         return self._rounds(faults, after)
