@@ -16,7 +16,7 @@ What the paper leaves open:
   reference code of the matching.
 - The paper condenses at every participation. D_i does not change, so a client here condenses once
   and uploads the same S_i each time. `condense: every` does as printed, which takes hours on a CPU.
-- S is not balanced if some clients lack classes; `ft_balance: class` gives all classes one weight.
+- S is not balanced if some clients lack classes; all images count the same.
 - The fine-tuning batch is larger than |S| = 100, so that an epoch is one full-batch step, as Eq. 7
   says. Its learning rate is the clients' unless it is set.
 
@@ -25,7 +25,6 @@ leaves out the classes of which a client has fewer images.
 """
 
 import math
-from typing import Literal
 
 import torch
 
@@ -49,10 +48,6 @@ class FedDC(Algorithm):
         """Learning rate of the fine-tuning; null: the clients' of the round."""
         ft_batch: AtLeastOne = 256
         """Batch size of the fine-tuning, in images."""
-        ft_balance: Literal["none", "class"] = "none"
-        """Weights of the images in fine-tuning: none: all the same; class: every class counts the
-        same.
-        """
         weighting: Weighting = "samples"
 
     class Up(Payload):
@@ -125,14 +120,8 @@ class FedDC(Algorithm):
         if not self.config.ft_epochs or not len(s):
             return server.replace(x=theta)
         lr = host.lr if self.config.ft_lr is None else self.config.ft_lr
-        weights = class_weights(s.y, host.classes) if self.config.ft_balance == "class" else None
         theta = host.fit(  # Eq. 7
-            theta,
-            s,
-            epochs=self.config.ft_epochs,
-            lr=lr,
-            batch_size=self.config.ft_batch,
-            weights=weights,
+            theta, s, epochs=self.config.ft_epochs, lr=lr, batch_size=self.config.ft_batch
         )
         return server.replace(x=theta)
 
@@ -146,9 +135,3 @@ class FedDCPlus(FedDC):
     class Config(FedDC.Config):
         cond_momentum: Fraction = 0.9
         cond_weight_decay: NonNegative = 4e-5
-
-
-def class_weights(y: torch.Tensor, classes: int) -> torch.Tensor:
-    """Returns (C,): 1 / count of each class among y, 0 for absent ones."""
-    counts = torch.bincount(y, minlength=classes).float()
-    return torch.where(counts > 0, 1 / counts.clamp(min=1), 0.0)

@@ -50,8 +50,6 @@ class FedDPC(Algorithm):
         """Whether updates lose their projection on the last global update (Eq. 2)."""
         scaling: bool = True
         """Whether residuals are scaled by lambda + ||D_j|| / ||r_j|| (Eq. 3)."""
-        max_ratio: Positive | None = None
-        """Upper bound of ||D_j|| / ||r_j||; null: none."""
 
     class Up(Payload):
         d: Delta  # D_j
@@ -102,10 +100,7 @@ class FedDPC(Algorithm):
                 f"counts as 0."
             )
             return 0.0
-        ratio = math.sqrt(dd / rr)
-        if self.config.max_ratio is not None:
-            ratio = min(ratio, self.config.max_ratio)
-        return self.config.lam + ratio
+        return self.config.lam + math.sqrt(dd / rr)
 
     def server_update(self, accumulator, server, cohort, host):
         m, along = accumulator.u.count, accumulator.along

@@ -6,11 +6,9 @@ eta_g = max(1, sum_i ||Delta_i||^2 / (2 m (||D||^2 + eps)))
 
 The model that is evaluated is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1}
 itself. Norms are over trainable parameters. eps follows the square of the learning rate's decay, as
-Delta_i does. `eps_mode: times_m` is the authors' code, `weighting: samples` its weighted form of
-both sums.
+Delta_i does. `weighting: samples` is the authors' weighted form of both sums; their code multiplies
+eps by m.
 """
-
-from typing import Literal
 
 import torch
 
@@ -26,10 +24,6 @@ class FedExP(Algorithm):
     class Config(AlgorithmConfig):
         eps: NonNegative = 1e-3
         """Constant epsilon in the denominator of the server step."""
-        eps_mode: Literal["plain", "times_m"] = "plain"
-        """plain: epsilon as printed; times_m: epsilon times the number of participants, as the
-        authors' code.
-        """
         weighting: Weighting = "uniform"
 
     class Up(Payload):
@@ -64,8 +58,6 @@ class FedExP(Algorithm):
     def server_update(self, accumulator, server, cohort, host):
         d, a = accumulator.d, accumulator.d.weight
         eps = self.config.eps * host.lr_decay**2
-        if self.config.eps_mode == "times_m":
-            eps *= d.count
         mean_square = float(torch.dot(d.vector, d.vector)) / a**2  # ||D||^2
         below = 2 * (mean_square + eps)
         eta_g = max(1.0, accumulator.squares / a / below) if below else 1.0

@@ -9,7 +9,7 @@ d_i    = Delta_i / ||a_i||_1, the normalised update
 
 With plain SGD ||a_i||_1 is K_i. The weights under momentum and under the proximal term mu follow
 from one recurrence, which serves all of the paper's local solvers. The authors' code takes
-sum_i p_i K_i for tau_eff where mu > 0: `tau_eff: steps`.
+sum_i p_i K_i for tau_eff where mu > 0.
 
 In the paper no weight is negative, so that their sum is their norm. Momentum together with a strong
 proximal term overshoots: with eta_l mu = 0.5 and momentum 0.9 the weights are 1, 1.4, 1.06, 0.22
@@ -17,8 +17,6 @@ and -0.64, and from eta_l mu = 1 on they change sign without momentum too. Their
 next to 0, and dividing by it would blow the client's update up. The norm counts their magnitudes,
 at least 1 since the last gradient has weight 1, so that d_i never exceeds the largest gradient.
 """
-
-from typing import Literal
 
 from fednet.algorithms.base import *
 
@@ -53,10 +51,6 @@ class FedNova(Algorithm):
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.0
         """Strength of the local proximal term; 0: none."""
-        tau_eff: Literal["norm", "steps"] = "norm"
-        """Effective steps of the server update: norm, the mean of ||a_i||_1; steps, the mean of
-        K_i, as the authors' code if mu > 0.
-        """
         weighting: Weighting = "samples"
 
     class Up(Payload):
@@ -65,7 +59,7 @@ class FedNova(Algorithm):
 
     class Accumulator(State):
         d: Sum  # of p_i d_i, p_i not yet normalised
-        effective: float = 0.0  # sum of p_i ||a_i||_1, or of p_i K_i
+        effective: float = 0.0  # sum of p_i ||a_i||_1
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)
@@ -77,10 +71,9 @@ class FedNova(Algorithm):
     def accumulate(self, accumulator, server, client_id, up, host):
         p = self.weight(up.run)
         norm = gradient_weight(up.run.steps, host.lr, host.momentum, self.config.mu)
-        effective = up.run.steps if self.config.tau_eff == "steps" else norm
         return self.Accumulator(
             d=accumulator.d.add(up.d, p, scale=1.0 / norm if norm else 0.0),
-            effective=accumulator.effective + p * effective,
+            effective=accumulator.effective + p * norm,
         )
 
     def server_update(self, accumulator, server, cohort, host):

@@ -30,6 +30,7 @@ class FedPDC(Algorithm):
     paper = "Zhang & Zhang, 2023 (arXiv:2302.12503)"
     needs_public = True
     uses_public = True
+    weighting = "uniform"  # of the losses; models are weighted by accuracy
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative | Literal["adaptive"] = 10.0
@@ -39,14 +40,6 @@ class FedPDC(Algorithm):
         penalty: Literal["literal", "prox", "scale"] = "literal"
         """The penalty's reading: literal has no gradient; prox adds lambda (1 - p) / 2 ||w -
         w^t||^2; scale multiplies the loss by 1 + lambda (1 - p).
-        """
-        remember: Literal["previous", "latest"] = "previous"
-        """Which accuracy p_i a client is sent: previous: of the round before, else 1; latest: its
-        last known, however old.
-        """
-        weighting: Literal["accuracy", "samples", "uniform"] = "accuracy"
-        """Weights of the local models in the mean: accuracy on the public set (Eq. 4), samples, or
-        uniform.
         """
 
     class Down(Payload):
@@ -91,26 +84,20 @@ class FedPDC(Algorithm):
 
     def accumulate(self, accumulator, server, client_id, up, host):
         p = host.evaluate(up.x).accuracy
-        weight = p if self.config.weighting == "accuracy" else self.weight(up.run)
         alike = None
-        if accumulator.alike is not None and weight == 0:
+        if accumulator.alike is not None and p == 0:
             alike = accumulator.alike.add(up.x)
         return self.Accumulator(
-            x=accumulator.x.add(up.x, weight), p={**accumulator.p, client_id: p}, alike=alike
+            x=accumulator.x.add(up.x, p), p={**accumulator.p, client_id: p}, alike=alike
         )
 
     def server_update(self, accumulator, server, cohort, host):
         host.report(accuracy_public={str(i): p for i, p in accumulator.p.items()})
-        known = {**server.p, **accumulator.p} if self.config.remember == "latest" else accumulator.p
         if accumulator.alike is not None:
             host.warn("no participant's model gets any public sample right; all count alike.")
-            return self.Server(x=accumulator.alike.mean(), p=known)
-        return self.Server(x=accumulator.x.mean(), p=known)  # Eq. 4
-
-    def weight(self, run):
-        return float(run.n) if self.config.weighting == "samples" else 1.0
+            return self.Server(x=accumulator.alike.mean(), p=accumulator.p)
+        return self.Server(x=accumulator.x.mean(), p=accumulator.p)  # Eq. 4
 
     def weights(self, server, runs):
         p = {i: server.p.get(i, 0.0) for i in runs}
-        by_accuracy = self.config.weighting == "accuracy" and any(p.values())
-        return p if by_accuracy else super().weights(server, runs)
+        return p if any(p.values()) else super().weights(server, runs)

@@ -13,13 +13,11 @@ What the paper leaves open:
   sigma and finds 0.01 best; both cannot hold. `sigma_mode: fixed`, the default, is that constant,
   sigma0; `eq4` is Eq. 4 as printed; `scaled` is sigma0 exp(s cos). In runs cos stays between 0.947
   and 0.9999, so that sigma_k hardly changes: it is about 2.7 with `eq4` and 0.027 with `scaled`.
-- s is `sigma_sign`: +1 as printed; with -1, clients whose model differs more are pulled harder. At
-  a client's first participation v_k = w^t, so cos = 1.
-- Clients share "the same data" in the paper, which may mean one draw for all clients
-  (`shared_draw: same`) or draws from one pool. By default each client has a draw of its own.
+- s is +1, as printed. At a client's first participation v_k = w^t, so cos = 1.
+- Clients share "the same data" in the paper, which may mean one draw for all clients or draws from
+  one pool. Here each client has a draw of its own.
 - n_k in the mean counts shared samples too.
-- The "pre-trained model" of step 3 is trained for `pretrain_epochs` on D' at the server, none by
-  default.
+- The "pre-trained model" of step 3 is the initial model; `model.weights` can name another.
 
 The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation alone, `sigma_mode:
 fixed` with `sigma0: 0` is data sharing alone.
@@ -37,7 +35,6 @@ from fednet.plain import part_of
 from fednet.training.samples import take
 
 LABEL_BYTES = 8  # int64
-PRETRAIN_BATCH = 64
 
 
 @algorithm("fedrds")
@@ -58,12 +55,6 @@ class FedRDS(Algorithm):
         """
         sigma0: NonNegative = 0.01
         """The constant in sigma_k; 0 with fixed: no regulariser."""
-        sigma_sign: Literal[1, -1] = 1
-        """Sign s in the exponent; 1 as printed; -1: clients that drifted more are pulled harder."""
-        shared_draw: Literal["random", "same"] = "random"
-        """random: each client gets its own draw of D'; same: all get the same."""
-        pretrain_epochs: Count = 0
-        """Epochs that the server trains the first model on D'."""
         weighting: Weighting = "samples"
 
     class Enrolment(Payload):
@@ -82,25 +73,13 @@ class FedRDS(Algorithm):
     def prepare(self, server, host):
         if host.public is None:
             return server
-        server = server.replace(draw=int(host.rng("shared").integers(2**62)))
-        if not self.config.pretrain_epochs:
-            return server
-        x, y = host.public.train
-        fitted = host.fit(
-            server.x,
-            Samples(host.public.inputs(x), y),
-            epochs=self.config.pretrain_epochs,
-            lr=host.lr,
-            batch_size=PRETRAIN_BATCH,
-        )
-        return server.replace(x=fitted)
+        return server.replace(draw=int(host.rng("shared").integers(2**62)))
 
     def enroll(self, server, client_id, host):
         if host.public is None:
             return None
         x, y = host.public.train
-        whose = -1 if self.config.shared_draw == "same" else client_id
-        which = shared_rows(len(y), self.config.alpha, server.draw, whose)
+        which = shared_rows(len(y), self.config.alpha, server.draw, client_id)
         return self.Enrolment(samples=Samples(take(x, which), y[which])) if len(which) else None
 
     def enrolled(self, client, payload, host):
@@ -126,7 +105,7 @@ class FedRDS(Algorithm):
         c = self.config
         if c.sigma_mode == "fixed":
             return c.sigma0
-        factor = math.exp(c.sigma_sign * (1.0 if v is None else cosine(v, w)))
+        factor = math.exp(1.0 if v is None else cosine(v, w))
         return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
 
     def server_update(self, accumulator, server, cohort, host):

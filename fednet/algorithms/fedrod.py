@@ -13,12 +13,10 @@ z_G  = G(h(x))                           gamma  exponent of the prior
 What the paper leaves open: a class that the client lacks has log 0 = -inf, which removes it from
 the softmax, so that the loss is finite and its logit gets no gradient. Both losses see the same h,
 so one step on their sum is a step on each. P starts at zero, so that personal and generic
-predictions are the same at first, or as a copy of G (`p_init: copy`). There is no hypernetwork
-mode.
+predictions are the same at first. There is no hypernetwork mode.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 from torch import nn
@@ -41,10 +39,6 @@ class FedRoD(Algorithm):
     class Config(AlgorithmConfig):
         gamma: NonNegative = 1.0
         """Exponent of the class prior in the balanced softmax; 0: plain softmax."""
-        p_init: Literal["zeros", "copy"] = "zeros"
-        """What the personal head starts as: zeros, or a copy of the generic head."""
-        train_p: bool = True
-        """Whether the personal head is trained; false: the generic model alone."""
         weighting: Weighting = "samples"
 
     class Client(State):
@@ -66,20 +60,14 @@ class FedRoD(Algorithm):
 
     def client_update(self, phase, client, down, host):
         prior = log_prior(torch.as_tensor(host.class_counts, device=host.device), self.config.gamma)
-        if not self.config.train_p:
-            y = host.train(down.x, loss=lambda model, x, y: F.cross_entropy(model(x) + prior, y))
-            return client, self.Up(x=y.x, run=y.run)
-        p = self.first(host) if client.p is None else client.p
+        p = client.p
+        if p is None:
+            p = host.initial.select(host.layout.select(host.head)).zeros_like()
         y = host.train(down.x, loss=both_losses(prior, *host.head), extra=p)
         return self.Client(p=y.extra), self.Up(x=y.x, run=y.run)
 
     def outputs(self, module, x):
         return module.head(module.features(x))
-
-    def first(self, host) -> Tensors:
-        """P before its first training: shaped as the head."""
-        copy = host.initial.select(host.layout.select(host.head))
-        return copy if self.config.p_init == "copy" else copy.zeros_like()
 
     # The server's half is the default: the mean of base and generic head.
 

@@ -175,14 +175,10 @@ class ServerHost(Protocol):
         epochs: int,
         lr: float,
         batch_size: int,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        weights: torch.Tensor | None = None,
-        train_mode: bool = True,
         loss: Callable[[nn.Module, Inputs, torch.Tensor], torch.Tensor] | None = None,
     ) -> Tensors:
-        """SGD on the server from x over samples of model inputs; `weights`: (C,) class weights of
-        the loss; loss(model, x, y): another mean loss than the task's. Arguments as of `train`.
+        """SGD on the server from x over samples of model inputs. loss(model, x, y): another mean
+        loss than the task's.
         """
         ...
 

@@ -15,8 +15,6 @@ if the model has one, else of the penultimate layer. It is flattened, not squeez
 of one sample works. A client keeps one previous model.
 """
 
-from typing import Literal
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -38,10 +36,6 @@ class Moon(Algorithm):
         """Weight of the contrastive loss; the authors advise 5 for CIFAR-10; 0: FedAvg."""
         tau: Positive = 0.5
         """Temperature of the contrastive loss."""
-        feature: Literal["projection", "penultimate"] = "projection"
-        """The features compared: the projection's output if there is one, or its input
-        (penultimate).
-        """
         weighting: Weighting = "samples"
 
     class Client(State):
@@ -55,36 +49,21 @@ class Moon(Algorithm):
         return self.Client(v=y.x), self.Up(x=y.x, run=y.run)
 
     def outputs(self, module, x):
-        return features(module, x, self.config.feature)[1]
+        return module.head(module.features(x))
 
     def loss(self, task: Task, glob: nn.Module, prev: nn.Module) -> Loss:
         """Returns the local loss against the two frozen models (lines 16-20)."""
 
         def local(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-            z, outputs = features(model, x, self.config.feature)
+            # The body sees the batch once: a second pass would count it twice in the statistics of
+            # BatchNorm.
+            features = model.features(x)
             with torch.no_grad():
-                z_glob, z_prev = (
-                    features(m, x, self.config.feature, outputs=False)[0] for m in (glob, prev)
-                )
-            return task.loss(outputs, y) + self.config.mu * contrast(
-                z, z_glob, z_prev, self.config.tau
-            )
+                z_glob, z_prev = glob.features(x).flatten(1), prev.features(x).flatten(1)
+            l_con = contrast(features.flatten(1), z_glob, z_prev, self.config.tau)
+            return task.loss(model.head(features), y) + self.config.mu * l_con
 
         return local
-
-
-def features(
-    model: nn.Module, x: Inputs, feature: str, outputs: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if
-    asked for; else empty). The body sees the batch once: a second pass would count it twice in the
-    statistics of BatchNorm.
-    """
-    if feature == "penultimate" and hasattr(model, "encode"):
-        z = model.encode(x)
-        return z.flatten(1), model.head(model.projector(z)) if outputs else z[:0]
-    z = model.features(x)
-    return z.flatten(1), model.head(z) if outputs else z[:0]
 
 
 def contrast(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from numbers import Real
 from typing import Protocol, TypeVar
 
-from fednet.algorithms.state import ALLOWED, State, foreign
+from fednet.algorithms.state import State
 from fednet.errors import ConfigError, FednetError
 from fednet.loading import Check, Given
 from fednet.tensors import Layout, Tensors
@@ -48,20 +48,15 @@ def _state(which: str) -> Check:
         field = method.model_field if isinstance(found, method.Server) else None
         if field is not None and not isinstance(getattr(found, field), Tensors | None):
             return f"Tensors as its {field}, not a {type(getattr(found, field)).__name__}"
-        return None if which == "Accumulator" else _kept(found)
+        return None
 
     return check
-
-
-def _kept(state: State) -> str | None:
-    found = foreign(state, type(state).__name__)
-    return None if found is None else f"{ALLOWED} as {found}"
 
 
 def _pair(method: Declared, given: Given, found: object) -> str | None:
     state, up = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
     if isinstance(state, method.Client) and isinstance(up, Payload):
-        return _kept(state) or undeclared(up) or _partly(up, given[3].shared)
+        return undeclared(up) or _partly(up, given[3].shared)
     return (
         f"the client's next state ({method.Client.__name__}; without one, `client` as it came) and "
         f"its Up"

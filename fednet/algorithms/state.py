@@ -54,42 +54,12 @@ class Empty(State):
 
 
 # -- to and from files -----------------------------------------------------------------------------
-ALLOWED = (
-    "tensors, Tensors, PerClient, numbers, strings, None, and lists, tuples and dicts of these"
-)
-_KEPT = (bool, int, float, str, torch.Tensor, Tensors, PerClient, Layout)
-
-
 def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
     """Returns (tree, tensors): a tree for JSON (a dict if value is a State), with references to the
     tensors of the flat dict. Raises StateError for a value that no State may hold.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _to_tree(value, "", tensors), tensors
-
-
-def foreign(value: object, path: str) -> str | None:
-    """Returns the path and type of a part that no State may hold; None if there is none. path: of
-    the value itself.
-    """
-    if value is None or isinstance(value, _KEPT):
-        return None
-    parts = _items(value)
-    if parts is None:
-        return f"{path}, not {type(value).__name__}"
-    return next((found for name, part in parts if (found := foreign(part, f"{path}.{name}"))), None)
-
-
-def _items(value: object) -> list[tuple[object, object]] | None:
-    """Returns the (name, part) of a record, mapping or sequence; None for any other value."""
-    if isinstance(value, (State, Sum, TwoSums)):
-        fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        return [(f.name, getattr(value, f.name)) for f in fields]
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, (tuple, list)):
-        return list(enumerate(value))
-    return None
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
@@ -105,6 +75,10 @@ def content_sha256(value: object) -> str:
 
 def _to_tree(value: object, path: str, out: dict[str, torch.Tensor] | None) -> object:
     """out: the dict that gets the tensors; None: the tree has their hashes instead."""
+
+    def inside(name: object, part: object) -> object:
+        return _to_tree(part, f"{path}.{name}", out)
+
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
@@ -117,38 +91,33 @@ def _to_tree(value: object, path: str, out: dict[str, torch.Tensor] | None) -> o
             }
         out[path] = whole
         return {"$tensor": path}
-    if isinstance(value, Tensors) and out is None:
-        return {"$sha256": value.sha256(), "layout": value.layout.digest}
     if isinstance(value, Tensors):
-        slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
-        parts = {
-            p: _to_tree(getattr(value, p), f"{path}.{p}", out)
-            for p in ("vector", "buffers", "counters")
-        }
-        return {"$tensors": slots, **parts}
+        if out is None:
+            return {"$sha256": value.sha256(), "layout": value.layout.digest}
+        parts = {p: inside(p, getattr(value, p)) for p in ("vector", "buffers", "counters")}
+        return {"$tensors": _slots(value.layout), **parts}
     if isinstance(value, PerClient):
-        slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
-        return {
-            "$rows": {
-                str(c): (r if isinstance(r, str) else _to_tree(r, f"{path}.{c}", out))
-                for c, r in sorted(value.rows.items())
-            },
-            "layout": slots,
+        rows = {
+            str(c): r if isinstance(r, str) else inside(c, r) for c, r in sorted(value.rows.items())
         }
+        return {"$rows": rows, "layout": _slots(value.layout)}
     if isinstance(value, Layout):
-        return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
-    inside = _items(value)
-    if inside is None:
-        raise StateError(
-            f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are "
-            f"{ALLOWED}."
-        )
-    down = [(name, _to_tree(part, f"{path}.{name}", out)) for name, part in inside]
+        return {"$layout": _slots(value)}
     if isinstance(value, dict):
-        return {"$dict": [list(pair) for pair in down]}
+        return {"$dict": [[name, inside(name, part)] for name, part in value.items()]}
     if isinstance(value, (tuple, list)):
-        return {"$list": [part for _, part in down]}
-    return {"$record": {str(name): part for name, part in down}}
+        return {"$list": [inside(n, part) for n, part in enumerate(value)]}
+    if isinstance(value, (State, Sum, TwoSums)):
+        names = [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+        return {"$record": {name: inside(name, getattr(value, name)) for name in names}}
+    raise StateError(
+        f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are tensors, "
+        f"Tensors, PerClient, numbers, strings, None, and lists, tuples and dicts of these."
+    )
+
+
+def _slots(layout: Layout) -> list[object]:
+    return [[s.name, list(s.shape), s.role] for s in layout.slots]
 
 
 def load(

@@ -64,12 +64,6 @@ class FixedPoint:
         largest = max(-int(entries.min(initial=0)), int(entries.max(initial=0)))
         return largest * self.most <= self.levels * weight + clients * self.most
 
-    def error(self, clients: int, weights: int) -> float:
-        """Returns the largest difference between an entry of the weighted mean and the same entry
-        of the mean of the clipped vectors.
-        """
-        return clients * self.clip * self.most / (2 * self.levels * max(1, weights))
-
 
 def lift(values: npt.NDArray[np.uint64], modulus: int) -> Integers:
     """Returns the integers nearest to 0 with these residues."""

@@ -318,38 +318,23 @@ class ServerHost:
         epochs: int,
         lr: float,
         batch_size: int,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        weights: torch.Tensor | None = None,
-        train_mode: bool = True,
         loss: Callable[[nn.Module, Inputs, torch.Tensor], torch.Tensor] | None = None,
     ) -> Tensors:
-        """Trains as `ServerHost.fit` describes. weights: of the classes, (C,)."""
+        """Trains as `ServerHost.fit` describes."""
         self.model(x)
         inputs = moved(samples.x, self.device), samples.y.to(self.device)
-        chosen = self._loss(weights) if loss is None else loss
+        task = self.task
+        chosen = loss or (lambda module, x, y: task.loss(module(x), y))
         recipe = Recipe(
             lr=lr,
             epochs=epochs,
             batch_size=batch_size,
-            momentum=momentum,
-            weight_decay=weight_decay,
             precision=self.setting.config.train.precision,
         )
-        descent = Descent(self.scratch, inputs, recipe, self.rng("fit"), train_mode=train_mode)
+        descent = Descent(self.scratch, inputs, recipe, self.rng("fit"))
         with seeds.scope(self.setting.config.seed, "dropout/fit", self.round, device=self.device):
             descend(descent, chosen)
         return self.scratch.values().select(x.layout)
-
-    def _loss(self, weights: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-        """The task's loss; with `weights` (C,), its class-weighted mean over a batch."""
-        task = self.task
-        if weights is None:
-            return lambda module, x, y: task.loss(module(x), y)
-        by_class = weights.to(self.device)
-        return lambda module, x, y: (
-            (task.losses(module(x), y) * by_class[y]).sum() / by_class[y].sum()
-        )
 
     def rng(self, purpose: str, client: int = -1) -> np.random.Generator:
         return seeds.rng(self.setting.config.seed, purpose, self.round, client)

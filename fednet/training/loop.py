@@ -96,9 +96,9 @@ class Course:
 @dataclass(eq=False)
 class Descent:
     """One training of the model in `scratch`. data: samples (x, y); `order` draws their order.
-    train_mode: False for eval mode. progress(step, steps): called after each optimizer step; an
-    exception ends the training. graphs: see `train.graphs`. memory: the optimizer's state, by names
-    of tensors, read before the first step and written after the last; None: it starts empty.
+    progress(step, steps): called after each optimizer step; an exception ends the training. graphs:
+    see `train.graphs`. memory: the optimizer's state, by names of tensors, read before the first
+    step and written after the last; None: it starts empty.
     """
 
     scratch: Scratch
@@ -106,7 +106,6 @@ class Descent:
     recipe: Recipe
     order: np.random.Generator
     hooks: Hooks = NEUTRAL
-    train_mode: bool = True
     progress: Callable[[int, int], None] | None = None
     graphs: bool = False
     memory: dict[str, torch.Tensor] | None = None
@@ -119,8 +118,7 @@ class Descent:
     @cached_property
     def cuts(self) -> list[tuple[int, int]]:
         """(start, end) of the batches of one epoch."""
-        batch_norm = self.scratch.batch_norm and self.train_mode
-        return batches(self.n, self.recipe.batch_size, batch_norm)
+        return batches(self.n, self.recipe.batch_size, self.scratch.batch_norm)
 
     @property
     def steps(self) -> int:
@@ -173,10 +171,7 @@ def descend(
         for name, parameter in scratch.parameters.items():
             parameter.requires_grad_(name in descent.trained)
     try:
-        if descent.train_mode:
-            scratch.train_mode(alone=descent.recipe.batch_size == 1 or descent.n == 1)
-        else:
-            scratch.module.eval()
+        scratch.train_mode(alone=descent.recipe.batch_size == 1 or descent.n == 1)
         beside = (
             {name: t.clone().requires_grad_(True) for name, t in extra.items()}
             if extra is not None
@@ -269,7 +264,7 @@ def _replay(descent: Descent, beside: object) -> Replay | None:
     scratch, recipe = descent.scratch, descent.recipe
     if not descent.graphs or not usable(scratch.device) or scratch.may_draw or beside:
         return None
-    if recipe.optimizer != "sgd" or recipe.momentum or not descent.train_mode:
+    if recipe.optimizer != "sgd" or recipe.momentum:
         return None
     if recipe.schedule != "constant":
         return None

@@ -59,14 +59,8 @@ class Projected(Net):
         super().__init__(batch_norm)
         self.projector = nn.Linear(8, 8)
 
-    def encode(self, x):
-        return super().features(x)
-
-    def projection(self, x):
-        return self.projector(self.encode(x))
-
     def features(self, x):
-        return self.projection(x)
+        return self.projector(super().features(x))
 
 
 def build(seed: int, kind: type[nn.Module] = Net, **options: Any) -> nn.Module:

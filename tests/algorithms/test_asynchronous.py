@@ -7,10 +7,8 @@ import math
 import pytest
 import torch
 
-from fednet import registry
-from fednet.algorithms.base import Run
 from fednet.algorithms.staleness import rebased, weight
-from tests.algorithms.harness import Desk, Federation, close, serve, vector
+from tests.algorithms.harness import Federation, close
 from tests.algorithms.reference import Reference, agrees, whole_batches
 
 F = Federation()
@@ -97,13 +95,6 @@ def test_a_method_made_for_rounds_runs_under_fedbuffs_rule():
     )
 
 
-def test_fedasync_with_alpha_one_takes_the_last_reply_whole():
-    algorithm = F.make("fedasync", alpha=1.0)
-    ups = {i: algorithm.Up(x=vector(x), run=Run(1, 1, 0.0)) for i, x in ((0, 3.0), (1, 7.0))}
-    after = serve(algorithm, algorithm.init_server(vector(1.0)), ups, Desk(2))
-    assert float(after.x.vector[0]) == 7.0
-
-
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -115,19 +106,3 @@ def test_fedasync_with_alpha_one_takes_the_last_reply_whole():
 )
 def test_staleness_counts_as_the_papers_say(rule, expected):
     assert [weight(rule, tau) for tau in (0, 1, 2, 8)] == pytest.approx(expected)
-
-
-def test_buffers_of_a_stale_model_stay_as_they_came():
-    up = F.make("fedavg").Up(x=vector(5.0, buffers=[9.0]), run=Run(1, 1, 0.0))
-    moved = rebased(up, vector(1.0, buffers=[0.0]), vector(10.0, buffers=[2.0]), 3)
-    assert float(moved.x.vector[0]) == 12.0  # 10 + (5 - 1) / sqrt(4)
-    assert float(moved.x.buffers[0]) == 9.0
-    assert rebased(up, vector(1.0), vector(10.0), 0) is up
-
-
-def test_only_methods_whose_fold_is_a_sum_of_updates_run_under_fedbuffs_rule():
-    for name in registry.algorithm.names():
-        kind = registry.algorithm.get(name)
-        own = kind.asynchronous and kind.weighs_staleness
-        assert kind.asynchronous == (own or kind.sums_updates), name
-        assert not kind.asynchronous or len(kind.exchanges) == 1, name

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fednet import seeds
 from fednet.algorithms.base import Run
-from fednet.training.loop import batches
 from tests.algorithms.harness import Desk, Federation, serve, vector
 
 TRAIN = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "steps": 5}
@@ -47,50 +45,3 @@ def test_the_outer_step_is_torchs():
         x.grad = run.servers[t - 1].x.vector.double() - sum(replicas) / 4
         outer.step()
         assert np.allclose(x.detach().numpy(), run.servers[t].x.vector.numpy(), atol=2e-6)
-
-
-def forward(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The harness's mlp, in float64."""
-    x = x.flatten(1).double()
-    x = torch.relu(x @ w["body.fc1.weight"].T + w["body.fc1.bias"])
-    return x @ w["head.weight"].T + w["head.bias"]
-
-
-def test_whole_rounds_from_the_paper_in_float64():
-    """Algorithm 1 with AdamW written out (Loshchilov and Hutter 2019, Algorithm 2)."""
-    run = F.run("diloco")
-    for t in range(1, 3):
-        before, after = run.servers[t - 1], run.servers[t]
-        theta = {n: v.double() for n, v in before.x.items()}
-        replicas = [inner(F, i, t, theta) for i in range(4)]
-        for n, start in theta.items():
-            delta = start - sum(w[n] for w in replicas) / 4
-            b = 0.9 * before.b[n].double() + delta
-            moved = -0.7 * (delta + 0.9 * b)
-            # AdamW's first steps are as long for a gradient that is all rounding as for any other.
-            error = (after.x[n].double() - start - moved).norm() / moved.norm()
-            assert error < 1e-3, (t, n)
-            assert torch.allclose(after.b[n].double(), b, atol=2e-4)
-
-
-def inner(f: Federation, client: int, t: int, start: dict[str, torch.Tensor]):
-    """H steps of AdamW from `start`, with lr 0.01, decay 0.1, beta 0.9 and 0.999, eps 1e-8."""
-    x, y = f.samples(client)
-    w = {n: v.clone() for n, v in start.items()}
-    m, v = ({n: torch.zeros_like(p) for n, p in w.items()} for _ in range(2))
-    order, step = seeds.rng(f.seed, "order", t, client), 0
-    while step < TRAIN["steps"]:
-        index = torch.from_numpy(order.permutation(len(y)))
-        for a, e in batches(len(y), 16):
-            if step == TRAIN["steps"]:
-                break
-            step += 1
-            leaves = {n: p.clone().requires_grad_(True) for n, p in w.items()}
-            logits = forward(leaves, x[index[a:e]])
-            torch.nn.functional.cross_entropy(logits, y[index[a:e]]).backward()
-            for n, leaf in leaves.items():
-                m[n] = 0.9 * m[n] + 0.1 * leaf.grad
-                v[n] = 0.999 * v[n] + 0.001 * leaf.grad**2
-                hat = (m[n] / (1 - 0.9**step)) / ((v[n] / (1 - 0.999**step)).sqrt() + 1e-8)
-                w[n] = w[n] * (1 - 0.01 * 0.1) - 0.01 * hat
-    return w

@@ -6,7 +6,6 @@ import torch
 from torch.nn import functional as F
 
 from fednet.algorithms.fedmd import subset
-from tests.algorithms.harness import same
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
 
 
@@ -31,14 +30,6 @@ def test_one_round_recomputed_in_float64():
     for k, w in enumerate(begun):
         w = step(w, lambda module: (module(x0) - consensus).abs().mean())
         assert agrees(run.clients[k].w, reference.descend(w, k, 1), 1e-4)
-
-
-def test_a_round_without_digest_or_transfer_is_training_alone():
-    f = whole_batches()
-    run = f.run("fedmd", public_epochs=0, private_epochs=0, digest_epochs=0)
-    alone = f.run("local", init="shared")
-    for k in range(4):
-        assert same(run.clients[k].w, alone.clients[k].x)
 
 
 def test_the_subset_is_the_rounds_and_the_same_for_all():

@@ -7,7 +7,6 @@ import pytest
 from fednet.algorithms.base import Run
 from fednet.algorithms.fednova import gradient_weight
 from tests.algorithms.harness import Desk, Federation, serve, vector
-from tests.algorithms.reference import Reference, agrees, whole_batches
 
 F = Federation()
 
@@ -46,32 +45,3 @@ def test_updates_are_normalised_and_scaled_together():
     }
     after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2))
     assert float(after.x.vector[0]) == 10 - (1 / 4 * 1 + 3 / 4 * 4) * 2  # tau_eff = 3.25
-
-
-def test_tau_eff_by_steps_is_the_authors_code_under_a_proximal_term():
-    algorithm = F.make("fednova", mu=1.0, tau_eff="steps")
-    ups = {0: algorithm.Up(d=vector(1.75), run=Run(1, 3, 0.0))}
-    after = serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(1, lr=0.5))
-    assert float(after.x.vector[0]) == pytest.approx(-3.0)  # ||a||_1 = 1.75, tau_eff = 3
-
-
-@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
-def test_recomputed_in_float64(momentum, mu):
-    f = Federation(train={"batch_size": 40, "lr": 0.1, "momentum": momentum}, parts=None, rounds=1)
-    run = f.run("fednova", mu=mu)
-    x = run.servers[0].x.vector.double()
-    sizes = [len(p) for p in f.parts]
-    moved, tau = 0.0, 0.0
-    for client, (_, up) in run.trips[-1].items():
-        p, a = sizes[client] / sum(sizes), gradient_weight(up.run.steps, 0.1, momentum, mu)
-        moved, tau = moved + p * up.d.vector.double() / a, tau + p * a
-    assert agrees(run.x, x - tau * moved)
-    assert len({up.run.steps for _, up in run.trips[-1].values()}) > 1  # unequal work
-
-
-def test_one_step_each_is_one_step_of_the_pooled_gradient():
-    f = whole_batches(rounds=1)
-    reference = Reference(f)
-    sizes = [len(p) for p in f.parts]
-    pooled = sum(n * reference.gradient(reference.start, i) for i, n in enumerate(sizes))
-    assert agrees(f.run("fednova").x, reference.start - 0.1 * pooled / sum(sizes))

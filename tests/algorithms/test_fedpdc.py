@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from fednet.algorithms.fedpdc import FedPDC
 from fednet.tensors import mean
-from tests.algorithms.small import Federation, build, distance, normalise, same
+from tests.algorithms.small import Federation, distance, same
 
 
 def forced(f, p):
@@ -23,15 +21,6 @@ def accuracies(f, values):
     return f
 
 
-def test_the_option_is_called_lambda_and_is_a_number_or_adaptive():
-    assert msgspec.convert({"lambda": 5.0}, FedPDC.Config).lambda_ == 5
-    assert msgspec.convert({"lambda": "adaptive"}, FedPDC.Config).lambda_ == "adaptive"
-    assert msgspec.to_builtins(FedPDC.Config())["lambda"] == 10
-    for wrong in (-1.0, "fixed"):
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert({"lambda": wrong}, FedPDC.Config)
-
-
 def test_a_model_weighs_what_it_gets_right_of_the_public_set():
     f = Federation("fedpdc", train={"epochs": 10, "lr": 0.3}).rounds(1)
     p = {i: f.io.evaluate(f.ups[i].x).accuracy for i in range(4)}
@@ -41,14 +30,6 @@ def test_a_model_weighs_what_it_gets_right_of_the_public_set():
     expected = mean((f.ups[i].x, p[i]) for i in range(4))
     assert distance(f.server.x, expected) < 1e-6
     assert f.io.reported["accuracy_public"] == {str(i): v for i, v in p.items()}
-
-
-def test_accuracy_is_a_fraction_of_the_public_samples():
-    f = Federation("fedpdc").rounds(1)
-    x, y = f.federation.public_data.train
-    model = f.ups[0].x.into(build(0)).eval()
-    right = (model(normalise(x)).argmax(1) == y).float().mean().item()
-    assert f.server.p[0] == pytest.approx(right)
 
 
 def test_where_no_model_gets_anything_right_all_count_alike_and_it_is_said():
@@ -65,13 +46,6 @@ def test_a_model_that_gets_nothing_right_weighs_nothing_beside_one_that_does(p):
     assert not f.io.warnings
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_weighting_can_be_fedavgs_for_comparison(weighting):
-    f = Federation("fedpdc", weighting=weighting).rounds(1)
-    assert same(f.server.x, Federation("fedavg", weighting=weighting).rounds(1).server.x)
-    assert len(f.server.p) == 4
-
-
 def test_a_client_is_told_its_accuracy_of_the_round_before_or_1():
     f = Federation("fedpdc").rounds(1, (0, 1))
     assert [d.p for d in f.downs.values()] == [1, 1]
@@ -83,18 +57,6 @@ def test_a_client_is_told_its_accuracy_of_the_round_before_or_1():
     assert f.downs[0].p == 1
 
 
-def test_remembering_the_latest_tells_it_however_old():
-    f = Federation("fedpdc", remember="latest").rounds(1, (0, 1))
-    p0 = f.server.p[0]
-    assert f.rounds(1, (1, 2)).rounds(1, (0,)).downs[0].p == p0
-
-
-def test_all_clients_of_a_round_get_one_and_the_same_model():
-    f = Federation("fedpdc").rounds(2)
-    assert len({id(d.x) for d in f.downs.values()}) == 1
-    assert FedPDC.Down.kinds() == {"state", "accuracy"}
-
-
 def test_the_literal_penalty_moves_nothing_and_is_not_in_the_reported_loss():
     runs = [Federation("fedpdc", **{"lambda": v}) for v in (0.0, 1.0, 10.0, "adaptive")]
     for f in runs:
@@ -102,12 +64,6 @@ def test_the_literal_penalty_moves_nothing_and_is_not_in_the_reported_loss():
         assert same(f.server.x, runs[0].server.x)
         assert min(f.downs[i].p for i in range(4)) < 1
         assert all(f.ups[i].run.loss == runs[0].ups[i].run.loss for i in range(4))
-
-
-def test_the_adaptive_strength_is_half_the_number_of_the_round():
-    method = FedPDC(FedPDC.Config(lambda_="adaptive"))
-    assert [method.strength(n) for n in (1, 2, 10)] == [0.5, 1, 5]
-    assert FedPDC(FedPDC.Config(lambda_=5.0)).strength(7) == 5
 
 
 @pytest.mark.parametrize("penalty", ["prox", "scale"])
@@ -126,12 +82,3 @@ def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p():
     ).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.5).x) < 1e-6
-
-
-def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
-    f = forced(
-        Federation("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75
-    ).rounds(1)
-    plain = Federation("fedavg", train={"lr": 0.15}).rounds(1)
-    for i in range(4):
-        assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5

@@ -8,22 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fednet.algorithms.fedproto import FedProto, prototypes, within
+from fednet.algorithms.fedproto import FedProto
 from fednet.errors import ConfigError
-from tests.algorithms.harness import Federation, images, same
+from tests.algorithms.harness import Federation, images
 from tests.algorithms.reference import Reference, agrees, whole_batches
-
-
-class Identity(torch.nn.Module):
-    def features(self, x):
-        return x
-
-
-def test_a_prototype_is_the_mean_of_its_classs_features():
-    x = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 5.0]])
-    c, n = prototypes(Identity(), x, torch.tensor([1, 1, 2]), 4)
-    assert c.tolist() == [[0.0, 0.0], [2.0, 1.0], [5.0, 5.0], [0.0, 0.0]]
-    assert n.tolist() == [0, 2, 1, 0]
 
 
 def parts(module, x):
@@ -53,13 +41,6 @@ def test_two_rounds_recomputed_in_float64():
 
     for k in range(4):
         assert agrees(run.clients[k].w, reference.descend(first[k], k, 1, loss=loss))
-
-
-def test_counts_beyond_what_a_clients_samples_count_for_are_less_in_proportion():
-    said = torch.tensor([30, 0, 10])
-    assert within(said, 40).tolist() == [30, 0, 10]
-    assert within(said, 20).tolist() == [15, 0, 5]  # half of them, by round.max_share
-    assert within(torch.tensor([2**62, 2**62, 0]), 100).tolist() == [50, 50, 0]
 
 
 def test_a_client_that_claims_a_million_samples_of_a_class_counts_as_the_one_it_is():
@@ -98,14 +79,6 @@ def test_a_class_that_nobody_of_a_round_has_keeps_its_prototype():
     assert not torch.equal(second.c[:2], first.c[:2])
 
 
-def test_a_class_that_nobody_had_yet_is_unknown_and_predicted_by_nobody():
-    run = few_classes(rounds=2).run("fedproto", cohorts=[[0], [0]])
-    assert run.servers[1].known.tolist() == [1, 1, 0, 0, 0]
-    outputs = run.algorithm.personal_model(run.clients[0], run.clients[0].w, run.site(0))
-    x, _ = run.federation.samples(3)
-    assert set(outputs(x).argmax(1).tolist()) <= {0, 1}
-
-
 @pytest.mark.parametrize("predict", ["prototypes", "own_prototypes"])
 def test_a_client_that_got_no_prototypes_yet_predicts_by_its_head(predict):
     run = few_classes(rounds=1).run("fedproto", predict=predict)
@@ -130,13 +103,6 @@ def test_state_that_is_shared_must_be_declared_on_both_sides_and_on_the_way():
 
         class Wrong(FedProto):
             shared_state = ("n",)
-
-
-def test_without_prototypes_weight_it_is_training_alone():
-    f = whole_batches()
-    proto, alone = f.run("fedproto", **{"lambda": 0.0}), f.run("local", init="shared")
-    for k in range(4):
-        assert same(proto.clients[k].w, alone.clients[k].x)
 
 
 @pytest.mark.parametrize("predict", ["prototypes", "head"])

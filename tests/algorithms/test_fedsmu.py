@@ -34,11 +34,3 @@ def test_who_did_not_take_part_keeps_its_momentum():
     run = f.run("fedsmu", cohorts=[[0, 1], [1]])
     f.rounds = 1
     assert same(run.clients[0].m, f.run("fedsmu", cohorts=[[0, 1]]).clients[0].m)
-
-
-def test_a_server_rate_of_one_sign_moves_every_parameter_alike():
-    f = whole_batches(rounds=1)
-    run = f.run("fedsmu", cohorts=[[2]], server_lr=0.5, decay=0.0)
-    steps = (run.x.vector - f.initial.vector).abs()
-    moved = steps[steps > 0]
-    assert bool(((moved - 0.5).abs() < 1e-6).all())

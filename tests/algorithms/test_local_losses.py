@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fednet.algorithms.feddecorr import correlation
-from fednet.algorithms.fedlc import calibrated, margins
+from fednet.algorithms.fedlc import margins
 from tests.algorithms.harness import close, same
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
 
@@ -21,27 +21,18 @@ def test_fedlc_margins_by_hand():
     assert margins(torch.tensor([3, 0]), tau=0.0).tolist() == [0.0, 0.0]
 
 
-def test_fedlc_both_denominators_by_hand():
-    f, y = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([1])
-    whole = math.log(math.e + math.e**2 + math.e**4) - 2
-    assert float(calibrated(f, y, others=False)) == pytest.approx(whole)
-    assert float(calibrated(f, y, others=True)) == pytest.approx(math.log(math.e + math.e**4) - 2)
-
-
 def test_fedlc_gives_an_absent_class_no_gradient():
     f = torch.zeros(2, 3, requires_grad=True)
-    loss = calibrated(f - margins(torch.tensor([1, 1, 0]), 1.0), torch.tensor([0, 1]), False)
+    loss = F.cross_entropy(f - margins(torch.tensor([1, 1, 0]), 1.0), torch.tensor([0, 1]))
     loss.backward()
     assert loss.item() == pytest.approx(math.log(2))
     assert f.grad[:, 2].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("denominator", ["all", "others"])
-def test_fedlc_leaves_the_model_of_a_client_of_one_class_alone(denominator):
-    # There is no other class: the sum over others is empty.
+def test_fedlc_leaves_the_model_of_a_client_of_one_class_alone():
     f = whole_batches(rounds=1)
     f.parts = [torch.nonzero(f.y == c).flatten().numpy() for c in range(f.clients)]
-    assert same(f.run("fedlc", denominator=denominator).x.params, f.initial.params)
+    assert same(f.run("fedlc").x.params, f.initial.params)
 
 
 # -- FedDecorr -------------------------------------------------------------------------------------

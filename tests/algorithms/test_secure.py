@@ -18,11 +18,10 @@ from safetensors.torch import load_file
 import fednet
 from fednet import config as configuration
 from fednet import registry, secagg
-from fednet.algorithms.secure import Between, Secure
-from fednet.client.books import Masked, Secrets
-from fednet.errors import ConfigError, LeftRound
+from fednet.algorithms.secure import Secure
+from fednet.errors import ConfigError
 from fednet.experiment import build, privacy
-from fednet.secagg import BelowThreshold, Terms, primitives
+from fednet.secagg import primitives
 from fednet.secagg.terms import LIGHT, PAIRWISE
 from tests.rooms import lines, merged
 
@@ -124,12 +123,11 @@ def test_a_client_lost_at_any_step_is_recovered_from(tmp_path, masked, exchange)
         assert made.rounds[1].model_sha256 == masked.rounds[1].model_sha256
 
 
-@pytest.mark.parametrize(("protocol", "exchange"), [("secagg", 4), ("lightsecagg", 3)])
-def test_below_the_threshold_a_round_is_void_and_the_model_as_it_was(tmp_path, protocol, exchange):
-    kind = {"round": 2, "kind": "drop_before_training", "exchange": exchange}
+def test_below_the_threshold_a_round_is_void_and_the_model_as_it_was(tmp_path):
+    kind = {"round": 2, "kind": "drop_before_training", "exchange": 3}
     faults = [{**kind, "client": c} for c in (0, 1, 2)]
     sets = {"round": {"lost": {"closed": 0.2}}, "rounds": 3, "faults": {"schedule": faults}}
-    made = run(tmp_path, "void", protocol, **sets)
+    made = run(tmp_path, "void", "lightsecagg", **sets)
     assert [r.void for r in made.rounds] == [False, True, False]
     assert made.rounds[1].model_sha256 == made.rounds[0].model_sha256
     assert made.rounds[1].completed == []
@@ -157,28 +155,6 @@ def test_a_client_says_how_many_entries_of_its_update_were_clipped(tmp_path):
         local = load_file(made.dir / "personal" / f"client-{row['client']}.safetensors")
         beyond = sum(int(((local[n] - t).abs() > 0.01).sum()) for n, t in start.params.items())
         assert row["reported"]["secagg_clipped"] == beyond > 0
-
-
-def test_fewer_bits_are_fewer_bytes(tmp_path):
-    """Six of 8 bits add up to 11, two bytes; a weight of up to 120 fits into them too."""
-    made = run(tmp_path, "small", "secagg", privacy={"secagg": {"bits": 8, "max_samples": 120}})
-    entries = 16 * 4 + 4 + 4 * 4 + 4 + 1
-    sent = [
-        row["kinds"]["masked"]
-        for row in lines(made.dir / "wire.jsonl")
-        if row["type"] == "reply" and "masked" in row["kinds"]
-    ]
-    assert sent == [2 * entries] * 6
-    assert made.rounds[0].test_accuracy is not None
-
-
-def test_between_two_steps_the_shared_model_is_the_one_the_round_began_with():
-    exp = build.build(configuration.from_mapping(mapping("lightsecagg")))
-    method = exp.algorithm
-    state = Between(inner=method.init_server(exp.agreed), machine=None)
-    assert method.shared_model(state) is exp.agreed
-    other = exp.agreed * 2.0
-    assert method.shared_model(method.with_model(state, other)) is other
 
 
 def test_the_page_names_the_methods_that_can():
@@ -291,58 +267,6 @@ def test_who_lies_costs_itself_or_the_round_and_no_run(
 
 
 # -- what is kept to oneself -----------------------------------------------------------------------
-def terms(n: int = 4) -> Terms:
-    return Terms("secagg", tuple(range(n)), 0.6, 3, 10, b"run")
-
-
-def test_keys_are_with_one_process_alone(tmp_path):
-    here, elsewhere = (Secrets(Masked(tmp_path / "masked.jsonl"), "a") for _ in range(2))
-    machine = here.machine(terms(), 1, 0, fresh=True)
-    assert here.machine(terms(), 1, 0, fresh=True) is machine  # asked again
-    assert here.machine(terms(), 1, 0, fresh=False) is machine
-    with pytest.raises(LeftRound, match="another process"):
-        elsewhere.machine(terms(), 1, 0, fresh=False)
-    here.machine(terms(), 2, 1, fresh=True)
-    with pytest.raises(LeftRound):  # the round before is forgotten, with all its keys
-        here.machine(terms(), 1, 0, fresh=False)
-
-
-def test_a_vector_leaves_once_a_round_whoever_asks(tmp_path):
-    def leaves(client: int, round: int, vector: bytes, configuration: str = "a") -> None:
-        """From a process that was started anew."""
-        account = Masked(tmp_path / "masked.jsonl")
-        Secrets(account, configuration).leaves(client, round, vector)
-
-    leaves(0, 3, b"first")
-    for round in (2, 3):
-        with pytest.raises(LeftRound, match="left in round 3 of this configuration already"):
-            leaves(0, round, b"second")
-    for other, round in (("a", 4), ("b", 1)):
-        with pytest.raises(LeftRound, match="left before already"):
-            leaves(0, round, b"first", other)
-    leaves(0, 4, b"fourth")
-    leaves(1, 3, b"first")
-    leaves(0, 1, b"of another", "b")
-    written = (tmp_path / "masked.jsonl").read_bytes()
-    assert not any(vector in written for vector in (b"first", b"fourth", b"of another"))
-    assert written.count(b"\n") == 4
-
-
-def test_a_round_with_too_few_to_hide_among_is_void():
-    server = secagg.server(terms(2))
-    with pytest.raises(BelowThreshold, match="fewer than 3"):
-        server.finish(secagg.steps.Gathered())
-    with pytest.raises(LeftRound, match="fewer than 3"):
-        secagg.client(terms(2), 0)
-
-
-def test_each_client_adds_its_part_of_the_noise_that_the_sum_is_to_have():
-    section = {"clip": 1.0, "noise": 3.0, "where": "client"}
-    config = configuration.from_mapping(mapping("secagg", privacy=section))
-    own = privacy.at_client(config)
-    assert own.noise == pytest.approx(3.0 / math.sqrt(4))  # 4 of 6 are needed for a sum
-    plain = configuration.from_mapping(mapping(privacy=section))
-    assert privacy.at_client(plain) == plain.privacy
 
 
 def test_noise_that_entries_would_be_cut_off_with_is_refused():

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from fednet.algorithms import fedrep
-from fednet.algorithms.base import Run
-from fednet.algorithms.fedrep import together
-from fednet.algorithms.split import last_linears
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from tests.algorithms.small import SIZES, Federation, Net, build, same
+from tests.algorithms.small import Federation, same
 
 HEAD = {"head.weight", "head.bias"}
 LINEAR = {"fc1.weight", "fc1.bias", *HEAD}
@@ -20,14 +16,6 @@ ALL = {"conv.weight", "conv.bias", *LINEAR}
 
 def names(x):
     return set(x.layout.names)
-
-
-def test_last_linear_layers_are_counted_from_the_end():
-    net = build(0, Net)
-    assert last_linears(net, 0) == set()
-    assert last_linears(net, 1) == HEAD
-    assert last_linears(net, 2) == LINEAR
-    assert last_linears(net, 9) == LINEAR
 
 
 @pytest.mark.parametrize(
@@ -58,22 +46,6 @@ def test_a_client_goes_on_from_its_own_part_and_the_new_global_one():
     start = f.setting.initial.merge(own).merge(f.server.x)
     f.rounds(1)
     assert same(f.locals[2], f.host(2).train(start).x)
-
-
-def test_first_participation_uses_the_common_initial_head():
-    f = Federation("fedper").rounds(1, (0, 1))
-    f.rounds(1, (2,))
-    start = f.setting.initial.merge(f.downs[2].x)
-    assert same(f.locals[2], f.host(2).train(start).x)
-
-
-@pytest.mark.parametrize("method", ["lgfedavg", "fedper", "fedrep"])
-def test_the_server_averages_the_shared_part_by_samples_or_uniformly(method):
-    for weighting, weights in (("samples", SIZES), ("uniform", (1, 1, 1, 1))):
-        f = Federation(method, weighting=weighting).rounds(1)
-        total = sum(w * f.ups[i].x.vector.double() for i, w in enumerate(weights))
-        assert torch.allclose(f.server.x.vector.double(), total / sum(weights), rtol=1e-6)
-    assert f.algorithm.global_model(f.server) is None
 
 
 @pytest.mark.parametrize("method", ["lgfedavg", "fedper", "fedrep"])
@@ -113,16 +85,6 @@ def test_fedrep_trains_the_body_against_the_head_of_this_round():
     head = f.host(0).train(f.setting.initial, epochs=1, only=sorted(HEAD)).x
     base = f.host(0).train(head, epochs=1, only=sorted(ALL - HEAD), stream="order/body").x
     assert same(f.locals[0], base)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "options", "head", "body"),
-    [(5, {}, 4, 1), (1, {}, 1, 1), (5, {"head_epochs": 1, "body_epochs": 5}, 1, 5)],
-)
-def test_fedrep_splits_the_epochs_head_first(epochs, options, head, body):
-    f = Federation("fedrep", train={"epochs": epochs}, **options).rounds(1)
-    assert f.ups[0].run.steps == (head + body) * 4  # 50 samples in batches of 16
-    assert f.ups[0].run.n == 50
 
 
 def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps_before_anything_starts():
@@ -174,8 +136,3 @@ def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
             .run.steps
             == steps
         )
-
-
-def test_statistics_of_phases_add_up():
-    assert together([Run(10, 4, 1.0), Run(10, 1, 6.0)], 10) == Run(10, 5, 2.0)
-    assert together([], 10) == Run(10, 0, 0.0)

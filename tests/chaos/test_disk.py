@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fednet.cli.main import main
-from tests.processes import ROOT, Federation, planned, small, undisturbed
+from tests.processes import Federation, planned, small, undisturbed
 
 # A reply of round 2 is kept back, once, so that the disk can be filled meanwhile.
 WAIT = planned("delay", seconds=2)
@@ -86,7 +86,7 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_continue_without_it(
         fed.stop()
 
 
-@pytest.mark.parametrize("kilobytes", [56, 100, 148, 172])
+@pytest.mark.parametrize("kilobytes", [56, 148])
 def test_a_full_disk_is_said_with_what_is_left_anywhere_in_a_run_in_one_process(
     disk, capsys, kilobytes
 ):
@@ -141,9 +141,7 @@ def model(tmp_path_factory):
     return json.loads((out / "run" / "summary.json").read_text())["model_sha256"]
 
 
-@pytest.mark.parametrize(
-    "name", ["lock", "incarnation", "flight.jsonl", "state-", "manifest.json", "rounds.jsonl"]
-)
+@pytest.mark.parametrize("name", ["flight.jsonl", "state-", "rounds.jsonl"])
 def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
     tmp_path, monkeypatch, capsys, model, name
 ):
@@ -159,7 +157,7 @@ def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
     assert main(run) == 3
     said = capsys.readouterr().err.splitlines()[-1]
     assert "Input/output error" in said
-    folder = "" if name in ("lock", "rounds.jsonl") else "checkpoint/"
+    folder = "" if name == "rounds.jsonl" else "checkpoint/"
     assert f"run/{folder}{name}" in said
     assert "fault of fednet" not in said
     assert not (tmp_path / "out" / "fednet.log").exists()
@@ -173,8 +171,3 @@ def test_states_of_clients_are_flushed_to_the_disk_as_the_checkpoint_is(tmp_path
     watch(monkeypatch, lambda path: flushed.add(Path(path).parent.name))
     assert main([*FLUSHED, "--out", str(tmp_path)]) == 0
     assert {"checkpoint", "client-0", "client-1"} <= flushed
-
-
-def test_one_file_flushes_to_the_disk_so_that_each_error_names_its_file():
-    files = (ROOT / "fednet").rglob("*.py")
-    assert [p.name for p in files if "os.fsync" in p.read_text()] == ["descriptors.py"]

@@ -5,18 +5,12 @@ first does not notice.
 from __future__ import annotations
 
 import json
-import os
 import socket
-from pathlib import Path
 
 import msgspec
 
 from fednet.experiment import lock
-from tests.processes import Federation, finished, undisturbed
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+from tests.processes import Federation, undisturbed
 
 
 def in_use_by(pid: int) -> str:
@@ -55,27 +49,6 @@ def test_a_second_server_on_a_run_is_refused_and_the_bits_are_the_same(tmp_path)
         assert {e["incarnation"] for e in fed.events("started")} == {1}
         fed.check()
         assert not (fed.path / "lock").exists()
-
-
-def test_a_run_whose_data_are_being_built_keeps_its_directory(tmp_path):
-    with Federation(tmp_path) as fed:
-        fed.path.mkdir()
-        with lock.holding(fed.path):  # as a server does that does not listen yet
-            (fed.path / "config.yaml").write_text("name: run\n")
-            before = contents(fed.path)
-            intruders(fed, os.getpid())
-            assert contents(fed.path) == before
-
-
-def test_an_address_that_cannot_be_bound_leaves_a_finished_run_as_it_was(tmp_path):
-    fed = finished(tmp_path, "0-3")
-    before = contents(fed.path)
-    with fed, socket.create_server(("127.0.0.1", 0)) as taken:
-        bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        fed.server(resume=True, bind=bind, rounds=5)
-        assert fed.status() == 2
-        assert "the port is in use" in fed.output()
-        assert contents(fed.path) == before
 
 
 def test_a_server_whose_run_was_taken_over_elsewhere_writes_no_more_checkpoints(tmp_path):

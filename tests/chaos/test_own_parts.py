@@ -49,8 +49,7 @@ def run(
     return fed
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("end", [CLOSED, KILLED], ids=["closed", "killed"])
+@pytest.mark.parametrize(("end", "workers"), [(CLOSED, 1), (KILLED, 2)], ids=["closed", "killed"])
 def test_a_client_that_ends_its_worker_fails_and_the_others_continue(tmp_path, end, workers):
     fed = run(tmp_path, workers, at_a_task=end)
     assert fed.status() == 0, fed.output()

@@ -107,32 +107,6 @@ def test_processes_clients_started_apart_and_kills_give_the_bits_of_one_process(
         assert fed.hashes() == one.hashes()
 
 
-def test_kills_in_twenty_minutes_of_phones_give_the_bits_of_one_process(tmp_path):
-    changes = {
-        "rounds": 1000,
-        "clients": 60,
-        "participation": 0.067,
-        "data": {"samples": 600},
-        "train": {"steps": 100, "batch_size": 4},
-        "link": {"clock": "virtual", "trace": "wifi"},
-        "availability": {"trace": "phones"},
-        "devices": {"trace": "phones"},
-        "evaluate": {"every": 0, "clients": "none"},
-        "stop": {"seconds": 1200},
-        "checkpoint": {"every": 5},
-    }
-    one = in_process(tmp_path / "one", **changes)
-    second = [r["second"] for r in one.rounds()]
-    assert len(second) > 20
-    assert 1000 < second[-1] <= 1200
-    faults = crashes((4, "spooling"), (9, "aggregating"), (15, "recording"))
-    with Federation(tmp_path / "killed", **changes, faults=faults) as fed:
-        fed.supervisor(2)
-        fed.finish()
-        assert facts(fed) == facts(one)
-        assert len(fed.events("started")) == 4
-
-
 def test_on_the_real_clock_the_task_of_a_client_that_leaves_is_cancelled(tmp_path):
     """Its device would take ten minutes; it leaves after five seconds, and the round ends."""
     spells: dict[int, list[tuple[float, float]]] = {

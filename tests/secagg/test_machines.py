@@ -5,7 +5,6 @@ step, what the sum is then, and what is never said.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import struct
 
 import numpy as np
@@ -79,7 +78,7 @@ SURVIVORS_STEP = {"secagg": "consistency", "secagg+": "consistency", "lightsecag
 
 
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
-@pytest.mark.parametrize("largest", [100, 1000, 2**23])
+@pytest.mark.parametrize("largest", [100, 2**23])
 def test_the_sum_is_that_of_the_vectors_bit_for_bit(protocol, largest):
     round = Round(terms(protocol, largest=largest))
     assert round.is_right()
@@ -87,20 +86,12 @@ def test_the_sum_is_that_of_the_vectors_bit_for_bit(protocol, largest):
 
 
 @pytest.mark.parametrize(("protocol", "step"), STEPS)
-@pytest.mark.parametrize("gone", [{4}, {3, 8}])
-def test_who_is_lost_at_a_step_is_left_out_and_the_sum_is_that_of_the_others(protocol, step, gone):
+def test_who_is_lost_at_a_step_is_left_out_and_the_sum_is_that_of_the_others(protocol, step):
+    gone = {3, 8}
     round = Round(terms(protocol), {(step, c) for c in gone})
     assert round.is_right()
     before = step in ("keys", "shares", "masked")
     assert set(round.server.survivors) == set(round.terms.cohort) - (gone if before else set())
-
-
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
-def test_one_lost_at_each_step(protocol):
-    t = terms(protocol, n=9, threshold=0.5, colluding=0.3, degree=8)
-    round = Round(t, zip(t.steps, (5, 3, 11, 9)))
-    assert round.is_right()
-    assert set(round.server.survivors) == set(t.cohort) - {5, 3, 11}
 
 
 @pytest.mark.parametrize(("protocol", "step"), STEPS)
@@ -229,16 +220,6 @@ def test_an_answer_that_is_none_is_refused_by_itself(protocol):
     assert list(gathered.answers) == [3]
 
 
-def test_the_server_is_a_value():
-    """A step can be finished again with fewer answers: what was known before is as it was."""
-    round = Round(terms("secagg"))
-    round.step()
-    before, known = round.server, dict(round.server.known)
-    round.step()
-    assert before.known == known
-    assert before.step == "shares"
-
-
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
 @pytest.mark.parametrize(
     ("step", "question", "why"),
@@ -260,11 +241,6 @@ def test_a_client_answers_no_question_that_makes_no_sense(protocol, step, questi
         round.clients[4].answer(
             step, pack_entries(question(unpack_entries(asked, size))), round.x[4]
         )
-
-
-def test_who_stands_twice_in_a_message_is_refused():
-    with pytest.raises(RemoteProtocolError, match="client 3 is out of order"):
-        unpack_entries(pack_entries({3: b"a"}) * 2, 1)
 
 
 def test_numbers_outside_of_the_field_are_refused_by_the_server_and_told_by_a_client():
@@ -293,11 +269,6 @@ def test_each_client_has_its_degree_of_neighbours_and_is_theirs():
     assert other.circle != t.circle
 
 
-def test_with_as_many_neighbours_as_there_are_the_graph_is_complete():
-    t = terms("secagg+", n=5, degree=20)
-    assert t.circle == terms("secagg", n=5).circle
-
-
 def test_a_client_whose_neighbours_are_gone_makes_the_round_void():
     t = terms("secagg+", n=12, degree=4, threshold=0.6)
     circle = next(t.circle[c] for c in t.cohort)
@@ -319,10 +290,3 @@ def test_a_client_whose_neighbours_are_gone_makes_the_round_void():
 def test_terms_under_which_nothing_can_be_summed_say_so(change, why):
     assert why in terms(**{"protocol": "secagg"} | change).wrong()
     assert not terms("secagg").wrong()
-
-
-def test_the_ring_is_no_wider_than_the_largest_sum_needs():
-    for n, largest in itertools.product((3, 127, 128, 129), (1, 127, 32767)):
-        t = terms("secagg", n=n, largest=largest)
-        assert n * largest < 1 << (8 * t.width - 1)
-        assert t.width == 1 or n * largest >= 1 << (8 * t.width - 9)
