@@ -128,12 +128,12 @@ class Packing:
         return []
 
     def _train(self, pack: list[_Ticket], own: _Ticket, device: int) -> None:
-        from fednet.training import packable, packed
+        from fednet.training import packed
 
         lanes = [ticket.lane for ticket in pack]
         try:
             if not self._checked:
-                packable.check_lane(self.task, own.lane)
+                packed.check_lane(self.task, own.lane)
                 self._checked = True
             packed.descend(lanes, self.n, self.task, self._plans.setdefault(device, {}))
         except BaseException as error:

@@ -35,7 +35,8 @@ from fednet.experiment.evaluations import (
 from fednet.models.adapters import merged
 from fednet.models.start import Start, packed, start, unpinned
 from fednet.tensors import Layout
-from fednet.training import metrics, packable
+from fednet.training import metrics
+from fednet.training.packed import check_model
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting
 from fednet.training.tasks.classification import Classification
@@ -402,7 +403,7 @@ def _setting(config: Config, algorithm: Algorithm, source: Source, begun: Start)
     shared = algorithm.shared(layout, module)
     trial.check_shared(config, algorithm, shared)
     if config.train.pack > 1:
-        packable.check(module, any(slot.role != "parameter" for slot in layout.slots))
+        check_model(module, any(slot.role != "parameter" for slot in layout.slots))
     task = registry.task.get(config.task)()
     if source.classes:
         trial.check_class_weights(config, source.classes)

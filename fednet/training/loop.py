@@ -22,9 +22,8 @@ from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import NEUTRAL, Correction, Hooks
 from fednet.training.graphs import Captured, Replay, kept, usable
-from fednet.training.innermost import laid
 from fednet.training.optimizers import SGD, Optimizer, optimizer, restore, set_rate, states
-from fednet.training.samples import batches, length, piece, take
+from fednet.training.samples import batches, channels_innermost, length, piece, take
 from fednet.training.scratch import Scratch
 from fednet.wire.payload import Run
 
@@ -286,7 +285,7 @@ def _shuffled(
     xs, ys = take(x, index), y.index_select(0, index)
     if augment is not None:
         xs = augment(xs)
-    return laid(xs, scratch.channels_last), ys
+    return channels_innermost(xs) if scratch.channels_last else xs, ys
 
 
 def _optimizers(

@@ -28,16 +28,17 @@ import torch
 from torch import nn
 from torch.func import vmap
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors, mapped
-from fednet.training.as_built import AsBuilt
 from fednet.training.correction import Correction
 from fednet.training.graphs import kept
 from fednet.training.lanes import Feed, Lane, computed
 from fednet.training.loop import Course
 from fednet.training.optimizers import SGD
 from fednet.training.samples import piece
-from fednet.training.scratch import KNOWN
+from fednet.training.scratch import OwnState, draws
 
 if TYPE_CHECKING:
     from fednet.training.tasks import Task
@@ -83,7 +84,7 @@ class Plan:
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.apart = self.device.type in APART
         self.module = self._module(first)
-        self._built = AsBuilt(self.module, first.scratch.layout.places, KNOWN)
+        self._own = OwnState(self.module, first.scratch.layout)
         self.dropout = Dropout(self.module, n, self.device)
         if self.device.type in AS_PRODUCTS:
             for part in self.module.modules():
@@ -131,7 +132,7 @@ class Plan:
         """Trains the lanes from what their scratches hold, in place."""
         first, n = lanes[0], self.n
         rows = lanes + [first] * (n - len(lanes))
-        self._built.restore()
+        self._own.restore()
         with torch.no_grad():
             for name, stack in self.stacked.items():
                 torch.stack([row.scratch.parameters[name].detach() for row in rows], out=stack)
@@ -391,3 +392,54 @@ def _clip(parameters: Sequence[nn.Parameter], most: float) -> None:
     factor = (most / (torch.linalg.vector_norm(norms, dim=1) + 1e-6)).clamp(max=1.0)
     for g in gradients:
         g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
+
+
+# -- whether the run's model and task can be packed ------------------------------------------------
+LEAVE = "; leave train.pack out."
+
+
+def check_model(module: nn.Module, stateful: bool) -> None:
+    """Raises ConfigError for a model that cannot be packed. stateful: it has buffers."""
+    if stateful or any(isinstance(part, _BatchNorm) for part in module.modules()):
+        raise ConfigError(
+            "train.pack: the model has buffers or BatchNorm; packed clients keep no buffers apart, "
+            f"and BatchNorm would see the samples that fill up a batch{LEAVE}"
+        )
+    for part in module.modules():
+        if draws(part) and not drops(part):
+            raise ConfigError(
+                f"train.pack: the model draws at random while it trains ({type(part).__name__}), "
+                f"which packed clients cannot{LEAVE}"
+            )
+
+
+def check_lane(task: Task, lane: Lane) -> None:
+    """Raises ConfigError for a model that cannot be computed for several clients at once, or a task
+    whose loss is not the mean of its losses, tried on a lane's own samples. Waits for the device:
+    to be asked once.
+    """
+    (x, y), module = lane.data, lane.scratch.module
+    n = min(lane.n, lane.width)
+    lane.scratch.train_mode(alone=False)
+    for part in module.modules():
+        if drops(part):
+            part.eval()  # its draws differ in a pack
+    one = {name: p.unsqueeze(0) for name, p in lane.scratch.parameters.items()}
+    with torch.no_grad():
+        try:
+            many = vmap(functools.partial(computed, module), in_dims=(0, None))
+            outputs = many(one, piece(x, 0, n))[0]
+        except RuntimeError as broken:
+            if "out of memory" in str(broken):
+                raise
+            raise ConfigError(
+                f"train.pack: the model cannot be computed for several clients at once "
+                f"({str(broken).splitlines()[0][:300]}){LEAVE}"
+            ) from broken
+        whole = task.loss(outputs, y[:n]).double()
+        mean = task.losses(outputs, y[:n]).double().mean()
+    if not torch.isclose(whole, mean, rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise ConfigError(
+            f"train.pack: the task's loss, {float(whole):.6g}, is not the mean of its losses, "
+            f"{float(mean):.6g}, on which packed clients are trained{LEAVE}"
+        )

@@ -57,3 +57,10 @@ def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]
     """
     count = batch_count(n, size, batch_norm)
     return [(start, min(start + size, n)) for start in range(0, count * size, size)]
+
+
+def channels_innermost(x: Inputs) -> Inputs:
+    """Returns images in channels-last layout; other samples as they are."""
+    if isinstance(x, torch.Tensor) and x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x

@@ -19,7 +19,6 @@ from fednet.errors import ConfigError, StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
 from fednet.tensors.values import room
-from fednet.training.as_built import AsBuilt
 from fednet.training.graphs import Replay
 
 DRAWS = (
@@ -51,6 +50,53 @@ def may_draw(part: object) -> bool:
     user's own is assumed to.
     """
     return draws(part) or not getattr(part, "__module__", "").startswith(KNOWN)
+
+
+# The attributes of a module that torch itself needs.
+OF_MODULES = frozenset(vars(nn.Module()))
+
+
+class OwnState:
+    """What a module keeps beside the tensors of its layout, as it is now: further buffers, and
+    attributes of a user's own modules. Nothing of it is sent. `restore` puts it back before each
+    task, so that no client finds another's. Raises ConfigError for an attribute that cannot be
+    copied.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self._buffers = [
+            (buffer, buffer.clone())
+            for name, buffer in module.named_buffers()
+            if name not in layout.places
+        ]
+        self._parts = [(part, dict(part._buffers)) for part in module.modules()]
+        self._own = [part for part, _ in self._parts if not type(part).__module__.startswith(KNOWN)]
+        # Attributes may name these too, which are not copied.
+        self._shared = [*module.modules(), *module.parameters(), *module.buffers()]
+        self._attributes = self._copied([_attributes(part) for part in self._own])
+
+    def restore(self) -> None:
+        for part, buffers in self._parts:
+            part._buffers.clear()
+            part._buffers.update(buffers)
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        for part, attributes in zip(self._own, self._copied(self._attributes)):
+            for name in _attributes(part):
+                del vars(part)[name]
+            vars(part).update(attributes)
+
+    def _copied(self, attributes: list[dict[str, object]]) -> list[dict[str, object]]:
+        try:
+            return copy.deepcopy(attributes, {id(one): one for one in self._shared})
+        except Exception as broken:  # a user's own objects may raise anything
+            raise ConfigError(
+                f"model: its attributes cannot be copied, as they are for each client: {broken}"
+            ) from broken
+
+
+def _attributes(part: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(part).items() if name not in OF_MODULES}
 
 
 def _do_nothing(*_: object) -> None:
@@ -118,7 +164,7 @@ class Scratch:
         for part, _ in self._parts:
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters = _do_nothing  # type: ignore[method-assign]
-        self._built = AsBuilt(self.module, self.layout.places, KNOWN)
+        self._own = OwnState(self.module, self.layout)
         frozen = {id(part) for part in self.frozen}
         self.batch_norm = any(
             isinstance(part, _BatchNorm) and id(part) not in frozen for part, _ in self._parts
@@ -153,7 +199,7 @@ class Scratch:
             view.copy_(x[name])
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
-        self._built.restore()
+        self._own.restore()
         return self.module
 
     def values(self) -> Tensors:
@@ -220,8 +266,8 @@ class Scratch:
         `take_back`.
         """
         if self._lent == len(self._spares):
-            now = AsBuilt(self.module, self.layout.places, KNOWN)
-            self._built.restore()  # the copy must not have what the current task has changed
+            now = OwnState(self.module, self.layout)
+            self._own.restore()  # the copy must not have what the current task has changed
             module = copy.deepcopy(self.module)
             now.restore()
             self._spares.append(Scratch(module, self.layout, self.device, self.channels_last))

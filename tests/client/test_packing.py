@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fednet.client.packing import Packing
-from fednet.training import packable, packed
+from fednet.training import packed
 
 LIMIT_S = 20.0  # nothing is expected to take so long: it bounds a test that would hang
 
@@ -39,7 +39,7 @@ class Scene:
         self.packing = Packing(n, None, lambda device: limit)
         self.threads: list[threading.Thread] = []
         self.ends: dict[int, Any] = {}
-        monkeypatch.setattr(packable, "check_lane", lambda task, lane: None)
+        monkeypatch.setattr(packed, "check_lane", lambda task, lane: None)
         monkeypatch.setattr(packed, "descend", self._descend)
 
     def _descend(self, lanes: list[Lane], n: int, task: Any, plans: Any) -> None:

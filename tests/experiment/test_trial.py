@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fednet.training.innermost import laid
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.build import build
 from fednet.tensors import Tensors
-from fednet.training.innermost import laid
 from tests.rooms import lines
 
 MODELS: dict[str, Any] = {}

@@ -56,10 +56,11 @@ class Hoarding(nn.Module):
         self.mean, self.rates = torch.zeros(1), np.zeros(1, np.float32)
         self.draws = torch.Generator().manual_seed(0), np.random.default_rng(0), Random(0)
         self.register_buffer("mask", torch.ones(1), persistent=False)
-        hooked = self.log
-        self.register_forward_pre_hook(lambda module, x: hooked.append(len(hooked)))
+        self.known = [self]
 
     def forward(self, x):
+        assert self.known[0] is self
+        self.log.append(len(self.log))
         self.past.append(self.past[-1] + 1)
         self.once.add(len(self.once) + 1)
         self.nested["sums"][0][0] += 1
