@@ -24,7 +24,6 @@ import msgspec
 import torch
 from torch import nn
 
-from fednet.algorithms.host import ClientHost, ServerHost
 from fednet.algorithms.returned import RETURNS, first
 from fednet.algorithms.state import Empty, PerClient, State, model_field
 from fednet.config.schema import ClientTrainSection
@@ -32,6 +31,7 @@ from fednet.errors import ConfigError, unknown
 from fednet.loading import held
 from fednet.registry import algorithm
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
+from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.loop import Loss, Trained
 from fednet.training.tasks import Task
 from fednet.wire.payload import (

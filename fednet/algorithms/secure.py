@@ -26,11 +26,13 @@ import torch
 from fednet import registry, secagg, seeds
 from fednet.algorithms.base import (
     Algorithm,
+    ClientHost,
     Exchange,
     Layout,
     OwnPayload,
     Payload,
     Run,
+    ServerHost,
     State,
     Statistics,
     Sum,
@@ -48,7 +50,6 @@ from fednet.wire.payload import run_of
 if TYPE_CHECKING:
     from fednet.config import Config
     from fednet.config.schema import SecaggSection
-    from fednet.training.hosts import ServerHost, SiteHost
 
 # By step, the ledger kind of its question. A step asks for what an earlier step has answered.
 QUESTIONS = {
@@ -104,7 +105,7 @@ class Secure(Algorithm):
         return client, self.exchanges[phase].up(answer=_array(machine.answer(step, question)))
 
     def masked(
-        self, phase: int, up: Payload, down: OwnPayload, x: Tensors | None, host: SiteHost
+        self, phase: int, up: Payload, down: OwnPayload, x: Tensors | None, host: ClientHost
     ) -> Payload:
         """Returns the masked reply that is sent. x: the weights that the client got."""
         if self.steps[phase] != "masked":
@@ -121,11 +122,11 @@ class Secure(Algorithm):
             host.reported.clear()  # of one client, as its counts are
         return kind(answer=_array(answer), **shown)
 
-    def _mine(self, host: SiteHost, step: str) -> SecureClient:
+    def _mine(self, host: ClientHost, step: str) -> SecureClient:
         terms = self.plan.terms(host.round)
         return host.secrets.machine(terms, host.round, host.client_id, fresh=step == "keys")
 
-    def _entries(self, up: Payload, x: Tensors | None, host: SiteHost) -> Integers:
+    def _entries(self, up: Payload, x: Tensors | None, host: ClientHost) -> Integers:
         parts, outside, run = list[Integers](), 0, run_of(up)
         weight = 1 if run is None else int(self.weight(run))
         for name, how in self.summed.items():

@@ -16,7 +16,7 @@ from fednet.experiment.store import ClientStore, Record
 from fednet.loading import WrongPart, place
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, other_width
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
@@ -41,7 +41,7 @@ class ClientEvaluation:
     _balanced_set: Pair | None = None
 
     def within(
-        self, exp: Experiment, state: object, x: Tensors | None, record: Record, host: SiteHost
+        self, exp: Experiment, state: object, x: Tensors | None, record: Record, host: ClientHost
     ) -> dict[str, Counts | None]:
         """Evaluates the model that came down and the client's own, within its training task."""
         method = exp.algorithm
@@ -62,7 +62,7 @@ class ClientEvaluation:
         body: Content,
         record: Record,
         start: str,
-        host: SiteHost,
+        host: ClientHost,
         progress: Callable[[str, int, int], None],
     ) -> dict[str, Counts | None]:
         """Evaluates a client's models where all clients are asked: at the run's end, or each round
@@ -139,7 +139,7 @@ def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Pay
     return DetailedEvaluationReply(*whole, sparse)  # type: ignore[call-arg]
 
 
-def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) -> None:
+def set_trained(method: Algorithm, up: Payload, host: ClientHost, wanted: bool) -> None:
     """Sets `host.trained` from what the method sends, where a training loop of its own did not set
     it. wanted: the client is evaluated by it. Raises WrongPart if it is wanted and not known.
     """
@@ -166,7 +166,7 @@ def fill_buffers(exp: Experiment, record: Record) -> Tensors:
     return exp.agreed if own is None else own.select(exp.shared)
 
 
-def _calibrated(exp: Experiment, x: Tensors, record: Record, host: SiteHost) -> Tensors:
+def _calibrated(exp: Experiment, x: Tensors, record: Record, host: ClientHost) -> Tensors:
     """Returns the shared model with BatchNorm statistics to evaluate it by, where it comes without:
     the client's own, or, before it has any, those of its training samples (at least two).
     """
@@ -176,7 +176,7 @@ def _calibrated(exp: Experiment, x: Tensors, record: Record, host: SiteHost) -> 
     return host.recalibrated(x).select(x.layout)
 
 
-def _merged(whole: Tensors, newest: Tensors | None, host: SiteHost) -> Tensors:
+def _merged(whole: Tensors, newest: Tensors | None, host: ClientHost) -> Tensors:
     """Returns a whole model with the newest shared part in its place; the buffers that do not cross
     are the client's own.
     """

@@ -150,7 +150,7 @@ class Packing:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DevicePack:
-    """The packing of one device, as a `SiteHost` gets it."""
+    """The packing of one device, as a `ClientHost` gets it."""
 
     packing: Packing
     device: int

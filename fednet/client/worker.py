@@ -44,7 +44,7 @@ from fednet.files import digest, write_aside
 from fednet.models.start import BASE, unpacked
 from fednet.robust import attacks
 from fednet.tensors import Tensors
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from fednet.training.lanes import Pack
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
@@ -291,13 +291,13 @@ class Worker:
             or exp.config.train.keep_optimizer
         )
 
-    def _host(self, exp: Experiment, key: Key, record: Record, step: Step) -> SiteHost:
+    def _host(self, exp: Experiment, key: Key, record: Record, step: Step) -> ClientHost:
         setting = exp.setting_of(key.client)
         site = self.device.site(key.client)
         inputs, labels = site.train
         if exp.config.faults.malicious.attack == "label_flip" and self._malicious(key.client):
             labels = attacks.flipped_labels(labels, exp.setting.classes)
-        return SiteHost(
+        return ClientHost(
             setting,
             self.device.scratch(setting),
             key.client,
@@ -322,7 +322,7 @@ class Worker:
         task: m.Task,
         body: Content,
         record: Record,
-        host: SiteHost,
+        host: ClientHost,
         past: Past,
     ) -> tuple[State, Payload]:
         """Returns the client's state, which an enrolment in the task changes, and the broadcast."""
@@ -389,7 +389,7 @@ class Worker:
             self.store.prune(key.client, key.version, (start, task.keep))
         return record.sha256(), keep
 
-    def _reported(self, host: SiteHost) -> dict[str, float]:
+    def _reported(self, host: ClientHost) -> dict[str, float]:
         """Returns the numbers that the method reported of the client, if statistics may leave.
         Raises ConfigError if they are too many.
         """

@@ -142,7 +142,7 @@ def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
 
     from fednet.experiment import build
     from fednet.experiment.placement import place
-    from fednet.training.hosts import SiteHost
+    from fednet.training.hosts import ClientHost
 
     over: JsonDict = {}
     for text in sets:  # those that say where the data come from, such as data.root=DIR
@@ -158,7 +158,7 @@ def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
         sizes = [len(part) for part in exp.divided.parts]
         client = sizes.index(max(sizes))
         train = exp.divided.site(client, here).train
-        host = SiteHost(exp.setting, exp.scratch(here), client, 1, train=train)
+        host = ClientHost(exp.setting, exp.scratch(here), client, 1, train=train)
 
         def timed(many: int) -> float:
             begin = time.perf_counter()

@@ -24,7 +24,7 @@ from fednet.experiment.store import ClientStore, Record
 from fednet.files import appear, unfinished, write_aside
 from fednet.models import adapters
 from fednet.tensors import Tensors
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from fednet.wire.payload import Payload, Samples
 
 FOLDER = "condensed"
@@ -106,7 +106,7 @@ def keep_personal(
             continue
         setting = experiment.setting_of(client)
         initial, scratch = setting.initial, scratch_of(setting)
-        host = SiteHost(setting, scratch, client, 1, train=nothing, rest=record.own(initial))
+        host = ClientHost(setting, scratch, client, 1, train=nothing, rest=record.own(initial))
         own = method.init_client(initial) if record.algorithm is None else record.algorithm
         whole = local
         if latest and not method.has_global:

@@ -1,7 +1,7 @@
-"""The hosts that a method's two halves work with: a `SiteHost` gives it a client's data and local
-training, a `ServerHost` the server's public set.
+"""What a method's functions get of the process that they run in: a `ClientHost` gives a client's
+data and local training, a `ServerHost` the server's public set.
 
-A `SiteHost` exists for one task of one client. A `ServerHost` exists for the whole run; `begin`
+A `ClientHost` exists for one task of one client. A `ServerHost` exists for the whole run; `begin`
 starts each round.
 """
 
@@ -30,14 +30,25 @@ from fednet.training.tasks.classification import weighted
 from fednet.wire.payload import Run, Samples
 
 
-class SiteHost:
-    """Implements `ClientHost` for one task of one client.
+class ClientHost:
+    """What the client's functions of a method get. All of it is the site's own, or public.
 
-    train, test: the client's splits as model inputs (x, y) on the scratch's device. rest: tensors
-    that are not sent (a client's own buffers); None: those of `initial`. progress(step, steps):
-    called after each optimizer step. pack: trains this client together with others (`train.pack`)
-    if the method uses the task's loss. `trained` is the whole local model after training. memory:
-    where `train.keep_optimizer` has its state; of several trainings in a task each has its own.
+    client_id, round (from 1), phase, device.
+    n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
+    `device`.
+    lr: the local learning rate of this round (after the schedule). momentum. train_config: the
+    client's `train` section. `client_update` may set lr and train_config for its own `train`.
+    task: its loss and counts.
+    initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
+    of the part that crosses. head: names of the last Linear's tensors.
+    trained: the whole local model, by which the client is evaluated: `train` sets it. A loop of the
+    method's own sets it (`Tensors.of(module)`) where it does not send the whole model up.
+
+    The process that makes it for a task gives it: train, test: the client's splits as model inputs
+    (x, y) on the scratch's device. rest: tensors that are not sent (a client's own buffers); None:
+    those of `initial`. progress(step, steps): called after each optimizer step. pack: trains this
+    client together with others (`train.pack`) if the method uses the task's loss. memory: where
+    `train.keep_optimizer` has its state; of several trainings in a task each has its own.
     """
 
     def __init__(
@@ -89,15 +100,20 @@ class SiteHost:
         return x if x.layout == self.layout else self.rest.to(x.device).merge(x)
 
     def model(self, x: Tensors) -> nn.Module:
+        """Returns a scratch module holding x (overwritten by the next call)."""
         return self.scratch.load(self.whole(x)).eval()
 
     def frozen(self, x: Tensors) -> nn.Module:
+        """Returns a further module of the same architecture holding x, in eval mode, without
+        gradients.
+        """
         module = self.scratch.lend().load(self.whole(x)).eval()
         for p in module.parameters():
             p.requires_grad_(False)
         return module
 
     def fresh(self, purpose: str, k: int) -> Tensors:
+        """Returns a fresh random initialisation of the model, from the stream (purpose, k)."""
         assert self.setting.factory is not None
         seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
         return Tensors.of(self.setting.factory(seed), self.layout)
@@ -105,8 +121,9 @@ class SiteHost:
     def drawing(
         self, purpose: str, loss: Callable[..., torch.Tensor] | None = None
     ) -> AbstractContextManager[None]:
-        """See `ClientHost.drawing`. Only if something may draw is torch's generator seeded, which
-        excludes other clients of the process meanwhile.
+        """Inside, the model's random draws (dropout) come from this client's stream of that name;
+        `train` has its own. Only if something may draw is torch's generator seeded, which excludes
+        other clients of the process meanwhile.
         """
         parts = (self.task,) if loss is None else (self.task, loss)
         if not self.scratch.may_draw and not any(map(may_draw, parts)):
@@ -121,7 +138,7 @@ class SiteHost:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        loss: Callable[..., torch.Tensor] | None = None,
+        loss: Loss | None = None,
         proximal: float = 0.0,
         toward: Tensors | None = None,
         add_to_grad: Tensors | None = None,
@@ -132,8 +149,19 @@ class SiteHost:
         more: Samples | None = None,
         stream: str = "order",
     ) -> Trained:
-        """Trains as `ClientHost.train` describes. x may be a part of the model (`shared`); the
+        """Local training LT(w, loss, E, B): E epochs over the shuffled local set from `x`, with the
+        optimizer of the client's `train` section. x may be a part of the model (`shared`); the
         result has x's layout.
+
+        epochs, steps: passes over the set, or SGD steps, at most one of them; default: the run's.
+        loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x,
+        y, extra) where extra maps names to tensors trained beside the model by the same optimizer.
+        proximal, toward: adds proximal * (w - toward) to the gradient, toward = x if not given.
+        add_to_grad: a constant added to each step's gradient (after clipping). scale_grad: the
+        gradient's factor before that. add_to_step: added to the weights after each optimizer step,
+        outside momentum. only: names of the parameters to train; modules all of whose parameters
+        stay frozen are in eval mode. more: samples trained on too. stream: name of the random
+        stream for the order of samples. Each of the arguments is in some paper's local update.
         """
         self.scratch.load(self.whole(x))
         hooks = Hooks(proximal, toward, add_to_grad, scale_grad, add_to_step, only)
@@ -190,8 +218,8 @@ class SiteHost:
             )
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
-        """Computes the gradient as `ClientHost.gradient` describes. `.x` has x's layout: the
-        gradient, and x's own buffers.
+        """Returns the gradient of the mean loss over the whole local set at x, in eval mode for
+        buffers. `.x` has x's layout: the gradient, and x's own buffers.
         """
         at = self.whole(x)
         self.scratch.load(at)
@@ -232,20 +260,35 @@ class SiteHost:
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:
+        """Raw samples as model inputs (normalised), on `device`."""
         return self.setting.inputs(samples, self.device)
 
     def rng(self, purpose: str) -> np.random.Generator:
+        """This client's stream of that name for this round."""
         return seeds.rng(self.setting.config.seed, purpose, self.round, self.client_id)
 
     def report(self, **values: float) -> None:
+        """Records numbers in this client's line of clients.jsonl, at most 16 per round. They are
+        sent with its reply, if the site's policy allows statistics.
+        """
         self.reported.update({name: float(value) for name, value in values.items()})
 
 
 class ServerHost:
-    """Implements `ServerHost`. scratch: makes a model to work with, on `device`, when it is first
-    needed; a server that only aggregates needs none. public: the held-out samples, or None.
-    `reported` and `warnings` are what the method reported in this round; `blamed`: by client, how
-    it broke a protocol of secure aggregation.
+    """What the server's functions of a method get.
+
+    round (from 1), device. clients: N, how many may train. cohort: ids whose replies were
+    accumulated in this phase.
+    staleness: updates between the model that a reply started from and the server's.
+    lr: the clients' local learning rate of this round; lr_decay: over that of round 1. momentum,
+    epochs: theirs. task: its loss and counts.
+    public: held-out public samples, `public.train`; None where there are none. classes: C.
+    features: width of what the model's head gets. layout: of the whole model; shared: of the part
+    that crosses.
+
+    scratch: makes a model to work with, on `device`, when it is first needed; a server that only
+    aggregates needs none. `reported` and `warnings` are what the method reported in this round;
+    `blamed`: by client, how it broke a protocol of secure aggregation.
     """
 
     def __init__(
@@ -291,6 +334,7 @@ class ServerHost:
         return self.setting.inputs(Samples(x, y), self.device)
 
     def model(self, x: Tensors) -> nn.Module:
+        """Returns a scratch module holding x, in eval mode (overwritten by the next call)."""
         return self.scratch.load(
             x if x.layout == self.layout else self.setting.initial.to(x.device).merge(x)
         ).eval()
@@ -320,7 +364,9 @@ class ServerHost:
         batch_size: int,
         loss: Callable[[nn.Module, Inputs, torch.Tensor], torch.Tensor] | None = None,
     ) -> Tensors:
-        """Trains as `ServerHost.fit` describes."""
+        """SGD on the server from x over samples of model inputs. loss(model, x, y): another mean
+        loss than the task's.
+        """
         self.model(x)
         inputs = moved(samples.x, self.device), samples.y.to(self.device)
         task = self.task
@@ -337,10 +383,13 @@ class ServerHost:
         return self.scratch.values().select(x.layout)
 
     def rng(self, purpose: str, client: int = -1) -> np.random.Generator:
+        """Returns the server's stream of that name for this round; client: one for each client."""
         return seeds.rng(self.setting.config.seed, purpose, self.round, client)
 
     def report(self, **values: object) -> None:
+        """Records these values for this round, under `algorithm`."""
         self.reported.update(values)
 
     def warn(self, text: str) -> None:
+        """Adds a sentence to the round's record; it is shown during the run."""
         self.warnings.append(text)

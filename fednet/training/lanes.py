@@ -93,7 +93,7 @@ class Lane(Descent):
 
 
 class Pack(Protocol):
-    """What a `SiteHost` is given where clients are packed."""
+    """What a `ClientHost` is given where clients are packed."""
 
     def descend(self, lane: Lane) -> Course:
         """Trains the lane together with others; raises what its `progress` raised."""

@@ -27,7 +27,7 @@ from fednet.config import (
 )
 from fednet.data import Data
 from fednet.tensors import Layout, Slot, Tensors
-from fednet.training.hosts import ServerHost, SiteHost
+from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting
 
@@ -178,10 +178,10 @@ class Run:
     def ups(self) -> dict[int, Any]:
         return {client: up for client, (_, up) in self.trips[-1].items()}
 
-    def site(self, client: int, phase: int = 0, round: int | None = None) -> SiteHost:
+    def site(self, client: int, phase: int = 0, round: int | None = None) -> ClientHost:
         data = self.federation.samples(client)
         t = len(self.servers) if round is None else round
-        return SiteHost(self.setting, self.scratch, client, t, phase, train=data, test=data)
+        return ClientHost(self.setting, self.scratch, client, t, phase, train=data, test=data)
 
     def round(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
         """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not

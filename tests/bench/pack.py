@@ -21,7 +21,7 @@ from fednet.client.packing import Packing
 from fednet.errors import ConfigError, unknown
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from fednet.training.lanes import Pack
 from tests.bench.run import spread
 
@@ -162,7 +162,7 @@ class Clients:
                 self._client(k, k, pack)
 
     def _client(self, k: int, scratch: int, pack: Pack | None) -> None:
-        host = SiteHost(
+        host = ClientHost(
             self.built.setting, self.scratches[scratch], k, 1, train=self.data[k], pack=pack
         )
         host.train(self.start)

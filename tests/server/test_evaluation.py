@@ -13,7 +13,7 @@ import fednet
 from fednet.experiment import build
 from fednet.experiment.evaluations import evaluated_clients
 from fednet.tensors import Tensors
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from tests.rooms import lines, merged, run, small, summary
 
 SOME = {"rounds": 3, "clients": 5, "participation": None, "clients_per_round": 2, "seed": 1}
@@ -193,7 +193,7 @@ def test_fine_tuning_goes_on_from_a_personal_model_that_is_a_methods_own(tmp_pat
         path = path if path.exists() else directory / "model.safetensors"
         start = Tensors.of(module_of(experiment, path), experiment.setting.layout)
         site = experiment.federation.site(line["client"])
-        host = SiteHost(
+        host = ClientHost(
             experiment.setting,
             experiment.scratch(),
             line["client"],

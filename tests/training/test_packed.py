@@ -460,8 +460,8 @@ def test_a_method_learns_the_same_with_packs(method, descents, monkeypatch):
     options = {"model": {"name": "pdc_cnn"}} if method == "moon" else {}
     plain = Federation(rounds=2, train={"epochs": 1}, **options).run(method)
     pack = Alone()
-    site = harness.SiteHost
-    monkeypatch.setattr(harness, "SiteHost", lambda *args, **more: site(*args, pack=pack, **more))
+    site = harness.ClientHost
+    monkeypatch.setattr(harness, "ClientHost", lambda *args, **more: site(*args, pack=pack, **more))
     together = Federation(rounds=2, train={"epochs": 1}, **options).run(method)
     assert close(together.x, plain.x, 1e-4)
     # MOON's loss is its own from its second round on: no pack, the same result
@@ -472,9 +472,9 @@ def test_samples_beside_the_local_ones_are_in_the_pack_too(monkeypatch):
     run = Federation(rounds=1).run("fedavg")
     more = Samples(*images(9, seed=7))
     plain = run.site(0).train(run.x, more=more)
-    site, pack = harness.SiteHost, Alone()
+    site, pack = harness.ClientHost, Alone()
     monkeypatch.setattr(
-        harness, "SiteHost", lambda *args, **kwargs: site(*args, pack=pack, **kwargs)
+        harness, "ClientHost", lambda *args, **kwargs: site(*args, pack=pack, **kwargs)
     )
     together = run.site(0).train(run.x, more=more)
     assert pack.lanes == 1

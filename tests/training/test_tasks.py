@@ -9,7 +9,7 @@ from torch import nn
 
 from fednet.errors import ConfigError
 from fednet.registry import task
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from fednet.training.tasks.classification import class_axis
 
 
@@ -137,4 +137,4 @@ def test_samples_and_batches_without_any_label_have_a_loss_of_zero():
 def test_targets_without_a_label_are_of_no_class_that_a_client_has():
     y = torch.tensor([[0, -100], [2, 2]])
     client = SimpleNamespace(data=(y, y), classes=3)
-    assert SiteHost.class_counts.func(client).tolist() == [1, 0, 2]
+    assert ClientHost.class_counts.func(client).tolist() == [1, 0, 2]

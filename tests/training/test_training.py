@@ -16,7 +16,7 @@ from fednet.errors import ConfigError, StateError
 from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
 from fednet.training import loop
-from fednet.training.hosts import SiteHost
+from fednet.training.hosts import ClientHost
 from fednet.training.optimizers import optimizer
 from fednet.training.samples import batches
 from fednet.training.scratch import Scratch
@@ -65,7 +65,7 @@ def host(module=None, x=None, y=None, augment=None, rounds=10, round=1, client=0
     )
     x = torch.tensor([[1.0], [2.0]]) if x is None else x
     y = torch.tensor([3.0, 3.0]) if y is None else y
-    return SiteHost(setting, Scratch(module, layout), client, round, train=(x, y), test=(x, y))
+    return ClientHost(setting, Scratch(module, layout), client, round, train=(x, y), test=(x, y))
 
 
 def w(trained):
