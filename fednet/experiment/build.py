@@ -308,7 +308,6 @@ def try_on(experiment: Experiment, data: Data) -> None:
     """Tries each model on two samples of the data. Raises ConfigError."""
     for setting in experiment.settings:
         trial.fits(experiment.algorithm, setting, data)
-        trial.merges(setting, experiment.shapes, data)
 
 
 def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:
@@ -346,7 +345,6 @@ def _fitted(
     shared = setting.shared
     for direction in ("up", "down"):
         trial.check_chains(config, algorithm, direction)
-    trial.check_sizes(config.algorithm.name, algorithm)
     if isinstance(algorithm, Secure):
         held = None if source.federation is None else source.federation.parts
         cohort = functools.partial(selection.cohort, config)

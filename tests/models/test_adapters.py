@@ -357,18 +357,6 @@ class Spectral(nn.Module):
         return self.head(self.body(x))
 
 
-class Reads(nn.Module):
-    """Computes with a layer's weight beside calling the layer."""
-
-    def __init__(self, *, classes):
-        super().__init__()
-        self.body = nn.Linear(12, 12)
-        self.head = nn.Linear(12, classes)
-
-    def forward(self, x):
-        return self.head(self.body(x) + x @ self.body.weight)
-
-
 class Twice(nn.Module):
     """One layer under two names, called twice."""
 
@@ -384,7 +372,7 @@ class Twice(nn.Module):
 
 @pytest.fixture
 def odd_models(monkeypatch):
-    for kind in (Shared, Spectral, Reads, Twice):
+    for kind in (Shared, Spectral, Twice):
         monkeypatch.setitem(registry.model._parts, kind.__name__.lower(), kind)
 
 
@@ -393,17 +381,10 @@ def odd(name, target, **more):
     return merged(SMALL, {"model": model, "train": {"lr": 0.5}, **more})
 
 
-@pytest.mark.parametrize(
-    ("name", "target", "says"),
-    [
-        ("spectral", "body", r"body carries no adapter: its weight is computed from other tensors"),
-        ("reads", "body", r"with the adapters merged into its weights, .* gives other outputs"),
-    ],
-)
-def test_adapters_that_could_not_be_written_are_refused(odd_models, name, target, says):
+def test_adapters_that_could_not_be_written_are_refused(odd_models):
     """They were trained, and the written model was another one."""
-    with pytest.raises(ConfigError, match=says):
-        build(from_mapping(odd(name, target)))
+    with pytest.raises(ConfigError, match="body carries no adapter: its weight is computed from"):
+        build(from_mapping(odd("spectral", "body")))
 
 
 def test_a_tied_layer_carries_no_adapter(odd_models):

@@ -123,10 +123,6 @@ class Tokens(nn.Module):
             "the same configuration gave other bits the second time",
         ),
         (
-            method("chk-array", ARRAY.format(3)),
-            r"Up\.sketch is of the form array, .* define sizes",
-        ),
-        (
             PARTITION.format("chk-twice", "[list(range(10)) for _ in range(clients)]"),
             "chk-twice: a sample was given twice",
         ),
