@@ -38,7 +38,6 @@ def pipe(tmp_path, monkeypatch):
     [
         "fednet run pipe",
         "fednet run --resume pipe",
-        "fednet run --check --set data.root=pipe",
         "fednet partition pipe",
         "fednet doctor pipe",
         "fednet doctor --keys pipe",

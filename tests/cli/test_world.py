@@ -41,4 +41,4 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,to\n0,0,100\n0,50,100\n")
     assert main(["world", str(trace)]) == 2
-    assert f"{trace}:3: from second 50, but the session before lasts" in capsys.readouterr().err
+    assert f"{trace}:3: available from second 50" in capsys.readouterr().err

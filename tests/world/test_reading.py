@@ -22,9 +22,9 @@ def link(path, client=0, clients=3):
 
 # -- what is read ----------------------------------------------------------------------------------
 def test_availability_by_client_and_by_device():
-    text = "client,from,to\n0,10,20\n0,20,30.5\n\n# the second is never there\n1,0,0\n2,0,5\n"
+    text = "client,from,to\n0,10,20\n0,22,30.5\n\n# the second is never there\n1,0,0\n2,0,5\n"
     assert reading.availability(text, "t.csv", 3) == [
-        Presence(((10, 20), (20, 30.5))),
+        Presence(((10, 20), (22, 30.5))),
         Presence(()),
         Presence(((0, 5),)),
     ]
@@ -80,8 +80,6 @@ def test_mahimahis_traces_are_the_uplink_and_the_downlink(tmp_path):
 @pytest.mark.parametrize(("text", "clients"), [("²,1,2", 1), ("0,1,2\n4,1,2", 5)])
 def test_how_many_clients_a_file_has(text, clients):
     assert reading.clients(text, "t") == clients
-    with pytest.raises(ConfigError, match=r"t:1: .*; expected JSON"):
-        reading.clients('{"0": ', "t")
 
 
 def test_a_pickle_is_not_read_and_the_command_that_converts_it_to_json_works(tmp_path, monkeypatch):
@@ -105,94 +103,70 @@ def test_a_name_that_is_none_says_the_nearest():
         reading.text("x/absent.csv", "availability.trace", ("phones",))
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("0,0,20\n0,19,30", r"t.csv:2: from second 19, but the session before lasts until 20"),
-        ("0,-1,20", r"t.csv:1: from second -1; expected 0 or later"),
-        ("0,1,2\n0,5,5", r"t.csv:2: to second 5, which is not after second 5"),
-        ("0,1,2\n2,1,2", r"t.csv:2: client 2 comes, and client 1 is left out; .* `1,0,0`"),
-        ("1,1,2\n0,1,2", r"t.csv:1: client 1 comes, and client 0 is left out"),
-        ("0,1,2\n1,1,2\n0,3,4", r"t.csv:3: client 0 after client 1; order the lines"),
-        ("0,1,2\n1,1,2\n2,1,2\n3,1,2", r"t.csv:4: there is no client 3; .* clients 0 to 2"),
-        ("0,1,2\n1,1,2", r"t.csv:2: the last client is 1; .* clients 0 to 2; .* `2,0,0`"),
-        ("0,1,2\n0,two,3", r"t.csv:2: expected client, from, to, got '0,two,3'"),
-        ("0,1,2\n0,nan,3", r"t.csv:2: expected client, from, to"),
-        ("0.5,1,2", r"t.csv:1: there is no client 0.5"),
-        ("client,from,to\n", r"t.csv: it is empty"),
-        (
-            f'{{"7": {{"finish_time": {HUGE}, "active": [0], "inactive": [5]}}}}',
-            "t.csv: device '7': expected active",
-        ),
-    ],
-)
-def test_a_bad_file_of_availability_is_refused_with_its_line(lines, said):
-    with pytest.raises(ConfigError, match=said):
-        reading.availability(lines, "t.csv", 3)
+AVAILABILITY = "available from second"
+OTHERS = "\n1,0,0\n2,0,0"
+DEVICE = {"active": [10, 15], "inactive": [20, 30], "finish_time": 100}
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (
-            {"active": [10, 15], "inactive": [20, 30], "finish_time": 100},
-            "spell 2: from second 15 to 30; expected ascending seconds from 20 to",
-        ),
-        ({"active": [-5], "inactive": [20], "finish_time": 100}, "from second -5"),
-        ({"active": [5], "inactive": [120], "finish_time": 100}, "to 120; .* end, 100"),
-        ({"active": [5, 6], "inactive": [7], "finish_time": 100}, "active 2 times and inactive 1"),
-        ({"active": [5], "inactive": [7]}, "KeyError: 'finish_time'"),
-        ({"trace_start": 9, "trace_end": 3, "ready_time": [[1, 2]]}, "from second 9 to 3"),
-    ],
-)
-def test_a_bad_device_is_refused_with_its_id(value, said):
+def device(**changes) -> str:
     good = {"active": [1], "inactive": [2], "finish_time": 10}
-    text = json.dumps({"a": good, "b": value})
-    with pytest.raises(ConfigError, match=rf"b.json: device 'b'.*{said}"):
-        reading.availability(text, "b.json", 3)
+    return json.dumps({"a": good, "b": {**DEVICE, "inactive": [14, 30], **changes}})
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0,1\n2,1\n", "d.csv:2: client 2 comes, and client 1 is left out"),
-        ("0,1\n0,1\n", "d.csv:2: client 0 has a second line"),
-        ("0,1\n1,-1\n", "d.csv:2: -1 ms a step"),
-        ("0,1\n1,1\n", "d.csv:2: the last client is 1"),
+        ("0,0,20\n0,19,30" + OTHERS, f"t:2: {AVAILABILITY} 19 to 30; expected .* from 20 to"),
+        ("0,-1,20" + OTHERS, f"t:1: {AVAILABILITY} -1"),
+        ("0,1,2\n0,5,4" + OTHERS, f"t:2: {AVAILABILITY} 5 to 4"),
+        ("0,1,2\n2,1,2", "t: there is no line of client 1; .* clients 0 to 2"),
+        ("0,1,2\n1,1,2\n2,1,2\n3,1,2", "t:4: there is no client 3; .* clients 0 to 2"),
+        ("0.5,1,2", "t:1: there is no client 0.5"),
+        ("0,1,2\n0,two,3", "t:2: expected client, from, to, got '0,two,3'"),
+        ("0,1,2\n0,nan,3", "t:2: expected client, from, to"),
+        ("client,from,to\n", "t: it is empty"),
+        (device(**DEVICE), f"device 'b': {AVAILABILITY} 15 to 30; expected .* from 20 to 100"),
+        (device(inactive=[14, 120]), f"device 'b': {AVAILABILITY} 15 to 120"),
+        (device(inactive=[7]), "device 'b': expected active, inactive .* shorter than"),
+        (device(finish_time=None), "device 'b': expected active, inactive and finish_time"),
+        (device(trace_start=9, trace_end=3, ready_time=[[1, 2]]), "from second 9 to 3"),
+        (f'{{"7": {{"finish_time": {HUGE}, "active": [], "inactive": []}}}}', "'7': expected acti"),
+    ],
+)
+def test_a_bad_file_of_availability_is_refused_with_its_line(text, said):
+    with pytest.raises(ConfigError, match=said):
+        reading.availability(text, "t", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0,1\n2,1\n", "d.csv: there is no line of client 1"),
+        ("0,1\n0,1\n1,1\n2,1\n", "d.csv:2: expected one line a client"),
+        ("0,1\n1,-1\n2,1\n", "d.csv:2: expected one line a client, with 0 ms or more"),
     ],
 )
 def test_a_bad_file_of_devices_is_refused_with_its_line(text, said):
     with pytest.raises(ConfigError, match=said):
-        list(reading.paces(text, "d.csv", [1, 1, 1]))
+        reading.paces(text, "d.csv", [1, 1, 1])
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0,1,1\n2,1,1\n", "t:2: second 2; expected second 1, so that none is left out"),
-        ("0,1,1\n1,-1,1\n", "t:2: -1 and 1 Mbit/s; expected 0 or more"),
+        ("0,1,1\n2,1,1\n", "t:2: expected second 1, so that none is left out"),
+        ("0,1,1\n1,-1,1\n", "t:2: .* got second 1, -1 and 1 Mbit/s"),
         ("0,0,1\n1,0,1\n", "t: there is no second in which it carries anything"),
-        ("0,0,1,1\n2,0,1,1\n", "t:2: client 2 comes, and client 1 is left out"),
-        ("0,0,1,1\n", "t:1: the last client is 0"),
-        ("5\n3\n", "t:2: millisecond 3; expected 5 to"),
-        ("-1\n3\n", "t:1: millisecond -1"),
-        ("1\n2.5\n", "t:2: expected a millisecond, got '2.5'"),
-        ("\n", "t:1: the trace has no length"),
-        # rubbish
-        ('{"0":' * 100_000, r"t:1: maximum recursion depth"),
-        (
-            '{"0": {"communication": 1' + "0" * 9000 + "}}",
-            r"t(:1|: device '0'): (Exceeds|expected)",
-        ),
-        (
-            f'{{"0": {{"communication": {HUGE}}}}}',
-            r"t: device '0': expected computation and communication",
-        ),
-        ("second,down_mbps,up_mbps\n0,1e308,1e308\n1,1e308,1e308", r"t: .* carry inf bytes"),
-        ("0,1e-320,1e-320", r"t: all its seconds together carry 1"),
-        ("1\n99999999999999", r"t:2: millisecond 99999999999999; expected 1 to"),
-        ("ab1" * 10**6, r"t:1: expected a millisecond, got 'ab1.* and 2999940 more"),
-        ("1,2," + "x" * 10**6, r"t:1: expected second, down_mbps, up_mbps, got '1,2,x.* more"),
+        ("0,0,1,1\n2,0,1,1\n", "t: there is no line of client 1"),
+        ("5\n3\n", "t:2: millisecond 3; expected whole numbers from 5 to"),
+        ("1\n2.5\n", "t:2: millisecond 2.5"),
+        ("0\n", "t: the trace has no length"),
+        ('{"0":' * 100_000, "t: maximum recursion depth"),
+        (f'{{"0": {{"communication": {HUGE}}}}}', "device '0': expected communication"),
+        ("second,down_mbps,up_mbps\n0,1e308,1e308\n1,1e308,1e308", "t: .* carry inf bytes"),
+        ("0,1e-320,1e-320", "t: all its seconds together carry 1"),
+        ("1\n99999999999999", "t:2: millisecond 1e\\+14; expected"),
+        ("1,2," + "x" * 10**6, "t:1: expected second, down_mbps, up_mbps, got '1,2,x"),
     ],
 )
 def test_a_bad_file_of_links_is_refused_with_its_line(tmp_path, monkeypatch, text, said):
