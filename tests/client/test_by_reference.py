@@ -36,10 +36,8 @@ SAME = ("model_sha256", "clients_sha256", "train_loss", "test_loss", "useful", "
     [
         {},
         {"algorithm": "scaffold"},
-        {"algorithm": "fedper"},
         {"algorithm": "fedproto"},
         {"model": {"name": "mlp", "norm": "batch", "buffers": "local"}},
-        {"security": {"max_norm": 100.0}},
         {"evaluate": {"clients": "all"}},
     ],
     ids=str,

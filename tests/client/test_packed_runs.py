@@ -57,11 +57,8 @@ def test_a_run_is_packed_and_near_to_one_that_is_not(tmp_path, lanes):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"algorithm": {"name": "scaffold"}},
-        {"algorithm": {"name": "fedrep"}, "evaluate": {"clients": "all", "finetune": True}},
-    ],
-    ids=["scaffold", "fedrep"],
+    [{"algorithm": {"name": "fedrep"}, "evaluate": {"clients": "all", "finetune": True}}],
+    ids=["fedrep"],
 )
 def test_the_same_bits_in_one_process_and_in_several_whoever_meets_whom(tmp_path, changes):
     changes = rooms.merged(RUN, changes)

@@ -7,30 +7,8 @@ import time
 
 import pytest
 
-from fednet.server.watch import TOGETHER_S, third_press_kills
+from fednet.server.watch import TOGETHER_S
 from tests.processes import Processes, until
-
-
-def test_the_third_press_of_ctrl_c_ends_what_does_not_end(monkeypatch):
-    asked = []
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    before = signal.getsignal(signal.SIGINT)
-    on = third_press_kills(lambda number, frame: asked.append(number))
-    try:
-        for press in range(2):
-            now[0] += 1.0
-            on(signal.SIGINT, None)
-            now[0] += TOGETHER_S / 2
-            on(signal.SIGINT, None)  # the same press, passed on
-            assert len(asked) == 2 * (press + 1)
-        on(signal.SIGTERM, None)
-        now[0] += 1.0
-        with pytest.raises(KeyboardInterrupt):
-            on(signal.SIGINT, None)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
 
 HANGS = """
 import time

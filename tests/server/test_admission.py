@@ -55,28 +55,27 @@ def test_finite_values_of_a_norm_that_float32_holds_are_let_in(w):
     admit(w)
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("place", [0, 2])
-def test_a_weight_that_is_not_finite_is_told_as_such(bad, place):
-    w = [0.5, 0.5, 0.5]
-    w[place] = bad
-    with pytest.raises(RemoteProtocolError, match="field x: a value is not finite"):
-        admit(w)
+@pytest.mark.parametrize(
+    ("w", "mask", "says"),
+    [
+        ((NAN, 0.5, 0.5), (0.0, 0.0), "a value is not finite"),
+        ((0.5, 0.5, -INF), (0.0, 0.0), "a value is not finite"),
+        ((0.0, 0.0, 0.0), (0.0, NAN), "a value is not finite"),
+        ((0.0, 0.0, 0.0), (0.0, INF), "a value is not finite"),
+        ((1e25, 0.0, 0.0), (0.0, 0.0), "a norm above"),
+        ((3e38, -3e38, 0.0), (0.0, 0.0), "a norm above"),  # finite values, whose squares are not
+    ],
+)
+def test_values_that_are_not_finite_or_too_large_are_refused(w, mask, says):
+    with pytest.raises(RemoteProtocolError, match=f"field x: {says}"):
+        admit(w, mask)
 
 
-@pytest.mark.parametrize("w", [(1e25, 0.0, 0.0), (1.5e19, 1.5e19, 1.5e19), (3e38, -3e38, 0.0)])
-def test_finite_values_whose_squares_are_not_are_told_apart(w):
-    with pytest.raises(RemoteProtocolError, match="field x: a norm above"):
-        admit(w)
-
-
-@pytest.mark.parametrize("bad", [NAN, INF])
-def test_a_buffer_that_is_not_finite_is_refused_unless_the_model_began_so(bad):
-    with pytest.raises(RemoteProtocolError, match="field x: a value is not finite"):
-        admit((0.0, 0.0, 0.0), mask=(0.0, bad))
-    admit((0.0, 0.0, 0.0), mask=(0.0, bad), exempt=frozenset({"mask"}))
+def test_a_buffer_that_the_model_began_with_may_be_infinite():
+    exempt = frozenset({"mask"})
+    admit((0.0, 0.0, 0.0), (0.0, INF), exempt)
     with pytest.raises(RemoteProtocolError, match="a value is not finite"):
-        admit((0.0, NAN, 0.0), mask=(0.0, bad), exempt=frozenset({"mask"}))
+        admit((0.0, NAN, 0.0), (0.0, INF), exempt)
 
 
 def test_a_configuration_that_no_client_would_take_is_refused_before_any_waits():

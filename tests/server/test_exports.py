@@ -7,38 +7,13 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file
 
-from fednet.algorithms.feddc import FedDC
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports
-from fednet.tensors import Layout, Slot, Tensors
-from fednet.wire.payload import Run, Samples
+from fednet.tensors import Layout, Slot
 from tests.rooms import small
 
 LAYOUT = Layout((Slot("w", (2,), "parameter"),))
-
-
-def reply(value: float) -> FedDC.Up:
-    x = Tensors.pack(LAYOUT, {"w": torch.zeros(2)})
-    fields = {
-        name: Run(1, 1, 0.0) if field.form == "run" else x
-        for name, field in FedDC.Up.fields.items()
-    }
-    name = next(n for n, f in FedDC.Up.fields.items() if f.kind == "condensed")
-    return FedDC.Up(
-        **{**fields, name: Samples(torch.full((2, 3, 4, 4), value), torch.tensor([1, 5]))}
-    )
-
-
-def test_the_newest_condensed_images_of_each_client_are_kept(tmp_path):
-    for value in (1.0, 2.0):
-        images = exports.condensed(reply(value))
-        assert images is not None
-        exports.keep_condensed(tmp_path, 3, images)
-    assert [p.name for p in (tmp_path / "condensed").iterdir()] == ["client-3.safetensors"]
-    found = load_file(tmp_path / "condensed" / "client-3.safetensors")
-    assert found["x"].unique().tolist() == [2.0]
-    assert found["y"].tolist() == [1, 5]
 
 
 def test_class_means_are_of_the_real_images_and_nan_for_an_absent_class(tmp_path):

@@ -4,7 +4,6 @@ events against floods.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -268,22 +267,6 @@ def test_what_a_server_that_stops_has_not_read_is_in_its_book(tmp_path):
         assert both.link.ledger.totals["up"] == sum(got for _, got in server.traffic().values())
 
 
-def test_one_process_keeps_the_same_books_as_sockets(tmp_path):
-    network = Inproc()
-    both = Both(tmp_path, network.server(), network.client())
-    both.phase(BIG)
-    keyed = ("task", "reply", "evaluate", "pull", "connection")
-    fields = ("direction", "type", "client", "kinds", "envelope", "raw_bytes", "round", "attempt")
-    books = [
-        sorted(str([r[f] for f in fields]) for r in book if r["type"] in keyed)
-        for book in (both.rows, both.loop.book.rows)
-    ]
-    assert books[0] == books[1]
-    # A connection each way; by client a task, a reply, an evaluation, the pulls of two transfers.
-    assert len(books[0]) == 2 + 2 * 5
-    assert all(r["useful"] for r in both.rows if r["type"] in keyed[:-1])
-
-
 def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own(
     tmp_path, monkeypatch
 ):
@@ -339,41 +322,6 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     assert now() == before + server_io.PAUSE_S + 60
     at += 3600  # somebody came, and the server is at something else
     assert now() == before + 2 * server_io.PAUSE_S + 60
-
-
-def test_a_disk_that_blocks_while_clients_join_makes_none_of_them_silent(tmp_path, monkeypatch):
-    network, at = Inproc(), time.monotonic()
-    both = Both(tmp_path, network.server(), network.client())
-    io, protocol = both.io, both.io.protocol
-    io.inline = False
-
-    def blocked():
-        nonlocal at
-        at += 60
-
-    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
-    monkeypatch.setattr(io, "_flush", blocked)
-    while not protocol.roster.present():
-        both.loop.step(0.0)
-        io._step(0.0)
-        io._tick(io._now())
-        assert all(w.gone_at is None for w in protocol.roster.workers.values())
-
-
-def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path, monkeypatch):
-    network, at = Inproc(), time.monotonic()
-    io = Both(tmp_path, network.server(), network.client()).io
-    io.inline = False
-
-    def blocked(now):
-        nonlocal at
-        at += 5
-        return []
-
-    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
-    monkeypatch.setattr(io.protocol, "tick", blocked)
-    io._tick(io._now())
-    assert io._tick_at <= io._now()
 
 
 def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
@@ -465,25 +413,6 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
         r["round"] == 1 and r["worker"] == "w" and r["count"] >= 1 and r["client"] == -1
         for r in beats
     )
-
-
-def test_a_signal_that_outlasts_a_wait_does_not_make_it_endless(tmp_path):
-    def handler(number, frame):
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
-            pass
-
-    server = ZmqServer("tcp://127.0.0.1:*")
-    client = ZmqClient(server.address)
-    io = Both(tmp_path, server, client, inline=False).io
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
-    try:
-        assert io.wait(0.05) is None
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        io.close(linger_s=0)
-        client.close(0)
 
 
 def test_of_a_flood_of_refusals_the_first_are_written_and_then_one_a_second(monkeypatch):

@@ -7,10 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import fednet
 from fednet import registry
 from fednet.algorithms.base import (
-    Algorithm,
     Layout,
     Payload,
     PerClient,
@@ -22,7 +20,7 @@ from fednet.algorithms.base import (
 )
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.local import Local
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.errors import ConfigError
 from fednet.experiment.store import RowStore, on_disk
 from fednet.server.evaluation import model_hashes
 from fednet.tensors import Slot
@@ -69,11 +67,10 @@ def registered():
     [
         {},
         {"privacy": {"clip": 0.05}},
-        {"security": {"max_norm": 2.0}},
         {"wire": {"up": {"state": ["topk(0.5)"]}}},
         {"model": {"name": "mlp", "hidden": [8], "buffers": "server"}},
     ],
-    ids=["plain", "clip", "max_norm", "compressed", "buffers"],
+    ids=["plain", "clip", "compressed", "buffers"],
 )
 def test_fedavg_with_other_names_gives_the_bits_of_fedavg(tmp_path, changes):
     plain = run(tmp_path / "a", **changes)
@@ -81,34 +78,6 @@ def test_fedavg_with_other_names_gives_the_bits_of_fedavg(tmp_path, changes):
     assert [model for model, _ in hashes(renamed)] == [model for model, _ in hashes(plain)]
     assert summary(renamed)["model_sha256"] == summary(plain)["model_sha256"]
     assert summary(renamed)["predicted"] == summary(plain)["predicted"]
-
-
-def test_max_norm_bounds_updates_of_weights_under_another_name(tmp_path):
-    with pytest.raises(CannotGoOn, match=r"client 0: refused: w_k is an update of norm"):
-        run(tmp_path, algorithm={"name": "renamed"}, security={"max_norm": 1e-6})
-
-
-def test_the_defaults_of_algorithm_work_on_other_names():
-    class Half(Algorithm):
-        class Down(Payload):
-            w: Weights
-
-        class Up(Payload):
-            w: Weights
-            ran: Statistics
-
-        class Server(State):
-            w: Tensors
-            k: int = 0
-
-    x = Tensors.zeros(Layout((Slot("w", (2,), "parameter"),)))
-    method = Half()
-    server = method.init_server(x)
-    assert method.model_field == "w"
-    assert method.broadcast(server, 0, 0).w is server.w is method.global_model(server) is x
-    up = Half.Up(w=x.with_vector(torch.ones(2)), ran=fednet.Run(3, 1, 0.5))
-    accumulator = method.accumulate(method.init_accumulator(server, 0), server, 0, up, None)
-    assert method.server_update(accumulator, server, (0,), None).w.vector.tolist() == [1.0, 1.0]
 
 
 class Two(State):

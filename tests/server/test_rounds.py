@@ -5,8 +5,6 @@ what is left behind.
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +12,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fednet import config as configuration
 from fednet.algorithms.scaffold import Scaffold
 from fednet.errors import CannotGoOn
 from fednet.experiment.store import ClientStore
-from fednet.launch import start
 from fednet.server.aggregation import Aggregation
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
 from fednet.server.rounds import Rounds
-from fednet.server.watch import Hosting
 from fednet.tensors import Tensors
 from fednet.wire.messages import Reply
+from tests import rooms
 
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 
 
-def run(
-    out: Path, resume: bool = False, callback: Callable[[Any], None] | None = None, **changes: Any
-) -> tuple[Path, list[dict[str, Any]]]:
-    base: dict[str, Any] = {
-        "rounds": 3,
-        "clients": 4,
-        "participation": 1.0,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": {
-            "dataset": "synthetic",
-            "samples": 160,
-            "shape": [1, 8, 8],
-            "partition": {"scheme": "iid"},
-        },
-        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
-        "round": {"lost": {"closed": 0.02}},
-        "evaluate": {"every": 0},
-    }
-    config = configuration.from_mapping(base | {"name": "run"} | changes, where="the test")
-    with start.open_directory(config, out, resume) as (config, directory, _):
-        start.run_in_process(
-            config,
-            directory,
-            Hosting(start.Silent(), device="cpu", callback=callback),
-        )
+BASE: dict[str, Any] = {
+    "rounds": 3,
+    "clients": 4,
+    "data": {"samples": 160, "shape": [1, 8, 8]},
+    "train": {"batch_size": 16},
+    "round": {"lost": {"closed": 0.02}},
+    "evaluate": {"every": 0},
+    "name": "run",
+}
+
+
+def run(out: Path, **changes: Any) -> tuple[Path, list[dict[str, Any]]]:
+    """resume, callback: as `rooms.run` has them."""
+    directory = rooms.run(out, **rooms.merged(BASE, changes))
     return directory, rounds(directory)
 
 
 def rounds(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
+    return rooms.lines(directory / "rounds.jsonl")
 
 
 def hashes(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -175,7 +160,7 @@ def test_what_was_spent_on_lost_clients_is_told_from_what_was_useful(tmp_path: P
     directory, _ = run(
         tmp_path, faults=lost((2, 1)), link=slow, round={"deadline": 60.0, "lost": {"closed": 0.02}}
     )
-    rows = [json.loads(line) for line in (directory / "wire.jsonl").read_text().splitlines()]
+    rows = rooms.lines(directory / "wire.jsonl")
     useless = {
         (r["round"], r["client"], r["type"])
         for r in rows
@@ -228,7 +213,7 @@ def test_rounds_in_which_nobody_is_there_are_void(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     seed=st.integers(0, 10**6),
@@ -278,7 +263,7 @@ def test_models_of_earlier_rounds_are_let_go_of_without_a_garbage_collector(
 
     gc.disable()
     try:
-        run(tmp_path, rounds=12, callback=count, **changes)
+        run(tmp_path, rounds=8, callback=count, **changes)
     finally:
         gc.enable()
-    assert held[-1] - held[3] < 8  # of the eight rounds between, less than one of each is held
+    assert held[-1] - held[3] < 4  # of the four rounds between, less than one of each is held

@@ -38,20 +38,6 @@ def same(a: Tensors, b: Tensors) -> bool:
     return a.tensor_sha256() == b.tensor_sha256()
 
 
-def test_a_row_is_read_back_as_it_was_also_by_a_later_server(tmp_path: Path) -> None:
-    rows = RowStore(tmp_path)
-    names = [rows.write(row(v)) for v in (1.0, 2.0)]
-    assert [same(rows.read(n, LAYOUT), row(v)) for n, v in zip(names, (1.0, 2.0))] == [True, True]
-    assert same(RowStore(tmp_path).read(names[0], LAYOUT), row(1.0))
-
-
-def test_what_no_state_names_goes(tmp_path: Path) -> None:
-    rows = RowStore(tmp_path)
-    names = [rows.write(row(float(k))) for k in range(3)]
-    rows.prune({names[1]})
-    assert [p.stem for p in tmp_path.iterdir()] == [names[1]]
-
-
 def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     name = rows.write(row(1.0))
@@ -63,15 +49,6 @@ def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -
         rows.read(32 * "0", LAYOUT)
     with pytest.raises(StateError, match="not the name of a row"):
         rows.read("../1", LAYOUT)
-
-
-def test_what_goes_wrong_in_writing_is_raised_before_a_checkpoint_names_the_row(
-    tmp_path: Path,
-) -> None:
-    rows = RowStore(tmp_path / "rows")
-    (tmp_path / "rows").rmdir()
-    with pytest.raises(FileNotFoundError):
-        rows.write(row(1.0))
 
 
 def test_a_state_with_rows_in_memory_moves_to_disk_as_a_value(tmp_path: Path) -> None:

@@ -4,19 +4,16 @@ resume and a replay give.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fednet.errors import CannotGoOn, ConfigError
-from fednet.report import costs
-from fednet.report.read import open_run
+from fednet.errors import ConfigError
 from fednet.server.watch import Watch
 from tests.rooms import lines
-from tests.server.test_rounds import hashes, rounds
+from tests.server.test_rounds import hashes
 from tests.server.test_rounds import run as run_any
 
 # Client 3 takes as long as seven steps of the others.
@@ -45,7 +42,7 @@ def test_updates_come_without_the_slow_client_and_its_reply_counts_late(tmp_path
     assert sum(quick) / len(quick) < 1
     steps = 3 * 0.01  # of 40 samples in batches of 16
     assert records[0]["seconds_virtual"] == pytest.approx(steps, abs=0.02)
-    rows = [json.loads(line) for line in (path / "wire.jsonl").read_text().splitlines()]
+    rows = lines(path / "wire.jsonl")
     booked = {(r["round"], r["client"]): r.get("staleness") for r in rows if r["type"] == "reply"}
     for record in records:
         for client, stale in zip(record["completed"], record["staleness"]):
@@ -66,13 +63,6 @@ def test_who_is_given_a_task_is_free_and_no_more_train_at_once_than_are_to(tmp_p
             if not stale:
                 del training[client]
         assert len(training) <= 3
-
-
-def test_bytes_of_use_are_those_of_the_replies_that_count(tmp_path: Path) -> None:
-    path, records = run(tmp_path)
-    for record in records:
-        assert record["useful"] == record["predicted"]
-    assert costs.open_book(path) if hasattr(costs, "open_book") else open_run(path)
 
 
 def test_what_came_and_is_in_no_update_is_in_the_book_too(tmp_path: Path) -> None:
@@ -116,7 +106,7 @@ def test_semi_synchronous_updates_come_every_so_many_seconds(tmp_path: Path) -> 
     assert all({0, 1, 2} <= set(r["completed"]) for r in records)
 
 
-@pytest.mark.parametrize("algorithm", ["fedasync", "ca2fl", "moon", "fedadam"])
+@pytest.mark.parametrize("algorithm", ["fedasync", "ca2fl", "moon"])
 def test_methods_go_on_after_a_stop_with_the_same_bits(tmp_path: Path, algorithm: str) -> None:
     changes = {"algorithm": algorithm, "schedule": {"mode": "async", "buffer": 1}}
     _, whole = run(tmp_path / "whole", **changes)
@@ -174,12 +164,6 @@ def test_a_client_that_leaves_in_the_middle_of_its_task_is_lost_there(tmp_path: 
     assert sum(r["completed"].count(3) for r in records) >= 1
     _, again = run(tmp_path / "again", **there)
     assert hashes(again) == hashes(records)
-
-
-def test_when_nobody_is_ever_there_the_run_ends(tmp_path: Path) -> None:
-    with pytest.raises(CannotGoOn, match="3 rounds in a row"):
-        run(tmp_path, availability={"model": "bernoulli", "p": 0.0})
-    assert [r["void"] for r in rounds(tmp_path / "run")] == [True] * 3
 
 
 def test_with_nothing_stale_an_update_is_a_round(tmp_path: Path) -> None:

@@ -68,25 +68,18 @@ def test_fednet_server_is_one_whose_clients_others_start(tmp_path):
     assert not endpoint.listening(config, tmp_path, transport).alone
 
 
-@pytest.mark.parametrize(
-    ("keyring", "address", "end"),
-    [
-        (None, "tcp://h:1", "tcp://h:1"),
-        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://h:1", "tcp://h:1 --keys FILE"),
-        (None, "tcp://0.0.0.0:1", "tcp://here:1"),
-        (None, "tcp://[::]:1", "tcp://here:1"),
-        (None, "tcp://10.0.0.0:1", "tcp://10.0.0.0:1"),
-    ],
-)
-def test_how_clients_join_names_a_place_they_can_reach_and_the_keys_that_they_need(
-    tmp_path, monkeypatch, keyring, address, end
-):
+def test_how_clients_join_names_a_place_they_can_reach_and_the_keys(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "here")
-    transport = SimpleNamespace(keyring=keyring, address=address, listen=lambda: None)
-    made = endpoint.listening(configuration.from_mapping({}), tmp_path, transport, said.append)  # type: ignore[arg-type]
-    made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
-    assert said[0].endswith(f"fednet-client --id K --server {end}")
+    for keyring, address in (
+        (None, "tcp://10.0.0.0:1"),
+        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://0.0.0.0:1"),
+    ):
+        bound = SimpleNamespace(keyring=keyring, address=address, listen=lambda: None)
+        made = endpoint.listening(configuration.from_mapping({}), tmp_path, bound, said.append)  # type: ignore[arg-type]
+        made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
+    ends = [line.partition("--server ")[2] for line in said]
+    assert ends == ["tcp://10.0.0.0:1", "tcp://here:1 --keys FILE"]
 
 
 def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypatch):
