@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fednet import papers, places
-from fednet.config import reading
+from fednet.config import WHERE, reading, to_mapping
 from fednet.config.reading import expand
 from fednet.config.tree import wrap
 from fednet.errors import ConfigError, unknown
@@ -15,8 +15,7 @@ from fednet.papers import mini as small
 from fednet.papers.mini import mini
 from fednet.papers.tables import Cell
 from fednet.plain import JsonDict
-from fednet.sweep import marks
-from fednet.sweep.marks import RunSpec
+from fednet.sweep.cells import RunSpec
 
 # Measures for which every client has to be evaluated.
 PERSONAL = (
@@ -113,16 +112,21 @@ def plan(asked: Request) -> Reproduction:
     if asked.scale == "mini":
         cells = [mini(c) for c in cells]
     cells = [replace(c, config=_evaluated(c, asked.scale)) for c in cells]
-    if asked.set:
-        for cell in cells:
-            reading.build(expand(wrap(cell.config, cell.name)), asked.set, asked.load)
+    if asked.set or asked.load:
+        cells = [replace(c, config=_with_flags(c, asked)) for c in cells]
     return Reproduction(
         name,
         tuple(cells),
         tuple(asked.seeds or [0]),
         asked.scale,
-        changed=", ".join(marks.changes(asked.set)),
+        changed=", ".join(s for s in asked.set if s.partition("=")[0].strip() not in WHERE),
     )
+
+
+def _with_flags(cell: Cell, asked: Request) -> JsonDict:
+    """Returns the cell's configuration with --set and --load."""
+    tree = expand(wrap(cell.config, cell.name))
+    return to_mapping(reading.build(tree, asked.set, asked.load))
 
 
 def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:

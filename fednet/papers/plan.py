@@ -11,18 +11,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fednet import config as configuration
-from fednet import papers
-from fednet.config.tree import compose
 from fednet.errors import FednetError, complain
 from fednet.papers.job import Reproduction
 from fednet.papers.tables import Cell
-from fednet.plain import JsonDict, part_of
-from fednet.sweep import marks
+from fednet.plain import part_of
 from fednet.tools.costs import cost
 
 STEPS = 3  # timed, after one that is not
@@ -37,22 +34,14 @@ class Pace:
     public: int
 
 
-def plan(
-    job: Reproduction,
-    out: Path,
-    device: str,
-    jobs: int,
-    sets: Sequence[str] = (),
-) -> str:
-    """Returns the plan as text. sets: of these only those that say where the data come from; the
-    others are named as left out.
-    """
+def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
+    """Returns the plan as text."""
     runs = job.runs(out)
-    paces = measured(job, device, [s for s in sets if s not in marks.changes(sets)])
+    paces = measured(job, device)
     lines, hours, megabytes, left = [], 0.0, 0.0, 0
     wide = max(len(t.name) for _, _, t in runs)
     for cell, _, task in runs:
-        state, rounds = marks.state_now(task), int(cell.config["rounds"])
+        state, rounds = task.state, int(cell.config["rounds"])
         seconds, pace = seconds_of_a_round(cell, paces), paces[kind(cell)]
         mb, part = traffic(cell, pace.public if isinstance(pace, Pace) else 0)
         time = "?" if seconds is None else f"{seconds * rounds / 3600:.2f} h"
@@ -80,8 +69,6 @@ def plan(
         else:
             pace = f"{1e3 * found.step:.1f} ms for one step"
         text.append(f"  {about['model']['name']}, {about['dataset']}: {pace}")
-    if job.changed:
-        text.append(f"--set {job.changed}: not in this plan, which is of the table's own settings")
     return "\n".join(text)
 
 
@@ -121,7 +108,7 @@ def kind(cell: Cell) -> str:
     )
 
 
-def measured(job: Reproduction, device: str, sets: Sequence[str] = ()) -> dict[str, Pace | str]:
+def measured(job: Reproduction, device: str) -> dict[str, Pace | str]:
     """Returns the pace by `kind`; where the measurement failed, why."""
     first: dict[str, Cell] = {}
     for cell in job.cells:
@@ -130,11 +117,11 @@ def measured(job: Reproduction, device: str, sets: Sequence[str] = ()) -> dict[s
     for key, cell in first.items():
         about = json.loads(key)
         complain(f"measuring a step of {about['model']['name']}, {about['dataset']}")
-        found[key] = paced(cell, device, sets)
+        found[key] = paced(cell, device)
     return found
 
 
-def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
+def paced(cell: Cell, device: str) -> Pace | str:
     """One step of the client with the most samples, timed; what was wrong where there is no such
     run.
     """
@@ -144,14 +131,9 @@ def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
     from fednet.experiment.placement import place
     from fednet.training.hosts import ClientHost
 
-    over: JsonDict = {}
-    for text in sets:  # those that say where the data come from, such as data.root=DIR
-        key, _, value = text.partition("=")
-        _, _, leaf = key.strip().partition(".")
-        over[leaf] = compose(value, f"--set {text}", one_place=True).plain()
     threads = torch.get_num_threads()
     try:
-        config = configuration.from_mapping(papers.lay(cell.config, {"data": over}), cell.name)
+        config = configuration.from_mapping(cell.config, cell.name)
         torch.set_num_threads(config.train.threads)
         exp = build.build(config, None)
         here = place(device)[0]

@@ -23,8 +23,8 @@ from fednet.papers.mini import DESCRIPTION
 from fednet.plain import JsonDict
 from fednet.report import costs, metrics
 from fednet.report.read import open_run
-from fednet.sweep import claims, marks, pool
-from fednet.sweep.marks import RunSpec
+from fednet.sweep import cells
+from fednet.sweep.cells import RunSpec
 
 
 def main(asked: Request) -> int:
@@ -37,7 +37,7 @@ def main(asked: Request) -> int:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     job = plan(asked)
     if asked.plan:
-        print(planning.plan(job, asked.out, asked.device, asked.jobs, asked.set))
+        print(planning.plan(job, asked.out, asked.device, asked.jobs))
         return 0
     with removed_if_empty(asked.out):
         writable(asked.out, "--out")  # refused before hours of runs, not after them
@@ -50,25 +50,19 @@ def _run(job: Reproduction, asked: Request) -> int:
     if job.scale == "mini":
         say(DESCRIPTION[0].upper() + DESCRIPTION[1:])
     tasks = [t for _, _, t in job.runs(asked.out)]
-    states = [marks.state(t, marks.digest(t, asked.load, asked.set)) for t in tasks]
-    if asked.gather and not {"done", "failed", "edited"} & set(states):
+    if asked.gather and not any(t.state in ("done", "failed") for t in tasks):
         raise ConfigError(
             f"--gather: none of the {len(tasks)} runs of {job.table} in {job.folder(asked.out)} is "
             f"done."
         )
-    done = states.count("done")
     refused = False
 
     def show(task: RunSpec, state: str) -> None:
-        nonlocal done, refused
+        nonlocal refused
         if state == "begins":
             return
-        if state == "done":
-            done += 1
-        elif state == "changed":
-            done -= 1
-        elif state == "refused":
-            refused = True
+        refused = refused or state == "refused"
+        done = sum(t.state == "done" for t in tasks)
         text = f"[{done}/{len(tasks)}] {task.name}: {_progress(job, task, state)}"
         if asked.quiet and state in ("refused", "failed"):
             complain(text)
@@ -76,41 +70,21 @@ def _run(job: Reproduction, asked: Request) -> int:
 
     try:
         if not asked.gather:
-            pool.work(tasks, asked.jobs, asked.device, load=asked.load, sets=asked.set, notify=show)
+            cells.work(tasks, asked.jobs, asked.device, notify=show)
     finally:
         written = publish(job, asked.out)  # also of what was done before a stop
-    failed = [t for t in tasks if marks.state_now(t) == "failed"]
-    if failed and not asked.gather:
-        say(
-            f"{len(failed)} of these runs failed, and are left at that; to have one tried again, "
-            f"remove its mark: {failed[0].books / failed[0].name}.failed"
-        )
     if written:
         say((asked.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         say("\n".join(str(p) for p in written))
-    return marks.REFUSED if refused else 0
+    return cells.REFUSED if refused else 0
 
 
 def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
-    """Returns the line about a run that has changed its state."""
-    if state == "done":
-        return _result(job, task)
-    if state == "changed":
-        return "its files were changed after it ended; it is done again"
-    if state == "edited":
-        return (
-            "your own file was edited, or it failed under another configuration; it is done again"
-        )
+    """Returns the line about a run that has ended, or that another process does."""
     if state == "held":
-        holder = claims.holder(task.books, task.name) or "it has just ended"
-        return f"another process is at it ({holder}); the same command gathers it later"
-    if state == "torn":
-        return f"cannot be resumed, it is done again: {marks.why(task)}"
-    return f"{state}: {marks.why(task)}"
-
-
-def _result(job: Reproduction, task: RunSpec) -> str:
-    """Returns the measures of a run that is done, its MB and its seconds."""
+        return "another process is at it; the same command gathers it later"
+    if state != "done":
+        return f"{state}: {task.why}"
     run = open_run(task.run)
     name = task.name.rpartition("-seed")[0]
     cell = next(c for c in job.cells if c.config["name"] == name)
@@ -146,7 +120,7 @@ def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
     status.
     """
     runs = job.runs(out)
-    found = {(c.name, s): open_run(t.run) for c, s, t in runs if marks.state_now(t) == "done"}
+    found = {(c.name, s): open_run(t.run) for c, s, t in runs if t.state == "done"}
     made, curves = [], []
     for cell, seed, task in runs:
         run, other, status = found.get((cell.name, seed)), None, _status(task)
@@ -168,18 +142,11 @@ def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
 
 def _status(task: RunSpec) -> str:
     """Returns the state of a run as the table shows it."""
-    state = marks.state_now(task)
-    if state == "done":
-        return state
-    if state == "failed":
-        return f"failed: {marks.why(task) or 'it printed nothing'}"
-    if state == "changed":
-        return "not run: its files were changed after it ended"
-    if state == "begun":
-        path = task.run / "rounds.jsonl"
-        ended = path.read_bytes().count(b"\n") if path.exists() else 0
-        return f"not run: {ended} of {task.config['rounds']} rounds so far" if ended else "not run"
-    why = marks.why(task)
+    if task.state == "done":
+        return "done"
+    why = task.why
+    if task.state == "failed":
+        return f"failed: {why or 'it printed nothing'}"
     return f"not run: {why}" if why else "not run"
 
 
@@ -188,10 +155,10 @@ def listing() -> str:
     """Lists every table, with its number of cells, its datasets and its caption."""
     lines = []
     for name in papers.with_results():
-        cells = papers.cells(name)
+        found = papers.cells(name)
         caption = papers.caption(name).partition("; class")[0]
-        datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in cells)
-        lines.append((name, f"{len(cells):3d} cells", ", ".join(datasets), caption))
+        datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in found)
+        lines.append((name, f"{len(found):3d} cells", ", ".join(datasets), caption))
     lines += [(name, "  no runs", "", f"prints {what}") for name, what in papers.no_runs().items()]
     wide = [max(len(line[i]) for line in lines) for i in range(3)]
     return "\n".join(

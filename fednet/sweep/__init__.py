@@ -2,5 +2,5 @@
 and `fednet reproduce`.
 
 Imported by `papers` and `cli`.
-Read in this order: grid, running, pool, marks, claims.
+Read in this order: grid, cells.
 """

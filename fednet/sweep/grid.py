@@ -6,7 +6,6 @@ started.
       algorithm: [fedavg, {name: fedprox, mu: 0.01}]
       data.partition.alpha: [0.1, 1.0]
     seeds: [0, 1, 2]
-    select: {by: validation_accuracy, grid: {train.lr: [0.01, 0.1]}}
 
 A cell is one run, in a process of its own, in OUT/SWEEP/CELL. Cells of one seed are paired: they
 see the same partition, initial weights and participants, since those depend on the seed alone. A
@@ -19,21 +18,23 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from fednet import config
 from fednet.config import fit, reading
 from fednet.config.tree import compose
-from fednet.errors import ConfigError
+from fednet.errors import CannotGoOn, ConfigError
+from fednet.experiment.rundir import writable
 from fednet.plain import JsonDict, JsonMapping
-from fednet.records import Round
+from fednet.records import reading as records
+from fednet.sweep import cells
+from fednet.sweep.cells import RunSpec
 
-T = TypeVar("T")
 OWN = {
     "seed": "a sweep sets the seed of each cell; give seeds by `seeds:` or --seeds.",
     "name": "a sweep sets the name of each cell; --out sets the folder of the cells.",
@@ -44,35 +45,20 @@ OWN = {
 Values = list[Any]
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hyper-parameters to choose for each variation by a number of the validation split, the mean
-    over seeds.
-    """
-
-    grid: dict[str, Values]
-    by: str = "validation_accuracy"
-
-
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sweep file. base: a configuration, relative to the sweep file; vary: key.path -> values."""
 
     base: str
     vary: dict[str, Values] = {}
     seeds: list[int] = msgspec.field(default_factory=lambda: [0])
-    select: Selection | None = None
     name: str | None = None
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """One run of a sweep. variation and point: its place in `vary` and in the grid of `select`, as
-    text.
-    """
+    """One run of a sweep."""
 
     name: str
-    variation: str
-    point: str
-    seed: int
     settings: JsonDict  # key.path -> value
 
     @property
@@ -118,50 +104,28 @@ def from_grid(base: str | Path, grid: Sequence[str], seeds: Sequence[int] = (0,)
 
 
 def _check_values(sweep: Sweep, where: str) -> None:
-    grid = sweep.select.grid if sweep.select else {}
-    for key, values in {**sweep.vary, **grid}.items():
+    for key, values in sweep.vary.items():
         if not values:
             raise ConfigError(f"{where}: {key}: expected at least one value, got an empty list.")
         if key in ("seed", "name"):
             raise ConfigError(f"{where}: {key}: {OWN[key]}")
-    if both := sweep.vary.keys() & grid.keys():
-        raise ConfigError(
-            f"{where}: {min(both)} is under `vary` and under `select.grid`; keep one of them."
-        )
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
         raise ConfigError(f"{where}: seeds: expected different whole numbers, got {sweep.seeds}.")
-    validated = [f for f in Round.__struct_fields__ if f.startswith("validation")]
-    if sweep.select and sweep.select.by not in validated:
-        raise ConfigError(
-            f"{where}: select.by: expected a number of the validation split, such as "
-            f"validation_accuracy, got "
-            f"{sweep.select.by!r}; a choice by the test set would spoil it as a test."
-        )
 
 
-def cells(sweep: Sweep) -> list[GridCell]:
+def combinations(sweep: Sweep) -> list[GridCell]:
     """Every combination, by seed, so that an unfinished sweep has whole comparisons. Names are
     stable, and differ.
     """
     made: dict[str, GridCell] = {}
-    points = _product(sweep.select.grid if sweep.select else {})
-    for seed, given, point in itertools.product(sweep.seeds, _product(sweep.vary), points):
-        settings = {key: _part(key, value) for key, value in {**given, **point}.items()}
-        name = "_".join(part for part in (_text(given), _text(point), f"seed{seed}") if part)
+    for seed, given in itertools.product(sweep.seeds, _product(sweep.vary)):
+        settings = {key: _part(key, value) for key, value in given.items()}
+        name = "_".join(part for part in (_text(given), f"seed{seed}") if part)
         if name in made:  # values that read the same once written as a name
             text = json.dumps(settings, sort_keys=True)
             name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-        settings = {"name": name, "seed": seed, **settings}
-        made[name] = GridCell(name, _text(given), _text(point), seed, settings)
+        made[name] = GridCell(name, {"name": name, "seed": seed, **settings})
     return list(made.values())
-
-
-def share(all_cells: Sequence[T], text: str) -> list[T]:
-    """`--cell I/N`: the I-th of N shares, dealt in turn."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"--cell {text}: expected I/N with 1 <= I <= N, such as 2/8.")
-    return list(all_cells[int(match[1]) - 1 :: int(match[2])])
 
 
 def _product(vary: Mapping[str, Sequence[object]]) -> list[JsonDict]:
@@ -198,17 +162,73 @@ def configurations(
     """The whole configuration of every cell, checked before anything starts. sets: further
     `--set`s that all cells get. Raises ConfigError.
     """
-    made, grid = [], sweep.select.grid if sweep.select else {}
+    made = []
     for text in sets:
         key = text.partition("=")[0].strip()
-        if key in OWN or key in sweep.vary or key in grid:
+        if key in OWN or key in sweep.vary:
             raise ConfigError(f"--set {text}: {OWN.get(key, f'the sweep varies {key} itself.')}")
-    for cell in cells(sweep):
+    for cell in combinations(sweep):
         whole = config.load(sweep.base, [*sets, *cell.sets], load_files)
-        if sweep.select and not whole.data.validation:
-            raise ConfigError(
-                f"{sweep.base}: data.validation: expected a share above 0 for select.by "
-                f"{sweep.select.by!r}, got 0."
-            )
         made.append(config.to_mapping(whole))
     return made
+
+
+def home(sweep: Sweep, out: str | Path) -> Path:
+    """The sweep's folder, with a run directory for each cell."""
+    return Path(out) / (sweep.name or "sweep")
+
+
+def runs(
+    sweep: Sweep, out: str | Path, load: Sequence[str] = (), sets: Sequence[str] = ()
+) -> list[RunSpec]:
+    """The runs of all cells, in their order. sets: further `--set`s. Raises ConfigError."""
+    return [RunSpec(made, home(sweep, out)) for made in configurations(sweep, load, sets)]
+
+
+def plan(tasks: Sequence[RunSpec]) -> str:
+    """What `--plan` shows: a line per cell, with its state."""
+    lines = [f"{len(tasks)} cells in {tasks[0].folder}"]
+    width = max(len(task.name) for task in tasks)
+    for task in tasks:
+        task.check()
+        state = f"failed, see {task.log}" if task.state == "failed" else task.state
+        lines.append(f"  {task.name.ljust(width)}  {state}")
+    return "\n".join(lines)
+
+
+def run(
+    tasks: Sequence[RunSpec],
+    jobs: int,
+    device: str,
+    options: Sequence[str],
+    say: Callable[[str], None],
+) -> list[str]:
+    """Runs the cells, except those that other processes are at. Returns the names of those. Raises
+    CannotGoOn at the end if cells failed.
+    """
+    folder = tasks[0].folder
+    writable(folder, "--out")
+    elsewhere, failed = list[str](), list[str]()
+    numbers = {task.name: number for number, task in enumerate(tasks, 1)}
+
+    def show(task: RunSpec, state: str) -> None:
+        if state == "begins":
+            say(f"[{numbers[task.name]}/{len(tasks)}] {task.name}")
+        elif state == "held":
+            elsewhere.append(task.name)
+        elif state == "done":
+            final = (records.read_summary(task.run).accuracy or {}).get("final")
+            if final is not None:
+                say(f"    {task.name}: global accuracy {100 * final:.2f} %")
+        else:
+            if state != "begun":
+                failed.append(task.name)
+            say(f"    {task.name} {state}, see {task.log}")
+
+    cells.work(tasks, jobs, device, options, show)
+    if failed:
+        raise CannotGoOn(
+            f"{len(failed)} of {len(tasks)} cells failed: {', '.join(failed[:5])}; their logs are "
+            f"in {folder / '.cells'}."
+        )
+    return elsewhere

@@ -179,7 +179,6 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet reproduce mcmahan/table1 --seeds 0-1000", "at most 1000 seeds, got 1001"),
         ("fednet sweep", "fednet sweep: expected a sweep file"),
         ("fednet sweep ok.yaml --seeds 0,1-99999999", "expected"),
-        ("fednet sweep c.yaml --cell 3/2", "expected I/N with I from 1 to N"),
         ("fednet sweep ok.yaml --plan --grid trian.lr=0.1", "unknown key trian"),
         ("fednet sweep ok.yaml --plan --grid train.lr=abc", "train.lr"),
         ("fednet keys lab keys --clients 99999999", "from 1 to 100000, got '99999999'"),

@@ -18,7 +18,6 @@ from fednet.experiment.rundir import clear_run
 from fednet.experiment.store import ClientStore, Record, RowStore
 from fednet.files import ASIDE, clear_asides, write_aside, write_first
 from fednet.server.checkpoint import Checkpoints, RunProgress
-from fednet.sweep import claims
 from fednet.tensors import Layout, Slot, Tensors
 
 ROW = Tensors.pack(Layout((Slot("w", (3,), "parameter"),)), {"w": torch.ones(3)})
@@ -57,9 +56,8 @@ def left(folder: Path) -> list[str]:
         (lambda p: write_aside(p / "a", "text"), clear_asides),
         (lambda p: write_first(p / "a", "text"), clear_asides),
         (lambda p: Noise(p / "noise.key"), clear_asides),
-        (lambda p: claims.claim(p, "a"), clear_asides),
     ],
-    ids=["state", "row", "checkpoint", "file", "first", "noise", "claim"],
+    ids=["state", "row", "checkpoint", "file", "first", "noise"],
 )
 def test_what_a_killed_process_was_writing_is_cleared_by_the_next(
     work: Callable[[Path], object],

@@ -15,7 +15,6 @@ from fednet.papers import job as jobs
 from fednet.papers import rendering, results
 from fednet.papers import reproduce as running
 from fednet.report.read import open_run
-from fednet.sweep import marks
 from tests.papers.rows import rows
 from tests.report import fake_run
 
@@ -129,7 +128,7 @@ def test_who_never_gets_to_the_target_is_said_and_is_in_no_mean():
 
 
 def test_without_the_run_that_sets_the_target_nobody_is_said_to_have_never_got_there(
-    tmp_path, monkeypatch
+    tmp_path,
 ):
     parser = Parser()
     reproduce.add(parser)
@@ -138,8 +137,10 @@ def test_without_the_run_that_sets_the_target_nobody_is_said_to_have_never_got_t
     for cell, seed, task in job.runs(tmp_path):
         if (cell.method, seed) != ("FedAvg", 1):
             fake_run.write(task.run, rounds=4, accuracy=[0.1, 0.4, 0.3, 0.5], seed=seed)
-    monkeypatch.setattr(marks, "state_now", lambda t: "done" if t.run.exists() else "failed")
-    monkeypatch.setattr(marks, "why", lambda t: "nan")
+        else:
+            task.books.mkdir(parents=True)
+            (task.books / "failed").touch()
+            task.log.write_text("nan\n")
     made, _ = running.rows(job, tmp_path)
     assert [(r["method"], r["seed"], r["status"], r["ours"]) for r in made] == [
         ("FedAvg", 0, "done", 4),

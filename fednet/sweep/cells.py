@@ -1,0 +1,251 @@
+"""Does the runs of a sweep or a table, some at a time, each in a process of its own.
+
+    FOLDER/NAME/           a run
+    FOLDER/.cells/NAME/    its configuration, its log, a lock while a process is at it, and a file
+                           `failed` if it failed
+    FOLDER/.cells/order    the names of all runs, in the order of the tables
+
+The state of a run follows from its directory. A run that is done is left alone, one that was cut
+short is resumed, and one that another process is at is left to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fednet import config as configuration
+from fednet.config import WHERE
+from fednet.errors import ConfigError, Stopped, stop_signals
+from fednet.experiment import lock, placement
+from fednet.files import read_text, write_aside
+from fednet.launch.parent import die_with_parent
+from fednet.launch.start import check_code
+from fednet.plain import JsonDict
+from fednet.server.watch import stop_signals_handled
+
+STOP_S = 30.0  # a run stops cleanly within 10 s of being asked
+LOOK_S = 0.05  # between two looks at the processes
+REFUSED = ConfigError.exit_status  # the configuration or the data are at fault
+STOPPED = (4, 130)  # exit statuses of a run that was asked to stop
+# glibc gives large blocks back to the system at once, and then takes them again for the next batch:
+# a third of a small run's processor time. With these a run keeps what it has until it ends.
+KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run to be made: `config` is its whole configuration; the directory is `folder` / its
+    name.
+    """
+
+    config: JsonDict
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.config["name"])
+
+    @property
+    def run(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def books(self) -> Path:
+        return self.folder / ".cells" / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.books / "log"
+
+    @property
+    def state(self) -> str:
+        """done | failed | begun | to do."""
+        if (self.run / "summary.json").exists():
+            return "done"
+        if (self.books / "failed").exists():
+            return "failed"
+        return "begun" if self.run.exists() else "to do"
+
+    @property
+    def why(self) -> str:
+        """The last line that the run printed; empty if there is none."""
+        if not self.log.exists():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def prepare(self, whole: configuration.Config) -> None:
+        """Writes the configuration that the run's process reads. It draws no page: one is made over
+        all runs.
+        """
+        write_aside(self.books / "config.yaml", configuration.to_yaml(whole.replace(report=False)))
+
+    def check(self) -> configuration.Config:
+        """Returns its configuration. Raises ConfigError if it is wrong, or if the run is done and
+        had another configuration or other files of the user.
+        """
+        whole = configuration.from_mapping(self.config, self.name)
+        if self.state == "done":
+            path = self.run / "config.yaml"
+            before = _results_config(read_text(path, "delete the run"), str(path))
+            now = _results_config(configuration.to_yaml(whole), self.name)
+            if changed := [k for k in now if before.get(k) != now[k]]:
+                raise ConfigError(
+                    f"{self.run} was run under another configuration ({', '.join(changed)}); give "
+                    f"another name or --out."
+                )
+            check_code(whole, self.run / "code")
+        return whole
+
+
+def _results_config(text: str, where: str) -> JsonDict:
+    """Returns the keys of a configuration that change the results."""
+    config = configuration.tree.compose(text, where).plain()
+    for key in WHERE:
+        section, _, name = key.partition(".")
+        config.get(section, {}).pop(name, None)
+    return {k: v for k, v in config.items() if k not in ("report", "load", "track")}
+
+
+def ended(folder: Path) -> list[Path]:
+    """Returns the runs of a sweep's folder that are done, in the order of the tables."""
+    order = folder / ".cells" / "order"
+    if not order.exists():
+        return []
+    names = read_text(order, "the sweep's command writes it again").splitlines()
+    return [folder / name for name in names if (folder / name / "summary.json").exists()]
+
+
+def _write_order(folder: Path, names: Sequence[str]) -> None:
+    """Writes the order of the runs in tables, after those of earlier commands."""
+    order = folder / ".cells" / "order"
+    order.parent.mkdir(parents=True, exist_ok=True)
+    known = order.read_text(encoding="utf-8").splitlines() if order.exists() else []
+    write_aside(order, "".join(f"{name}\n" for name in dict.fromkeys([*known, *names])))
+
+
+def command(task: RunSpec, options: Sequence[str]) -> list[str]:
+    """Returns the command line that starts a run, or continues it if it was begun."""
+    line = [sys.executable, "-m", "fednet.cli.main", "run", str(task.books / "config.yaml")]
+    resume = ["--resume"] if (task.run / "config.yaml").exists() else []
+    return [*line, *resume, "--out", str(task.folder), *options]
+
+
+class Running:
+    """The process of one run, which holds the run's lock. It ends with this process."""
+
+    def __init__(self, task: RunSpec, held: lock.Lock, options: Sequence[str]) -> None:
+        self.task, self._held = task, held
+        self._deadline: float | None = None
+        (task.books / "failed").unlink(missing_ok=True)
+        if not (task.run / "checkpoint" / "manifest.json").exists():
+            shutil.rmtree(task.run, ignore_errors=True)  # nothing of it can be continued
+        with task.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command(task, options),
+                env={**KEEP, **os.environ, **dict.fromkeys(THREADS, "1")},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def status(self, stop: bool) -> int | None:
+        """Returns its exit status once it has ended. stop: it is asked to end, and killed if that
+        takes too long.
+        """
+        if stop and self._deadline is None:
+            self._process.terminate()
+            self._deadline = time.monotonic() + STOP_S
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._process.kill()
+        return self._process.poll()
+
+    def close(self) -> None:
+        """Kills it if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._held.release()
+
+
+def work(
+    tasks: Sequence[RunSpec],
+    jobs: int,
+    device: str,
+    options: Sequence[str] = ("--in-process", "--quiet"),
+    notify: Callable[[RunSpec, str], None] = lambda task, state: None,
+) -> None:
+    """Does the runs that are not done, `jobs` at a time. options: arguments of `fednet run`.
+
+    notify(task, state) is called with "begins" and, when a run has ended, with done | refused |
+    begun | failed; with "held" for one that another process is at. Raises ConfigError before
+    anything starts, and Stopped, once the runs have saved what they have, if this process or one of
+    the runs was asked to stop.
+    """
+    placement.check(device)  # once, not by each run
+    waiting = {task.run: (task, task.check()) for task in tasks}
+    for folder in {task.folder for task in tasks}:
+        _write_order(folder, [task.name for task in tasks if task.folder == folder])
+    going: list[Running] = []
+    signals: list[int] = []  # that asked this process to stop
+    halted: tuple[str, bool] | None = None  # where, and whether by the keyboard
+    with stop_signals_handled(lambda number, frame: signals.append(number)):
+        try:
+            while going or (waiting and not halted):
+                while waiting and len(going) < jobs and not halted:
+                    task, whole = waiting.pop(next(iter(waiting)))
+                    if task.state == "done":
+                        continue
+                    try:
+                        held = lock.take(task.books / "lock")
+                    except ConfigError:
+                        notify(task, "held")
+                        continue
+                    if task.state == "done":  # another process did it meanwhile
+                        held.release()
+                        continue
+                    notify(task, "begins")
+                    task.prepare(whole)
+                    going.append(Running(task, held, ["--device", device, *options]))
+                for one in list(going):
+                    status = one.status(stop=halted is not None)
+                    if signals and not halted:
+                        halted = one.task.name, signals[0] == signal.SIGINT
+                    if status is None:
+                        continue
+                    if not halted and (status in STOPPED or -status in stop_signals()):
+                        halted = one.task.name, status in (130, -signal.SIGINT)
+                    going.remove(one)
+                    one.close()
+                    notify(one.task, _ended(one.task, status))
+                if going:
+                    time.sleep(LOOK_S)
+        finally:
+            for one in going:
+                one.close()
+    if halted:
+        where, by_keyboard = halted
+        raise Stopped(f"stopped in {where}; the same command continues.", by_keyboard)
+
+
+def _ended(task: RunSpec, status: int) -> str:
+    """Returns the state of a run that ended with that exit status, and notes a failure."""
+    if status == 0:
+        return "done"
+    if status == REFUSED:
+        return "refused"
+    if status in STOPPED or status < 0:  # a signal says nothing about the configuration
+        return "begun"
+    (task.books / "failed").touch()
+    return "failed"
