@@ -12,28 +12,19 @@ from pathlib import Path
 
 from fednet.errors import ConfigError
 
-# cgroup v2, then v1: (limit, in use)
-_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
+# Of this process's control group: the limit, and what is in use.
+_GROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
 
 
 def require_linux() -> None:
-    """Raises ConfigError on another system: the processes of a federation need Linux."""
+    """Raises ConfigError on another system."""
     if sys.platform != "linux":
-        raise ConfigError(
-            f"a federation of several processes runs on Linux alone, and this system is "
-            f"{sys.platform}; here there is fednet run --in-process."
-        )
+        raise ConfigError(f"fednet runs on Linux alone, and this system is {sys.platform}.")
 
 
 def processors() -> int:
     """Returns how many processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def free_memory() -> int:
@@ -44,9 +35,9 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, ValueError, KeyError):
         rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         found.append(1024 * sum(int(rows[k].split()[0]) for k in ("MemAvailable", "SwapFree")))
-    for limit, used in _GROUPS:
-        with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        limit, used = (int(Path(name).read_text()) for name in _GROUP)
+        found.append(limit - used)
     return max(0, min(found))
 
 

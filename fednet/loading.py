@@ -16,7 +16,7 @@ from typing import Any
 
 from fednet import registry
 from fednet.descriptors import named
-from fednet.errors import ConfigError, FednetError, nearest
+from fednet.errors import ConfigError, FednetError
 
 
 class UserFileError(ConfigError):
@@ -101,22 +101,9 @@ def _load(path: Path) -> Loaded:
     except (Exception, SystemExit) as broken:
         # A file may raise anything; the user sees it.
         _drop(name)
-        raise UserFileError(
-            f"{path}: raised {type(broken).__name__}: {broken}{_beside(path, broken)}"
-        ) from broken
+        raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
     _loaded[str(path)] = Loaded(path, sha256)
     return _loaded[str(path)]
-
-
-def _beside(path: Path, broken: BaseException) -> str:
-    """Returns what to do where a file imports another beside it."""
-    name = (broken.name or "").partition(".")[0] if isinstance(broken, ImportError) else ""
-    if not name or not any((path.parent / place).exists() for place in (f"{name}.py", name)):
-        return ""
-    return (
-        f". {name} is in the same folder, but a run stores and compares only the loaded "
-        f"files: write the parts into one file, or install {name}, or set PYTHONPATH={path.parent}."
-    )
 
 
 def _drop(module: str) -> None:
@@ -132,16 +119,6 @@ def module_of(path: Path) -> str | None:
     """Returns the name of the module that the file became; None if it was not loaded."""
     known = _loaded.get(str(path.resolve()))
     return _module(known.path, known.sha256) if known else None
-
-
-def partless(kind: str) -> str:
-    """Returns, for a missing part of that kind, a sentence that names a loaded file which registers
-    nothing; "" if there is none.
-    """
-    bare = [
-        e.path.name for e in _loaded.values() if not registry.of_module(_module(e.path, e.sha256))
-    ]
-    return f' {bare[0]} registers nothing: is @fednet.{kind}("NAME") missing?' if bare else ""
 
 
 def paths() -> list[Path]:
@@ -179,16 +156,7 @@ def raised(broken: BaseException, anywhere: bool = False) -> str:
     if not found and anywhere and not ours:
         found = [(at.filename, at.lineno or 0) for at in traceback.extract_tb(broken.__traceback__)]
     where = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
-    return f"{broken if ours else f'{type(broken).__name__}: {broken}{_meant(broken)}'}{where}"
-
-
-def _meant(broken: BaseException) -> str:
-    """Returns, for a missing attribute, a hint at the nearest existing one."""
-    if not isinstance(broken, AttributeError) or not isinstance(broken.name, str):
-        return ""
-    known = [name for name in dir(broken.obj) if not name.startswith("_")]
-    guess = nearest(broken.name, known)
-    return f"; did you mean {guess!r}?" if guess else ""
+    return f"{broken if ours else f'{type(broken).__name__}: {broken}'}{where}"
 
 
 # -- what a user's own functions take and return ---------------------------------------------------
@@ -206,7 +174,6 @@ def held(kind: type, base: type, returns: Mapping[str, Check]) -> None:
         own = inspect.getattr_static(kind, name, None)
         users = isinstance(own, FunctionType) and own.__module__.partition(".")[0] != "fednet"
         if users and not hasattr(own, "__wrapped__"):
-            _takes(kind, own, getattr(base, name))
             setattr(kind, name, _held(name, own, check))
 
 
@@ -222,18 +189,6 @@ def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
         return found
 
     return call
-
-
-def _takes(kind: type, own: FunctionType, base: Callable[..., object]) -> None:
-    expected = inspect.signature(base)
-    found = inspect.signature(own)
-    try:
-        found.bind(*expected.parameters)
-    except TypeError:
-        raise WrongPart(
-            f"{own.__name__} of {kind.__name__} ({place(own)}) takes "
-            f"({', '.join(found.parameters)}), expected ({', '.join(expected.parameters)})"
-        ) from None
 
 
 def _shown(found: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import weakref
 
 from fednet.descriptors import reaching
@@ -19,11 +18,10 @@ class Pages(mmap.mmap):
 
 def copy_on_write(file: int) -> Pages:
     """Maps the file with that descriptor. Writing to the mapping does not change the file."""
-    if sys.platform == "linux":
-        # Without it the system refuses to map more than its memory, since all might be written to.
-        alone = mmap.MAP_PRIVATE | MAP_NORESERVE
-        return Pages(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    return Pages(file, 0, access=mmap.ACCESS_COPY)
+    # Without MAP_NORESERVE the system refuses to map more than its memory, since all might be
+    # written to.
+    alone = mmap.MAP_PRIVATE | MAP_NORESERVE
+    return Pages(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 # By file, its mappings that are in use.

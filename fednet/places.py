@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from fednet.errors import ConfigError
@@ -15,24 +14,10 @@ def runs() -> Path:
 
 
 def cache() -> Path:
-    """Returns the user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet. Without a home
-    directory, as in many containers, a folder among the temporary files; raises ConfigError where
-    that is another user's.
-    """
+    """Returns the user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet."""
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "fednet"
-    try:
-        return Path.home() / ".cache" / "fednet"
-    except RuntimeError:
-        pass
-    folder = Path(tempfile.gettempdir()) / f"fednet-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != os.getuid():
-        raise ConfigError(
-            f"{folder}: this user has no home directory, and that folder for its cache is another "
-            f"user's; set XDG_CACHE_HOME."
-        )
-    return folder
+    return expanded("~/.cache/fednet", "the cache ($XDG_CACHE_HOME)")
 
 
 def expanded(path: Path | str, key: str) -> Path:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fednet import config as configuration
 from fednet import places, registry
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
-from fednet.experiment.rundir import removed_if_empty, runs_of
+from fednet.experiment.rundir import runs_of
 from fednet.plain import JsonMapping, meeting
 from fednet.server.watch import stop_signals_handled
 
@@ -57,11 +57,7 @@ def run(
             import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)
     if in_process:
-        from fednet.experiment.determinism import plain_mode
-
-        with plain_mode():
-            directory = _run_here(chosen, folder, device, resume, quiet, callback)
-        return open_run(directory)
+        return open_run(_run_here(chosen, folder, device, resume, quiet, callback))
     if callback is not None:
         raise ConfigError(
             "fednet.run: callback needs in_process=True; read runs of other processes by "
@@ -156,13 +152,12 @@ def _run_in_processes(
         *(["--resume"] if resume else []),
         *(word for file in load for word in ("--load", str(file))),
     ]
-    with removed_if_empty(out):
-        out.mkdir(parents=True, exist_ok=True)
-        text.write_text(configuration.to_yaml(config), encoding="utf-8")
-        try:
-            status, said = _call(words)
-        finally:
-            text.unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    text.write_text(configuration.to_yaml(config), encoding="utf-8")
+    try:
+        status, said = _call(words)
+    finally:
+        text.unlink(missing_ok=True)
     if status:
         said = said.strip().removeprefix("fednet run: ")
         if status in (2, 3):

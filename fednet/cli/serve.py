@@ -53,7 +53,7 @@ def place() -> Path:
 def run(args: argparse.Namespace) -> int:
     from fednet.cli.metrics import address
     from fednet.experiment import placement
-    from fednet.experiment.rundir import removed_if_empty, writable
+    from fednet.experiment.rundir import writable
     from fednet.serve import page
     from fednet.serve.queue import Queue
     from fednet.serve.runner import Runner
@@ -75,15 +75,14 @@ def run(args: argparse.Namespace) -> int:
     words += ["--data", str(args.data)] if args.data else []
     say = speaker(args.quiet)
     queue = Queue(args.dir)
-    with removed_if_empty(args.dir):
-        writable(args.dir, "DIR")
-        server = page.serve(where, queue, token)
-        try:
-            ZmqServer(args.bind).close()  # one after the other, all runs would fail for want of it
-            host, port = server.server_address[:2]
-            say(f"{args.dir}: runs listen at {args.bind}; the page is http://{host!s}:{port}/")
-            Runner(queue, words, say).run()
-        finally:
-            server.shutdown()
-            server.server_close()
+    writable(args.dir, "DIR")
+    server = page.serve(where, queue, token)
+    try:
+        ZmqServer(args.bind).close()  # one after the other, all runs would fail for want of it
+        host, port = server.server_address[:2]
+        say(f"{args.dir}: runs listen at {args.bind}; the page is http://{host!s}:{port}/")
+        Runner(queue, words, say).run()
+    finally:
+        server.shutdown()
+        server.server_close()
     return 0

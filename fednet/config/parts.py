@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from fednet import ids, loading, registry
+from fednet import ids, registry
 from fednet.config import fit
 from fednet.config.schema import (
     SITE,
@@ -176,7 +176,6 @@ def get(
         )
         raise ConfigError(
             f"{node.at if node is not None else 'the configuration'}: {path}: {wrong}"
-            f"{loading.partless(parts.kind)}"
         ) from None
 
 

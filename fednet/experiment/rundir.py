@@ -13,10 +13,9 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fednet import config as configuration
@@ -53,20 +52,6 @@ def writable(folder: Path, flag: str) -> None:
             f"{flag} {folder}: nothing can be written there ({closed.strerror}); give another "
             f"folder."
         ) from closed
-
-
-@contextlib.contextmanager
-def removed_if_empty(folder: Path) -> Iterator[None]:
-    """Removes the folder at the end, and those above it that did not exist before and are empty: a
-    command that is refused before it begins leaves nothing behind.
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # not empty, as is the rule
-            for path in missing:
-                path.rmdir()
 
 
 def runs_of(out: Path, name: str) -> list[Path]:
@@ -223,12 +208,10 @@ class RunDirectory:
 
     def flush(self, fsync: bool = False) -> dict[str, int]:
         """Hands all lines to the operating system, with `fsync` also to the disk; returns the
-        lengths of the files. Raises StateError if somebody has removed, cut or replaced one.
+        lengths of the files.
         """
         files = self.rounds, self.clients, self.wire, self.events
-        lengths = {lines.path.name: lines.flush(fsync) for lines in files}
-        check_lengths(self.path, lengths, "this run has written")
-        return lengths
+        return {lines.path.name: lines.flush(fsync) for lines in files}
 
     def close(self) -> None:
         for lines in (self.rounds, self.clients, self.wire, self.events):
@@ -248,17 +231,15 @@ def round_ms(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def check_lengths(
-    path: Path, lengths: Mapping[str, int], known: str = "the checkpoint knows of"
-) -> None:
-    """Raises StateError if a run's file of lines is shorter than it should be, and
+def check_lengths(path: Path, lengths: Mapping[str, int]) -> None:
+    """Raises StateError if a run's file of lines is shorter than its checkpoint says, and
     FileNotFoundError where one is missing.
     """
     for name, length in lengths.items():
         if (found := named(path / name).stat().st_size) < length:
             raise StateError(
-                f"{path / name}: {found} bytes, and {known} {length}; put the file back as it was, "
-                f"or start the run again under another name."
+                f"{path / name}: {found} bytes, and the checkpoint knows of {length}; put the file "
+                f"back as it was, or start the run again under another name."
             )
 
 
@@ -279,24 +260,15 @@ def resume_hint(path: Path) -> str:
 
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
     """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError if a
-    file is shorter than that, or has no end of a line there: a last line whose end is damaged looks
-    like one that was never finished.
+    file is shorter than that.
     """
     known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
     for name in known:
         (path / name).touch()
     check_lengths(path, known)
-    for name, length in known.items():
-        with (path / name).open("rb") as lines:
-            lines.seek(max(0, length - 1))
-            whole = not length or lines.read(1) == b"\n"
-        if not whole:
-            raise StateError(
-                f"{path / name}: no line ends at byte {length}, as the checkpoint has it; "
-                f"{reading.PUT_BACK}."
-            )
-        if name in CUT:
-            os.truncate(path / name, length)
+    for name in CUT:
+        if name in known:
+            os.truncate(path / name, known[name])
 
 
 def check_records(path: Path, rounds: int) -> None:
@@ -314,20 +286,12 @@ def check_records(path: Path, rounds: int) -> None:
         pass
 
 
-class _Log(logging.FileHandler):
-    """A log that prints no traceback on a full disk: the run meets that too, and reports it."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
 def log_to(path: Path) -> logging.Handler:
     """Copies everything that fednet logs in this process to `path`, until the handler is
     removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = _Log(path, encoding="utf-8")
+    handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     root = logging.getLogger("fednet")
     root.addHandler(handler)

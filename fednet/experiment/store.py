@@ -142,18 +142,10 @@ class ClientStore:
         return found.x
 
     def _absent(self, client: int, version: str, what: str) -> StateAbsent:
-        held = self._rounds(client)
-        rounds = f"it holds those of rounds {', '.join(map(str, held))}" if held else "it has none"
+        round = version.split("-")[0]
         return StateAbsent(
-            f"client {client}: its {what} of round {version.split('-')[0]} is not in {self.root} "
-            f"({rounds}); {LOST}."
+            f"client {client}: its {what} of round {round} is not in {self.root}; {LOST}."
         )
-
-    def _rounds(self, client: int) -> list[int]:
-        """Returns the rounds whose states are kept here for a client."""
-        paths = self._folder(client).glob("*.safetensors")
-        found = (_VERSION.fullmatch(path.name) for path in paths)
-        return sorted({int(match[2]) for match in found if match is not None and not match[3]})
 
     def save(self, client: int, version: str, record: Record, local: Tensors | None) -> None:
         """Writes a version, aside and renamed; a crash leaves the old ones as they were."""

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from fednet import capacity, loading
 from fednet import config as configuration
 from fednet.config import Config
-from fednet.errors import ConfigError, FednetError, nearest
+from fednet.errors import ConfigError, FednetError
 from fednet.experiment import lock
 from fednet.experiment.rundir import (
     claim,
     forget,
-    removed_if_empty,
     renew,
-    runs_of,
     write_configuration,
     write_status,
 )
@@ -53,33 +51,11 @@ def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
     """Inside, the run's directory is locked. Nothing in it was changed, but a run without a
     finished round was removed.
     """
-    with removed_if_empty(out):
-        if resume:
-            refuse_mistyped(config, out)
-        path = claim(out, config.name, resume)
-        with lock.holding(path):
-            if not resume:
-                renew(path)
-            yield path
-
-
-def refuse_mistyped(config: Config, out: Path) -> None:
-    """Raises ConfigError if there is no run of that name to resume, but one with a similar name
-    that this configuration continues.
-    """
-    if runs_of(out, config.name):
-        return
-    near = nearest(config.name, [path.parent.name for path in out.glob("*/config.yaml")])
-    if near is None:
-        return
-    try:
-        check_resumable(configuration.load(out / near / "config.yaml"), config)
-    except FednetError:  # it has other settings, so another run is meant
-        return
-    raise ConfigError(
-        f"--resume: there is no run {out / config.name}. Did you mean {near}? To start a new run, "
-        f"leave --resume out."
-    )
+    path = claim(out, config.name, resume)
+    with lock.holding(path):
+        if not resume:
+            renew(path)
+        yield path
 
 
 def fill(config: Config, path: Path) -> tuple[Config, bool]:
@@ -214,8 +190,7 @@ def run_command(
     """Runs `fednet run`. on: "ray" for workers of a cluster. Returns the exit status; raises
     FednetError with one.
     """
-    if not in_process:
-        capacity.require_linux()
+    capacity.require_linux()
     with open_directory(config, launch.out, launch.resume) as (config, directory, finished):
         if finished:
             return _left(launch, directory)

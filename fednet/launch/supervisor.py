@@ -40,7 +40,7 @@ from fednet.errors import (
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.rundir import log_to
-from fednet.launch.parent import die_with_parent, go_first
+from fednet.launch.parent import die_with_parent
 from fednet.plain import JsonMapping
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys
@@ -91,7 +91,6 @@ def fork(role: str, work: Callable[[], int], logs: Path) -> Child:
     status = 3
     try:
         die_with_parent()
-        go_first(250 if role == "server" else 500)  # of all, a worker is replaced soonest
         for number in stop_signals():
             signal.signal(number, signal.SIG_DFL if role == "server" else signal.SIG_IGN)
         status = work()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
-from fednet.experiment.rundir import removed_if_empty, writable
+from fednet.experiment.rundir import writable
 from fednet.files import write_aside
 from fednet.papers import plan as planning
 from fednet.papers import rendering, results
@@ -39,9 +39,8 @@ def main(asked: Request) -> int:
     if asked.plan:
         print(planning.plan(job, asked.out, asked.device, asked.jobs))
         return 0
-    with removed_if_empty(asked.out):
-        writable(asked.out, "--out")  # refused before hours of runs, not after them
-        return _run(job, asked)
+    writable(asked.out, "--out")  # refused before hours of runs, not after them
+    return _run(job, asked)
 
 
 def _run(job: Reproduction, asked: Request) -> int:

@@ -29,50 +29,6 @@ def stopped(out: Path, **changes) -> Path:
     return out / "r"
 
 
-def test_a_runs_directory_that_is_deleted_while_it_goes_on_ends_it_in_a_sentence(tmp_path):
-    def delete(record) -> None:
-        for path in (tmp_path / "r").iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != "lock":  # which is missed at the next checkpoint, with its own words
-                path.unlink()
-
-    with pytest.raises(CannotGoOn, match=r"stopped: No such file .* was deleted or moved, and"):
-        run(tmp_path, callback=delete, rounds=3)
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("rounds", "deleted"),
-        ("clients", "emptied"),
-        ("wire", "replaced"),
-    ],
-)
-def test_a_record_that_is_deleted_or_cut_while_a_run_goes_on_is_missed_at_once(
-    tmp_path: Path, name: str, how: str
-) -> None:
-    file = tmp_path / "r" / f"{name}.jsonl"
-
-    def change(record) -> None:
-        if record.round != 2:
-            return
-        kept = file.read_bytes()
-        file.unlink()
-        if how == "replaced":  # as by an editor: what this process writes from now on goes nowhere
-            file.write_bytes(kept)
-        elif how == "emptied":
-            file.touch()
-
-    gone = "the run stopped: No such .*; its checkpoint or records are damaged; restore"
-    why = gone if how == "deleted" else "bytes, and this run has written .*; put the file back"
-    each = {"clients": "all", "every": 1}
-    with pytest.raises((CannotGoOn, StateError), match=why) as said:
-        run(tmp_path, callback=change, rounds=4, evaluate=each)
-    assert str(file) in str(said.value)
-    assert (tmp_path / "r" / "events.jsonl").read_text().count('"type":"round"') <= 2
-
-
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_a_deleted_secret_of_noise_is_an_error_at_the_resume(tmp_path: Path, where: str) -> None:
     pytest.importorskip("dp_accounting")

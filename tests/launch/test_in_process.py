@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 import fednet
 from fednet import data
 from fednet.server.inbox import Inbox
-
-
-@pytest.mark.long
-def test_preparing_and_tasks_longer_than_any_patience_lose_nobody(tmp_path):
-    # Both are longer.
-    section = {
-        "name": "patient",
-        "rounds": 3,
-        "clients": 2,
-        "clients_per_round": 2,
-        "participation": None,
-        "model": {"name": "mlp", "hidden": [8]},
-        "data": {"dataset": "synthetic", "samples": 200, "shape": [1, 8, 8], "classes": 4},
-        "train": {"steps": 3},
-        "round": {"join": 0.001, "lost": {"closed": 0.001, "silent": 0.001}},
-    }
-    run = fednet.run(section, in_process=True, out=tmp_path)
-    assert [r.completed for r in run.rounds] == [[0, 1]] * 3
-    assert not [e for e in run.lines("events") if e["type"] in ("away", "dropped")]
 
 
 def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
@@ -108,35 +86,3 @@ def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_
     ]
     assert useful[0] == useful[1]
     assert taken == [1, 1, 1] + [2] * (2 + 3)
-
-
-# What other systems than Linux lack, taken away before fednet is imported.
-ELSEWHERE = """
-import os, sys
-import numpy, torch, torchvision, matplotlib  # theirs is the Linux of this test
-del os.fork, os.sched_getaffinity
-sys.platform = "darwin"
-from fednet.cli.main import main
-sys.exit(main(["run", "--in-process", "--quiet", "--set", "report=false", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.long
-def test_a_system_that_is_not_linux_runs_in_one_process(tmp_path):
-    sets = [
-        "name=elsewhere",
-        "rounds=1",
-        "clients=2",
-        "model={name: mlp, hidden: [4]}",
-        "data={dataset: synthetic, samples: 40, shape: [4], classes: 2}",
-    ]
-    words = [word for text in sets for word in ("--set", text)]
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, *words, "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ),
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "elsewhere" / "summary.json").exists()
