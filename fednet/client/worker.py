@@ -46,7 +46,7 @@ from fednet.robust import attacks
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
 from fednet.training.lanes import Pack
-from fednet.training.setting import Pair
+from fednet.training.setting import Pair, Splits
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content, Encoded, Past
 from fednet.wire.messages import Key
@@ -294,17 +294,18 @@ class Worker:
     def _host(self, exp: Experiment, key: Key, record: Record, step: Step) -> ClientHost:
         setting = exp.setting_of(key.client)
         site = self.device.site(key.client)
-        inputs, labels = site.train
+        splits: Splits | Site = site
         if exp.config.faults.malicious.attack == "label_flip" and self._malicious(key.client):
-            labels = attacks.flipped_labels(labels, exp.setting.classes)
+            inputs, labels = site.train
+            flipped = attacks.flipped_labels(labels, exp.setting.classes)
+            splits = Splits((inputs, flipped), site.test)
         return ClientHost(
             setting,
             self.device.scratch(setting),
             key.client,
             key.round,
             key.phase,
-            train=(inputs, labels),
-            test=site.test,
+            splits=splits,
             rest=record.own(setting.initial),
             progress=lambda done, of: step("training", done, of),
             pack=self.pack,

@@ -139,8 +139,8 @@ def paced(cell: Cell, device: str) -> Pace | str:
         here = place(device)[0]
         sizes = [len(part) for part in exp.divided.parts]
         client = sizes.index(max(sizes))
-        train = exp.divided.site(client, here).train
-        host = ClientHost(exp.setting, exp.scratch(here), client, 1, train=train)
+        splits = exp.divided.site(client, here)
+        host = ClientHost(exp.setting, exp.scratch(here), client, 1, splits=splits)
 
         def timed(many: int) -> float:
             begin = time.perf_counter()

@@ -25,6 +25,7 @@ from fednet.files import appear, unfinished, write_aside
 from fednet.models import adapters
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
+from fednet.training.setting import Splits
 from fednet.wire.payload import Payload, Samples
 
 FOLDER = "condensed"
@@ -93,7 +94,8 @@ def keep_personal(
         return gone
     store = ClientStore(state, method.Client)
     scratch_of = functools.cache(lambda setting: experiment.scratch(setting=setting))
-    nothing = torch.zeros((0, *experiment.input_shape)), torch.zeros(0, dtype=torch.int64)
+    none = torch.zeros((0, *experiment.input_shape)), torch.zeros(0, dtype=torch.int64)
+    nothing = Splits(none)
     latest = experiment.config.evaluate.shared == "latest"
     for client, version in sorted(versions.items()):
         try:
@@ -106,7 +108,7 @@ def keep_personal(
             continue
         setting = experiment.setting_of(client)
         initial, scratch = setting.initial, scratch_of(setting)
-        host = ClientHost(setting, scratch, client, 1, train=nothing, rest=record.own(initial))
+        host = ClientHost(setting, scratch, client, 1, splits=nothing, rest=record.own(initial))
         own = method.init_client(initial) if record.algorithm is None else record.algorithm
         whole = local
         if latest and not method.has_global:

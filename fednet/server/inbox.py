@@ -9,9 +9,9 @@ it is read from the disk again. A file of a finished round is reused by a later 
 something still maps it: to write over a file costs a tenth of writing a new one (3 ms against 12 to
 40 ms for 45 MB where this was measured).
 
-In one process (`in_memory`) a crash ends the clients too, and their round is done again: a large
-reply, which comes as tensors, is not written as long as there is room for it in memory,
-`IN_MEMORY_BYTES`.
+In one process a crash ends the clients too, and their round is done again: a large reply, which
+comes as tensors, is not written as long as there is room for it in memory. On a GPU there is more
+room, `GPU_BYTES`.
 
 A record of the log is a line of JSON that ends with the digest of its text (see `files`); as many
 bytes of payload follow as it says are `inline`. The last record may be incomplete, after a crash or
@@ -136,7 +136,7 @@ _decode = msgspec.json.Decoder(ReplyRecord).decode
 
 
 HELD_BYTES = 256 << 20  # of decoded payloads in memory
-IN_MEMORY_BYTES = 1 << 30  # the same in one process, with payloads that are in no file
+GPU_BYTES = 1 << 30  # the same where tensors stay on a GPU: to write them to a file takes long
 
 
 class HeldMemory:
@@ -290,7 +290,7 @@ class Inbox:
         self,
         folder: Path,
         decode: Callable[[Reply, Content], Payload | None],
-        in_memory: bool = False,
+        on_gpu: bool = False,
     ) -> None:
         """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
         methods could not use; else returns it, or None where what it comes to is not known yet.
@@ -299,7 +299,7 @@ class Inbox:
         self._uploads: dict[Key, _Upload] = {}
         self._recorded: dict[int, set[str]] = {}  # by round: names of replies that have a record
         self._logs: dict[int, Log] = {}  # by round
-        self.memory = HeldMemory(IN_MEMORY_BYTES if in_memory else HELD_BYTES)
+        self.memory = HeldMemory(GPU_BYTES if on_gpu else HELD_BYTES)
         self.bills: dict[Key, Bill] = {}  # of earlier servers
         self._spares: list[str] = []
         self._named = 0

@@ -18,6 +18,7 @@ from torch import nn
 
 from fednet import seeds
 from fednet.data.base import Data
+from fednet.data.federation import Site
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import Hooks
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
@@ -25,7 +26,7 @@ from fednet.training.lanes import Lane, Pack
 from fednet.training.loop import Course, Descent, Loss, Recipe, Trained, descend, full_gradient
 from fednet.training.samples import joined, length
 from fednet.training.scratch import Scratch, may_draw
-from fednet.training.setting import Pair, Secrets, Setting, moved
+from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
 from fednet.training.tasks.classification import weighted
 from fednet.wire.payload import Run, Samples
 
@@ -44,11 +45,11 @@ class ClientHost:
     trained: the whole local model, by which the client is evaluated: `train` sets it. A loop of the
     method's own sets it (`Tensors.of(module)`) where it does not send the whole model up.
 
-    The process that makes it for a task gives it: train, test: the client's splits as model inputs
-    (x, y) on the scratch's device. rest: tensors that are not sent (a client's own buffers); None:
-    those of `initial`. progress(step, steps): called after each optimizer step. pack: trains this
-    client together with others (`train.pack`) if the method uses the task's loss. memory: where
-    `train.keep_optimizer` has its state; of several trainings in a task each has its own.
+    The process that makes it for a task gives it: splits: the client's samples on the scratch's
+    device. rest: tensors that are not sent (a client's own buffers); None: those of `initial`.
+    progress(step, steps): called after each optimizer step. pack: trains this client together with
+    others (`train.pack`) if the method uses the task's loss. memory: where `train.keep_optimizer`
+    has its state; of several trainings in a task each has its own.
     """
 
     def __init__(
@@ -59,8 +60,7 @@ class ClientHost:
         round: int,
         phase: int = 0,
         *,
-        train: Pair,
-        test: Pair | None = None,
+        splits: Splits | Site,
         rest: Tensors | None = None,
         progress: Callable[[int, int], None] | None = None,
         pack: Pack | None = None,
@@ -69,7 +69,7 @@ class ClientHost:
         self.scratch, self.pack = scratch, pack
         self.secrets: Secrets | None = None
         self.client_id, self.round, self.phase = client_id, round, phase
-        self.data, self.test = train, test
+        self._splits = splits
         self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
         self.progress = progress
         self.memory: dict[str, torch.Tensor] | None = None
@@ -81,10 +81,20 @@ class ClientHost:
         self.classes, self.device = setting.classes, scratch.device
         self.train_config = train_config = setting.config.train_of(client_id)
         self.task = weighted(setting.task, train_config.class_weights, self.device)
-        self.n = length(train[0])
+        self.n = splits.n
         self.lr = train_config.lr_at(round, setting.config.rounds)
         self.momentum = float(train_config.momentum)
         scratch.take_back()
+
+    @cached_property
+    def data(self) -> Pair:
+        """The training split."""
+        return self._splits.train
+
+    @cached_property
+    def test(self) -> Pair | None:
+        """The test split."""
+        return self._splits.test
 
     @cached_property
     def class_counts(self) -> np.ndarray:

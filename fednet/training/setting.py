@@ -28,6 +28,20 @@ Pair = tuple[Inputs, torch.Tensor]
 """(x, y): model inputs and targets."""
 
 
+@dataclass(frozen=True)
+class Splits:
+    """The samples of one client that are in memory already. A `data.federation.Site` has the same
+    fields, and makes the pairs when they are used.
+    """
+
+    train: Pair
+    test: Pair | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.train[1])
+
+
 class Secrets(Protocol):
     """Keeps the secure-aggregation machines of a site's clients during a round."""
 

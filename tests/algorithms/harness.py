@@ -29,7 +29,7 @@ from fednet.data import Data
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.scratch import Scratch
-from fednet.training.setting import Setting
+from fednet.training.setting import Setting, Splits
 
 
 def images(
@@ -181,7 +181,7 @@ class Run:
     def site(self, client: int, phase: int = 0, round: int | None = None) -> ClientHost:
         data = self.federation.samples(client)
         t = len(self.servers) if round is None else round
-        return ClientHost(self.setting, self.scratch, client, t, phase, train=data, test=data)
+        return ClientHost(self.setting, self.scratch, client, t, phase, splits=Splits(data, data))
 
     def round(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
         """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not

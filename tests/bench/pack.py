@@ -23,6 +23,7 @@ from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
 from fednet.training.hosts import ClientHost
 from fednet.training.lanes import Pack
+from fednet.training.setting import Splits
 from tests.bench.run import spread
 
 
@@ -163,7 +164,12 @@ class Clients:
 
     def _client(self, k: int, scratch: int, pack: Pack | None) -> None:
         host = ClientHost(
-            self.built.setting, self.scratches[scratch], k, 1, train=self.data[k], pack=pack
+            self.built.setting,
+            self.scratches[scratch],
+            k,
+            1,
+            splits=Splits(self.data[k]),
+            pack=pack,
         )
         host.train(self.start)
 

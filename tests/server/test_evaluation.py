@@ -198,8 +198,7 @@ def test_fine_tuning_goes_on_from_a_personal_model_that_is_a_methods_own(tmp_pat
             experiment.scratch(),
             line["client"],
             line["round"],
-            train=site.train,
-            test=site.test,
+            splits=site,
         )
         expected = int(host.evaluate(host.train(start).x).table[0].sum())
         assert line["correct_finetuned"] == expected

@@ -260,8 +260,8 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(tmp_pat
     x = Tensors.zeros(Layout.of(torch.nn.Linear(200, 200)))
     x.vector.normal_()
     size = x.layout.nbytes
-    monkeypatch.setattr(inbox, "IN_MEMORY_BYTES", int(2.5 * size))
-    spool = inbox.Inbox(tmp_path, lambda reply, body: None, in_memory=True)
+    monkeypatch.setattr(inbox, "HELD_BYTES", int(2.5 * size))
+    spool = inbox.Inbox(tmp_path, lambda reply, body: None)
 
     def reply_of(key):
         body = Body([x])

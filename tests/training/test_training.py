@@ -20,7 +20,7 @@ from fednet.training.hosts import ClientHost
 from fednet.training.optimizers import optimizer
 from fednet.training.samples import batches
 from fednet.training.scratch import Scratch
-from fednet.training.setting import Setting
+from fednet.training.setting import Setting, Splits
 from tests.algorithms.harness import Federation, same, vector
 
 
@@ -65,7 +65,9 @@ def host(module=None, x=None, y=None, augment=None, rounds=10, round=1, client=0
     )
     x = torch.tensor([[1.0], [2.0]]) if x is None else x
     y = torch.tensor([3.0, 3.0]) if y is None else y
-    return ClientHost(setting, Scratch(module, layout), client, round, train=(x, y), test=(x, y))
+    return ClientHost(
+        setting, Scratch(module, layout), client, round, splits=Splits((x, y), (x, y))
+    )
 
 
 def w(trained):
