@@ -822,7 +822,7 @@ class Config(Section, frozen=True, kw_only=True):
     aggregation: AggregationSection = AggregationSection()
     security: SecuritySection = SecuritySection()
     privacy: PrivacySection = PrivacySection()
-    track: tuple[Literal["tensorboard"], ...] = ()
+    track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     """Trackers that get each round's metrics, in local files in the run's directory."""
     report: bool = True
     """Write report.html at the end."""

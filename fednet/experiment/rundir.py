@@ -37,6 +37,7 @@ from fednet.plain import JsonDict
 from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import RESTORE, read_manifest
 
+TRACKED = ("tensorboard", "mlruns", "wandb")
 CUT = ("rounds.jsonl", "clients.jsonl")
 NEVER_CUT = ("wire.jsonl", "events.jsonl")
 
@@ -135,9 +136,10 @@ def _clear(path: Path) -> None:
         "server.json",
         "status.json",
         "partition.json",
+        "mlflow-run",
     ):
         (path / name).unlink(missing_ok=True)
-    for folder in ("checkpoint", "log", "code", "state", "keys", "tensorboard"):
+    for folder in ("checkpoint", "log", "code", "state", "keys", *TRACKED):
         shutil.rmtree(path / folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # it holds something of the user's own
         path.rmdir()

@@ -72,7 +72,9 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
             f"method, such as fedavg."
         )
     shown = f"model {config.model.name}"
-    x = data.inputs(x)
+    given = {name: part.clone() for name, part in named(x).items()}
+    x, raw = data.inputs(x), x
+    frozen = {n: p.clone() for n, p in module.named_parameters() if not p.requires_grad}
     module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
     asked = [(f"{shown}: it fails", Algorithm.outputs)]
     if type(algorithm).outputs is not Algorithm.outputs:
@@ -94,6 +96,16 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
                         f"layer needs as many as `classes` says."
                     )
             _check_loss(shown, task, config.task, out, y)
+    if not all(torch.equal(part, given[name]) for name, part in named(raw).items()):
+        raise ConfigError(
+            f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
+        )
+    for name, parameter in module.named_parameters():
+        if name in frozen and not torch.equal(parameter, frozen[name]):
+            raise ConfigError(
+                f"{shown}: it changes its parameter {name!r}, which takes no gradient and so is "
+                f"not sent; register it as a buffer."
+            )
     counted(config.task, task, out, y)
     losses = _called(config.task, "losses", task.losses, out.detach(), y)
     if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:

@@ -50,7 +50,7 @@ from fednet.server.resources import Resources
 from fednet.server.rounds import Rounds
 from fednet.server.summary import finish, write
 from fednet.server.synchronous import run_rounds
-from fednet.server.tracking import TensorBoard
+from fednet.server.tracking import Trackers
 from fednet.server.watch import (
     Hosting,
     Watch,
@@ -267,8 +267,8 @@ class Session:
             self._write_down,
         )
         self.watch = Watch(self.files, self.io, self.how.display, config.rounds, self.how.until)
-        self.trackers = [TensorBoard(self.directory) for _ in config.track]
-        after: list[Callable[[Round], None]] = [tracker.round for tracker in self.trackers]
+        self.tracker = Trackers(config, self.directory, self.how.display.note)
+        after: list[Callable[[Round], None]] = [self.tracker.round]
         if self.how.callback is not None:
             after.append(self.how.callback)
         return self._rounds(faults, after)
@@ -380,7 +380,7 @@ class Session:
                 self.files.flush,
                 self.files.close,
                 self.flight.close,
-                *(tracker.close for tracker in self.trackers),
+                self.tracker.close,
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),
                 self.logs.close,
             ]

@@ -1,15 +1,35 @@
-"""Writes the numbers of each round to TensorBoard: `track: [tensorboard]`."""
+"""Sends the numbers of each round to trackers: `track: [tensorboard, mlflow, wandb]`.
+
+Each writes into the run's directory, unless its own environment variables name a server
+(MLFLOW_TRACKING_URI, WANDB_MODE). A tracker that fails does not stop the run: it is reported once
+and left out from then on.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
+from fednet.config import Config, to_mapping
 from fednet.errors import ConfigError, lacking
+from fednet.files import write_aside
+from fednet.plain import JsonDict
 from fednet.records import COSTS, Round, known
+
+log = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    def write(self, round: int, numbers: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def numbers(record: Round) -> dict[str, float]:
-    """Returns the numbers of a round, by the name that TensorBoard shows."""
+    """The numbers of a round, by the name that trackers show."""
     found: dict[str, float] = {}
     for metric in (*known([record]), *COSTS):
         value = metric.of(record)
@@ -24,21 +44,118 @@ def numbers(record: Round) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes event files under OUT/NAME/tensorboard. Raises ConfigError if the package is not
-    installed.
-    """
+    """Event files under OUT/NAME/tensorboard."""
 
-    def __init__(self, run: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as absent:
-            raise ConfigError(lacking("track: tensorboard", "tensorboard")) from absent
+    def __init__(self, run: Path, config: JsonDict) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(run / "tensorboard"))
 
-    def round(self, record: Round) -> None:
-        for name, value in numbers(record).items():
-            self._writer.add_scalar(name, value, record.round)
+    def write(self, round: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, round)
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
+
+
+class MLflow:
+    """A run of the experiment `fednet`, in a file store under OUT/NAME/mlruns. A resumed run
+    continues the same one.
+    """
+
+    def __init__(self, run: Path, config: JsonDict) -> None:
+        # Newer releases write files only if this is set.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (run / "mlruns").resolve().as_uri()
+        self._client = MlflowClient(tracking_uri=uri)
+        known = self._client.get_experiment_by_name("fednet")
+        of = known.experiment_id if known else self._client.create_experiment("fednet")
+        begun = run / "mlflow-run"
+        if not begun.exists():
+            made = self._client.create_run(of, run_name=run.name)
+            write_aside(begun, made.info.run_id)
+            for name, value in config.items():
+                self._client.log_param(made.info.run_id, name, str(value)[:500])
+        self._run = begun.read_text(encoding="ascii")
+
+    def write(self, round: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self._client.log_metric(self._run, name, value, step=round)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class WandB:
+    """A run of the project `fednet`, offline under OUT/NAME/wandb unless WANDB_MODE is set."""
+
+    def __init__(self, run: Path, config: JsonDict) -> None:
+        import wandb
+
+        # The variable may hold anything; wandb says what it allows.
+        mode: Any = os.environ.get("WANDB_MODE") or "offline"
+        self._run = wandb.init(
+            project="fednet", name=run.name, dir=str(run), config=config, mode=mode
+        )
+
+    def write(self, round: int, numbers: dict[str, float]) -> None:
+        self._run.log(numbers, step=round)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+# By name, which is also that of the package.
+KINDS: dict[str, Callable[[Path, JsonDict], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
+
+
+class Trackers:
+    """The trackers of a run. say: gets a sentence for one that fails. Raises ConfigError for one
+    whose package is not installed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._say, whole = say, to_mapping(config)
+        self._all: dict[str, Tracker] = {}
+        for name in config.track:
+            try:
+                self._all[name] = KINDS[name](run, whole)
+            except ImportError as absent:
+                raise ConfigError(lacking(f"track: {name}", name)) from absent
+            except Exception as broken:
+                self._fails(name, broken)
+
+    def round(self, record: Round) -> None:
+        found = numbers(record)
+        for name, tracker in list(self._all.items()):
+            try:
+                tracker.write(record.round, found)
+            except Exception as broken:
+                del self._all[name]
+                self._fails(name, broken)
+
+    def close(self) -> None:
+        for name, tracker in self._all.items():
+            try:
+                tracker.close()
+            except Exception as broken:
+                self._fails(name, broken)
+
+    def _fails(self, name: str, broken: Exception) -> None:
+        """Reports it; the log has the traceback."""
+        log.error("track: %s", name, exc_info=broken)
+        text = " ".join(str(broken).split())[:200]
+        self._say(f"track: {name} is left out from now on: {type(broken).__name__}: {text}")

@@ -69,6 +69,11 @@ def convolutional(self):
     self.body, self.head = nn.Conv2d(1, 3, 2), nn.Linear(27, self.head.out_features)
 
 
+def teacher(self, x):
+    self.slow.data.mul_(0.9)
+    return Body.forward(self, x) * self.slow
+
+
 def fails(self, x):
     raise ValueError("no such input")
 
@@ -83,6 +88,12 @@ model("viewed", also=convolutional, forward=lambda self, x: self.head(self.body(
 model("lazy", also=lambda self: self.body.__setitem__(1, nn.LazyLinear(6)))
 model("tuple", forward=lambda self, x: (len(x), "none"))
 model("cut", forward=lambda self, x: Body.forward(self, x).detach())
+model("inplace", forward=lambda self, x: Body.forward(self, x.sub_(1)))
+model(
+    "teacher",
+    also=lambda self: setattr(self, "slow", nn.Parameter(torch.ones(4), requires_grad=False)),
+    forward=teacher,
+)
 model("sparse", also=buffer("eye", torch.eye(4).to_sparse()))
 model("nowhere", also=buffer("mean", torch.ones(4, device="meta")))
 model("narrow", wider=-1)
@@ -143,6 +154,8 @@ UNLIKE = [
             "matches the gradients of one image at a time, for which this model fails",
         ),
         (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
+        (mapping("trial-inplace"), "it changes its inputs in place"),
+        (mapping("trial-teacher"), "changes its parameter 'slow', which takes no gradient"),
         (mapping("trial-sparse"), "eye of the model is torch.sparse_coo"),
         (mapping("trial-nowhere"), "mean of the model is on the meta device"),
         (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
