@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,8 @@ LIMIT_S = 60.0
 
 def raw(**fields: Any) -> bytes:
     """Return a header that no sender would write."""
-    return msgpack.packb({"v": m.PROTOCOL, **fields})
+    covered = msgpack.packb({"v": m.PROTOCOL, **fields, "c": 0xFFFFFFFF})[:-4]
+    return covered + zlib.crc32(covered).to_bytes(4, "big")
 
 
 class Peer:

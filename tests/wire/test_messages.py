@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fednet.config.schema import Carried
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.wire import messages as m
-from fednet.wire.frames import OFTEN, decode_from_client, decode_from_server, encode
+from fednet.wire.frames import decode_from_client, decode_from_server, encode
+from tests.chaos.mallory import raw
 
 KEY = m.Key(3, 1, 2, 7)
 FIELD = m.Field("x", "state", 12, 12, [("x", "float32", [1, 3])])
@@ -65,10 +66,6 @@ FROM_SERVER = [
 ]
 
 
-def header(**fields) -> bytes:
-    return msgpack.packb({"v": m.PROTOCOL, **fields})
-
-
 def refused(frames, match="", decode=decode_from_client) -> str:
     with pytest.raises(RemoteProtocolError, match=match or None) as caught:
         decode(frames)
@@ -76,26 +73,32 @@ def refused(frames, match="", decode=decode_from_client) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("message", FROM_CLIENT, ids=lambda x: type(x).__name__)
-def test_message_of_a_client_survives_its_frames(message):
-    assert decode_from_client([encode(message)]) == (message, None)
+DECODE = [
+    *((message, decode_from_client) for message in FROM_CLIENT),
+    *((message, decode_from_server) for message in FROM_SERVER),
+]
 
 
-@pytest.mark.parametrize("message", FROM_SERVER, ids=lambda x: type(x).__name__)
-def test_message_of_the_server_survives_its_frames(message):
-    assert decode_from_server([encode(message)]) == (message, None)
+def damaged(header: bytes) -> bytes:
+    """A header with the sum that its bytes have."""
+    return header[:-4] + zlib.crc32(header[:-4]).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(("message", "decode"), DECODE, ids=lambda x: type(x).__name__)
+def test_a_message_survives_its_frames_and_no_damage_to_its_header_is_taken(message, decode):
+    whole = encode(message)
+    assert decode([whole]) == (message, None)
+    fields = msgpack.unpackb(whole)
+    assert list(fields) == ["v", *msgspec.to_builtins(message, builtin_types=(bytes,)), "c"]
+    assert whole == msgpack.packb(fields)
+    for at in range(len(whole)):
+        for by in (0x01, 0x80, 0xFF):
+            refused([whole[:at] + bytes([whole[at] ^ by]) + whole[at + 1 :]], "damaged", decode)
 
 
 def test_what_a_later_release_adds_is_passed_over_and_what_is_missing_has_its_default():
-    later = {
-        "v": 9,
-        "t": "reply",
-        "run": "r",
-        "size": 0,
-        "form": [],
-        "key": [3, 1, 2, 7, "train", 5],
-    }
-    message, _ = decode_from_client([msgpack.packb({**later, "colour": [1, {"a": 2}]})])
+    later = {"t": "reply", "run": "r", "size": 0, "form": [], "key": [3, 1, 2, 7, "train", 5]}
+    message, _ = decode_from_client([raw(**later, colour=[1, {"a": 2}])])
     assert message == m.Reply(run="r", key=KEY, form=[], size=0)
 
 
@@ -116,29 +119,26 @@ def test_each_side_takes_only_what_the_other_may_say():
     [
         ([], "1 or 2 frames"),
         ([b"a", b"b", b"c"], "1 or 2 frames"),
-        ([b""], "no msgpack"),
-        ([b"\xc1"], "no msgpack"),
-        ([msgpack.packb([1, 2])], "no map"),
-        ([msgpack.packb({"t": "leave"})], "version None"),
-        ([msgpack.packb({"v": 0, "t": "leave"})], "version 0"),
-        ([msgpack.packb({"v": True, "t": "leave"})], "version True"),
-        ([msgpack.packb({"v": 1.0, "t": "leave"})], "version 1.0"),
-        ([header(t=5)], "unknown message type 5"),
-        ([header(t=["leave"])], "unknown message type list"),
+        ([b""], "damaged"),
+        ([b"\xc1"], "damaged"),
+        ([msgpack.packb({"v": 1, "t": "leave"})], "damaged"),
+        ([damaged(b"\xc1" * 9)], "no msgpack"),
+        ([damaged(b"\x93\x01\x02\xce" + bytes(4))], "no map"),
+        ([raw(t=5)], "unknown message type 5"),
+        ([raw(t=["leave"])], "unknown message type list"),
         (
-            [header(t="join", worker="w", ids=[[3, 2]])],
+            [raw(t="join", worker="w", ids=[[3, 2]])],
             r"expected whole numbers and \[first, last\]",
         ),
-        ([header(t="join", worker="w", ids=[[0, 1 << 40]])], "more than 1048576"),
-        ([header(t="join", worker="w", ids=[[0, 1, 2]])], "expected whole numbers"),
-        ([header(t="join", worker="w", ids=[True])], "expected whole numbers"),
-        ([header(t="leave", run=5)], "Expected `str`"),
-        ([header(t="leave") + b"\x00"], "no msgpack"),
-        ([msgpack.packb({1: 2, "v": 1, "t": "leave"})], "no msgpack"),
-        ([header(t="leave", run=msgpack.ExtType(4, b"x"))], "no msgpack"),
-        ([header(t="leave"), b"body"], "a body of 4 bytes is not allowed"),
+        ([raw(t="join", worker="w", ids=[[0, 1 << 40]])], "more than 1048576"),
+        ([raw(t="join", worker="w", ids=[[0, 1, 2]])], "expected whole numbers"),
+        ([raw(t="join", worker="w", ids=[True])], "expected whole numbers"),
+        ([raw(t="leave", run=5)], "Expected `str`"),
+        ([raw(t="leave", deep={1: 2})], "no msgpack"),
+        ([raw(t="leave", run=msgpack.ExtType(4, b"x"))], "no msgpack"),
+        ([raw(t="leave"), b"body"], "a body of 4 bytes is not allowed"),
         (
-            [header(t="part", key=[1, 0, 0, 0], index=0), bytes(m.PART + 1)],
+            [raw(t="part", key=[1, 0, 0, 0], index=0), bytes(m.PART + 1)],
             "a body of 1048577 bytes",
         ),
         ([bytes(m.MAX_HEADER + 1)], "header of 262145 bytes"),
@@ -181,18 +181,16 @@ def test_frames_that_are_no_message_are_refused_with_a_reason(frames, reason):
     ],
 )
 def test_numbers_out_of_range_are_refused_in_every_whole_number_field(fields, number):
-    refused([header(**fields(number))])
+    refused([raw(**fields(number))])
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
 def test_seconds_are_neither_negative_nor_without_end(seconds):
-    refused([header(t="reply", key=[0, 0, 0, 0], form=[], size=0, seconds=seconds)])
+    refused([raw(t="reply", key=[0, 0, 0, 0], form=[], size=0, seconds=seconds)])
 
 
 def test_purpose_of_a_key_cannot_be_a_path():
-    refused(
-        [header(t="reply", key=[0, 0, 0, 0, "/../../x"], form=[], size=0)], "Invalid enum value"
-    )
+    refused([raw(t="reply", key=[0, 0, 0, 0, "/../../x"], form=[], size=0)], "Invalid enum value")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ def test_purpose_of_a_key_cannot_be_a_path():
     ids=lambda f: f["t"],
 )
 def test_lists_and_texts_have_a_limit(fields):
-    refused([header(**fields)])
+    refused([raw(**fields)])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +226,7 @@ def test_lists_and_texts_have_a_limit(fields):
     ids=lambda f: f["t"],
 )
 def test_what_would_move_a_terminals_cursor_is_refused(fields):
-    refused([header(**fields)])
+    refused([raw(**fields)])
 
 
 @pytest.mark.parametrize(
@@ -236,34 +234,35 @@ def test_what_would_move_a_terminals_cursor_is_refused(fields):
 )
 def test_no_text_of_a_peer_begins_a_line_or_turns_the_direction_of_another(mark):
     for at in (f"{mark}a", f"a{mark}b", f"a{mark}"):
-        refused([header(t="failed", key=[0, 0, 0, 0], reason=at)], "regex")
-        refused([header(t="join", worker="w", host=at)], "regex")
-        refused([header(t="refuse", reason=at)], "regex", decode_from_server)
-    told = refused([header(t=f"x{mark}y")], "unknown message type")
+        refused([raw(t="failed", key=[0, 0, 0, 0], reason=at)], "regex")
+        refused([raw(t="join", worker="w", host=at)], "regex")
+        refused([raw(t="refuse", reason=at)], "regex", decode_from_server)
+    told = refused([raw(t=f"x{mark}y")], "unknown message type")
     assert told.isprintable()
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", ".", "", "a\n", "\u202ea", "a\x00"])
 def test_a_run_is_called_by_a_name_that_is_no_way_out_of_a_folder(name):
     welcome = {"t": "welcome", "session": "s", "name": "n", "config": "c", "ids": [0]}
-    refused([header(**welcome, run=name)], "run", decode_from_server)
+    refused([raw(**welcome, run=name)], "run", decode_from_server)
     if name:
-        refused([header(t="alive", run=name)], "run", decode_from_server)
+        refused([raw(t="alive", run=name)], "run", decode_from_server)
 
 
 @pytest.mark.parametrize("version", ["../1-0-0", "1-0", "1-0-0\n", "1-0-0/x", "x", "1-0-0.local"])
 def test_a_states_version_is_three_numbers(version):
     task = {"t": "task", "key": [1, 0, 0, 0], "form": [], "size": 0}
     for key in ("start", "keep"):
-        refused([header(**task, **{key: version})], key, decode_from_server)
+        refused([raw(**task, **{key: version})], key, decode_from_server)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.05, float("nan"), float("inf")])
 def test_a_server_cannot_ask_for_so_many_beats_that_they_take_the_processor(seconds):
     welcome = {"t": "welcome", "run": "r", "session": "s", "name": "n", "config": "c", "ids": [0]}
-    refused([header(**welcome, beat_s=seconds)], "beat_s", decode_from_server)
+    refused([raw(**welcome, beat_s=seconds)], "beat_s", decode_from_server)
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=400))
 def test_a_text_made_clean_is_taken(text):
     reason = m.clean(text)
@@ -274,35 +273,21 @@ def test_a_text_made_clean_is_taken(text):
 @pytest.mark.parametrize("depth", [100, 900, 1020, 5000])
 def test_deep_nesting_is_refused_wherever_it_stands(depth):
     nested = b"\x91" * depth + b"\xc0"
-    refused([nested])
-    refused([b"\x82\xa1v" + nested + b"\xa1t\xa5leave"])
-    refused([b"\x82\xa1v\x01\xa1t" + nested])
+    for header in (
+        nested,
+        b"\x82\xa1v" + nested + b"\xa1t\xa5leave",
+        b"\x82\xa1v\x01\xa1t" + nested,
+    ):
+        refused([damaged(header + bytes(4))])
 
 
 def test_list_announced_long_takes_no_memory_before_its_items_are_there():
-    refused([b"\xdd\xff\xff\xff\xff" * 1000], "no msgpack")
+    refused([damaged(b"\xdd\xff\xff\xff\xff" * 1000 + bytes(4))], "no msgpack")
 
 
 def test_header_that_no_receiver_would_take_is_not_sent():
     with pytest.raises(LocalProtocolError, match="welcome"):
         encode(m.Welcome(run="r", session="", name="", config="x" * m.MAX_HEADER, ids=[]))
-
-
-@pytest.mark.parametrize("message", FROM_SERVER, ids=lambda x: type(x).__name__)
-def test_header_of_which_one_byte_is_another_is_refused(message):
-    whole = encode(message)
-    for at in range(len(whole)):
-        for by in (0x01, 0x20, 0x80, 0xFF):
-            refused(
-                [whole[:at] + bytes([whole[at] ^ by]) + whole[at + 1 :]],
-                decode=decode_from_server,
-            )
-
-
-def test_header_may_come_without_its_sum_but_not_with_a_wrong_one():
-    assert decode_from_client([header(t="leave")]) == (m.Leave(), None)
-    refused([header(t="leave", c=0xFFFFFFFF)], "damaged")
-    refused([header(t="leave", c=[])], "damaged")
 
 
 @settings(max_examples=300, deadline=None)
@@ -311,45 +296,14 @@ def test_spoilt_header_is_another_message_or_refused(message, data):
     spoilt = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
-    spoilt = (
-        spoilt[: data.draw(st.integers(0, len(spoilt)))] if data.draw(st.booleans()) else spoilt
-    )
     try:
-        found, _ = decode_from_client([bytes(spoilt)])
+        found, _ = decode_from_client([damaged(bytes(spoilt))])  # as if its sender had meant it
     except RemoteProtocolError:
         return
     assert decode_from_client([encode(found)])[0] == found
 
 
-@pytest.mark.parametrize("message", [*FROM_CLIENT, *FROM_SERVER], ids=lambda x: type(x).__name__)
-def test_a_header_is_a_map_of_the_version_the_fields_and_their_sum(message):
-    fields = msgpack.unpackb(encode(message))
-    assert list(fields)[:2] == ["v", "t"]
-    assert encode(message) == msgpack.packb(fields)  # no byte more than it takes
-    assert fields.pop("c") == zlib.crc32(encode(message)[:-4])
-
-
-@pytest.mark.parametrize(
-    ("decode", "messages"), [(decode_from_client, FROM_CLIENT), (decode_from_server, FROM_SERVER)]
-)
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_what_is_decoded_in_one_step_is_what_a_closer_look_finds(decode, messages, data):
-    message = data.draw(st.sampled_from([x for x in messages if isinstance(x, OFTEN)]))
-    text = bytearray(encode(message))
-    assert decode._at_once(bytes(text)) == message
-    for _ in range(data.draw(st.integers(1, 3))):
-        text[data.draw(st.integers(4, len(text) - 8))] = data.draw(st.integers(0, 255))
-    text[-4:] = zlib.crc32(text[:-4]).to_bytes(4, "big")  # as if its sender had meant it
-    found = decode._at_once(bytes(text))
-    try:
-        closely = decode._closely(bytes(text))
-    except RemoteProtocolError:
-        return  # a field of one letter, or one twice
-    assert found in (None, closely)
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=3))
 def test_noise_is_refused(frames):
     for decode in (decode_from_client, decode_from_server):
