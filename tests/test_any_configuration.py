@@ -1,7 +1,7 @@
 """Whatever the configuration, it runs or is refused in a sentence, and a run that was interrupted
 and goes on has the bits of one that was not.
 
-    FEDNET_FUZZ_EXAMPLES=500 pytest -m long tests/fuzz/test_configurations.py
+    FEDNET_FUZZ_EXAMPLES=500 pytest -m long tests/test_any_configuration.py
 
 Values are made from the keys' own declarations; what fails is reduced to a small example.
 """
