@@ -601,10 +601,6 @@ class LostSection(Section, frozen=True, kw_only=True):
     """Interval of a client's heartbeat; null: 2 s, or less if `closed` or `silent` is short, more
     with very many clients. A client that hears nothing from the server for 8 beats reconnects. [s]
     """
-    stalled: Positive | None = 300.0
-    """A task without progress goes to another process that runs the same client after this time;
-    null: never. [s]
-    """
 
 
 class ScheduleSection(Section, frozen=True, kw_only=True):

@@ -203,7 +203,6 @@ class TaskEvent(_Named):
     LACKED = "its worker lacks a state or the base model"
     LOST = "its worker lost"
     REVOKED = "its key revoked"
-    STALLED = "no progress"
     DEADLINE = "deadline"
     SILENCED = "planned loss"
     LEFT = "its client left"
@@ -220,7 +219,6 @@ _WITH_WORKER = {
     TaskEvent.LACKED: _AGAIN,
     TaskEvent.LOST: _AGAIN,
     TaskEvent.REVOKED: _AGAIN,
-    TaskEvent.STALLED: _AGAIN,
     TaskEvent.DEADLINE: _DROPPED,
     TaskEvent.SILENCED: _DROPPED,
     TaskEvent.LEFT: _DROPPED,

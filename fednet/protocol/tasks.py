@@ -4,8 +4,7 @@ and how long the server waits. Their states are in `table`.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +20,6 @@ from fednet.wire.messages import Fault, Field, Key
 TRIES = 3  # how often a task is handed out whose replies are refused
 LOSSES = 20  # how often a task is handed out whose worker is lost
 DEATHS = 5  # how often a worker may be lost while it runs one task, which may kill it
-CLAIMS = 64  # times `stalled` that a task may take; reports of progress cannot be checked
 # Why a client was dropped that no longer has the state which its task starts from.
 STATE_LOST = "failed: state lost: "
 LEFT = "left"  # why a client that went away did not complete its task
@@ -93,10 +91,8 @@ class Rules:
     """How long the server waits, in seconds; None: for ever.
 
     deadline: for a client's task, from its hand-out. closed, silent: for a client whose connection
-    closed, or whose heartbeats stopped. stalled: for progress with a task, if another worker hosts
-    the same client; a task may take `CLAIMS` times as long in all, wherever the client is. join:
-    for an id that never came, from the server's start. first: the phase ends after this many
-    replies.
+    closed, or whose heartbeats stopped. join: for an id that never came, from the server's start.
+    first: the phase ends after this many replies.
     """
 
     deadline: float | None = None
@@ -104,7 +100,6 @@ class Rules:
     silent: float | None = 10.0
     join: float | None = 60.0
     first: int | None = None
-    stalled: float | None = 300.0
 
 
 @dataclass(slots=True)
@@ -116,12 +111,11 @@ class Task:
     attempt: int = 0
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last message about this task
-    moved: float = 0.0  # hand-out, or its last progress: another step or stage, another part
+    moved: float = 0.0  # when its reply was announced, or the last part of it came
     struck: bool = False  # its planned faults were sent with it
     refusals: int = 0
     unread: int = 0  # unreadable messages while its worker was at it
     refused_by: set[str] = field(default_factory=set)  # workers that failed; others are tried first
-    stalled_at: str = ""  # the worker that it was taken from because it made no progress
     losses: int = 0
     deaths: int = 0  # losses while its worker was running it
     reason: str = ""  # why it was dropped
@@ -140,7 +134,7 @@ class Task:
         """Its worker starts with it."""
         if not self.running:
             self.running = True
-            self.since = self.heard = self.moved = now
+            self.since = self.heard = now
 
     def change(self, event: TaskEvent, to: TaskState | None = None) -> None:
         """Changes the state by the table. to: which one, if the event can lead to several."""
@@ -180,130 +174,6 @@ def message_of(
     )
 
 
-# -- which worker gets which task ------------------------------------------------------------------
-class Waiting:
-    """Chooses workers for the tasks of a phase. order: in which tasks are handed out. last: the
-    worker of each client's last task. left: tasks that wait.
-    """
-
-    def __init__(self, order: Sequence[Task], roster: Roster, last: Mapping[int, str]) -> None:
-        self._order, self._roster, self._last = order, roster, last
-        self._place = {t.job.client: k for k, t in enumerate(order)}
-        self.left = len([t for t in order if t.status is TaskState.WAITING])
-        self._all = False  # look at all workers the next time
-        # By worker: the ids that it hosted, and a heap of the places of tasks that may still wait.
-        self._heaps: dict[str, tuple[frozenset[int], list[int]]] = {}
-
-    def back(self) -> None:
-        """A task waits again."""
-        self.left += 1
-        self._heaps.clear()
-        self._all = True
-
-    def pairs(self, only: Worker | None) -> Iterator[tuple[Task, Worker]]:
-        """Yields tasks and their workers, until no worker has room. Each must be handed out before
-        the next is asked for. only: the one worker that has more room than the last time.
-        """
-        roster = self._roster
-        all_workers = only is None or self._all or roster.changed
-        self._all = roster.changed = False
-        slots = roster.free_slots
-        yield from self._for_any() if all_workers or only is None else self._for_one(only)
-        # Tasks that wait in a queue were more than the free slots; those that are left are fewer.
-        self._all = 0 < roster.free_slots < self.left <= slots
-
-    def _for_any(self) -> Iterator[tuple[Task, Worker]]:
-        left, slots = self.left, self._roster.free_slots
-        if not left or not slots:
-            return
-        hosting: dict[int, list[Worker]] = {}
-        for name in self._roster.free:
-            x = self._roster.workers[name]
-            for client in self._clients_of(x):
-                hosting.setdefault(client, []).append(x)
-        for t in self._order:
-            if t.status is not TaskState.WAITING:
-                continue
-            able = [
-                x
-                for x in hosting.get(t.job.client, ())
-                if len(x.queue) <= x.slots and self._may(t, x)
-            ]
-            hosts = [x for x in able if len(x.queue) < x.slots]
-            if not hosts and left > slots:
-                hosts = able
-            if hosts:
-                # Among equally free workers, the one that has the client's data in memory.
-                had = self._last.get(t.job.client)
-                yield t, min(hosts, key=lambda x: (len(x.queue) / x.slots, had != x.name, x.name))
-                left -= 1
-                if not self._roster.free_slots:
-                    return
-
-    def _for_one(self, worker: Worker) -> Iterator[tuple[Task, Worker]]:
-        """No other worker has room. Costs the logarithm of the number of waiting tasks."""
-        left, slots = self.left, self._roster.free_slots
-        if not left or worker.name not in self._roster.free:
-            return
-        ids, heap = self._heaps.get(worker.name, (None, []))
-        if ids is not worker.ids:  # the first time, or it hosts other clients now
-            heap = sorted([self._place[c] for c in self._clients_of(worker)])
-            self._heaps[worker.name] = worker.ids, heap
-        passed: list[int] = []
-        while heap and (len(worker.queue) < worker.slots or left > slots):
-            place = heapq.heappop(heap)
-            t = self._order[place]
-            if t.status is not TaskState.WAITING:
-                continue
-            if not self._may(t, worker):
-                passed.append(place)
-                continue
-            yield t, worker
-            left -= 1
-            if worker.name not in self._roster.free:
-                break
-        for place in passed:
-            heapq.heappush(heap, place)
-
-    def _clients_of(self, x: Worker) -> list[int]:
-        """The clients of this phase that a worker hosts."""
-        if len(x.ids) < len(self._place):
-            return [c for c in x.ids if c in self._place]
-        return [c for c in self._place if c in x.ids]
-
-    def _may(self, t: Task, x: Worker) -> bool:
-        if t.job.bound and x.name not in _bound_to(t, self._roster, self._last):
-            return False
-        spotless = not (t.refused_by or t.stalled_at or x.stalled or x.lacks)
-        return spotless or _may_try(t, x, self._roster)
-
-
-def _bound_to(t: Task, roster: Roster, last: Mapping[int, str]) -> Collection[str]:
-    """Returns the workers that a bound task may go to: that of its client's last task, unless it is
-    gone, hosts the client no longer, or could not do this task.
-    """
-    client = t.job.client
-    had = roster.workers.get(last.get(client, ""))
-    if had is None or client not in had.ids or client in had.replaced or had.name in t.refused_by:
-        return roster.workers
-    return (had.name,)
-
-
-def _may_try(t: Task, worker: Worker, roster: Roster) -> bool:
-    """Returns whether a worker that failed at a task, or stalled, may try again: only if no other
-    worker hosts its client.
-    """
-    client = t.job.client
-    others = [x for x in roster.hosts(client) if x.name != t.stalled_at]
-    if client in worker.lacks and t.job.start and any(client not in x.lacks for x in others):
-        return False
-    if worker.name == t.stalled_at and others:
-        return False
-    return not (worker.stalled or worker.name in t.refused_by) or not any(
-        not x.stalled and x.name not in t.refused_by for x in others
-    )
-
-
 # -- what becomes of them --------------------------------------------------------------------------
 class Tasks:
     """The tasks of the phase that is open, or of the last one."""
@@ -318,7 +188,7 @@ class Tasks:
         self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._given: dict[str, dict[int, Task]] = {}  # by worker and client: what it had, or has
         self._leaving: list[Task] = []  # tasks whose clients go away
-        self._waiting = Waiting((), roster, self._last)
+        self._waiting: dict[int, Task] = {}  # by client, in the order in which they are handed out
 
     # -- what is known -----------------------------------------------------------------------------
     def open(self) -> list[Task]:
@@ -395,10 +265,8 @@ class Tasks:
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
         self.by_client = {j.client: Task(j, since=self._turn.now) for j in jobs}
         self._done, self._given = 0, {}
-        order = sorted(self.by_client.values(), key=lambda t: (-t.job.cost, t.job.client))
-        self._leaving = [t for t in order if t.job.leaves is not None]
-        self._waiting = Waiting(order, self._roster, self._last)
-        self.assign()
+        self._leaving = [t for t in self.by_client.values() if t.job.leaves is not None]
+        self._wait(sorted(self.by_client.values(), key=lambda t: (-t.job.cost, t.job.client)))
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
         """Adds tasks to those under way, each its client's only one. round: the newest. If a client
@@ -412,9 +280,7 @@ class Tasks:
                     attempt = last.attempt + 1
                 self._done -= last.status is TaskState.DONE
             self.by_client[job.client] = Task(job, attempt=attempt, since=self._turn.now)
-        order = sorted(self.open(), key=lambda t: t.since)
-        self._waiting = Waiting(order, self._roster, self._last)
-        self.assign()
+        self._wait(sorted(self.open(), key=lambda t: t.since))
 
     def cancel(self, reason: str) -> None:
         for t in self.open():
@@ -428,10 +294,7 @@ class Tasks:
         t.change(TaskEvent.ACCEPTED)
         self._done += 1
         worker = self._roster.workers.get(t.worker)
-        recovered = False
         if worker is not None:
-            recovered = worker.stalled or t.job.client in worker.lacks
-            worker.stalled = False
             worker.lacks.discard(t.job.client)
             word = "evaluated" if key.purpose == "evaluate" else "answered for"
             worker.did = word, t.job.client, key.round
@@ -439,7 +302,7 @@ class Tasks:
         first = self.rules.first
         if first is not None and self._done >= first:
             self.cancel(f"not among the first {first}")
-        self.assign(None if recovered else worker)
+        self.assign(worker)
 
     def reject(self, key: Key, reason: str, again: bool) -> None:
         """The reply was checked, and cannot be used."""
@@ -503,16 +366,61 @@ class Tasks:
         self.assign()
 
     # -- handing out -------------------------------------------------------------------------------
+    def _wait(self, tasks: Iterable[Task]) -> None:
+        """These tasks, as far as they wait, are to be handed out in this order."""
+        self._waiting = {t.job.client: t for t in tasks if t.status is TaskState.WAITING}
+        self.assign()
+
     def assign(self, only: Worker | None = None) -> None:
         """Hands waiting tasks to free workers. only: the one worker that has more room now."""
-        for t, worker in self._waiting.pairs(only):
-            self._hand(t, worker)
+        free, waiting = self._roster.free_slots, self._waiting
+        tasks: Iterable[Task] = waiting.values()
+        if only is not None and len(only.ids) < len(waiting):
+            tasks = [t for client in sorted(only.ids) if (t := waiting.get(client))]
+        handed: list[int] = []
+        for t in tasks if free else ():
+            # A task more than a worker has slots for waits in its queue, but never the last tasks.
+            ahead = len(waiting) - len(handed) > free
+            worker = self._worker_for(t, ahead)
+            if worker is not None:
+                self._hand(t, worker)
+                handed.append(t.job.client)
+            if not self._roster.free_slots:
+                break
+        for client in handed:
+            del waiting[client]
+
+    def _worker_for(self, t: Task, ahead: bool) -> Worker | None:
+        """Who gets a task: among equally free workers, the one that has the client's data in
+        memory. ahead: also a worker that has no slot free for it.
+        """
+        more = 1 if ahead else 0
+        room = [x for x in self._hosts(t) if len(x.queue) < x.slots + more]
+        last = self._last.get(t.job.client)
+        return min(
+            room, key=lambda x: (len(x.queue) / x.slots, x.name != last, x.name), default=None
+        )
+
+    def _hosts(self, t: Task) -> list[Worker]:
+        """The workers that a task may go to: of those that host its client the ones that did not
+        fail at it, if there are any; of these the ones that have the state that it starts from. A
+        bound task goes to the worker of its client's last task, while that worker can do it.
+        """
+        client = t.job.client
+        hosts = self._roster.hosts(client)
+        if t.job.bound:
+            last = self._roster.workers.get(self._last.get(client, ""))
+            able = last is not None and last.name not in t.refused_by
+            if last is not None and able and client in last.ids - last.replaced:
+                return [x for x in hosts if x is last]
+        if t.job.start:
+            hosts = [x for x in hosts if client not in x.lacks] or hosts
+        return [x for x in hosts if x.name not in t.refused_by] or hosts
 
     def _hand(self, t: Task, worker: Worker) -> None:
         assert worker.conn is not None
         job, turn, key = t.job, self._turn, self.key(t)
         t.change(TaskEvent.ASSIGNED)
-        self._waiting.left -= 1
         t.worker, t.conn = worker.name, worker.conn
         t.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))
         worker.queue.append(job.client)
@@ -521,7 +429,7 @@ class Tasks:
         self._last[job.client] = worker.name
         self._given.setdefault(worker.name, {})[job.client] = t
         t.running = len(worker.queue) <= worker.slots
-        t.since = t.heard = t.moved = turn.now
+        t.since = t.heard = turn.now
         faults: list[Fault] = []
         if not t.struck:
             faults = list(job.faults)
@@ -549,8 +457,6 @@ class Tasks:
         t = self.by_client.get(client)
         if t is not None and client in worker.queue:
             t.heard = self._turn.now
-            if worker.doing.get(client) != doing:
-                t.moved = t.heard
         worker.doing[client] = doing
 
     def start_next(self, worker: Worker, client: int) -> None:
@@ -591,8 +497,8 @@ class Tasks:
         else:
             self._let_go(t, reason)
             t.change(event, TaskState.WAITING)
-            self._waiting.back()
             t.attempt += not same_attempt
+            self._waiting[t.job.client] = t
 
     def restart_upload(self, t: Task) -> None:
         if t.status is TaskState.ARRIVING:
@@ -619,7 +525,7 @@ class Tasks:
         if t.status in WITH_WORKER:
             self._call_off(t)
         self._let_go(t, reason)
-        self._waiting.left -= t.status is TaskState.WAITING
+        self._waiting.pop(t.job.client, None)
         t.change(event, TaskState.DROPPED)
         t.reason = reason
         self._turn.say(Resolved(self.key(t), reason))
@@ -684,55 +590,15 @@ class Tasks:
     def expire(self) -> None:
         """Takes back, or drops, tasks for which the server has waited long enough."""
         self.depart()
-        present, turn, rules = self._roster.present(), self._turn, self.rules
-        self._take_from_stalled()
+        turn, rules = self._turn, self.rules
         for t in self.open():
             if t.status in WITH_WORKER and t.running:
                 if turn.over(t.since, rules.deadline):
                     self.drop(t, TaskEvent.DEADLINE, "deadline")
-                elif rules.stalled is not None and turn.over(t.since, CLAIMS * rules.stalled):
-                    self._stalled([t])
                 elif t.job.lost and turn.over(t.heard, rules.closed):
                     # A planned fault: the worker goes on with its other clients.
                     self.drop(t, TaskEvent.SILENCED, f"lost: {t.job.lost}")
-            elif t.status is TaskState.WAITING and t.job.client not in present:
+            elif t.status is TaskState.WAITING and t.job.client not in self._roster.hosting:
                 missed = self._roster.missed(t.job.client, t.since, rules.join, turn.now)
                 if missed:
                     self.drop(t, TaskEvent.ABSENT, missed)
-
-    def _take_from_stalled(self) -> None:
-        """A worker that makes no progress may be one that takes tasks to keep them: its tasks go to
-        others that host the same clients. If there is none, the server goes on waiting.
-        """
-        stalled = self.rules.stalled
-        if stalled is None:
-            return
-        # Twice as long each time, so that a task that is slow everywhere is done in the end.
-        names = {
-            t.worker
-            for t in self.open()
-            if t.running and self._turn.over(t.moved, stalled * 2**t.losses)
-        }
-        for name in sorted(names):
-            worker = self._roster.workers.get(name)
-            if worker is not None and worker.gone_at is None:
-                worker.stalled = True
-                held = self.held_by(worker)
-                self._stalled([t for t in held if len(self._roster.hosts(t.job.client)) > 1])
-
-    def _stalled(self, tasks: Sequence[Task]) -> None:
-        """One worker made no progress with these tasks."""
-        if not tasks:
-            return
-        worker = self._roster.workers[tasks[0].worker]
-        worker.stalled = True
-        clients = sorted(t.job.client for t in tasks)
-        for t in tasks:
-            if len(self._roster.hosts(t.job.client)) > 1:
-                t.stalled_at = worker.name
-                self._call_off(t)
-                self.take_back(t, TaskEvent.STALLED, "stalled", lost=True)
-            else:
-                reason = "stalled: its worker reported progress for longer than the server accepts"
-                self.drop(t, TaskEvent.STALLED, reason)
-        self._turn.note("stalled", worker=worker.name, clients=clients)

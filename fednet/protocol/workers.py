@@ -40,8 +40,6 @@ class Worker:
     device: str = ""
     state: WorkerState = WorkerState.AWAY
     prepared: bool = False  # its data and model are in place, for this connection
-    # it sat on a task: until it answers one, others that host the same clients are asked first
-    stalled: bool = False
     # clients that it hosted until their key was revoked or expired
     left_out: frozenset[int] = frozenset()
     # clients whose newest state is not at this process, which so cannot do their tasks
@@ -50,6 +48,7 @@ class Worker:
     replaced: set[int] = field(default_factory=set)
     joined_at: float = 0.0
     gone_at: float | None = None  # since when it is silent or away
+    listed: frozenset[int] = frozenset()  # the clients for which `Roster.hosting` names it
     queue: list[int] = field(default_factory=list)
     # client -> phase, step, steps
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
@@ -113,15 +112,13 @@ class Roster:
         # By name: slots of workers that may be handed a task, to be begun or one ahead.
         self.free: dict[str, int] = {}
         self.free_slots = 0
-        self.changed = False  # whether others came, went or host other ids, since set to False
-        self._here: frozenset[int] | None = None
+        # By id: the workers, by name, that are ready and host it. No id without a worker.
+        self.hosting: dict[int, dict[str, Worker]] = {}
 
     # -- what is known -----------------------------------------------------------------------------
     def present(self) -> frozenset[int]:
         """Ids hosted by a worker that is ready."""
-        if self._here is None:
-            self._here = frozenset(i for w in self.workers.values() if w.ready for i in w.ids)
-        return self._here
+        return frozenset(self.hosting)
 
     def away_workers(self) -> list[Worker]:
         """Workers without a connection, and those that are silent."""
@@ -141,12 +138,20 @@ class Roster:
             self.free_slots += worker.slots
 
     def _changes(self, worker: Worker) -> None:
-        self.changed, self._here = True, None
+        """The worker came, went, or hosts other clients."""
+        ids = worker.ids if worker.ready else frozenset()
+        for i in worker.listed - ids:
+            del self.hosting[i][worker.name]
+            if not self.hosting[i]:
+                del self.hosting[i]
+        for i in ids - worker.listed:
+            self.hosting.setdefault(i, {})[worker.name] = worker
+        worker.listed = ids
         self.recount(worker)
 
     def hosts(self, client: int) -> list[Worker]:
         """Who could take a task of that client."""
-        return [x for x in self.workers.values() if x.ready and client in x.ids]
+        return list(self.hosting.get(client, {}).values())
 
     def worker_of(self, conn: bytes) -> str:
         """The name of the worker behind a connection, "" if none has joined over it."""
@@ -292,10 +297,9 @@ class Roster:
 
     def refused(self, ids: Iterable[int], reason: str) -> None:
         """Somebody who would host these ids was not let in."""
-        here = self.present()
         for i in ids:
             known = self._absent.get(i)
-            if i not in here and (known is None or known.why.startswith(REFUSED)):
+            if i not in self.hosting and (known is None or known.why.startswith(REFUSED)):
                 self._absent[i] = Absence(f"{REFUSED}{reason}")
 
     def _return(self, worker: Worker) -> None:

@@ -38,7 +38,6 @@ TIMELINE = {
     "rejoined": "joined again",
     "left": "left",
     "superseded": "was replaced by another process",
-    "stalled": "made no progress",
     "away": "lost the connection",
     "back": "is connected again",
     "dropped": "was dropped from the round",

@@ -63,7 +63,6 @@ def waiting_rules(config: Config) -> Rules:
         closed=section.lost.closed,
         silent=section.lost.silent,
         join=section.join_s(),
-        stalled=section.lost.stalled,
     )
 
 

@@ -45,7 +45,7 @@ CHANGES: dict[str, Any] = {
     "data": {"samples": 80, "classes": 4, "client_test": "none"},
     "evaluate": {"every": 0, "clients": "none"},
     "wire": {"up": {"state": ["zstd"]}},
-    "round": {"lost": {"closed": 0.5, "silent": 3, "stalled": 0.5}},
+    "round": {"deadline": 2.0, "lost": {"closed": 0.5, "silent": 3}},
     "security": {"curve": True, "max_norm": 20.0},
 }
 INSIDERS = 3

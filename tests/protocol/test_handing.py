@@ -1,18 +1,16 @@
-"""Which worker gets which task: as by looking at all workers and all tasks at each event, whose
-cost it does not have.
-"""
+"""Which worker gets which task, whatever comes."""
 
 from __future__ import annotations
 
 import random
-from types import MethodType
 
 import msgspec
 import pytest
 
 from fednet.protocol.instructions import Send
+from fednet.protocol.server import ServerProtocol
 from fednet.protocol.table import TaskState
-from fednet.protocol.tasks import Rules, _bound_to, _may_try
+from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from tests.protocol.net import form, job
 from tests.protocol.test_server import ready, say, server
@@ -21,83 +19,40 @@ CLIENTS = 12
 BODY = memoryview(b"abc")
 
 
-def plainly(tasks, only=None):
-    """`Tasks.assign` by looking at everything."""
-    roster = tasks._roster
-    free = [
-        x
-        for x in roster.workers.values()
-        if x.ready and x.gone_at is None and len(x.queue) <= x.slots
+def idle(one: ServerProtocol) -> list[tuple[int, str]]:
+    """Waiting tasks that a worker with a free slot could do, and that worker."""
+    free = [x for x in one.roster.workers.values() if x.ready and len(x.queue) < x.slots]
+    return [
+        (t.job.client, x.name)
+        for t in one.tasks.open()
+        if t.status is TaskState.WAITING and not t.job.bound
+        for x in free
+        if t.job.client in x.ids and x.name not in t.refused_by and t.job.client not in x.lacks
     ]
-    order = sorted(tasks.by_client.values(), key=lambda w: (-w.job.cost, w.job.client))
-    waiting = [w for w in order if w.status is TaskState.WAITING]
-    left, slots = len(waiting), sum(x.slots for x in free)
-    for w in waiting:
-        able = [
-            x
-            for x in free
-            if w.job.client in x.ids
-            and _may_try(w, x, roster)
-            and (not w.job.bound or x.name in _bound_to(w, roster, tasks._last))
-        ]
-        hosts = [x for x in able if len(x.queue) < x.slots]
-        if not hosts and left > slots:
-            hosts = [x for x in able if len(x.queue) <= x.slots]
-        if hosts:
-            had = tasks._last.get(w.job.client)
-            least = min(hosts, key=lambda x: (len(x.queue) / x.slots, had != x.name, x.name))
-            tasks._hand(w, least)
-            left -= 1
-            free = [x for x in free if len(x.queue) <= x.slots]
 
 
-class Pair:
-    """Two servers that hear the same: one hands out by `plainly`."""
-
-    def __init__(self) -> None:
-        self.both = server(CLIENTS), server(CLIENTS)
-        tasks = self.both[1].tasks
-        tasks.assign = MethodType(plainly, tasks)
-        self.handed: list[tuple[bytes, m.Key]] = []  # and not answered
-
-    def do(self, act) -> None:
-        tasks = [
-            [
-                (i.conn, i.message.key)
-                for i in act(one)
-                if isinstance(i, Send) and isinstance(i.message, m.Task)
-            ]
-            for one in self.both
-        ]
-        assert tasks[0] == tasks[1]
-        self.handed += tasks[0]
-        roster = self.both[0].roster
-        assert roster.free_slots == sum(roster.free.values())
-        assert set(roster.free) == {
-            x.name
-            for x in roster.workers.values()
-            if x.ready and x.gone_at is None and len(x.queue) <= x.slots
-        }
-        assert roster.parted() == [x for x in roster.workers.values() if x.conn is None]
-
-
-@pytest.mark.parametrize("seed", range(50, 62))
-def test_the_same_tasks_go_to_the_same_workers_whatever_comes(seed):
-    draw, pair = random.Random(seed), Pair()
+@pytest.mark.parametrize("seed", range(6))
+def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_one_ahead(seed):
+    draw, one = random.Random(seed), server(CLIENTS)
     here: dict[bytes, str] = {}
-    names = [f"w{k}" for k in range(5)]
+    handed: list[tuple[bytes, m.Key]] = []  # and not answered
     count, round, now = 0, 0, 0.0
+
+    def do(instructions) -> None:
+        for i in instructions:
+            if isinstance(i, Send) and isinstance(i.message, m.Task):
+                assert i.message.key.client in one.roster.by_conn[i.conn].ids
+                handed.append((i.conn, i.message.key))
 
     def join() -> None:
         nonlocal count
-        name = draw.choice(names)
+        name = draw.choice([f"w{k}" for k in range(5)])
         if name in here.values():
             return
         count += 1
         conn, ids = b"%d" % count, draw.sample(range(CLIENTS), draw.choice([1, 4, CLIENTS]))
         here[conn] = name
-        slots = draw.choice([1, 1, 3])
-        pair.do(lambda one: ready(one, conn, name, ids, now, slots=slots))
+        do(ready(one, conn, name, ids, now, slots=draw.choice([1, 1, 3])))
 
     def begin() -> None:
         nonlocal round
@@ -106,50 +61,51 @@ def test_the_same_tasks_go_to_the_same_workers_whatever_comes(seed):
         bound = draw.random() < 0.3
         jobs = [job(c, cost=draw.randint(1, 3), bound=bound) for c in some]
         rules = Rules(first=draw.choice([None, None, 3]), join=None, closed=20.0)
-        pair.do(lambda one: one.begin(round, 0, "train", jobs, rules, now))
-        pair.handed = [(conn, key) for conn, key in pair.handed if key.round == round]
+        handed.clear()
+        do(one.begin(round, 0, "train", jobs, rules, now))
 
     def answer() -> None:
-        if not pair.handed:
+        if not handed:
             return
-        conn, key = pair.handed.pop(draw.randrange(len(pair.handed)))
+        conn, key = handed.pop(draw.randrange(len(handed)))
         said = m.Reply(run="r", inc=1, key=key, form=form(3), size=3)
-        pair.do(lambda one: say(one, conn, said, now, BODY))
+        do(say(one, conn, said, now, BODY))
         if draw.random() < 0.8:
-            pair.do(lambda one: one.accept(key, now))
+            do(one.accept(key, now))
         else:
-            pair.do(lambda one: one.reject(key, "no", now))
+            do(one.reject(key, "no", now))
 
     def fail() -> None:
-        if pair.handed:
-            conn, key = pair.handed.pop(draw.randrange(len(pair.handed)))
+        if handed:
+            conn, key = handed.pop(draw.randrange(len(handed)))
             again, lacks = draw.random() < 0.5, draw.random() < 0.3
             said = m.Failed(run="r", inc=1, key=key, reason="x", again=again, lacks=lacks)
-            pair.do(lambda one: say(one, conn, said, now))
+            do(say(one, conn, said, now))
 
     def beat() -> None:
         if here:
-            conn = draw.choice(sorted(here))
-            said = draw.choice(
-                [
-                    m.Slots(slots=draw.randint(1, 3)),
-                    m.Progress(client=draw.randrange(CLIENTS), phase=m.UPLOADING),
-                    m.Alive(),
-                ]
-            )
+            uploading = m.Progress(client=draw.randrange(CLIENTS), phase=m.UPLOADING)
+            said = draw.choice([m.Slots(slots=draw.randint(1, 3)), uploading, m.Alive()])
             marked = msgspec.structs.replace(said, run="r", inc=1)
-            pair.do(lambda one: say(one, conn, marked, now))
+            do(say(one, draw.choice(sorted(here)), marked, now))
 
     def leave() -> None:
         if here:
             conn = draw.choice(sorted(here))
             del here[conn]
-            pair.do(lambda one: one.closed(conn, now))
+            do(one.closed(conn, now))
 
     def wait() -> None:
         nonlocal now
         now += draw.choice([0.1, 1.0, 8.0])
-        pair.do(lambda one: one.tick(now))
+        do(one.tick(now))
+        assert idle(one) == []
+        assert all(len(x.queue) <= x.slots + 1 for x in one.roster.workers.values() if x.slots > 2)
+        present = {i for x in one.roster.workers.values() if x.ready for i in x.ids}
+        assert one.roster.present() == present
+        assert one.roster.free_slots == sum(
+            x.slots for x in one.roster.workers.values() if x.ready and len(x.queue) <= x.slots
+        )
 
     join()
     begin()

@@ -23,7 +23,7 @@ from fednet.protocol.instructions import (
 )
 from fednet.protocol.server import UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
-from fednet.protocol.tasks import CLAIMS, DEATHS, TRIES, Rules
+from fednet.protocol.tasks import DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -654,27 +654,6 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
     assert not any(x.lacks for x in s.roster.workers.values())
 
 
-def test_claims_of_progress_do_not_renew_the_patience_for_ever():
-    s = hoarded(others=())
-    for second in range(1, 10 * CLAIMS + 1):
-        for client in (0, 1):
-            say(s, b"h", beat(client, "training", second), float(second))
-        out = s.tick(second)
-    assert [r.reason.split(":")[0] for r in of(out, Resolved)] == ["stalled"] * 2
-
-
-def test_upload_of_a_part_now_and_then_is_not_waited_for_to_its_end():
-    s = hoarded(others=())
-    say(s, b"h", reply(0, 50 * m.PART), 1.0)
-    now = 1.0
-    for index in range(50):
-        now += 10 * CLAIMS / 40  # a part each, so that the last ones are too late
-        part = m.Part(run="r", inc=1, key=key(0), index=index)
-        say(s, b"h", part, now, memoryview(bytes(m.PART)))
-        s.tick(now)
-    assert s.tasks.by_client[0].reason.startswith("stalled")
-
-
 def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
     s = begun([job(1)])
     session = s.roster.workers["w"].session
@@ -798,124 +777,6 @@ def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
         pulls[pull.key.client] += pull.count
     assert sum(pulls[i] for i in range(20, 40)) == 64
     assert all(client >= 20 for client in s._asked)  # nothing is kept of those that ended
-
-
-def beat(client=0, phase="training", step=0) -> m.Progress:
-    return m.Progress(run="r", inc=1, client=client, phase=phase, step=step, steps=100)
-
-
-def hoarded(others=("good",), **rules) -> ServerProtocol:
-    """A worker with many slots has taken both tasks; others come later."""
-    s = server()
-    ready(s, b"h", "hoarder", [0, 1], slots=2)
-    s.begin(1, 0, "train", [job(0), job(1)], Rules(silent=None, stalled=10.0, **rules), 0.0)
-    for name in others:
-        ready(s, name.encode(), name, [0, 1])
-    return s
-
-
-def test_tasks_of_a_worker_that_makes_no_progress_go_to_another_that_hosts_the_same_clients():
-    s = hoarded()
-    for second in range(1, 10):
-        say(s, b"h", beat(0, "training", 3), float(second))
-        assert sent(s.tick(second), m.Task) == []
-    out = s.tick(10.0)
-    assert {x.key.client for x in sent(out, m.Cancel)} == {0, 1}
-    assert {(i.conn, i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)} <= {
-        (b"good", key(0, 1)),
-        (b"good", key(1, 1)),
-    }
-    assert [n.fields["worker"] for n in of(out, Note) if n.event == "stalled"] == ["hoarder"]
-    assert say(s, b"h", reply(0), 11.0, memoryview(b"abc"))[0] == Stray("late")
-    for client in (0, 1):
-        say(s, b"good", reply(client, attempt=1), 12.0, memoryview(b"abc"))
-        s.accept(key(client, 1), 12.0)
-    assert s.tasks.open() == []
-
-
-def test_worker_that_stalled_is_given_work_only_where_no_other_hosts_the_client_until_it_answers():
-    s = hoarded()
-    s.tick(10.0)
-    out = s.begin(2, 0, "train", [job(0), job(1)], s.tasks.rules, 11.0)
-    assert {i.conn for i in of(out, Send) if isinstance(i.message, m.Task)} == {b"good"}
-    s.closed(b"good", 12.0)
-    assert {i.conn for i in of(s.tick(20.0), Send) if isinstance(i.message, m.Task)} == {b"h"}
-    k = key(0, s.tasks.by_client[0].attempt, round=2)
-    say(s, b"h", reply(key=k), 21.0, memoryview(b"abc"))
-    s.accept(k, 21.0)
-    assert not s.roster.workers["hoarder"].stalled
-
-
-def test_a_task_goes_back_to_the_worker_that_sat_on_it_once_no_other_hosts_its_client():
-    s = hoarded()
-    s.tick(10.0)
-    for conn in (b"h", b"good"):
-        say(s, conn, beat(), 11.0)
-    assert s.tasks.by_client[0].worker == "good"
-    s.closed(b"good", 12.0)
-    assert {i.conn for i in of(s.tick(15.0), Send) if isinstance(i.message, m.Task)} == {b"h"}
-
-
-def test_a_worker_that_failed_tries_again_once_all_others_have_failed_or_make_no_progress():
-    s = server()
-    for conn, name in ((b"1", "a"), (b"2", "b"), (b"3", "c")):
-        ready(s, conn, name, [0])
-
-    def failed(conn, attempt):
-        said = m.Failed(run="r", inc=1, key=key(0, attempt), reason="broken", again=True)
-        return given_to(say(s, conn, said, 1.0))
-
-    assert given_to(s.begin(1, 0, "train", [job(0)], Rules(stalled=5.0), 0.0)) == [b"1"]
-    assert failed(b"1", 0) == [b"2"]
-    for conn in (b"1", b"2", b"3"):
-        say(s, conn, m.Alive(run="r", inc=1), 6.0)
-    assert given_to(s.tick(6.0)) == [b"3"]  # b makes no progress
-    assert failed(b"3", 2) == [b"3"]  # nobody is left who did neither: whoever had it last
-
-
-def test_task_that_stalls_everywhere_goes_round_and_is_waited_for_twice_as_long_each_time():
-    s = hoarded()
-    turns = []
-    for second in range(1, 80):
-        for conn in (b"h", b"good"):
-            say(s, conn, beat(), float(second))
-        turns += [
-            (second, i.conn)
-            for i in of(s.tick(second), Send)
-            if isinstance(i.message, m.Task) and i.message.key.client == 0
-        ]
-    assert turns == [(10, b"good"), (30, b"h"), (70, b"good")]
-
-
-def test_worker_whose_steps_go_on_is_waited_for():
-    s = hoarded()
-    for second in range(1, 60):
-        for client in (0, 1):
-            say(s, b"h", beat(client, "training", second), float(second))
-        assert sent(s.tick(second), m.Task) == []
-
-
-def test_client_that_nobody_else_hosts_is_waited_for():
-    s = hoarded(others=())
-    for second in range(1, 60):
-        say(s, b"h", beat(), float(second))
-        assert of(s.tick(second), Resolved) == []
-
-
-def test_upload_that_stops_amid_its_parts_goes_to_another_worker():
-    s = hoarded()
-    say(s, b"h", reply(0, 9 * m.PART), 1.0)
-    say(s, b"h", m.Part(run="r", inc=1, key=key(0), index=0), 5.0, memoryview(bytes(m.PART)))
-    out = []
-    for second in range(1, 16):
-        say(s, b"h", beat(1, "training", second), float(second))
-        out += s.tick(second)
-    assert ("h", key(0)) in {
-        (i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Cancel)
-    }
-    assert ("good", key(0, 1)) in {
-        (i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)
-    }
 
 
 def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
