@@ -18,8 +18,7 @@ SILENT_S = 60
 """For how long a peer that says nothing is kept waiting by the kernel alone."""
 
 # struct tcp_info of linux/tcp.h, in native order; fields are only ever added at the end.
-_STATE_ACKED_RECEIVED = struct.Struct("=B119xQQ")
-_AND_SENT_RETRANSMITTED = struct.Struct("=B119xQQ64xQQ")
+_STATE_RECEIVED_SENT_RETRANSMITTED = struct.Struct("=B127xQ64xQQ")
 _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
 """TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and
 counts, like a byte."""
@@ -34,8 +33,6 @@ def await_words(listening: int) -> None:
     borrowed = socket.socket(fileno=listening)
     try:
         borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
-    except OSError:
-        pass  # ipc://, whose peers are of this machine
     finally:
         borrowed.detach()
 
@@ -74,27 +71,23 @@ class KernelSocket:
             name = self._socket.getpeername()
         except OSError:
             return "unknown"
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "local"
+        return f"{name[0]}:{name[1]}"
 
     def bytes(self) -> tuple[int, int] | None:
-        """(sent, received) so far, each byte counted once however often it was sent; None if it is
-        not TCP on Linux.
+        """(sent, received) so far, each byte counted once however often it was sent; None if it
+        ended before the first look.
         """
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            if len(info) >= _AND_SENT_RETRANSMITTED.size:
-                # Not `acked`: it lags by a delayed acknowledgement, and counts the SYN on the side
-                # that connects.
-                state, _, received, sent, again = _AND_SENT_RETRANSMITTED.unpack_from(info)
-                sent -= again
-            else:
-                state, sent, received = _STATE_ACKED_RECEIVED.unpack_from(info)
+            # Not the bytes that were acknowledged: they lag by a delayed acknowledgement, and count
+            # the SYN on the side that connects.
+            state, received, sent, again = _STATE_RECEIVED_SENT_RETRANSMITTED.unpack_from(info)
             if state != _ESTABLISHED:
                 self._fin = self._fin or self._ended(state)
                 self.over = self._fin or state == _CLOSED
-            self._last = (sent, received - self._fin)
-        except (OSError, AttributeError, struct.error):
-            pass
+            self._last = (sent - again, received - self._fin)
+        except OSError:
+            pass  # it has ended: what was last known stands
         return self._last
 
     def _ended(self, state: int) -> bool:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -313,19 +312,6 @@ def test_a_revoked_key_is_hung_up_on_and_does_not_come_back(tmp_path):
         assert of(seen, Closed, pair.server) == [Closed(conn)]
         assert of(seen, Opened, client) == []
         assert pair.server.send(kept, [b"still here"])
-
-
-def test_a_flood_of_refusals_is_counted_but_not_told_one_by_one():
-    told = []
-    with ExitStack() as stack:
-        pair = Pair(stack, on_refused=lambda why, where: told.append(why))
-        host, port = pair.server.address.removeprefix("tcp://").split(":")
-        for _ in range(30):
-            with socket.create_connection((host, int(port))) as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 8)
-                pump(pair.server, until=lambda seen: select.select([stranger], [], [], 0)[0])
-        pump(pair.server, until=lambda seen: pair.server.refusals.total() == 30)
-        assert len(told) == 20
 
 
 def test_no_key_is_made_that_a_command_line_takes_for_a_flag(tmp_path, monkeypatch):

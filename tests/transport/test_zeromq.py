@@ -210,32 +210,6 @@ def test_a_client_says_of_a_name_that_leads_nowhere_that_no_such_host_is_known(p
     pump(pair.server, client, until=lambda seen: client.trouble == "the host name is unknown")
 
 
-ONLY_SIX = """
-import sys
-from fednet.transport.base import Opened
-from fednet.transport.zeromq.client import ZmqClient
-from fednet.transport.zeromq.server import ZmqServer
-server = ZmqServer("tcp://[::1]:0")
-client = ZmqClient(f"tcp://{sys.argv[1]}:{server.address.rpartition(':')[2]}")
-while not any(isinstance(event, Opened) for event in client.poll(0.01)):
-    server.poll(0.01)
-"""
-
-
-def test_a_client_finds_a_server_whose_name_has_an_ipv6_address_only(tmp_path):
-    (tmp_path / "hosts").write_text("::1 six.example\n")
-    own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    over = f"mount --bind {tmp_path}/hosts /etc/hosts"
-    if not socket.has_ipv6 or subprocess.run([*own, over], capture_output=True).returncode:
-        pytest.skip("needs IPv6, and a file of hosts of its own")
-    command = f'{over} && exec "$@"'
-    subprocess.run(
-        [*own, command, "sh", sys.executable, "-c", ONLY_SIX, "six.example"],
-        check=True,
-        timeout=LIMIT_S,
-    )
-
-
 def test_a_client_says_of_a_listener_without_a_word_that_there_is_no_answer(pair):
     client = pair.client()
     with socket.socket() as silent:
@@ -543,16 +517,6 @@ def test_a_star_takes_a_free_port_and_tells_it():
         assert host == "0.0.0.0"
         assert int(port) > 0
         _client, _ = joined(pair)
-
-
-def test_ipc_works_too(tmp_path):
-    with ExitStack() as stack:
-        pair = Pair(stack, f"ipc://{tmp_path}/s")
-        client, conn = joined(pair)
-        client.close(LIMIT_S)
-        seen = pump(pair.server, until=lambda seen: of(seen, Closed))
-        assert of(seen, Closed) == [Closed(conn)]
-        assert pair.server.traffic() == {}
 
 
 def test_closing_twice_and_waking_after_closing_do_nothing(pair):

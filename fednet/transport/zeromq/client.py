@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Container
@@ -21,7 +20,7 @@ from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
 from fednet.transport.kernel import KernelSocket
 from fednet.transport.keys import KeyPair
-from fednet.transport.zeromq.proxy import WayOut, of_this_process
+from fednet.transport.zeromq.proxy import WayOut
 from fednet.transport.zeromq.sockets import (
     Refused,
     Waker,
@@ -85,21 +84,9 @@ class Attempts:
         return "no answer so far" if self._begun and not self._closed else self._reason
 
 
-def has_only_ipv6(address: str) -> bool:
-    """Returns whether a host has no IPv4 address: libzmq looks a name up for one family only."""
-    host = address.removeprefix("tcp://").rpartition(":")[0]
-    if not address.startswith("tcp://") or "[" in host:
-        return "[" in host
-    try:
-        found = socket.getaddrinfo(host, None)
-    except OSError:  # libzmq looks it up again
-        return False
-    return {family for family, *_ in found} == {socket.AF_INET6}
-
-
 class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
-    to 2 s; to a name by IPv4 if it has such an address.
+    to 2 s. A host's name is looked up as an IPv4 address.
 
     With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or
     the server's key is missing.
@@ -120,7 +107,7 @@ class ZmqClient:
             )
         check_address(address)
         self.address = address
-        self._way_out = WayOut(of_this_process())
+        self._way_out = WayOut()
         self._keys = keys
         self._on_refused = on_refused
         self._waker = Waker()
@@ -209,7 +196,7 @@ class ZmqClient:
         """
         dealer, address = self._context.socket(zmq.DEALER), self._way_out.to(self.address)
         self._attempts = Attempts()
-        common_options(dealer, has_only_ipv6(address))
+        common_options(dealer, "[" in address)
         dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         if self._keys is not None:

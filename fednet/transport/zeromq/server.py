@@ -83,9 +83,6 @@ MAX_ALL_BYTES = 32 * 2**20
 `MAXMSGSIZE`, before it has proved any key: measured, a thousand peers of a server with CURVE took a
 gigabyte in their handshakes."""
 
-TELL, TELL_S = 20, 10.0
-"""Refusals that are logged in so many seconds: else strangers could fill the disk."""
-
 _ACCESS_ADDRESS = "inproc://zeromq.zap.01"
 
 Link = TypeVar("Link")
@@ -406,7 +403,7 @@ class Connections:
 
 # -- the transport ---------------------------------------------------------------------------------
 class ZmqServer:
-    """A ROUTER bound to `address`: tcp://127.0.0.1:5555, tcp://*:0 for any free port, ipc://PATH.
+    """A ROUTER bound to `address`: tcp://127.0.0.1:5555, or tcp://*:0 for any free port.
 
     With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
     `Received.user` is the key that was proved. max_connections, max_each: see `Connections`. later:
@@ -428,7 +425,6 @@ class ZmqServer:
         check_address(address)
         self.keyring, self.on_refused = keyring, on_refused
         self.refusals: Counter[str] = Counter()
-        self._told, self._told_since = 0, -TELL_S
         self._closed = False
         self._context = zmq.Context()
         self._access: Access | None = None  # None where anyone may connect
@@ -464,7 +460,7 @@ class ZmqServer:
             max_each,
             max_unfinished_bytes,
         )
-        if later and address.startswith("tcp://"):
+        if later:
             self._hold()
         else:
             self.listen()
@@ -722,15 +718,10 @@ class ZmqServer:
 
     def _refuse(self, what: str, reason: str, address: str = "unknown") -> None:
         self.refusals[what] += 1
-        now = time.monotonic()
-        if now - self._told_since > TELL_S:
-            self._told, self._told_since = 0, now
-        self._told += 1
-        if self._told > TELL:
-            return
-        log.warning("refused: %s (from %s)", reason, address)
         if self.on_refused is not None:
             self.on_refused(reason, address)
+        else:
+            log.warning("refused: %s (from %s)", reason, address)
 
 
 def _newer(conn: bytes, other: bytes) -> bool:

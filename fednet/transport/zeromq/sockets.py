@@ -25,7 +25,7 @@ SEND_MESSAGES, RECEIVE_MESSAGES = 64, 16
 the rest."""
 
 MAX_PORT = 65535
-EXPECTED = "expected tcp://HOST:PORT, tcp://*:0 (server) or ipc://PATH"
+EXPECTED = "expected tcp://HOST:PORT, or tcp://*:0 (server)"
 
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
@@ -57,35 +57,26 @@ def new_curve_pair() -> tuple[str, str]:
 
 
 class Waker:
-    """A pipe that any thread, or a signal handler, can make readable."""
+    """A descriptor that any thread, or a signal handler, can make readable."""
 
     def __init__(self) -> None:
-        self.fd, self._in = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._in, False)
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def wake(self) -> None:
-        try:
-            os.write(self._in, b"\0")
-        except OSError as error:  # full: it will wake anyway. Closed: there is nobody to wake
-            if error.errno not in (errno.EAGAIN, errno.EBADF):
-                raise
+        if self.fd >= 0:  # else it is closed: there is nobody to wake
+            os.eventfd_write(self.fd, 1)
 
     def clear(self) -> bool:
         """Whether it had been woken."""
         try:
-            return bool(os.read(self.fd, 4096))
+            return os.eventfd_read(self.fd) > 0
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        os.close(self.fd)
-        # A late `wake` must not write into a descriptor that someone else got.
-        end, self._in = (
-            self._in,
-            -1,
-        )
-        os.close(end)
+        # First: a late `wake` must not write into a descriptor that someone else got.
+        fd, self.fd = self.fd, -1
+        os.close(fd)
 
 
 def common_options(socket: zmq.Socket[bytes], six: bool) -> None:
@@ -190,12 +181,12 @@ def check_address(address: str) -> None:
     """
     scheme, _, rest = address.partition("://")
     _, colon, port = rest.rpartition(":")
-    if scheme not in ("tcp", "ipc") or not rest:
+    if scheme != "tcp" or not rest:
         raise ConfigError(f"{address!r} is no address: {EXPECTED}.")
-    if scheme == "tcp" and not re.fullmatch(r"[0-9]{1,9}|\*", port):
+    if not re.fullmatch(r"[0-9]{1,9}|\*", port):
         shown = f" {port!r}" if colon else ""
         raise ConfigError(f"{address!r} has no port{shown}: {EXPECTED}.")
-    if scheme == "tcp" and port != "*" and int(port) > MAX_PORT:
+    if port != "*" and int(port) > MAX_PORT:
         raise ConfigError(f"{address}: there is no port {port}; expected 0 to {MAX_PORT}.")
 
 
