@@ -14,7 +14,7 @@
 and under results/PAPER-TABLE, of mini scale results/PAPER-TABLE-mini:
 
     .csv, -curves.csv     rows and curves
-    .txt                  what `python -m tests.bench.servercost` printed; the table has no runs
+    .txt                  what was measured once for a table that has no runs
     .svg, -loss.svg       accuracy, training loss, against rounds and MB
     -sweep.svg            accuracy against the number in which the cells differ
     -chosen.json          settings that were searched for once, by cell: those tried, their

@@ -196,14 +196,9 @@ def _secagg_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE,...",
         help="share of the clients that is lost before their vectors arrive [0,0.1,0.3]",
     )
-    parser.add_argument("--workers", type=values.count(1000), metavar="W")
-    parser.add_argument(
-        "--machines", action="store_true", help="the protocol's machines alone, no processes"
-    )
 
 
 def _secagg(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
-    from fednet.experiment import placement
     from tests.bench import secagg
 
     if min(args.clients) < 3:
@@ -212,10 +207,6 @@ def _secagg(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
     for record in secagg.bench(args.clients, args.dropout):
         _print([secagg.line(record)])
         yield record
-    if not args.machines:
-        for record in secagg.real(folder, args.workers or placement.cores()):
-            _print([secagg.line(record)])
-            yield record
 
 
 Options = Callable[[argparse.ArgumentParser], None]

@@ -3,12 +3,11 @@ between as many processes, and their mean in float64.
 
     python -m tests.bench.bare JOB.json
 
-prints {"tcp_s": [...], "ipc_s": [...], "memory_s": [...], "mean_s": [...]}, one figure a round:
-over TCP on loopback, over Unix sockets, through shared memory, and for the mean.
+prints {"tcp_s": [...], "mean_s": [...]}, one figure a round: over TCP on loopback, and for the
+mean.
 
 Plain sockets with large buffers, a thread for each peer, and arrays that are taken once and written
-over: no messages, parts, windows, checks or books. Through shared memory a payload is copied in at
-one side and out at the other.
+over: no messages, parts, windows, checks or books.
 """
 
 from __future__ import annotations
@@ -19,12 +18,9 @@ import multiprocessing as mp
 import os
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 
@@ -40,17 +36,7 @@ def main(path: str) -> None:
     """The job: processes, payloads (a round), nbytes (of each), rounds."""
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
-    with tempfile.TemporaryDirectory(prefix="fednet-ipc-") as folder:
-        print(
-            json.dumps(
-                {
-                    "tcp_s": over_sockets(job, ("127.0.0.1", 0)),
-                    "ipc_s": over_sockets(job, f"{folder}/socket"),
-                    "memory_s": shared(job),
-                    "mean_s": mean(job),
-                }
-            )
-        )
+    print(json.dumps({"tcp_s": over_tcp(job), "mean_s": mean(job)}))
 
 
 def share(job: JsonDict, k: int) -> int:
@@ -58,17 +44,12 @@ def share(job: JsonDict, k: int) -> int:
     return len(range(k, job["payloads"], job["processes"]))
 
 
-# -- over sockets ----------------------------------------------------------------------------------
-Address = str | tuple[str, int]  # of a Unix socket, or of TCP
-
-
-def over_sockets(job: JsonDict, address: Address) -> list[float]:
+def over_tcp(job: JsonDict) -> list[float]:
     """Seconds of each round: every payload sent to its process, and as many bytes received back."""
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    with socket.socket(family) as listening:
-        listening.bind(address)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
         listening.listen()
-        with started(job, echo, listening.getsockname()):
+        with started(job, listening.getsockname()):
             peers = [tuned(listening.accept()[0]) for _ in range(job["processes"])]
             payload = np.ones(job["nbytes"], np.uint8).data
             into = [np.empty(job["nbytes"], np.uint8).data for _ in peers]
@@ -87,10 +68,10 @@ def over_sockets(job: JsonDict, address: Address) -> list[float]:
     return seconds
 
 
-def echo(job: JsonDict, address: Address) -> None:
+def echo(parent: int, job: JsonDict, address: tuple[str, int]) -> None:
     """Answers each payload by one of its size."""
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    with tuned(socket.socket(family)) as peer:
+    die_with_parent(parent)  # else it would wait for ever for one that was killed
+    with tuned(socket.socket()) as peer:
         peer.connect(address)
         k = peer.recv(1)[0]
         into, answer = np.empty(job["nbytes"], np.uint8).data, np.ones(job["nbytes"], np.uint8).data
@@ -114,80 +95,19 @@ def receive(peer: socket.socket, into: memoryview) -> None:
         got += n
 
 
-# -- through shared memory -------------------------------------------------------------------------
-def shared(job: JsonDict) -> list[float]:
-    """The same, through a segment for what goes down and one for what comes up of each process."""
-    size = max(1, job["nbytes"])
-    segments = [SharedMemory(create=True, size=size) for _ in range(2 * job["processes"])]
-    pipes = [mp.Pipe() for _ in range(job["processes"])]
-    names = [(segments[2 * k].name, segments[2 * k + 1].name) for k in range(job["processes"])]
-    try:
-        with started(job, through, names, [theirs for _, theirs in pipes]):
-            payload = np.ones(size, np.uint8)
-            into = [np.empty(size, np.uint8) for _ in names]
-            views = [seen(segment, size) for segment in segments]
-
-            def one(k: int) -> None:
-                for _ in range(share(job, k)):
-                    np.copyto(views[2 * k], payload)
-                    pipes[k][0].send_bytes(b"\0")
-                    pipes[k][0].recv_bytes()
-                    np.copyto(into[k], views[2 * k + 1])
-
-            for mine, _ in pipes:
-                mine.recv_bytes()
-            seconds = timed(job, one)
-            views.clear()
-    finally:
-        for segment in segments:
-            with contextlib.suppress(BufferError):
-                segment.close()
-            segment.unlink()
-    return seconds
-
-
-def seen(segment: SharedMemory, size: int) -> np.ndarray:
-    return np.ndarray(size, np.uint8, segment.buf)
-
-
-def through(job: JsonDict, names: list[tuple[str, str]], pipes: list[Connection], k: int) -> None:
-    down, up = (SharedMemory(name) for name in names[k])
-    size = max(1, job["nbytes"])
-    there, answer = seen(down, size), np.ones(size, np.uint8)
-    mine, into = seen(up, size), np.empty(size, np.uint8)
-    pipes[k].send_bytes(b"\0")
-    for _ in range((job["rounds"] + ROUNDS_FIRST) * share(job, k)):
-        pipes[k].recv_bytes()
-        np.copyto(into, there)
-        np.copyto(mine, answer)
-        pipes[k].send_bytes(b"\0")
-    del there, mine
-    down.close()
-    up.close()
-
-
-# -- both ------------------------------------------------------------------------------------------
 @contextlib.contextmanager
-def started(job: JsonDict, target: Callable[..., None], *given: object) -> Iterator[None]:
-    """The other processes; `through` gets its number as well."""
+def started(job: JsonDict, address: tuple[str, int]) -> Iterator[None]:
+    """Inside, the other processes run."""
     context = mp.get_context("spawn")
     peers = [
-        context.Process(
-            target=_peer,
-            args=(os.getpid(), target, job, *given, *([k] if target is through else [])),
-        )
-        for k in range(job["processes"])
+        context.Process(target=echo, args=(os.getpid(), job, address))
+        for _ in range(job["processes"])
     ]
     for peer in peers:
         peer.start()
     yield
     for peer in peers:
         peer.join()
-
-
-def _peer(parent: int, target: Callable[..., None], *given: object) -> None:
-    die_with_parent(parent)  # else it would wait for ever for one that was killed
-    target(*given)
 
 
 def timed(job: JsonDict, one: Callable[[int], None]) -> list[float]:

@@ -71,13 +71,9 @@ def _pairs(work: Workload, repeat: int, out: Path, workers: int) -> JsonDict:
         bares.append(_bare(work, workers))
         ours.append(fednet(work, workers, out / f"{work.name}-{k}"))
     ratios = [o["seconds"] / f for f, o in zip(floors, ours)]
-    best = [min(b["tcp_s"], b["ipc_s"], b["memory_s"]) for b in bares]
-    sums = [f + e + b["mean_s"] for f, e, b in zip(floors, best, bares)]
+    sums = [f + b["tcp_s"] + b["mean_s"] for f, b in zip(floors, bares)]
     return {
-        "exchange_s": spread(best),
-        "exchange_tcp_s": spread([b["tcp_s"] for b in bares]),
-        "exchange_ipc_s": spread([b["ipc_s"] for b in bares]),
-        "exchange_memory_s": spread([b["memory_s"] for b in bares]),
+        "exchange_s": spread([b["tcp_s"] for b in bares]),
         "mean_s": spread([b["mean_s"] for b in bares]),
         "ratio_to_sum": spread([o["seconds"] / s for s, o in zip(sums, ours)]),
         "workload": work.name,
@@ -128,9 +124,7 @@ def _floor(work: Workload, processes: int) -> float:
 
 
 def _bare(work: Workload, processes: int) -> dict[str, float]:
-    """Median seconds a round in which the same payloads cross by each way there is, and of
-    their mean.
-    """
+    """Median seconds a round in which the same payloads cross over TCP, and of their mean."""
     from fednet import models
 
     nbytes = 4 * sum(
@@ -185,11 +179,10 @@ def lines(records: Sequence[JsonMapping]) -> Iterator[str]:
             f"{r['first_task_s']['median']:11.1f} {r['first_model_s']['median']:7.1f}"
         )
         yield (
-            f"     floor {r['floor_s']['median']:.3f} + the same bytes sent "
-            f"{cell('exchange_s')} (tcp {r['exchange_tcp_s']['median']:.3f}, ipc "
-            f"{r['exchange_ipc_s']['median']:.3f}, memory {r['exchange_memory_s']['median']:.3f}) "
-            f"+ float64 mean {r['mean_s']['median']:.3f}: fednet is {cell('ratio_to_sum', 2)} "
-            f"times this sum; its server's processor {cell('server_cpu_s')} s a round"
+            f"     floor {r['floor_s']['median']:.3f} + the same bytes over bare TCP "
+            f"{cell('exchange_s')} + float64 mean {r['mean_s']['median']:.3f}: fednet is "
+            f"{cell('ratio_to_sum', 2)} times this sum; its server's processor "
+            f"{cell('server_cpu_s')} s a round"
         )
         yield (
             f"     repeated {r['repeat']} times; memory {cell('pss_mb', 0)} MB; first task after "

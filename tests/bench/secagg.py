@@ -3,24 +3,20 @@ of them that is lost.
 
 The machines alone, in one process and thread, on random vectors: bytes are those of their messages,
 seconds are of the processor. Who is lost is lost after its shares were handed on and before its
-vector came, where that costs the most: the masks of the lost have to be found. Beside them, runs of
-`fednet run` with worker processes, of few clients: bytes of their books, seconds of a round.
+vector came, where that costs the most: the masks of the lost have to be found.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from fednet import secagg, seeds
-from fednet.files import read_lines
 from fednet.plain import JsonDict, JsonMapping
 from fednet.secagg import Terms
 from fednet.secagg.fixed import FixedPoint
@@ -37,14 +33,6 @@ THRESHOLDS = {"secagg": 0.66, "secagg+": 0.51, "lightsecagg": 0.66}
 COLLUDING = 0.5
 LEAST = 20  # neighbours
 VOID = 1e-3  # how likely a round of secagg+ may be void, for too many of somebody's neighbours
-# As the papers state them, for n clients and vectors of d: (client's bytes, client's work,
-# server's work). U and T are LightSecAgg's.
-PAPERS = {
-    PLAIN: ("d", "-", "n d"),
-    "secagg": ("n + d", "n^2 + n d", "n^2 d"),
-    "secagg+": ("log n + d", "log^2 n + d log n", "n log^2 n + n d log n"),
-    "lightsecagg": ("d + n d/(U-T)", "d n log n/(U-T)", "d U log U/(U-T)"),
-}
 
 
 def neighbours(n: int, gone: int) -> int:
@@ -139,47 +127,6 @@ def _plain(n: int, gone: set[int], entries: int) -> JsonDict:
     }
 
 
-def processes(protocol: str, folder: Path, workers: int, clients: int = 10) -> JsonDict:
-    """The median round of a run of four on digits, in which all clients take part."""
-    import subprocess
-
-    from tests.bench.run import environment
-
-    name = protocol.replace("+", "-plus")
-    asked = {
-        "name": name,
-        "rounds": 4,
-        "clients": clients,
-        "participation": 1.0,
-        "report": "false",
-        "train": "{epochs: 5, batch_size: 16, lr: 0.02, momentum: 0.9}",
-        "evaluate.every": 0,
-        "privacy.secagg.protocol": "none" if protocol == PLAIN else protocol,
-        "privacy.secagg.threshold": THRESHOLDS.get(protocol, 1.0),
-    }
-    words = [sys.executable, "-m", "fednet.cli.main", "run", "--out", str(folder), "--quiet"]
-    words += ["--workers", str(workers)]
-    words += [w for key, value in asked.items() for w in ("--set", f"{key}={value}")]
-    subprocess.run(words, env=environment(), check=True, capture_output=True, text=True)
-    rows = list(read_lines(folder / name / "wire.jsonl"))
-    rounds = list(read_lines(folder / name / "rounds.jsonl"))
-    sent = Counter[str]()
-    for row in rows:
-        if row["useful"] and row["purpose"] == "train":
-            sent[row["direction"]] += row["bytes"]
-    seconds = sorted(r["seconds"] for r in rounds[1:])
-    asked_of = clients * len(rounds)
-    return {
-        "protocol": protocol,
-        "clients": clients,
-        "processes": True,
-        "workers": workers,
-        "up_bytes": sent["up"] / asked_of,
-        "down_bytes": sent["down"] / asked_of,
-        "round_s": seconds[len(seconds) // 2],
-    }
-
-
 def bench(
     clients: Sequence[int], dropouts: Sequence[float], entries: int = ENTRIES
 ) -> Iterator[JsonDict]:
@@ -188,25 +135,15 @@ def bench(
         yield machines(protocol, n, lost, entries)
 
 
-def real(folder: Path, workers: int) -> Iterator[JsonDict]:
-    for protocol in PROTOCOLS:
-        yield processes(protocol, folder, workers)
-
-
 HEAD = (
-    "| protocol | clients | lost | up, MB a client | down, MB a client | client, s | server, s | "
-    "papers: client sends | client works | server works |\n" + "|---" * 10 + "|"
+    "| protocol | clients | lost | up, MB a client | down, MB a client | client, s | server, s |\n"
+    + "|---" * 7
+    + "|"
 )
 
 
 def line(r: JsonMapping) -> str:
     """A row of the table."""
-    if r.get("processes"):
-        return (
-            f"{r['protocol']}: {r['clients']} clients in {r['workers']} worker processes, "
-            f"{r['up_bytes'] / 1e6:.3f} MB up and {r['down_bytes'] / 1e6:.3f} MB down a client and "
-            f"round with framing, {r['round_s']:.2f} s a round"
-        )
     sparse = r["protocol"] == "secagg+"
     cells = [
         r["protocol"] + (f", {r['neighbours']} neighbours" if sparse else ""),
@@ -216,6 +153,5 @@ def line(r: JsonMapping) -> str:
         f"{r['down_bytes'] / 1e6:.3f}",
         f"{r['client_s']:.3f}",
         f"{r['server_s']:.2f}",
-        *PAPERS[r["protocol"]],
     ]
     return "| " + " | ".join(map(str, cells)) + " |"

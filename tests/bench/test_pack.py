@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fednet.errors import ConfigError
 from fednet.training import packed
 from tests.algorithms.harness import close
 from tests.bench import pack
@@ -48,8 +47,3 @@ def test_the_command_prints_a_line_and_writes_the_figures(
     assert (record["clients"], record["device"], record["repeat"]) == (2, "cpu", 2)
     assert record["ratio"]["min"] > 0
     assert "2 clients: one after another" in capsys.readouterr().out
-
-
-def test_an_unknown_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--workload"):
-        list(pack.bench(["W9"], 2, "cpu", 1))

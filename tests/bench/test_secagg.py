@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-
-from fednet.secagg import BelowThreshold
 from tests.bench import secagg
-from tests.bench.__main__ import main
 
 
 def test_bytes_are_those_that_the_papers_count():
@@ -30,26 +23,3 @@ def test_bytes_are_those_that_the_papers_count():
     piece = 4 * 500  # U - T = 7 - 5
     sealed = 9 * (4 + piece + 16)
     assert coded["up"] == {"keys": 32, "shares": sealed, "masked": 4 * d, "unmask": piece}
-
-
-def test_a_sparse_graph_sends_less_and_the_lost_send_no_vector():
-    full, sparse = (secagg.machines(p, 40, 0.1, 500) for p in ("secagg", "secagg+"))
-    assert sparse["up"]["shares"] < 0.6 * full["up"]["shares"]
-    assert full["up"]["masked"] == 0.9 * 4 * 500
-    with pytest.raises(BelowThreshold):
-        secagg.machines("secagg", 10, 0.5, 100)
-
-
-def test_the_command_prints_a_row_for_each_and_writes_the_figures(tmp_path: Path, capsys):
-    file = tmp_path / "out.json"
-    words = ["--clients", "5,6", "--dropout", "0,0.2", "--machines", "--json", str(file)]
-    assert main(["secagg", *words]) == 0
-    records = json.loads(file.read_text())
-    assert [(r["clients"], r["dropout"]) for r in records[::4]] == [
-        (5, 0.0),
-        (5, 0.2),
-        (6, 0.0),
-        (6, 0.2),
-    ]
-    said = capsys.readouterr().out
-    assert sum(row.startswith("| lightsecagg") for row in said.splitlines()) == 4

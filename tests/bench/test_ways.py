@@ -35,6 +35,7 @@ def test_a_way_that_fails_costs_no_other(monkeypatch, tmp_path):
     assert "not measured" in told[-1]
 
 
+@pytest.mark.long
 def test_the_plain_loop_is_timed_and_watched(tmp_path):
     found = ways.ways(ways.Plan(TINY))["plain loop"](tmp_path)
     assert len(found["all_seconds"]) == 1
