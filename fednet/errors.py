@@ -99,16 +99,6 @@ class RemoteProtocolError(ProtocolError):
     again = True  # a task that met it is tried again: it may have been the line
 
 
-class Forgotten(RemoteProtocolError):
-    """A compressor's memory of earlier messages is missing."""
-
-    says = "what was left of earlier messages is lost here"
-    again = False
-
-    def __init__(self) -> None:
-        super().__init__(f"{self.says}; the next comes whole.")
-
-
 class LeftRound(FednetError):
     """A client takes no further part in a round: the others go on without it."""
 

@@ -48,11 +48,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the clients' states [client-state/RUN in FEDNET_OUT, else in runs]",
     )
-    parser.add_argument(
-        "--state-lost",
-        choices=["reset"],
-        help="reset: a client without its state starts as a new one, instead of being refused",
-    )
     path_argument(parser, "--keys", "file with the client's CURVE keys", "FILE")
     # what the server may ask for
     parser.add_argument(
@@ -66,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--policy",
         type=Path,
         metavar="FILE.yaml",
-        help="this site's policy: what the server may ask for; flags can only narrow it",
+        help="this site's policy: what the server may ask for; replaces the flags",
     )
     parser.add_argument(
         "--download",
@@ -155,7 +150,6 @@ def run(args: argparse.Namespace) -> int:
         state=args.state,
         keys=args.keys,
         load=args.load,
-        reset=args.state_lost is not None,
         explain=args.explain,
         quiet=args.quiet,
         give_up_s=args.give_up,

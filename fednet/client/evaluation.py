@@ -29,14 +29,12 @@ class ClientEvaluation:
 
     keeps_local: whether clients keep their last local models. balanced() returns a test set with as
     many samples of each class; None if there is none; after_load() is called once it is loaded.
-    may_lack: a missing local model is no error.
     """
 
     store: ClientStore
     keeps_local: bool
     balanced: Callable[[], Pair] | None
     after_load: Callable[[], None]
-    may_lack: bool
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _balanced_set: Pair | None = None
 
@@ -74,7 +72,7 @@ class ClientEvaluation:
         down = exp.exact.decode(exp.evaluation, task.form, body, fill=fill_buffers(exp, record))
         progress("evaluating", 0, 0)
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
-        local = self.store.local(task.key.client, start, self.may_lack)
+        local = self.store.local(task.key.client, start)
         newest = weights_of(down)
         if section.shared == "latest":
             state = method.with_latest(state, down)

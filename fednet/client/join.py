@@ -41,10 +41,9 @@ LEFT = -1  # instead of an exit status: this process was asked to end before the
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of `fednet-client`, whose --help explains each. ids: as `--id` has them. server:
-    its address, or, if that is None, run: the directory of its run. reset: a client whose state is
-    missing starts again from nothing. gpu_share: None if a user started this process; else the
-    launcher that did starts others too, which may host the same clients, and each may use this
-    share of its GPU.
+    its address, or, if that is None, run: the directory of its run. gpu_share: None if a user
+    started this process; else the launcher that did starts others too, which may host the same
+    clients, and each may use this share of its GPU.
     """
 
     ids: str
@@ -55,7 +54,6 @@ class Options:
     state: Path | None = None
     keys: Path | None = None
     load: Sequence[Path] = ()
-    reset: bool = False
     explain: bool = False
     quiet: bool = True
     give_up_s: float | None = None
@@ -81,9 +79,7 @@ def main(options: Options) -> int:
     if options.explain:
         prepare = partial(explain, options.policy, asked, options.state)
     else:
-        prepare = Preparer(
-            options.policy, asked, devices, options.state, reset=options.reset, say=say, hold=states
-        )
+        prepare = Preparer(options.policy, asked, devices, options.state, say=say, hold=states)
     protocol = ClientProtocol(
         secrets.token_hex(6),
         ids=list(asked.listed),

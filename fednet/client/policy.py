@@ -59,8 +59,8 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     data: str | tuple[str, ...] = ()
     allow: tuple[str, ...] | None = None
     text: tuple[str, ...] = ()
-    download: bool | None = None
-    faults: bool | None = None
+    download: bool = False
+    faults: bool = False
     privacy: BudgetSection | None = None
     max_model_mb: Positive | None = None
     max_samples: AtLeast1 | None = None
@@ -371,8 +371,8 @@ def policy(
     download: bool = False,
     faults: bool = False,
 ) -> Policy:
-    """Returns the policy of the file, narrowed by the command line. Names in either are looked up
-    among what this process has loaded. Raises ConfigError for a flag that contradicts the file.
+    """Returns the policy of the file, or of the command line. Names in either are looked up among
+    what this process has loaded. Raises ConfigError where both say what is allowed.
     """
     check_kinds(allow or (), "--allow")
     if file is None:
@@ -381,12 +381,9 @@ def policy(
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
     given = read(file)
     check_kinds(given.allow or (), f"{file}: allow")
-    for name, flag, in_file in (
-        ("download", download, given.download),
-        ("faults", faults, given.faults),
-    ):
-        if flag and in_file is False:
-            raise ConfigError(f"--{name}: the policy {file} says {name}: false.")
+    flags = {"allow": allow is not None, "download": download, "faults": faults}
+    for name in [name for name, is_given in flags.items() if is_given]:
+        raise ConfigError(f"--{name}: the policy {file} decides that; write {name} there.")
     named = (given.data,) if isinstance(given.data, str) else given.data
     places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
@@ -395,17 +392,14 @@ def policy(
         raise ConfigError(f"--data {data}: the policy {file} names {_all(places)}.")
     elif data is not None and not places:
         places = (data,)
-    kinds = given.allow
-    if allow is not None:
-        kinds = tuple(k for k in allow if kinds is None or k in kinds)
     return Policy(
         ids=None if given.ids is None else numbers.parse(str(given.ids), f"{file}: ids"),
         data=data,
         places=places,
-        allow=kinds,
+        allow=given.allow,
         text=given.text,
-        download=download or bool(given.download),
-        faults=faults or bool(given.faults),
+        download=given.download,
+        faults=given.faults,
         privacy=given.privacy,
         max_model_mb=given.max_model_mb,
         max_samples=given.max_samples,

@@ -40,16 +40,15 @@ class Preparer:
     """Prepares a client process for the run that a server describes.
 
     asked: the clients that it serves, whatever the server says. state: the folder of their states.
-    reset: a client whose state is missing starts again from nothing. hold: this process's lock on
-    the states; None: the process that started this one has it. source() gives the run's data, where
-    the server is in this process and has them. say(sentence) tells the user.
+    hold: this process's lock on the states; None: the process that started this one has it.
+    source() gives the run's data, where the server is in this process and has them. say(sentence)
+    tells the user.
     """
 
     policy: Policy
     asked: Ids
     devices: Sequence[str]
     state: Path | None
-    reset: bool = False
     say: Callable[[str], None] = lambda line: None
     hold: StatesHold | None = None
     source: Callable[[], Source | None] = lambda: None
@@ -154,7 +153,6 @@ class Preparer:
                 store,
                 functools.partial(data.site, device=device),
                 device,
-                state_lost=self.reset,
                 balanced=functools.partial(data.balanced, device) if data.has_balanced else None,
                 pack=packing.on(number) if packing is not None else None,
                 policy=self.policy,

@@ -93,11 +93,10 @@ class Stopwatch:
 class Worker:
     """Does tasks on one device, with one scratch model a thread. Any thread may call it.
 
-    site(client) returns a client's data. With state_lost a client whose state is missing starts
-    again from nothing. balanced() returns a test set with as many samples of each class; None
-    where there is none. pack trains clients together. policy says what may leave; without one,
-    everything. answers is the account of what leaves with noise. secrets are the clients' keys in
-    secure aggregation, which all workers of a process share.
+    site(client) returns a client's data. balanced() returns a test set with as many samples of each
+    class; None where there is none. pack trains clients together. policy says what may leave;
+    without one, everything. answers is the account of what leaves with noise. secrets are the
+    clients' keys in secure aggregation, which all workers of a process share.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class Worker:
         site: Callable[[int], Site],
         device: str = "cpu",
         *,
-        state_lost: bool = False,
         balanced: Callable[[], Pair] | None = None,
         pack: Pack | None = None,
         policy: Policy | None = None,
@@ -121,7 +119,6 @@ class Worker:
         self.policy = policy or Policy()
         self.device = Device(device, site, lambda *at: self.experiment.scratch(*at))
         self.keeps_local = keeps_local(config, experiment.algorithm.personalised)
-        self._state_lost = state_lost
         self._secrets = secrets
         self._account = answers.account if answers else None
         self._noise = privacy.noise_of(
@@ -131,7 +128,7 @@ class Worker:
             drawn=answers is not None and answers.of(store.root.name),
         )
         self._evaluation = ClientEvaluation(
-            store, self.keeps_local, balanced, self.device.synchronize, state_lost
+            store, self.keeps_local, balanced, self.device.synchronize
         )
         self._lock = threading.Lock()
         # By field of the last broadcast: its tensors, and their copy on this device.
@@ -264,8 +261,8 @@ class Worker:
             return self.experiment
 
     def _load(self, task: m.Task) -> tuple[Record, str]:
-        """Returns what the client kept, and of which version that is. A client that starts again
-        has kept nothing, of version "".
+        """Returns what the client kept, and of which version that is: "" where it is lost, and not
+        needed.
         """
         try:
             found = self.store.load(task.key.client, task.start, task.state)
@@ -273,7 +270,7 @@ class Worker:
         except StateError as missing:
             # What only the last evaluation needs is no reason not to train.
             needed = self._needs_state or task.key.purpose != "train"
-            if not self._state_lost and (needed or not isinstance(missing, StateAbsent)):
+            if needed or not isinstance(missing, StateAbsent):
                 raise
             return Record(), ""
 
@@ -385,7 +382,7 @@ class Worker:
             if new_local and trained is not None:
                 model = trained.to("cpu")
             elif self.keeps_local:
-                model = self.store.local(key.client, start, self._state_lost)
+                model = self.store.local(key.client, start)
             self.store.save(key.client, key.version, record, model)
             self.store.prune(key.client, key.version, (start, task.keep))
         return record.sha256(), keep

@@ -82,11 +82,7 @@ class LocalModel(State):
 # A version's files: its state, its local model, and either as it is being written (`files.ASIDE`).
 _VERSION = re.compile(r"\.?(([0-9]+)-[0-9]+-[0-9]+)(\.local)?\.safetensors(\..*\.[0-9]+)?")
 
-# `fednet run` has no such flags.
-LOST = (
-    "put back what was there, or start its fednet-client with the --state directory it had, or "
-    "with --state-lost reset to let it start without a state"
-)
+LOST = "put back what was there, or start its fednet-client with the --state directory it had"
 
 
 class ClientStore:
@@ -120,9 +116,9 @@ class ClientStore:
             )
         return found
 
-    def local(self, client: int, version: str, may_lack: bool = False) -> Tensors | None:
+    def local(self, client: int, version: str) -> Tensors | None:
         """Returns the local model that was kept with that version; None if none was. Raises
-        StateError where it is another, or missing, unless it `may_lack`.
+        StateError where it is another, or missing.
         """
         record = self._folder(client) / f"{version}.safetensors"
         known = written(record)[0].get("local") if version and record.exists() else None
@@ -130,8 +126,6 @@ class ClientStore:
             return None
         path = self._folder(client) / f"{version}.local.safetensors"
         if not path.exists():
-            if may_lack:
-                return None
             raise self._absent(client, version, "local model")
         found = read_state(path, LocalModel)
         if written(path)[1] != known:

@@ -14,7 +14,6 @@ from fednet import records
 from fednet.algorithms.base import State
 from fednet.algorithms.secure import Secure
 from fednet.config import Config
-from fednet.errors import Forgotten
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.evaluations import SPLIT
@@ -153,15 +152,14 @@ class OpenRound:
 def remembered(
     residuals: Mapping[str, torch.Tensor], exchange: Exchange, kept: Container[int] = ()
 ) -> Mapping[str, torch.Tensor]:
-    """What is remembered after an exchange: with the clients that kept the state they came to, what
-    followed from it; with those that have forgotten what they had, nothing.
+    """What is remembered after an exchange: with the clients that kept the state they came to, also
+    what followed from it.
     """
-    gone = tuple(f"client {c}/" for c, why in exchange.dropped.items() if Forgotten.says in why)
-    memories = [a.memory for c, a in exchange.asked.items() if c in kept]
-    ahead = {k: v for memory in memories for k, v in memory.items()}
-    if not gone and not ahead:
-        return residuals
-    return {k: v for k, v in residuals.items() if not k.startswith(gone)} | ahead
+    ahead: dict[str, torch.Tensor] = {}
+    for client, asked in exchange.asked.items():
+        if client in kept:
+            ahead |= asked.memory
+    return {**residuals, **ahead} if ahead else residuals
 
 
 def predict(

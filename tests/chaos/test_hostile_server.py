@@ -466,7 +466,7 @@ def test_a_policy_file_is_strict(tmp_path, text, says):
         policy(file, None, None)
 
 
-def test_flags_narrow_the_policy_file(tmp_path):
+def test_a_policy_file_decides_what_the_command_line_does_not(tmp_path):
     file = tmp_path / "site.yaml"
     (tmp_path / "own" / "part").mkdir(parents=True)
     file.write_text(
@@ -476,12 +476,14 @@ def test_flags_narrow_the_policy_file(tmp_path):
     found = policy(file, None, None)
     assert found.data == tmp_path / "own"
     assert found.privacy == BudgetSection(clip=1.0, noise=2.0, epsilon=3.0)
-    narrower = policy(file, tmp_path / "own" / "part", ["state", "delta"])
-    assert (narrower.data, narrower.allow) == (tmp_path / "own" / "part", ("state",))
+    narrower = policy(file, tmp_path / "own" / "part", None)
+    assert (narrower.data, narrower.allow) == (tmp_path / "own" / "part", ("state", "statistics"))
     with pytest.raises(ConfigError, match=r"the policy .* names"):
         policy(file, tmp_path, None)
-    with pytest.raises(ConfigError, match="says faults: false"):
+    with pytest.raises(ConfigError, match=r"--faults: the policy .* decides that"):
         policy(file, None, None, faults=True)
+    with pytest.raises(ConfigError, match=r"--allow: the policy .* decides that"):
+        policy(file, None, ["state"])
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):
     (tmp_path / "a.py").write_text("")
     call(
         "fednet-client --id 0-24,40 --run runs/x --allow state,delta --faults --give-up 2m "
-        "--explain --state-lost reset --load a.py"
+        "--explain --load a.py"
     )
     ((_, (options,), _),) = engine.calls
     assert options == join.Options(
@@ -98,7 +98,6 @@ def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):
         device="auto",
         explain=True,
         load=[Path("a.py")],
-        reset=True,
         quiet=False,
         give_up_s=120.0,
     )
@@ -136,7 +135,6 @@ fednet.algorithm("policy-sketches")(Sketches)
     [
         ([], "{ids: 0, allow: [states]}", "allow: unknown kind of payload 'states'. Did you mean"),
         (["--allow", "sketches"], "ids: 0", "--allow: unknown kind of payload 'sketches'. Did you"),
-        (["--allow", "state"], "{ids: 0, allow: [stat]}", "allow: unknown kind of payload 'stat'."),
         (["--id", "1"], "{ids: 0-3, allow: [state, sketch], text: [data.label]}", ""),
         (["--id", "1/2"], "ids: 0-3", ""),  # how many clients there are, the server says
     ],

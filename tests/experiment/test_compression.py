@@ -5,14 +5,11 @@ alone.
 from __future__ import annotations
 
 import shutil
-from functools import partial
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from fednet.algorithms.base import Payload, Weights
-from fednet.client.preparing import Preparer
 from fednet.errors import ConfigError, Stopped
 from fednet.experiment import build as experiment
 from fednet.experiment.store import read_client
@@ -213,22 +210,20 @@ def test_delta_with_zstd_changes_no_bit_of_a_run(tmp_path):
     assert [model for model, _ in hashes(one)] == [model for model, _ in hashes(other)]
 
 
-def test_a_client_that_lost_what_came_down_last_is_out_for_a_round_and_then_gets_it_whole(tmp_path):
+def test_a_client_that_lost_what_came_down_last_gets_it_whole(tmp_path):
     changes = {
         "wire": {"down": {"state": ["delta", "topk(0.3)"]}, "up": {"state": ["ef21", "topk(0.3)"]}},
         "rounds": 6,
+        "round": {"state_lost": "restart"},
     }
 
     def forgets(record):
         if record["round"] == 2:
             shutil.rmtree(next((tmp_path / "r" / "state").glob("*/client-1")))
 
-    with patch("fednet.client.preparing.Preparer", partial(Preparer, reset=True)):
-        directory = run(tmp_path, callback=forgets, **changes)
-    rows = lines(directory / "rounds.jsonl")
-    assert [r["completed"] for r in rows] == [[0, 1, 2]] * 2 + [[0, 2]] + [[0, 1, 2]] * 3
-    assert list(rows[2]["dropped"]) == ["1"]
-    assert "what was left of earlier messages is lost here" in rows[2]["dropped"]["1"]
+    rows = lines(run(tmp_path, callback=forgets, **changes) / "rounds.jsonl")
+    assert [r["completed"] for r in rows] == [[0, 1, 2]] * 6
+    assert [r.get("restarted") for r in rows] == [None] * 2 + [[1]] + [None] * 3
 
 
 def test_a_compressor_that_needs_both_ends_in_step_is_refused_without_rounds():

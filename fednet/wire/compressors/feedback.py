@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fednet.errors import ConfigError, Forgotten
+from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.files import digest
 from fednet.registry import compressor
 from fednet.wire.compressors.base import Feedback, Memory, Reduce, Values
@@ -101,7 +101,9 @@ class Shift(Feedback):
         if said == ANEW:
             return Memory({}, memory.next, memory.field)
         if said != self.said(memory):
-            raise Forgotten
+            raise RemoteProtocolError(
+                "compressed with another memory of earlier messages than here"
+            )
         return memory
 
     def received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
