@@ -35,8 +35,8 @@ FIND_S = 0.1  # between two searches for the server
 def given_up(give_up_s: float, transport: ClientTransport | None = None) -> CannotGoOn:
     """Returns the error of a client that no server has accepted for so long."""
     cause = ""
-    if transport is not None and transport.trouble:
-        cause = f"; {transport.address}: {transport.trouble}"
+    if transport is not None and (trouble := transport.trouble):
+        cause = f"; {transport.address}: {trouble}"
     return CannotGoOn(
         f"no server has accepted this client for {give_up_s:g} s (--give-up{cause}). To continue, "
         f"start it again with the same --state."
@@ -140,7 +140,8 @@ class ClientLoop:
                     say(f"connected to {self.transport.address}")
                 reported = False
             elif not reported and self.ended is None and now - connected > UNANSWERED_S:
-                cause = f" ({self.transport.trouble})" if self.transport.trouble else ""
+                trouble = self.transport.trouble
+                cause = f" ({trouble})" if trouble else ""
                 say(
                     f"not connected to {self.transport.address} yet{cause}; still trying "
                     f"(Ctrl-C ends this)"

@@ -185,7 +185,7 @@ class Chain:
                 f"{self}: {len(view)} bytes for {numel} values, expected {expected}."
             )
         if select is None:
-            return torch.from_numpy(self._written(view, numel))
+            return self._vector(self._written(view, numel), numel)
         k = select.left(view, numel)
         cut, most = select.head(numel, k), self._raw(numel, select, k)
         if len(view) != most:
@@ -193,9 +193,17 @@ class Chain:
                 f"{self}: {len(view)} bytes for {k} of {numel} values, expected {most}."
             )
         try:
-            return torch.from_numpy(select.expand(view[:cut], self._written(view[cut:], k), numel))
+            values = select.expand(view[:cut], self._written(view[cut:], k), numel)
         except RemoteProtocolError as wrong:
             raise RemoteProtocolError(f"{self}: {wrong}") from None
+        return self._vector(values, numel)
+
+    def _vector(self, values: Floats, numel: int) -> torch.Tensor:
+        if values.shape != (numel,):
+            raise RemoteProtocolError(
+                f"{self}: an array of shape {values.shape}, expected ({numel},)."
+            )
+        return torch.from_numpy(values.astype(np.float32, copy=False))
 
     def _lengthened(
         self, view: memoryview, numel: int, select: Reduce | None, expected: int
@@ -308,76 +316,28 @@ def _part(item: str) -> Part:
 
 
 # -- what the functions of a user's own compressor return ------------------------------------------
-# Each check returns what was expected where something else came (`loading.held`).
-def _returned(kind: type | tuple[type, ...], expected: str) -> Check:
+# Each check returns what was expected where something else came (`loading.held`). How long it is,
+# the chain itself checks.
+def _a(kind: type | tuple[type, ...], expected: str) -> Check:
     def check(part: Part, given: Given, found: object) -> str | None:
         return None if isinstance(found, kind) else expected
 
     return check
 
 
-def _count(part: Part, given: Given, found: object) -> str | None:
-    return None if isinstance(found, (int, np.integer)) and found >= 0 else "a whole number"
-
-
-def _exactly(found: object, size: int) -> str | None:
-    if isinstance(found, bytes) and len(found) == size:
-        return None
-    more = f", not {len(found)}" if isinstance(found, bytes) else ""
-    return f"bytes, {size} of them{more}"
-
-
-def _floats(found: object, n: int, most: bool = False) -> str | None:
-    """n: how many there are, or may be at `most`."""
-    if not isinstance(found, np.ndarray):
-        return f"a float32 array of {n} values"
-    right = found.ndim == 1 and (found.size <= n if most else found.size == n)
-    if right and found.dtype == np.float32:
-        return None
-    return f"a float32 array of {n} values, not {found.dtype} of shape {found.shape}"
-
-
-def _reduced(part: Reduce, given: Given, found: object) -> str | None:
-    head, numbers = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
-    most = part.count(len(given[0]))
-    if isinstance(head, bytes) and _floats(numbers, most, not part.fixed) is None:
-        return None
-    return f"(bytes, a float32 array of {most} values)"
-
-
-def _selected(part: Select, given: Given, found: object) -> str | None:
-    n, most = len(given[0]), part.count(len(given[0]))
-    expected = f"an array of {most} ascending indices below {n}"
-    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
-        what = f", not {found.dtype}" if isinstance(found, np.ndarray) else ""
-        return f"{expected}{what}"
-    if found.size != most if part.fixed else found.size > most:
-        return f"{expected}, not {found.size}"
-    ascend = bool((found[1:] > found[:-1]).all())
-    inside = not found.size or (int(found[0]) >= 0 and int(found[-1]) < n)
-    return None if ascend and inside else expected
-
-
-_BYTES, _TENSOR = _returned(bytes, "bytes"), _returned(torch.Tensor, "a tensor")
-_REDUCE: Mapping[str, Check] = {
-    "count": _count,
-    "head": _count,
-    "reduce": _reduced,
-    "left": _count,
-    "expand": lambda part, given, found: _floats(found, given[2]),
+_BYTES, _TENSOR = _a(bytes, "bytes"), _a(torch.Tensor, "a tensor")
+_ARRAY, _NUMBER = _a(np.ndarray, "an array"), _a((int, np.integer), "a whole number")
+_REDUCE = {
+    "count": _NUMBER,
+    "head": _NUMBER,
+    "reduce": _a(tuple, "(bytes, an array)"),
+    "left": _NUMBER,
+    "expand": _ARRAY,
 }
 RETURNS: Mapping[type[Part], Mapping[str, Check]] = {
     Feedback: {"wanted": _TENSOR, "said": _BYTES, "kept": _TENSOR, "received": _TENSOR},
-    Select: {**_REDUCE, "select": _selected},
+    Select: {**_REDUCE, "select": _ARRAY},
     Reduce: _REDUCE,
-    Values: {
-        "nbytes": _count,
-        "encode": lambda part, given, found: _exactly(found, part.nbytes(len(given[0]))),
-        "decode": lambda part, given, found: _floats(found, given[1]),
-    },
-    Lossless: {
-        "bound": _count,
-        "encode": _BYTES,
-        "decode": lambda part, given, found: _exactly(found, given[1]),
-    },
+    Values: {"nbytes": _NUMBER, "encode": _BYTES, "decode": _ARRAY},
+    Lossless: {"bound": _NUMBER, "encode": _BYTES, "decode": _BYTES},
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import socket
 import time
 from collections import deque
 from collections.abc import Container
@@ -44,44 +45,15 @@ REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed
 by then."""
 
+FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+)
+
 TELL_ENDED = 3
 """A server that has another key than we were given ends each connection in its handshake, and gives
 no reason. One that merely ended does so once."""
-
-
-class Attempts:
-    """The attempts of one socket to connect, and why none succeeded so far.
-
-    libzmq names no cause: an attempt that began and was closed was refused; if none began, the
-    host's name was not found.
-    """
-
-    def __init__(self) -> None:
-        self._reason = ""  # why the last one failed
-        self._begun = self._closed = False
-
-    def monitored(self, event: int) -> bool:
-        """Returns whether an event of the monitor was about a failed attempt."""
-        if event == zmq.EVENT_CONNECT_DELAYED:
-            self._begun = True
-        elif event == zmq.EVENT_CLOSED:
-            self._closed = True
-        elif event == zmq.EVENT_CONNECT_RETRIED:
-            if self._closed:
-                self._reason = "nothing is listening there, or a firewall blocks it"
-            elif not self._begun:
-                self._reason = "the host name is unknown"
-            self._begun = self._closed = False
-        elif event == zmq.EVENT_CONNECTED:
-            self._begun, self._reason = True, ""  # the handshake's answer is still to come
-            return False
-        else:
-            return False
-        return True
-
-    @property
-    def trouble(self) -> str:
-        return "no answer so far" if self._begun and not self._closed else self._reason
 
 
 class ZmqClient:
@@ -122,7 +94,6 @@ class ZmqClient:
         self._received: int | None = None  # bytes of the connection that ended last
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
-        self._attempts = Attempts()
         self._ended_early = 0  # connections in a row that ended in their handshake
         self._closed = False
         try:
@@ -159,7 +130,19 @@ class ZmqClient:
 
     @property
     def trouble(self) -> str:
-        return "" if self._open else self._way_out.trouble or self._attempts.trouble
+        """Why there is no connection; it is tried, for a second at most."""
+        if self._open or self._way_out.trouble:
+            return "" if self._open else self._way_out.trouble
+        host, _, port = self._way_out.to(self.address).removeprefix("tcp://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
+        except socket.gaierror:
+            return "the host name is unknown"
+        except ConnectionRefusedError:
+            return "nothing is listening there, or a firewall blocks it"
+        except OSError:
+            pass
+        return "no answer so far"
 
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
@@ -195,7 +178,6 @@ class ZmqClient:
         connected.
         """
         dealer, address = self._context.socket(zmq.DEALER), self._way_out.to(self.address)
-        self._attempts = Attempts()
         common_options(dealer, "[" in address)
         dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
@@ -274,8 +256,6 @@ class ZmqClient:
         since.
         """
         for event, value in monitor_events(self._monitor):
-            if self._attempts.monitored(event):
-                continue
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)
                 try:
@@ -293,7 +273,7 @@ class ZmqClient:
                     self._open = False
                     changes.append(Closed(b"", self._received))
                     return
-            else:
+            elif event in FAILED:
                 self._handshake_failed(event)
 
     def _handshake_failed(self, event: int) -> None:

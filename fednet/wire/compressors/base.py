@@ -166,7 +166,7 @@ class Select(Reduce):
     """Keeps some of the values, and sends where they stand."""
 
     def select(self, x: Floats) -> Indices:
-        """(count(n),) ascending indices into x, (n,)."""
+        """(count(n),) different indices into x, (n,)."""
         raise NotImplementedError
 
     def head(self, n: int, k: int) -> int:
@@ -175,7 +175,7 @@ class Select(Reduce):
     def reduce(
         self, x: Floats, rng: np.random.Generator, memory: Memory | None
     ) -> tuple[bytes, Floats]:
-        kept = self.select(x)
+        kept = np.sort(self.select(x))
         return pack_indices(kept, x.size), x[kept]
 
     def expand(self, head: memoryview, numbers: Floats, n: int) -> Floats:
