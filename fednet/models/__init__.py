@@ -195,45 +195,35 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
 
     file = places.expanded(path, "model.weights")
     source = f"model.weights: {str(path)!r}"
-    if file.suffix != ".safetensors":
-        raise ConfigError(f"{source} is not a .safetensors file, the only format that is read.")
     if not file.is_file():
         raise ConfigError(f"model.weights: there is no file {str(path)!r}.")
     try:
         given = load_file(file)
     except (SafetensorError, OSError) as e:
-        raise ConfigError(f"{source} cannot be read as safetensors ({e}).") from e
+        raise ConfigError(f"{source} cannot be read as .safetensors, the only format ({e}).") from e
     state = module.state_dict(keep_vars=True)
     firsts = first_names(module)
-    head = set(head_names(module))
-    for name in given:
+    for name, value in given.items():
         if name not in state:
             raise ConfigError(f"{source} holds {unknown('tensor', name, list(state)[:12])}")
-    held = {firsts[name] for name in given}
-    absent = [first for first in dict.fromkeys(firsts.values()) if first not in held]
-    if absent and set(absent) != head:
-        raise ConfigError(
-            f"{source} lacks {len(absent)} of the model's tensors ({', '.join(absent[:4])}); "
-            f"only the head ({', '.join(sorted(head))}) may be left out."
-        )
-    for name, value in given.items():
-        if value.shape != state[name].shape:
+        wanted = state[name]
+        kind, wanted_kind = (t.is_floating_point() for t in (value, wanted))
+        if value.shape != wanted.shape or kind != wanted_kind:
             raise ConfigError(
-                f"{source} holds {name!r} of shape {tuple(value.shape)}, the model's is "
-                f"{tuple(state[name].shape)}; a file may leave out the head, but not change it."
+                f"{source} holds {name!r} as {value.dtype} of shape {tuple(value.shape)}, the "
+                f"model's is {wanted.dtype} of shape {tuple(wanted.shape)}; a file may leave out "
+                f"the head, but not change it."
             )
-        if value.is_floating_point() != state[name].is_floating_point():
-            raise ConfigError(
-                f"{source} holds {name!r} as {value.dtype}, the model's is {state[name].dtype}."
-            )
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if not bool(torch.isfinite(value).all()):
             raise ConfigError(f"{source} holds {name!r} with values that are not finite.")
-        first = firsts[name]
-        if first != name and first in given and not torch.equal(given[first], value):
-            raise ConfigError(
-                f"{source} holds other values for {first!r} than for {name!r}, which are one "
-                f"tensor of the model (tied)."
-            )
+    absent = set(firsts.values()) - {firsts[name] for name in given}
+    head = set(head_names(module))
+    if absent and absent != head:
+        few = ", ".join(sorted(absent)[:4])
+        raise ConfigError(
+            f"{source} lacks {len(absent)} of the model's tensors ({few}); only the head "
+            f"({', '.join(sorted(head))}) may be left out."
+        )
     with torch.no_grad():
         for name, value in given.items():
             state[name].copy_(value)

@@ -75,16 +75,21 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
     """Puts adapters on a module's layers, in place. section: of `model.adapters`; A is drawn from
     (seed, "adapters"). Raises ConfigError for a pattern that names no layer that can carry one.
     """
-    can, cannot = layers(module)
+    can = carriers(module)
     chosen = set[str]()
     for pattern in section.target:
         named = fnmatch.filter(can, pattern)
         if not named:
-            raise _nothing(pattern, can, cannot)
+            near = nearest(pattern, can)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise ConfigError(
+                f"model.adapters.target: {pattern!r} names no layer of the model that can have an "
+                f"adapter: Linear or Conv2d without groups, not inside of attention, with a weight "
+                f"of its own. Such are {', '.join(can[:8]) or 'none'}"
+                f"{', ...' if len(can) > 8 else ''}.{hint}"
+            )
         chosen |= set(named)
-    # Linear and Conv2d, whose common type has no weight.
-    carriers: list[Any] = [module.get_submodule(n) for n in chosen]
-    weights: list[torch.Tensor] = [layer.weight for layer in carriers]
+    weights = [module.get_submodule(name).get_parameter("weight") for name in chosen]
     nbytes = sum((w[0].numel() + len(w)) * w.element_size() for w in weights) * section.rank
     capacity.check_memory(2 * nbytes, f"model.adapters.rank: {section.rank}")
     with seeds.scope(seed, "adapters"):
@@ -93,37 +98,23 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
     return module
 
 
-def layers(module: nn.Module) -> tuple[list[str], dict[str, str]]:
-    """Returns (names of layers that can have adapters, other Linear and Conv2d: why not)."""
-    can, cannot = list[str](), dict[str, str]()
+def carriers(module: nn.Module) -> list[str]:
+    """Returns the names of the layers that can have adapters: their weights are read by themselves
+    alone, and are no function of other tensors (as by torch.nn.utils.spectral_norm).
+    """
+    found = list[str]()
     within: list[str] = []
     holders = _holders(module)
     for name, part in module.named_modules():
         if isinstance(part, READERS):
             within.append(f"{name}.")
         weight = dict(part.named_parameters(recurse=False)).get("weight")
-        if not isinstance(part, tuple(ADAPTED)):
+        if type(part) not in ADAPTED or weight is None or len(holders[id(weight)]) > 1:
             continue
-        if any(name.startswith(above) for above in within):
-            cannot[name] = "its weights are read by the layer above, which would not see them"
-        elif isinstance(part, nn.Conv2d) and part.groups > 1:
-            cannot[name] = f"it is a convolution of {part.groups} groups"
-        elif type(part) not in ADAPTED:
-            cannot[name] = f"it is a {type(part).__name__}"
-        elif weight is None:
-            cannot[name] = (
-                "its weight is computed from other tensors (as by torch.nn.utils.spectral_norm), "
-                "so that nothing can be merged into it"
-            )
-        elif len(holders[id(weight)]) > 1:
-            others = [other for other in holders[id(weight)] if other != f"{name}.weight"]
-            cannot[name] = (
-                f"its weight is also {others[0]} (tied), and an adapter merged into it would "
-                f"change what that computes too"
-            )
-        else:
-            can.append(name)
-    return can, cannot
+        grouped = isinstance(part, nn.Conv2d) and part.groups > 1
+        if not grouped and not any(name.startswith(above) for above in within):
+            found.append(name)
+    return found
 
 
 def _holders(module: nn.Module) -> dict[int, list[str]]:
@@ -146,20 +137,6 @@ def _adapt(part: Any, rank: int, alpha: float) -> None:
     part.scale = alpha / rank
     part.lora_A = nn.Parameter(made)
     part.lora_B = nn.Parameter(torch.zeros(weight.shape[0], rank, dtype=weight.dtype))
-
-
-def _nothing(pattern: str, can: list[str], cannot: Mapping[str, str]) -> ConfigError:
-    named = fnmatch.filter(cannot, pattern)
-    if named:
-        return ConfigError(
-            f"model.adapters.target: {named[0]} carries no adapter: {cannot[named[0]]}."
-        )
-    near = nearest(pattern, can)
-    hint = f" Did you mean {near!r}?" if near else ""
-    return ConfigError(
-        f"model.adapters.target: {pattern!r} names no Linear or Conv2d layer of the model; it has "
-        f"{', '.join(can[:8]) or 'none'}{', ...' if len(can) > 8 else ''}.{hint}"
-    )
 
 
 # -- merging ---------------------------------------------------------------------------------------

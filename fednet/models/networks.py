@@ -180,14 +180,9 @@ def convnet3(
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    norm: Annotated[
-        Literal["instance", "none"], "Normalisation after each convolution."
-    ] = "instance",
-    width: Annotated[
-        int, msgspec.Meta(ge=1), "Filters of each convolution; FedDC's CNN has 128. [filters]"
-    ] = 128,
+    width: Annotated[Width, "Filters of each convolution; FedDC's CNN has 128. [filters]"] = 128,
 ) -> nn.Module:
-    """Three times conv 3x3 of `width`, norm, ReLU, average pooling (FedDC's CNN)."""
+    """Three times conv 3x3 of `width`, InstanceNorm, ReLU, average pooling (FedDC's CNN)."""
     c, h, w = image("convnet3", input_shape, 8)
     padding = padding_of_first(h, w)
     layers: dict[str, nn.Module] = {}
@@ -196,8 +191,7 @@ def convnet3(
         layers[f"conv{k}"] = nn.Conv2d(
             c if k == 1 else width, width, 3, padding=padding if k == 1 else 1
         )
-        if (normed := NORMS[norm]) is not None:
-            layers[f"norm{k}"] = normed(width)
+        layers[f"norm{k}"] = instance_norm(width)
         layers |= {f"relu{k}": nn.ReLU(), f"pool{k}": nn.AvgPool2d(2)}
     return Net(
         chain(**layers, flatten=nn.Flatten()), nn.Linear(width * (h // 8) * (w // 8), classes)
@@ -218,9 +212,7 @@ def vgg11(
         Literal["instance", "batch", "none"], "Normalisation after each convolution."
     ] = "instance",
     width: Annotated[
-        int,
-        msgspec.Meta(ge=1),
-        "Filters of the first convolution; the others keep their ratio to it. [filters]",
+        Width, "Filters of the first convolution; the others keep their ratio to it. [filters]"
     ] = 64,
 ) -> nn.Module:
     """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11)."""

@@ -30,7 +30,7 @@ CARRIER = {
 FAST = {"feddc": {"iterations": 2, "ft_epochs": 1}, "feddcplus": {"iterations": 2, "ft_epochs": 1}}
 MLP = {"name": "mlp", "hidden": [16]}
 BATCH_NORM = {"name": "vgg11", "norm": "batch", "width": 8}
-GROUP_NORM = {"name": "convnet3", "norm": "instance"}
+GROUP_NORM = {"name": "convnet3"}
 
 
 def options(name):

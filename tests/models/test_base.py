@@ -137,10 +137,6 @@ def test_a_site_whose_seed_gives_another_model_is_refused():
         build.build(small(model={**LORA, "sha256": ours.sha256}, seed=9))
 
 
-def test_nothing_is_compared_where_all_of_the_model_crosses(tmp_path):
-    assert experiment(**MLP, weights=weights(tmp_path)).sha256 == ""
-
-
 def hollow(tmp_path):
     """(the server's experiment, that of a client which lacks the model)."""
     ours = experiment(**LORA, weights=weights(tmp_path), base="server")

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+import fednet
+from fednet import registry
 from fednet.models.calls import outputs
 from tests.processes import Federation, crashes
+from tests.rooms import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "howto" / "own-part.md"
@@ -85,8 +88,11 @@ def example(name: str) -> str:
 
 
 def settings(model: str, dataset: str, **more: Any) -> dict[str, Any]:
-    """The changes of a federation; other keys as tests.processes has them."""
     return {
+        "name": "r",
+        "rounds": 3,
+        "clients": 4,
+        "report": False,
         "model": {"name": model},
         "data": {"dataset": dataset, "partition": {"scheme": "iid"}},
         "train": {"lr": 0.01, "optimizer": "adam", "batch_size": 8},
@@ -94,33 +100,36 @@ def settings(model: str, dataset: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def rounds(out: Path, own: str, workers: int, changes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of a run of `fednet run`. workers: 0 is one process."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "own.py"
-    file.write_text(own)
-    with Federation(out, **changes) as fed:
-        # `settings` adds to these, and a dataset of one's own has no such options.
-        fed.mapping["data"], fed.mapping["model"] = changes["data"], changes["model"]
-        fed.supervisor(workers, "--load", file)
-        assert fed.status() == 0, fed.output()
-        return fed.rounds()
+def rounds(out: Path, changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return lines(fednet.run(changes, in_process=True, out=out).dir / "rounds.jsonl")
 
 
 def hashes(found: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     return [(r["model_sha256"], r["train_loss"], r["test_loss"]) for r in found]
 
 
-def test_however_a_model_is_called_and_answers_the_bits_are_those_of_the_plain_one(tmp_path):
-    plain = hashes(rounds(tmp_path / "plain", OWN, 0, settings("plain", "calls")))
+@pytest.fixture
+def load(monkeypatch):
+    """Registers the parts of a file's text for one test."""
+
+    def loaded(text: str) -> None:
+        for kind in (registry.model, registry.dataset, registry.task):
+            monkeypatch.setattr(kind, "_parts", dict(kind._parts))
+        exec(text, {"__name__": "own"})
+
+    return loaded
+
+
+def test_however_a_model_is_called_and_answers_the_bits_are_those_of_the_plain_one(tmp_path, load):
+    load(OWN)
+    plain = hashes(rounds(tmp_path / "plain", settings("plain", "calls")))
     assert len({sha for sha, _, _ in plain}) == 3
     for name, task in (
         ("named", "classification"),
         ("answer", "classification"),
         ("answer", "modelloss"),
     ):
-        run = rounds(tmp_path / name / task, OWN, 0, settings(name, "calls", task=task))
-        assert hashes(run) == plain
+        assert hashes(rounds(tmp_path / name / task, settings(name, "calls", task=task))) == plain
 
 
 @pytest.mark.parametrize(
@@ -153,41 +162,37 @@ def test_a_model_that_cannot_be_called_by_name_is_said_to_get_one_dict(tmp_path,
     assert "Its forward has no parameter sizes, so it gets one dict of all inputs" in said
 
 
-def test_a_model_of_several_inputs_and_labels_that_are_left_out_pass_the_check(tmp_path, capsys):
-    from fednet.cli.main import main
-
-    file = tmp_path / "checked.py"
-    file.write_text(example("squares.py").replace('"unet"', '"chk-unet"'))
-    assert main(["check", str(file)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "labels of a sample: (16, 16), 6.2% of them without a label (-100)" in said
-    assert "inputs (3, 32, 32) give outputs (5, 32, 32)" in said
-    file = tmp_path / "several.py"
-    file.write_text(OWN.replace('@fednet.model("plain")', ""))
-    assert main(["check", str(file)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "its forward takes words and lengths, so its dataset has to give a dict" in said
-    assert "inputs of a model: {'words': (5,), 'lengths': (), 'given': ()}" in said
+def killed(out: Path, own: str, changes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rounds of a run with two workers, whose server dies once."""
+    out.mkdir(parents=True)
+    (out / "own.py").write_text(own)
+    with Federation(out, faults=crashes((2, "evaluating"))) as fed:
+        fed.mapping = {**changes, "name": fed.mapping["name"], "faults": fed.mapping["faults"]}
+        fed.supervisor(2, "--load", out / "own.py")
+        assert fed.status() == 0, fed.output()
+        return fed.rounds()
 
 
-def test_void_pixels_are_in_no_count_and_a_killed_server_goes_on_with_the_same_bits(tmp_path):
-    changes = settings("unet", "squares")
-    alone = rounds(tmp_path / "alone", example("squares.py"), 0, changes)
+@pytest.mark.parametrize("server", ["alone", pytest.param("killed", marks=pytest.mark.long)])
+def test_void_pixels_are_in_no_count_and_a_killed_server_goes_on_with_the_same_bits(
+    tmp_path, load, server
+):
+    load(example("squares.py"))
+    alone = rounds(tmp_path / "alone", settings("unet", "squares"))
     assert [sum(r["total_by_class"]) for r in alone] == [40 * 16 * 15] * 3
-    assert alone[-1]["test_accuracy"] > 0.9
     assert alone[-1]["total_by_class"][1] > 40 * 15  # squares of 25 pixels, some partly void
-    killed = {**changes, "faults": crashes((2, "evaluating"))}
-    assert hashes(rounds(tmp_path / "many", example("squares.py"), 2, killed)) == hashes(alone)
+    assert alone[-1]["test_accuracy"] > 0.9
+    if server == "killed":
+        again = killed(tmp_path / "k", example("squares.py"), settings("unet", "squares"))
+        assert hashes(again) == hashes(alone)
 
 
 @pytest.mark.parametrize(("model", "dataset"), [("bert", "texts"), ("gpt2", "nextword")])
-def test_models_of_transformers_train_unwrapped(tmp_path, model, dataset):
+def test_models_of_transformers_train_unwrapped(tmp_path, load, model, dataset):
     pytest.importorskip("transformers")
-    changes = settings(model, dataset)
-    alone = rounds(tmp_path / "alone", example("words.py"), 0, changes)
-    assert alone[-1]["train_loss"] < 0.9 * alone[0]["train_loss"]
-    killed = {**changes, "faults": crashes((2, "evaluating"))}
-    assert hashes(rounds(tmp_path / "many", example("words.py"), 2, killed)) == hashes(alone)
+    load(example("words.py"))
+    found = rounds(tmp_path, settings(model, dataset))
+    assert found[-1]["train_loss"] < 0.9 * found[0]["train_loss"]
 
 
 def test_the_loss_of_gpt2_is_the_one_that_it_computes_itself():

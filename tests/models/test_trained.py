@@ -9,7 +9,7 @@ from torch import nn
 
 from fednet import models
 from fednet.errors import ConfigError
-from fednet.models.trained import frozen_parts, named_by
+from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
 from fednet.training.evaluation import recalibrated
 from fednet.training.scratch import Scratch
@@ -56,11 +56,6 @@ def test_patterns_name_parameters_and_buffers_follow_their_module(only, names):
     assert sorted(found) == sorted(names)
 
 
-def test_everything_is_trained_where_the_pattern_says_so():
-    whole = Layout.of(Net())
-    assert named_by(whole, ("*",)) == whole
-
-
 @pytest.mark.parametrize(
     ("only", "says"),
     [
@@ -94,12 +89,6 @@ def test_what_is_not_trained_stands_still_in_training():
     assert torch.equal(module.norm.running_mean, before["norm.running_mean"])
 
 
-def test_tied_weights_are_trained_under_either_module():
-    module = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
-    module["b"].weight = module["a"].weight
-    assert frozen_parts(module, Layout.of(module)) == []
-
-
 # -- runs ------------------------------------------------------------------------------------------
 # Control variates; a part at the clients; two exchanges. Each method: test_adapters.
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "fedga"])
@@ -131,12 +120,8 @@ def test_the_bytes_are_those_of_what_is_trained(tmp_path):
     ("name", "only", "says"),
     [
         ("feddc", ONLY, "train.only: a condensed image's gradients"),
-        ("feddcplus", ONLY, "train.only: a condensed image's gradients"),
         ("fedper", ["head.*"], "with it fedper has nothing to send"),
-        ("fedbabu", ["head.*"], "with it fedbabu has nothing to send"),
-        ("lgfedavg", ["body.fc1.*"], "with it lgfedavg has nothing to send"),
         ("fedrod", ["body.*"], "let it name head.weight and head.bias too"),
-        ("fedavg", ["hed.*"], "matches no tensor"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(tmp_path, name, only, says):
@@ -150,12 +135,12 @@ def test_all_patterns_are_the_whole_model_to_the_bit(tmp_path):
 
 
 def test_statistics_of_a_frozen_batch_norm_do_not_cross(tmp_path):
-    """vgg11's head: 512 * 3 + 3 parameters, and nothing else."""
+    """The head has 64 * 3 + 3 parameters; nothing else crosses."""
     data = {**IMAGES, "shape": [3, 32, 32], "samples": 12, "public": {"samples": 0}}
-    changes = {"model": {"name": "vgg11", "norm": "batch"}, "data": data, "rounds": 1}
+    changes = {"model": {"name": "vgg11", "norm": "batch", "width": 8}, "data": data, "rounds": 1}
     directory = run(tmp_path, train={"only": ["head.*"]}, clients=2, **changes)
     useful = summary(directory)["useful"]
-    assert useful["up"] == {"state": 2 * 4 * (512 * 3 + 3), "statistics": 2 * 24}
+    assert useful["up"] == {"state": 2 * 4 * (64 * 3 + 3), "statistics": 2 * 24}
     held = load_file(directory / "model.safetensors")
     means = [t for name, t in held.items() if name.endswith("running_mean")]
     assert means
