@@ -138,36 +138,20 @@ def keys(kind: Hint) -> list[str]:
     return [f.encode_name for f in msgspec.structs.fields(kind) if f.name != "options"]
 
 
-class UnknownKey(ConfigError):
-    """The error for a key that is not known. path: the key in full. guessed: its sentence says what
-    was probably meant.
-    """
-
-    def __init__(self, sentence: str, path: str, guessed: bool) -> None:
-        super().__init__(sentence)
-        self.path = path
-        self.guessed = guessed
-
-
-def unknown_key(node: Node, key: str, path: str, known: list[str]) -> UnknownKey:
+def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
     """Returns the error for an unknown key: with the key that was probably meant, else with all
     keys.
     """
     full = f"{path}.{key}" if path else key
-    guessed = False
     if way := foreign()["ways"].get(_normalised(key)):
         hint = f". {way}"
     elif guess := _guess(key, path, known):
         hint = f". Did you mean {guess}?"
-        guessed = True
-    elif " " in key:
-        hint = f". Is a colon missing after {key.split()[0]!r}?"
-        guessed = True
     elif known:
         hint = f"; {path or 'the top level'} has {', '.join(known)}."
     else:
         hint = f"; {path} has no options."
-    return UnknownKey(f"{node.key_at or node.at}: unknown key {full}{hint}", full, guessed)
+    return ConfigError(f"{node.key_at or node.at}: unknown key {full}{hint}")
 
 
 @functools.cache
@@ -224,9 +208,6 @@ def _misfit(node: Node, kind: object, path: str) -> ConfigError:
     guess = nearest(value, choices) if isinstance(value, str) and choices else None
     if guess:
         return ConfigError(f"{error} Did you mean {guess}?")
-    plain = {_bare(o) for o in (_bare(kind), *get_args(_bare(kind)))}
-    if isinstance(value, (int, float)) and str in plain and not plain & {int, float}:
-        return ConfigError(f"{error} Put it in quotes to make it text.")
     return error
 
 

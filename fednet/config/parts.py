@@ -69,20 +69,6 @@ GIVEN = {
     "partitioner": {"y", "groups", "clients", "rng", "pool", "seed", "scheme"},
     "model": {"input_shape", "classes"},
 }
-# Of these, what a function gets if it has an argument of that name.
-_FILLED = {
-    "dataset": "root, download and seed",
-    "partitioner": "y, groups, clients, rng and pool",
-    "model": "input_shape and classes",
-}
-
-
-def gives(kind: str) -> str:
-    """Returns a hint at what fednet fills in itself, for the author of a part that needs more; ""
-    for other kinds of parts.
-    """
-    given = _FILLED.get(kind)
-    return f"fednet itself gives a {kind} only {given}, by these names" if given else ""
 
 
 def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | None:
@@ -114,37 +100,15 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     own = {k: n for k, n in inside.items() if k in section.options}
     at = tree.at if tree is not None else "the configuration"
     own_tree = Node(own, at, tree.key_at if tree is not None else at)
-    asked = {f.encode_name for f in msgspec.structs.fields(declared) if f.required}
     if elsewhere := kind == "dataset" and name == SITE:
         declared = _with_readers(declared, section.options)
-    try:
-        made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
-    except ConfigError as wrong:
-        hint = ""
-        if isinstance(wrong, fit.UnknownKey) and not wrong.guessed:
-            hint = _owners(kind, wrong.path.removeprefix(f"{path}."), path)
-        if hint:
-            raise ConfigError(f"{wrong} {hint}") from None
-        given = gives(kind)
-        if not given or part.__module__.startswith("fednet.") or asked <= {*own}:
-            raise
-        raise ConfigError(f"{wrong} {given}.") from None
+    made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
     if elsewhere:
         return dict(section.options)
     return {
         f.encode_name: msgspec.to_builtins(getattr(made, f.name))
         for f in msgspec.structs.fields(made)
     }
-
-
-def _owners(kind: str, key: str, path: str) -> str:
-    """Returns a sentence about the parts that have this option; "" if none has it."""
-    parts = getattr(registry, kind)
-    types = {name: declared_options(parts.get(name), kind) for name in parts.names()}
-    owners = [name for name, declared in types.items() if declared and key in fit.keys(declared)]
-    if not owners:
-        return ""
-    return f"{key} is an option of {', '.join(owners)}; choose one, as in {path}={owners[0]}."
 
 
 def _with_readers(own: type[msgspec.Struct], options: JsonDict) -> type[msgspec.Struct]:

@@ -381,7 +381,7 @@ def _links(c: Config) -> Iterator[Broken]:
                 yield f"{where}.{key}", f"link.trace gives the rates; {KEEP_ONE}"
     yield from _per_client("link.per_client", c.link.per_client, c.clients)
     for where, link in links.items():
-        for key in ("up_mbps", "down_mbps", "latency_ms", "jitter_ms", "step_ms"):
+        for key in ("up_mbps", "down_mbps", "latency_ms", "step_ms"):
             figure = getattr(link, key)
             if not isinstance(figure, str):
                 continue

@@ -94,8 +94,6 @@ class ClientLinkSection(Section, frozen=True, kw_only=True):
     """Rate to the client. [10^6 bits/s]"""
     latency_ms: NonNegative | Drawn | None = None
     """One-way delay. [ms]"""
-    jitter_ms: NonNegative | Drawn | None = None
-    """Upper bound of the random delay added to the latency. [ms]"""
     step_ms: NonNegative | Drawn | None = None
     """Time of one training step, in simulated time. [ms]"""
     profile: Profile | None = None
@@ -132,8 +130,6 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """Rate to a client; null: no limit. [10^6 bits/s]"""
     latency_ms: NonNegative | Drawn = 0.0
     """One-way delay. [ms]"""
-    jitter_ms: NonNegative | Drawn = 0.0
-    """Upper bound of the random delay added to the latency. [ms]"""
     profile: Chosen | None = None
     """A named link, for the values that are not given; choice(3g, 4g, wifi) draws one per client,
     and a name given twice is twice as likely.

@@ -2,12 +2,11 @@
 
 YAML's traps are mended: `1e-3` is a number, only `true` and `false` are booleans (`no`, `on`, `yes`
 stay text), a doubled key is an error that names both lines, there are no dates, no base-60 numbers,
-no tags and no merge keys.
+no tags, no aliases and no merge keys.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +40,6 @@ class Node:
         return self.value
 
 
-MAX_VALUES = 100_000
 LONGEST = 100  # digits of a whole number
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -60,6 +58,14 @@ _RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuses aliases: a few of them can stand for any number of values."""
+        if self.check_event(yaml.AliasEvent):
+            alias = self.peek_event()  # type: ignore[no-untyped-call]
+            problem = f"the alias *{alias.anchor} is not allowed; write the value again"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -90,8 +96,6 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     def place(mark: yaml.Mark) -> str:
         return source if one_place else f"{source}:{mark.line + 1}"
 
-    count = itertools.count(1)
-
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as wrong:
@@ -106,19 +110,13 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     if root is None:
         return Node(None, source)
 
-    def build(node: yaml.Node, key_at: str, above: tuple[int, ...]) -> Node:
+    def build(node: yaml.Node, key_at: str) -> Node:
         at = place(node.start_mark)
-        if id(node) in above:
-            raise ConfigError(f"{at}: an anchor holds itself; expected a value that ends.")
-        # A few anchors that hold each other's aliases can stand for any number of values.
-        if next(count) > MAX_VALUES:
-            raise ConfigError(f"{at}: more than {MAX_VALUES} values; no configuration has so many.")
-        above = (*above, id(node))
         if isinstance(node, yaml.ScalarNode):
             return Node(_scalar(node, at), at, key_at)
         if isinstance(node, yaml.SequenceNode):
             _plain_tag(node, "seq", at)
-            return Node([build(child, at, above) for child in node.value], at, key_at)
+            return Node([build(child, at) for child in node.value], at, key_at)
         _plain_tag(node, "map", at)
         made: dict[str, Node] = {}
         for key_node, child in node.value:
@@ -131,10 +129,10 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
                 raise ConfigError(
                     f"{here}: the key {key!r} is given twice, first at {first}; remove one."
                 )
-            made[key] = build(child, here, above)
+            made[key] = build(child, here)
         return Node(made, at, key_at)
 
-    return build(root, place(root.start_mark), ())
+    return build(root, place(root.start_mark))
 
 
 def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
@@ -145,14 +143,11 @@ def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
 
 
 def _whole(text: str, at: str) -> str:
-    """Returns text that files and messages can hold. JSON writes one character in two halves where
-    it has no room for it in one, and JSON is YAML; half a character alone is none.
-    """
-    if not text.isascii():
-        try:
-            return text.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError:
-            raise ConfigError(f"{at}: {text!a} holds half a character; write it whole.") from None
+    """Returns the text. Raises ConfigError for half a character, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{at}: {text!a} holds half a character; write it whole.") from None
     return text
 
 

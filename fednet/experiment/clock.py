@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from fednet import seeds
 from fednet import world as worlds
 from fednet.config import Config
 from fednet.experiment import links
@@ -50,7 +49,6 @@ class VirtualClock:
     def seconds(
         self,
         client: int,
-        round: int,
         steps: int,
         down: int,
         up: int,
@@ -63,11 +61,10 @@ class VirtualClock:
         messages, as the ledger has them; slow, delay: planned faults.
         """
         link, _ = self._link(client)
-        draw = seeds.rng(self.config.seed, "jitter", round, client)
         training = self._training(client, steps, slow, delay)
-        came = link.time(down, "down", draw, at)
+        came = link.time(down, "down", at)
         return {
-            "sending": came + link.time(up, "up", draw, at + came + training),
+            "sending": came + link.time(up, "up", at + came + training),
             "training": training,
         }
 
@@ -92,7 +89,7 @@ class VirtualClock:
         came = link.carried("down", at, stays)
         if came < down:
             return Leaves(down=math.ceil(came / m.PART))
-        begins = link.time(down, "down", None, at) + self._training(client, steps, slow, delay)
+        begins = link.time(down, "down", at) + self._training(client, steps, slow, delay)
         went = link.carried("up", at + begins, stays - begins)
         return None if math.isinf(went) else Leaves(up=math.ceil(went))
 

@@ -51,9 +51,13 @@ def _draw(text: str, rng: np.random.Generator) -> float:
 def shape(config: Config, client: int) -> LinkShape:
     """Returns the link of one client, for the transport."""
     link = of(config, client)
-    delays = (link.latency_ms or 0.0, link.jitter_ms or 0.0)
     # They are all numbers, which the types do not say: `of` has drawn those given as text.
-    figures: Any = (link.up_mbps, link.down_mbps, *delays, world.links(config, client))
+    figures: Any = (
+        link.up_mbps,
+        link.down_mbps,
+        link.latency_ms or 0.0,
+        world.links(config, client),
+    )
     return LinkShape(*figures)
 
 
@@ -68,12 +72,10 @@ def shaper(config: Config) -> Shaper | None:
     """Emulates the links of `config.link`; None if there is nothing to emulate."""
     if not emulated(config):
         return None
-    rng = seeds.rng(config.seed, "jitter/emulated")
     return lambda transport, is_open: ShapedClient(
         transport,
         LinkShape(),
         time.monotonic,
-        rng,
         link_of=chooser(config),
         curve=config.security.curve,
         is_open=is_open,

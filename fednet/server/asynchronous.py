@@ -296,7 +296,6 @@ class VirtualArrivals(Arrivals):
             return task.at + self._clock.patience, lost
         took = self._clock.seconds(
             client,
-            task.round,
             task.job.cost,
             task.bytes,
             up,

@@ -447,7 +447,6 @@ class Exchanges:
             if asked.reply is not None and not asked.reason:
                 asked.times = clock.seconds(
                     client,
-                    exchange.round,
                     self.cost(client, exchange.index),
                     asked.bytes,
                     reply_bytes(asked.reply),

@@ -1,7 +1,7 @@
-"""A slow link in place of a fast one: bandwidth, latency and jitter, without ever blocking.
+"""A slow link in place of a fast one: bandwidth and latency, without ever blocking.
 
 A message leaves the sender when those before it have, takes its bytes over the bandwidth, then
-travels for the latency and up to the jitter; it is on hold here for that long. `Link.time` is the
+travels for the latency; it is on hold here for that long. `Link.time` is the
 same reckoning for a clock that is virtual.
 """
 
@@ -13,9 +13,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from fednet.errors import ConfigError
 from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
 from fednet.transport.framing import framing
 from fednet.world.rates import Rates
@@ -32,21 +29,7 @@ class LinkShape:
     up_mbps: float | None = None
     down_mbps: float | None = None
     latency_ms: float = 0.0
-    jitter_ms: float = 0.0
     rates: tuple[Rates, Rates] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("up_mbps", "down_mbps"):
-            rate = getattr(self, name)
-            if rate is not None and not rate > 0:
-                raise ConfigError(
-                    f"link.{name}: expected a bandwidth above 0, or null for no limit, got {rate}."
-                )
-        for name in ("latency_ms", "jitter_ms"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(
-                    f"link.{name}: expected milliseconds >= 0, got {getattr(self, name)}."
-                )
 
     def busy(self, nbytes: int, direction: Direction, at: float = 0.0) -> float:
         """Seconds for which `nbytes` occupy the link: the next message waits for so long. at: the
@@ -57,22 +40,9 @@ class LinkShape:
         rate = self.up_mbps if direction == "up" else self.down_mbps
         return 0.0 if rate is None else nbytes * 8 / (rate * 1e6)
 
-    def flight(self, rng: np.random.Generator | None = None) -> float:
-        """Seconds from the last byte's leaving to its arrival; the jitter is uniform, and nothing
-        without an `rng`.
-        """
-        jitter = self.jitter_ms * rng.random() if rng is not None and self.jitter_ms else 0.0
-        return (self.latency_ms + jitter) / 1e3
-
-    def time(
-        self,
-        nbytes: int,
-        direction: Direction,
-        rng: np.random.Generator | None = None,
-        at: float = 0.0,
-    ) -> float:
+    def time(self, nbytes: int, direction: Direction, at: float = 0.0) -> float:
         """Seconds from the first byte's leaving to the last one's arrival, on an idle link."""
-        return self.busy(nbytes, direction, at) + self.flight(rng)
+        return self.busy(nbytes, direction, at) + self.latency_ms / 1e3
 
     def carried(self, direction: Direction, at: float, seconds: float) -> float:
         """Bytes that leave from second `at` on within so many seconds; infinite without a limit."""
@@ -115,7 +85,6 @@ class ShapedClient:
         inner: ClientTransport,
         link: LinkShape,
         now: Callable[[], float],
-        rng: np.random.Generator,
         *,
         link_of: Callable[[Frames], tuple[Hashable, LinkShape]] | None = None,
         curve: bool = False,
@@ -123,7 +92,7 @@ class ShapedClient:
     ) -> None:
         self.inner = inner
         self._link_of = link_of or (lambda frames: (None, link))
-        self._now, self._rng, self._curve = now, rng, curve
+        self._now, self._curve = now, curve
         self._began = now()  # second 0 of rates that change
         self._directions: dict[tuple[Direction, Hashable], _Direction] = {}
         self._open = is_open
@@ -186,10 +155,7 @@ class ShapedClient:
         nbytes = sum(framing(len(frame), curve=self._curve) for frame in message.frames)
         begins = max(self._now(), one.free_at)
         one.free_at = begins + link.busy(nbytes, direction, begins - self._began)
-        due = one.free_at + link.flight(self._rng)
-        if one.held:
-            due = max(due, one.held[-1][0])
-        one.held.append((due, message))
+        one.held.append((one.free_at + link.latency_ms / 1e3, message))
 
     def _ready(self, direction: Direction) -> list[Received]:
         now = self._now()

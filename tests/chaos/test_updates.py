@@ -18,7 +18,6 @@ LINK: dict[str, Any] = {
     "clock": "virtual",
     "step_ms": 10,
     "up_mbps": 8.0,
-    "jitter_ms": 3,
     "per_client": {"3": {"step_ms": 70}},
 }
 ASYNC: dict[str, Any] = {

@@ -6,7 +6,6 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.experiment import links
-from fednet.experiment.clock import VirtualClock
 from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.table import TaskState
@@ -130,19 +129,6 @@ def test_on_the_virtual_clock_who_is_late_is_the_same_wherever_it_runs(tmp_path)
             if r["client"] == 2 and r["type"] == "reply"
         } == {False}
     assert hashes(one) == hashes(two)
-
-
-def test_jitter_on_the_virtual_clock_comes_from_the_seed():
-    config = small(link={**VIRTUAL, "jitter_ms": 40})
-    one, two = VirtualClock(config), VirtualClock(config)
-    assert (
-        one.seconds(0, 1, 3, 1000, 100)
-        == two.seconds(0, 1, 3, 1000, 100)
-        != one.seconds(0, 2, 3, 1000, 100)
-    )
-    quiet = VirtualClock(small(link=VIRTUAL)).seconds(0, 1, 3, 1000, 100)
-    assert quiet == pytest.approx({"sending": 0.01 + 0.01 + 0.1, "training": 0.3})
-    assert quiet["sending"] < one.seconds(0, 1, 3, 1000, 100)["sending"] < quiet["sending"] + 0.08
 
 
 # -- emulated --------------------------------------------------------------------------------------
