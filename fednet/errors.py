@@ -12,6 +12,7 @@ FednetError
 ├── LeftRound      a client takes no further part in a round, which goes on without it
 ├── RoundVoid      a round has no result; the next one begins from the same state
 ├── CannotGoOn     the federation could not go on (exit status 3)
+├── ClientsJoin    clients join a run that goes on: its server starts again with more clients
 └── Stopped        stopped cleanly with rounds left to do (exit status 4, or 130 by Ctrl-C)
 
 StopRequested is none of them: a request to stop before there is anything to save.
@@ -109,6 +110,14 @@ class RoundVoid(FednetError):
 
 class CannotGoOn(FednetError):
     exit_status = 3
+
+
+class ClientsJoin(FednetError):
+    """Raised at the end of a round after which clients join. clients: how many there are then."""
+
+    def __init__(self, before: int, clients: int) -> None:
+        super().__init__(f"client(s) {before}-{clients - 1} join the run")
+        self.clients = clients
 
 
 class Stopped(FednetError):

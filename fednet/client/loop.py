@@ -98,6 +98,7 @@ class ClientLoop:
         self._searched_at = 0.0  # when the finder was last asked
         self._connected = False
         self._leaving = False
+        self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
         self.slots = Slots(devices, most, inline=inline, changed=self._slots_changed)
         self.tasks = Tasks(
@@ -256,6 +257,10 @@ class ClientLoop:
             elif isinstance(i, p.Reconnect):
                 address = self._finder.address() if self._finder is not None else None
                 self.transport.reconnect(address)
+            elif isinstance(i, p.NotYet):
+                if i.reason != self._not_yet:
+                    self._lines.say(f"not in the run yet: {i.reason.removeprefix('join: ')}")
+                self._not_yet = i.reason
             elif isinstance(i, p.TurnedAway) or (isinstance(i, p.Ended) and i.over):
                 self.ended = i
 

@@ -35,7 +35,7 @@ KEEP_ONE = "keep one of them."
 
 def check(config: Config, tree: Node) -> None:
     """Checks all rules that need no part. Raises ConfigError for the first that is broken."""
-    rules = [_clients, _data, _needs, _training, _schedule, _model, _traces]
+    rules = [_clients, _open, _data, _needs, _training, _schedule, _model, _traces]
     if config.schedule.mode != "sync":
         rules.append(_asynchronous)
     if config.model.others:
@@ -291,6 +291,39 @@ def _traces(c: Config) -> Iterator[Broken]:
             "a crash counts the rounds that a client stays away, and availability.trace the "
             f"seconds; {KEEP_ONE}",
         )
+
+
+def _open(c: Config) -> Iterator[Broken]:
+    """Checks that clients can join the run while it goes on, if it is open to them."""
+    if c.round.open is None:
+        return
+    if c.round.open < c.clients:
+        yield "round.open", f"{c.round.open} is less than the {c.clients} clients there are."
+    if c.data.dataset != SITE:
+        yield "round.open", "needs data.dataset: site: a client that joins brings its own data."
+    for key, reason in fixed_clients(c):
+        yield key, f"no client can join the run (round.open): {reason}"
+
+
+def fixed_clients(c: Config) -> Iterator[Broken]:
+    """Yields the keys that are given and for which a run keeps its number of clients."""
+    start = "it is of the clients at the start."
+    for key, given, reason in (
+        ("privacy.noise", c.privacy.noise, "its guarantee is for one number of clients."),
+        (
+            "privacy.secagg",
+            c.privacy.secagg.protocol != "none",
+            "a round that had begun would be asked of other clients, and the difference of the "
+            "two sums shows single updates.",
+        ),
+        ("faults.replay", c.faults.replay, "the recorded run had its own clients."),
+        ("availability.trace", c.availability.trace, start),
+        ("devices.trace", c.devices.trace, start),
+        ("link.trace", c.link.trace, start),
+        ("data.feature_noise", c.data.feature_noise, "its levels depend on their number."),
+    ):
+        if given:
+            yield key, reason
 
 
 def _plans(c: Config, kind: str) -> bool:

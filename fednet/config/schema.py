@@ -634,6 +634,10 @@ class RoundSection(Section, frozen=True, kw_only=True):
     for it, after round 1 only if fewer than `min_results` clients are there; auto: 60 s, or null
     for fednet-server. [s]
     """
+    open: AtLeast1 | None = None
+    """fednet-server: clients may join while the run goes on, until there are this many; null: none.
+    [clients]
+    """
     void_rounds: AtLeast1 = 3
     """This many discarded rounds in a row end the run. [rounds]"""
     on_error: Literal["stop", "drop"] = "drop"

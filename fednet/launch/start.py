@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fednet import capacity, loading
 from fednet import config as configuration
 from fednet.config import Config
-from fednet.errors import ConfigError, FednetError
+from fednet.errors import ClientsJoin, ConfigError, FednetError
 from fednet.experiment import lock
 from fednet.experiment.rundir import (
     claim,
@@ -25,6 +25,7 @@ from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
 from fednet.plain import JsonDict, JsonMapping
 from fednet.server.endpoint import listen, listening
+from fednet.server.growth import with_clients
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting, stop_raises
 
@@ -66,6 +67,8 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
     if known.exists():
         check_code(config, path / "code")
         old = configuration.load(known, [])
+        if config.round.open is not None and config.clients < old.clients:
+            config = with_clients(config, old.clients)  # which joined while it went on
         check_resumable(old, config)
         if (
             (path / "summary.json").exists()
@@ -172,8 +175,16 @@ def serve(
             return _left(launch, directory)
         how = launch.hosting(data)
         with refusable(directory), launch.display:
-            end = listening(config, directory, transport, launch.display.note)
-            host_rounds(config, directory, end, how)
+            over = False
+            while not over:
+                end = listening(config, directory, transport, launch.display.note)
+                try:
+                    host_rounds(config, directory, end, how)
+                    over = True
+                except ClientsJoin as join:
+                    config = with_clients(config, join.clients)
+                    transport = listen(config, transport.address, keys, insecure)
+                    ending.callback(transport.close, 0.0)
         launch.report(directory)
     return 0
 

@@ -31,7 +31,8 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content
 from fednet.wire.messages import PART, Key
 
-REJOIN_S = 1.0  # until a refused join is tried again
+REJOIN_S = 1.0  # until a refused join is tried again; then twice as long each time, up to
+REJOIN_MOST_S = 8.0
 SILENCE = 8.0  # beats after which a client leaves a silent server
 MOST = 1 << 62  # bytes: no bound
 
@@ -86,6 +87,13 @@ class TurnedAway:
 
 
 @dataclass(frozen=True, slots=True)
+class NotYet:
+    """The server refused this client for now: it joins again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reconnect:
     """End the connection and make another one."""
 
@@ -108,7 +116,9 @@ class Stray:
     reason: str
 
 
-Instruction = Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | Reconnect | Booked
+Instruction = (
+    Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | NotYet | Reconnect | Booked
+)
 
 
 # -- the tasks -------------------------------------------------------------------------------------
@@ -183,6 +193,7 @@ class ClientProtocol:
     _beaten: float = 0.0  # when the server last got a sign of life
     _sent: bool = False  # anything since the last tick
     _rejoin_at: float | None = None
+    _rejoin_s: float = REJOIN_S
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
@@ -355,7 +366,7 @@ class ClientProtocol:
     def _change(self, event: ClientEvent) -> None:
         self.state = step(CLIENT, self.state, event)
         if self.state is not ClientState.JOINING:
-            self._rejoin_at = None
+            self._rejoin_at, self._rejoin_s = None, REJOIN_S
 
     def _send(self, message: m.Message, body: Content | None = None) -> None:
         """Sends a message, with the run and the incarnation of its server."""
@@ -424,7 +435,9 @@ class ClientProtocol:
             self._change(ClientEvent.TURNED_AWAY)
             self._out.append(TurnedAway(refuse.reason))
         elif self.state is ClientState.JOINING:
-            self._rejoin_at = now + REJOIN_S
+            self._rejoin_at = now + self._rejoin_s
+            self._rejoin_s = min(2 * self._rejoin_s, REJOIN_MOST_S)
+            self._out.append(NotYet(refuse.reason))
         elif refuse.unread:
             # The server may wait for the lost message: after a join all is announced again.
             self._out.append(Reconnect())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.ids import Ids
+from fednet.ids import Ids, as_text
 from fednet.protocol.instructions import Arrived, Forget, Instruction, Refusals, Store, Turn
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
 from fednet.protocol.tasks import Job, Rules, Task, Tasks
@@ -42,7 +42,8 @@ class ServerProtocol:
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. versions: of what computes here. rules: until a phase gives its own.
-    part: bytes of a payload's parts, but the last.
+    part: bytes of a payload's parts, but the last. open: how many clients there may be, where more
+    may join the run while it goes on.
     """
 
     def __init__(
@@ -62,8 +63,11 @@ class ServerProtocol:
         rules: Rules | None = None,
         part: int = m.PART,
         class_names: str = "",
+        open: int | None = None,
     ) -> None:
         self.run, self.incarnation, self.clients = run, incarnation, clients
+        self._most = max(clients, open or 0)
+        self._asking: dict[int, bytes] = {}  # ids that ask to join the run: over which connection
         self._key_refusal = key_refusal
         self._turn = Turn(run, incarnation, now, part)
         self.roster = Roster(max_workers, now)
@@ -123,6 +127,24 @@ class ServerProtocol:
         self.tasks.cancel(reason)
         return self._turn.take()
 
+    def clients_wanted(self) -> int:
+        """Returns how many clients the run has with those that ask to join it. Their ids have to
+        follow without a gap.
+        """
+        wanted = self.clients
+        while wanted in self._asking:
+            wanted += 1
+        return wanted
+
+    def turn_away(self, reason: str, now: float) -> list[Instruction]:
+        """The clients that ask to join the run cannot."""
+        self._turn.now = now
+        for conn in sorted(set(self._asking.values())):
+            self.refusals.strikes.pop(conn, None)  # by asking, for which it gets no answer
+            self.refusals.tell(conn, f"join: {reason}", "join", final=True)
+        self._asking.clear()
+        return self._turn.take()
+
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
         """Tells all workers that the run is over, or that this server stops with rounds left to
         do.
@@ -176,6 +198,8 @@ class ServerProtocol:
         """The connection is gone. why: the reason, where this side ended it."""
         self._turn.now = now
         self.refusals.strikes.pop(conn, None)
+        for client in [i for i, asked_over in self._asking.items() if asked_over == conn]:
+            del self._asking[client]
         worker = self.roster.part(conn, closed=True)
         if worker is not None:
             why = why or "connection closed"
@@ -296,6 +320,9 @@ class ServerProtocol:
             known = {i for i in ids if i < self.clients}
             self.roster.refused(known, reason.removeprefix("join: "))
             return "refused"
+        if new := sorted(i for i in ids if i >= self.clients):
+            self._ask(conn, join, new)
+            return "refused"
         if old is not None and old.conn is not None:
             self._turn.say(Forget(old.conn, hang_up=True))
         worker = self.roster.enter(conn, join, ids, user, self._turn.now)
@@ -313,13 +340,27 @@ class ServerProtocol:
         self._pick_up(worker, set(join.holding), join.inc == self._turn.incarnation)
         return ""
 
+    def _ask(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
+        """A worker asks that clients join the run, which are not in it yet: it tries again until
+        they are.
+        """
+        if any(self._asking.get(i) != conn for i in new):
+            named = {"worker": join.worker, "host": join.host, "pid": join.pid}
+            self._turn.note("asked_to_join", clients=list(new), **named)
+        self._asking.update(dict.fromkeys(new, conn))
+        reason = f"client(s) {as_text(new)} join the run when a round ends"
+        missing = [i for i in range(self.clients, new[-1]) if i not in self._asking]
+        if missing:
+            reason += f", once client(s) {as_text(missing)} ask to join too"
+        self._turn.send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
+
     def _never(self, join: m.Join, ids: frozenset[int], user: str | None) -> str:
         """Why this server can never let that worker in, or ""."""
         if join.speaks != m.PROTOCOL:
             return foreign(join.speaks, join.versions.get("fednet", ""))
-        bad = sorted(i for i in ids if not 0 <= i < self.clients)
+        bad = sorted(i for i in ids if not 0 <= i < self._most)
         if bad or not ids:
-            known = f"this federation has ids 0 to {self.clients - 1}."
+            known = f"this federation has ids 0 to {self._most - 1}."
             return f"join: client id {bad[0] if bad else 'missing'}; {known}"
         if len(ids) > m.MAX_IDS:  # by a share
             return (

@@ -427,10 +427,13 @@ class Updates:
             progress.under_way, rounds.sent = saved(self.tasks, self.schedule.training, rounds.sent)
             progress.at = update.at
             more = update.round < self.config.rounds
+            join = rounds.clients_join(round)
             early = more and may_overlap(self.config) and not rounds.attendance.short()
+            early = early and not join
             update = self._next_round(round) if early else None
             rounds.conclude(round)
             rounds.give_up(round)
+            rounds.grow(round)
             progress.stopped = reached(self.config, progress) or ""
             more = more and not progress.stopped
             if more and not early:

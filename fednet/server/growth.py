@@ -1,4 +1,6 @@
 """Clients that join a run under way: a resumed run may have more `clients` than its checkpoint.
+While a run goes on (`round.open`), clients ask to join; then the server ends after a round and
+resumes with them.
 
 The new clients are like clients that never took part. All that a run decides by the number of
 clients goes on with the new number from the next round on. It must leave the earlier clients as
@@ -9,31 +11,67 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from fednet import config as configuration
 from fednet import world
 from fednet.algorithms.base import State
 from fednet.config import Config, parts
+from fednet.config.rules import fixed_clients
 from fednet.descriptors import named
-from fednet.errors import ConfigError, StateError
-from fednet.experiment import links
+from fednet.errors import ConfigError, DataError, StateError, without_paths
+from fednet.experiment import build, links
 from fednet.experiment.build import Experiment
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RESTORE
 from fednet.robust import attacks
+from fednet.server.io import ServerIO
 
 FACTS = ("samples", "sha256", "test_samples_by_class")  # of partition.json, by client
 
 
+@dataclass(frozen=True)
+class Joining:
+    """Lets clients join a run that goes on (`round.open`). data: the server's folder of data."""
+
+    io: ServerIO
+    config: Config
+    directory: Path
+    data: Path | None
+
+    def clients(self, server: State) -> int:
+        """Returns how many clients the run has from the next round on. Those that asked to join and
+        cannot are told why. server: the state after this round.
+        """
+        before, now = self.config.clients, self.io.clients_wanted()
+        if now == before:
+            return before
+        try:
+            experiment = build.build(with_clients(self.config, now), self.data)
+            check_growth(experiment, server, before, self.directory)
+        except (ConfigError, DataError) as wrong:
+            self.io.turn_away(without_paths(str(wrong)))
+            return before
+        return now
+
+
+def with_clients(config: Config, clients: int) -> Config:
+    """Returns the configuration with another number of clients. Raises ConfigError if it does not
+    fit the rest.
+    """
+    return configuration.from_mapping({**configuration.to_mapping(config), "clients": clients})
+
+
 def check_growth(experiment: Experiment, server: State, before: int, directory: Path) -> None:
     """Raises ConfigError where no clients can join a run that had `before` clients. server: its
-    state in the checkpoint.
+    state.
     """
     for reason in refusals(experiment, before, directory):
         raise ConfigError(
-            f"clients: {experiment.config.clients}, and the run has {before}: {reason} Nothing was "
-            f"changed. Resume it with clients={before}, or start a run under another name."
+            f"clients: {experiment.config.clients}, and the run has {before}: {reason} It can go "
+            f"on with clients={before}."
         )
     grown(experiment, server, before)
 
@@ -54,26 +92,8 @@ def refusals(experiment: Experiment, before: int, directory: Path) -> Iterator[s
     if config.clients < before:
         yield "clients can be added, and not removed."
         return
-    for key, given, reason in (
-        (
-            "privacy.noise",
-            config.privacy.noise,
-            "its guarantee is computed for one number of clients.",
-        ),
-        (
-            "privacy.secagg",
-            config.privacy.secagg.protocol != "none",
-            "a round that had begun would be asked of other clients, and the difference of the "
-            "two sums shows single updates.",
-        ),
-        ("faults.replay", config.faults.replay, "the recorded run had its own clients."),
-        ("availability.trace", config.availability.trace, "it is of the clients at the start."),
-        ("devices.trace", config.devices.trace, "it is of the clients at the start."),
-        ("link.trace", config.link.trace, "it is of the clients at the start."),
-        ("data.feature_noise", config.data.feature_noise, "its levels depend on their number."),
-    ):
-        if given:
-            yield f"{key}: {reason}"
+    for key, reason in fixed_clients(config):
+        yield f"{key}: {reason}"
     old = config.replace(clients=before)
     for client in range(before):
         was = roles(old, client)

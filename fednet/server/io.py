@@ -78,7 +78,7 @@ class ListeningClock:
 log = logging.getLogger(__name__)
 
 # Events that a peer can bring about at will.
-LOUD = ("refused", "late", "doubled", "failed", "data_changed")
+LOUD = ("refused", "late", "doubled", "failed", "data_changed", "asked_to_join")
 LOUD_A_SECOND, LOUD_AT_ONCE = 1, 10  # of those, lines of one kind and worker
 # What is shown of a site, by event; of one that is away, the reason is shown.
 SITES = {
@@ -88,6 +88,7 @@ SITES = {
     "away": "",
     "back": "heard of again",
     "superseded": "another process has taken its place",
+    "asked_to_join": "asks to join the run",
 }
 EXPECTED = ("joined", "ready")  # which are for the log alone
 
@@ -421,6 +422,16 @@ class ServerIO:
         with self.own():
             for conn, worker in self.protocol.roster.by_conn.items():
                 self.link.settle_counted(conn, round=round, worker=worker.name)
+
+    def clients_wanted(self) -> int:
+        """Returns how many clients the run has with those that ask to join it."""
+        with self.own():
+            return self.protocol.clients_wanted()
+
+    def turn_away(self, reason: str) -> None:
+        """Tells the clients that ask to join the run why they cannot."""
+        with self.own():
+            self._act(self.protocol.turn_away(reason, self._now()))
 
     def client_processes(self) -> list[tuple[str, int]]:
         """Returns host and process id of each client process that is connected."""

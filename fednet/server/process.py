@@ -17,7 +17,7 @@ from fednet.buffers import give_back_idle, seldom_collected
 from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.data.site import class_names
-from fednet.errors import CannotGoOn, ConfigError, FednetError
+from fednet.errors import CannotGoOn, ClientsJoin, ConfigError, FednetError
 from fednet.experiment import build, determinism, lock, placement, privacy
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.faults import Faults, struck
@@ -42,7 +42,7 @@ from fednet.server.checkpoint import Checkpoints, Residuals
 from fednet.server.endpoint import Endpoint, text_for_clients
 from fednet.server.evaluation import Evaluator, test_sets
 from fednet.server.exchange import Exchanges
-from fednet.server.growth import check_growth, grown
+from fednet.server.growth import Joining, check_growth, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import Events, ServerIO
 from fednet.server.remarks import remarks
@@ -71,7 +71,8 @@ log = logging.getLogger(__name__)
 
 def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Summary:
     """Runs a server from its first step to its last; returns the summary. endpoint: how it reaches
-    its clients; its transport is closed at the end.
+    its clients; its transport is closed at the end. Raises ClientsJoin where it has to start again
+    with more clients.
     """
     drive = run_rounds if config.schedule.mode == "sync" else run_updates
     with stop_raises():
@@ -80,7 +81,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         rounds = session.rounds()
         rounds.attendance.alone = endpoint.alone
         handle_stop_signals(third_press_kills(functools.partial(remember_stop, session.watch)))
-        over, why, crashed = False, "", False
+        over, why, crashed, join = False, "", False, False
         try:
             session.begin(rounds)
             if endpoint.pump is None:
@@ -95,12 +96,15 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             raise CannotGoOn(f"the run stopped: {why}; {resume_hint(directory)}.") from broken
         except FednetError as broken:
             over, why = isinstance(broken, CannotGoOn), str(broken)
+            join = isinstance(broken, ClientsJoin)
             raise
         except KeyboardInterrupt:  # the third Ctrl-C
             crashed = endpoint.pump is None
             raise
         finally:
             session.close(over, why, crashed)
+            if join:  # a signal may have come since the round ended
+                session.watch.check_request()
     try:
         whole = write(directory, summary)
     except OSError as broken:
@@ -225,6 +229,7 @@ class Session:
             versions=determinism.versions(),
             rules=endpoint.rules,
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
+            open=config.round.open if endpoint.alone else None,
         )
 
     def _link(self) -> Link:
@@ -313,6 +318,7 @@ class Session:
             exchanges=exchanges,
             evaluator=evaluator,
             resources=self.resources,
+            joining=Joining(self.io, config, self.directory, self.how.data),
             callbacks=after,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from fednet import records
 from fednet.algorithms.base import State, Tensors
 from fednet.buffers import collect_in_time
-from fednet.errors import CannotGoOn, Stopped
+from fednet.errors import CannotGoOn, ClientsJoin, Stopped
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
@@ -27,6 +27,7 @@ from fednet.server.aggregation import Aggregation, filling
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
 from fednet.server.evaluation import Evaluator, client_lines
 from fednet.server.exchange import Exchange, Exchanges, RunState
+from fednet.server.growth import Joining
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
 from fednet.server.resources import Resources
@@ -57,6 +58,7 @@ class Rounds:
         exchanges: Exchanges,
         evaluator: Evaluator,
         resources: Resources,
+        joining: Joining,
         callbacks: Sequence[Callable[[records.Round], None]] = (),
     ) -> None:
         self.experiment, self.config = experiment, experiment.config
@@ -65,6 +67,7 @@ class Rounds:
         self.inbox = inbox
         self.watch, self.display, self.callbacks = watch, watch.display, callbacks
         self.exchanges, self.evaluator, self.resources = exchanges, evaluator, resources
+        self._joining, self._clients_then = joining, self.config.clients
         self.progress = RunProgress(run=run_id, clients=self.config.clients)
         self.carried: RunState  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
@@ -99,8 +102,10 @@ class Rounds:
             self.durable = dict(progress.versions)
             self.sent = kept(self.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
+        if self.config.round.open is not None:  # an error now, rather than when a client asks
+            n = self.config.training_clients
+            self.method.with_more_clients(self.carried.server, n, n + 1)
         if added:
-            self.progress.joined = self.progress.round
             # Before the checkpoint: after a crash in between it is written once more
             self.directory.event("clients_added", self.progress.round, clients=list(added))
             self.display.note(f"client(s) {as_text(added)} join the run")
@@ -118,7 +123,7 @@ class Rounds:
                 self.watch.await_clients(
                     self.config.clients if start == "all" else int(start),
                     self.config.round.join_s(self.attendance.alone),
-                    resumed=self.progress.round > self.progress.joined,
+                    resumed=self.progress.round > 0,
                 )
                 self.resources.since(self.io.client_processes())  # what it took until now
                 drive(self)
@@ -137,6 +142,16 @@ class Rounds:
             self.io.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
+
+    def clients_join(self, round: OpenRound) -> bool:
+        """Decides whether clients join the run after this round, which nothing may overlap then."""
+        self._clients_then = self._joining.clients(round.after.server)
+        return self._clients_then > self.config.clients
+
+    def grow(self, round: OpenRound) -> None:
+        """Raises ClientsJoin where clients join before the next round."""
+        if self._clients_then > self.config.clients and self.more(round.number):
+            raise ClientsJoin(self.config.clients, self._clients_then)
 
     def end(self) -> None:
         """The last evaluation."""
@@ -272,6 +287,7 @@ class Rounds:
         clients = client_lines(round, self.config) if each else []
         lines = {"rounds": [round.record.line()], "clients": clients}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
+        due = due or self._clients_then > self.config.clients
         keep = self.save if due or self.watch.requested else self._append
         keep(lines)
         self.directory.event("round", round.number, completed=len(round.record.completed))

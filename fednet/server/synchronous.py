@@ -21,13 +21,15 @@ def run_rounds(rounds: Rounds) -> None:
     round = rounds.open(number, rounds.carried) if rounds.more(progress.round) else None
     while round is not None:
         rounds.exchange(round)
-        early = round.number < config.rounds and may_overlap(config)
+        join = rounds.clients_join(round)
+        early = round.number < config.rounds and may_overlap(config) and not join
         early = early and rounds.attendance.ready(rounds.second(round.virtual))
         ahead = None
         if early:
             ahead = rounds.open(round.number + 1, round.after, round.virtual)
         rounds.conclude(round)
         rounds.give_up(round)
+        rounds.grow(round)
         progress.stopped = reached(config, progress) or ""
         if ahead is None and rounds.more(round.number):
             ahead = rounds.open(round.number + 1, round.after)

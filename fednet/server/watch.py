@@ -160,6 +160,16 @@ class Watch:
 
     def check(self) -> None:
         """Raises Stopped if a stop was requested; writes status.json every second."""
+        self.check_request()
+        now = time.monotonic()
+        if now - self._status_at >= 1.0:
+            self._status_at = now
+            self.status("running", **(self._who() if self._awaiting else {}))
+            round = self._io.protocol.tasks.round
+            self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
+
+    def check_request(self) -> None:
+        """Raises Stopped if a stop was requested."""
         if self.until is not None and time.monotonic() >= self.until:
             self.requested = ("the time of --until is over", False)
         if self.requested is not None:
@@ -167,12 +177,6 @@ class Watch:
                 f"stopped: {self.requested[0]}; continue with --resume.",
                 by_keyboard=self.requested[1],
             )
-        now = time.monotonic()
-        if now - self._status_at >= 1.0:
-            self._status_at = now
-            self.status("running", **(self._who() if self._awaiting else {}))
-            round = self._io.protocol.tasks.round
-            self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
 
     def _who(self) -> JsonDict:
         """Ranges of client ids: those ready, those that joined and prepare, those missing."""

@@ -1,11 +1,18 @@
-"""Clients that join a run after its server was killed in the middle of a round."""
+"""Clients that join a run: after its server was killed in a round, or while it goes on."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
 
 import fednet
+from fednet.server import process
+from fednet.server.rounds import Rounds
 from tests.processes import Federation, crashes, in_process
 
 LISTS = [list(range(k, k + 20)) for k in range(0, 120, 20)]
@@ -52,3 +59,111 @@ def test_clients_join_after_a_kill_in_a_round_whose_replies_are_on_disk(tmp_path
     mapping = {**whole.mapping, **more}
     fednet.run(mapping, in_process=True, out=tmp_path / "whole", quiet=True, resume=True)
     assert fed.hashes() == whole.hashes()
+
+
+def die_before_it_grows() -> None:
+    """In a server: it is killed when it has decided to grow."""
+    Rounds.grow = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_as_it_grows() -> None:
+    """In a server: it is asked to stop when it has decided to grow."""
+    grow = Rounds.grow
+
+    def asked(*given) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        grow(*given)
+
+    Rounds.grow = asked
+
+
+def die_with_the_configuration_written() -> None:
+    """In a server: it is killed as it grows, before a checkpoint has the new clients."""
+    written = process.write_configuration
+
+    def then_die(*given) -> None:
+        written(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process.write_configuration = then_die
+
+
+def sites(folder: Path, clients: int) -> None:
+    for client in range(clients):
+        place = folder / f"client-{client}"
+        place.mkdir(parents=True)
+        rng = np.random.default_rng(client)
+        x, y = rng.random((20, 4), dtype=np.float32), np.arange(20) % 2
+        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+
+@pytest.mark.parametrize(
+    ("before", "faults", "own"),
+    [
+        (None, {}, {}),
+        (None, {}, {"algorithm": "fedbuff", "link": {"clock": "virtual", "step_ms": 5}}),
+        (stop_as_it_grows, {}, {}),
+        (die_before_it_grows, {}, {}),
+        (die_with_the_configuration_written, {}, {}),
+        (None, crashes((1, "checkpointing")), {}),
+        (None, crashes((2, "receiving")), {}),
+    ],
+    ids=["whole", "async", "stopped", "decided", "growing", "before", "after"],
+)
+def test_clients_join_while_the_run_goes_on(tmp_path, before, faults, own):
+    root = tmp_path / "data"
+    sites(root, 6)
+    own = {"algorithm": "scaffold", "rounds": 4, "participation": 0.5, "seed": 3, **own}
+    own_data = {"dataset": "site", "shape": [4], "classes": 2}
+    with Federation(tmp_path / "open", **own, faults=faults, round={"open": 6}) as fed:
+        fed.mapping["data"] = own_data
+        fed.client("0-1", "--data", root)
+        fed.server(before=before)
+        # The run waits for clients 2 and 3. Meanwhile 5 asks to join, and then 4, without which
+        # there would be a gap.
+        late = fed.client("5", "--data", root)
+        fed.until(lambda: "once client(s) 4 ask to join too" in late.said())
+        fed.client("4", "--data", root)
+        fed.until(lambda: len(fed.events("asked_to_join")) == 2)
+        fed.client("2-3", "--data", root)
+        if before is stop_as_it_grows:
+            assert fed.status() == 4
+            fed.server(resume=True)
+        fed.finish()
+    fed.check()
+    (round,) = {e["round"] for e in fed.events("clients_added")}
+    assert {tuple(e["clients"]) for e in fed.events("clients_added")} == {(4, 5)}
+    for event in fed.events("kernel"):
+        assert (event["sent"], event["received"]) == (event["booked_down"], event["booked_up"])
+    if own["algorithm"] == "scaffold":
+        assert [len(r["completed"]) for r in fed.rounds()] == [2] * round + [3] * (4 - round)
+    # The same bits as a run that was stopped after that round, and resumed with six clients.
+    whole = Federation(tmp_path / "whole", **own)
+    play = {"in_process": True, "out": tmp_path / "whole", "quiet": True}
+    mapping = {**whole.mapping, "data": {**own_data, "root": str(root)}}
+    fednet.run({**mapping, "rounds": round}, **play)
+    fednet.run({**mapping, "clients": 6}, **play, resume=True)
+    assert fed.hashes() == whole.hashes()
+
+
+@pytest.mark.parametrize("open", [None, 4])
+def test_a_client_that_cannot_join_is_told_why_and_the_run_goes_on(tmp_path, open):
+    root = tmp_path / "data"
+    sites(root, 4)
+    half = {"per_client": {"1/2": {"epochs": 2}}}  # client 0 of three, clients 0 and 1 of four
+    with Federation(tmp_path, clients=3, train=half, round={"open": open}) as fed:
+        fed.mapping["data"] = {"dataset": "site", "shape": [4], "classes": 2}
+        fed.server()
+        late = fed.client("3", "--data", root)
+        why = "client id 3; this federation has ids 0 to 2."
+        if open is not None:
+            fed.until(lambda: fed.events("asked_to_join"))
+            change = "train.per_client: it would be another for client 1."
+            why = f"clients: 4, and the run has 3: {change}"
+        fed.client("0-2", "--data", root)
+        assert fed.status(late) == 2
+        assert f"refused this client: join: {why}" in late.said()
+        fed.all.remove(late)
+        fed.finish()
+    assert fed.completed() == [[0, 1, 2]] * 3
+    assert not fed.events("clients_added")

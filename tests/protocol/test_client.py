@@ -13,6 +13,7 @@ from fednet.protocol.client import (
     ClientProtocol,
     Ended,
     Given,
+    NotYet,
     Out,
     Reconnect,
     Stray,
@@ -362,11 +363,15 @@ def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connecti
 def test_refused_join_is_tried_again_unless_that_cannot_help():
     c = ClientProtocol("w", ids=[0])
     c.opened(0.0)
-    assert c.received(m.Refuse(reason="full"), None, 0.0) == []
-    assert c.tick(0.9) == []
-    assert [type(x) for x in sent(c.tick(1.0))] == [m.Join]
-    assert c.received(m.Refuse(reason="no", final=True), None, 1.0) == [TurnedAway("no")]
-    assert c.opened(2.0) == []
+    # Each time after twice as long, up to 8 s, in which it does not take the server for silent.
+    now = 0.0
+    for wait in (1.0, 2.0, 4.0, 8.0, 8.0):
+        assert c.received(m.Refuse(reason="full"), None, now) == [NotYet("full")]
+        assert c.tick(now + wait - 0.1) == []
+        now += wait
+        assert [type(x) for x in sent(c.tick(now))] == [m.Join]
+    assert c.received(m.Refuse(reason="no", final=True), None, now) == [TurnedAway("no")]
+    assert c.opened(now) == []
 
 
 def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():

@@ -144,6 +144,37 @@ def test_a_client_of_another_version_of_the_protocol_is_refused_in_one_sentence(
     assert s.roster.workers == {}
 
 
+def test_clients_ask_to_join_an_open_run_until_it_has_as_many_as_it_may():
+    s = server(4, open=7, key_refusal=lambda user, client: "revoked" if client == 6 else "")
+
+    def ask(conn, *ids) -> tuple:
+        """(what the event says, the reason that is sent, whether it is final)"""
+        out = say(s, conn, m.Join(worker=conn.decode(), ids=list(ids)))
+        assert out[0] == Stray("refused")
+        (refuse,) = sent(out, m.Refuse)
+        asked = [n.fields["clients"] for n in of(out, Note) if n.event == "asked_to_join"]
+        return asked, refuse.reason.removeprefix("join: "), refuse.final
+
+    gap = "join the run when a round ends, once client(s) 4 ask to join too."
+    assert ask(b"5", 5) == ([[5]], f"client(s) 5 {gap}", False)
+    assert ask(b"5", 5) == ([], f"client(s) 5 {gap}", False)  # again, which is no event
+    assert s.clients_wanted() == 4
+    # One that hosts a client of the run too.
+    assert ask(b"4", 0, 4) == ([[4]], "client(s) 4 join the run when a round ends.", False)
+    assert s.clients_wanted() == 6
+    assert ask(b"6", 6) == ([], "this key may not speak for client 6.", True)
+    assert ask(b"7", 7) == ([], "client id 7; this federation has ids 0 to 6.", True)
+    assert s.roster.workers == {}
+    # One that has gone asks no more.
+    s.closed(b"5", 1.0)
+    assert s.clients_wanted() == 5
+    out = s.turn_away("because", 1.0)
+    assert [(i.conn, i.message.reason, i.message.final) for i in of(out, Send)] == [
+        (b"4", "join: because", True)
+    ]
+    assert s.clients_wanted() == 4
+
+
 def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):
     monkeypatch.setattr(m, "MAX_IDS", 10)
     for clients, refused in ((10, 0), (11, 1)):

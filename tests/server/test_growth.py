@@ -162,6 +162,12 @@ def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, given
     assert len(hashes(directory)) == 2
 
 
+def test_a_run_whose_method_lets_no_client_join_is_not_open(tmp_path):
+    method = {"algorithm": {"name": "scaffold", "variates": "random"}}
+    with pytest.raises(ConfigError, match=r"algorithm.variates: no client can join the run"):
+        go(tmp_path, changes(tmp_path / "data", round={"open": 4}, **method))
+
+
 def test_a_division_of_common_data_changes_and_one_given_by_a_file_need_not(tmp_path):
     rest = {"evaluate": {"clients": "auto"}, "rounds": 1, "participation": 1.0, "clients": 3}
     iid = merged(SMALL, {**rest, "name": "iid"})
