@@ -32,18 +32,20 @@ class UnderWay(msgspec.Struct, kw_only=True):
 
 
 class RunProgress(msgspec.Struct, kw_only=True):
-    """The progress of a run, beside the method's own state. clients: how many it has (0: unknown).
-    versions, states: by client, the version of its state that was last used, and its hash. lengths:
-    of the files of lines, in bytes. records: lines of the checkpoint that may not be in their files
-    yet. totals: spent bytes, and `shared`, see `wire.ledger.Tally`; useful, predicted: payload
-    bytes of the method's own messages by direction and kind, as measured and as declared. best_of:
-    which model has the accuracy `best`: `global`, `personal` or `local`. client_metrics, confusion:
-    of the evaluation at the end, see `Summary`. stopped: why the run ended before its last round.
-    under_way: by client, in an asynchronous run. at: second of the run's clock.
+    """The progress of a run, beside the method's own state. clients: how many it has (0: unknown);
+    new: so many of them, the last ones, joined after its last round. versions, states: by client,
+    the version of its state that was last used, and its hash. lengths: of the files of lines, in
+    bytes. records: lines of the checkpoint that may not be in their files yet. totals: spent bytes,
+    and `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's own
+    messages by direction and kind, as measured and as declared. best_of: which model has the
+    accuracy `best`: `global`, `personal` or `local`. client_metrics, confusion: of the evaluation
+    at the end, see `Summary`. stopped: why the run ended before its last round. under_way: by
+    client, in an asynchronous run. at: second of the run's clock.
     """
 
     run: str
     clients: int = 0
+    new: int = 0
     round: int = 0
     versions: dict[int, str] = {}
     states: dict[int, str] = {}

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from fednet import config as configuration
 from fednet import world
-from fednet.algorithms.base import State
+from fednet.algorithms.base import Algorithm, State
 from fednet.config import Config, parts
 from fednet.config.rules import fixed_clients
+from fednet.data.federation import Federation
 from fednet.descriptors import named
-from fednet.errors import ConfigError, DataError, StateError, without_paths
-from fednet.experiment import build, links
-from fednet.experiment.build import Experiment
+from fednet.errors import ConfigError, StateError, without_paths
+from fednet.experiment import links
+from fednet.experiment.build import made
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RESTORE
@@ -34,12 +35,10 @@ FACTS = ("samples", "sha256", "test_samples_by_class")  # of partition.json, by 
 
 @dataclass(frozen=True)
 class Joining:
-    """Lets clients join a run that goes on (`round.open`). data: the server's folder of data."""
+    """Lets clients with data of their own join a run that goes on (`round.open`)."""
 
     io: ServerIO
     config: Config
-    directory: Path
-    data: Path | None
 
     def clients(self, server: State) -> int:
         """Returns how many clients the run has from the next round on. Those that asked to join and
@@ -49,9 +48,9 @@ class Joining:
         if now == before:
             return before
         try:
-            experiment = build.build(with_clients(self.config, now), self.data)
-            check_growth(experiment, server, before, self.directory)
-        except (ConfigError, DataError) as wrong:
+            config = with_clients(self.config, now)
+            grown(config, made(config), server, before)
+        except ConfigError as wrong:
             self.io.turn_away(without_paths(str(wrong)))
             return before
         return now
@@ -64,31 +63,21 @@ def with_clients(config: Config, clients: int) -> Config:
     return configuration.from_mapping({**configuration.to_mapping(config), "clients": clients})
 
 
-def check_growth(experiment: Experiment, server: State, before: int, directory: Path) -> None:
-    """Raises ConfigError where no clients can join a run that had `before` clients. server: its
-    state.
-    """
-    for reason in refusals(experiment, before, directory):
-        raise ConfigError(
-            f"clients: {experiment.config.clients}, and the run has {before}: {reason} It can go "
-            f"on with clients={before}."
-        )
-    grown(experiment, server, before)
-
-
-def grown(experiment: Experiment, server: State, before: int) -> State:
+def grown(config: Config, method: Algorithm, server: State, before: int) -> State:
     """Returns the server's state for the clients that the run has now. before: how many it had.
-    Raises ConfigError where the method does not allow it.
+    Raises ConfigError where the others cannot join.
     """
-    config = experiment.config
+    for reason in refusals(config, before):
+        raise ConfigError(
+            f"clients: {config.clients}, and the run has {before}: {reason} It can go on with "
+            f"clients={before}."
+        )
     old = config.replace(clients=before)
-    method = experiment.algorithm
     return method.with_more_clients(server, old.training_clients, config.training_clients)
 
 
-def refusals(experiment: Experiment, before: int, directory: Path) -> Iterator[str]:
-    """Yields a sentence for each reason for which no clients can join."""
-    config = experiment.config
+def refusals(config: Config, before: int) -> Iterator[str]:
+    """Yields a sentence for each reason in the configuration for which no clients can join."""
     if config.clients < before:
         yield "clients can be added, and not removed."
         return
@@ -100,15 +89,20 @@ def refusals(experiment: Experiment, before: int, directory: Path) -> Iterator[s
         for key, value in roles(config, client).items():
             if value != was[key]:
                 yield f"{key}: it would be another for client {client}."
-    if experiment.federation is None:
-        return
-    then, now = divided(directory), experiment.federation.to_json()
+
+
+def check_division(federation: Federation, directory: Path, before: int) -> None:
+    """Raises ConfigError where one of the first `before` clients would have other samples than
+    until now.
+    """
+    then, now = divided(directory), federation.to_json()
     changed = [c for c in range(before) if any(now[f][c] != then[f][c] for f in FACTS)]
     if changed:
-        yield (
-            f"data.partition: client(s) {as_text(changed)} would have other samples. Clients can "
-            f"join where each has data of its own: data.dataset: site, or scheme: file with lists "
-            f"of training and test samples."
+        raise ConfigError(
+            f"data.partition: client(s) {as_text(changed)} would have other samples with "
+            f"clients={federation.clients} than with {before}. Clients can join where each has "
+            f"data of its own: data.dataset: site, or scheme: file with lists of training and test "
+            f"samples."
         )
 
 

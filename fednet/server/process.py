@@ -42,7 +42,7 @@ from fednet.server.checkpoint import Checkpoints, Residuals
 from fednet.server.endpoint import Endpoint, text_for_clients
 from fednet.server.evaluation import Evaluator, test_sets
 from fednet.server.exchange import Exchanges
-from fednet.server.growth import Joining, check_growth, grown
+from fednet.server.growth import Joining, check_division, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import Events, ServerIO
 from fednet.server.remarks import remarks
@@ -122,13 +122,13 @@ class Session:
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
-        self._open_directory()
-        self.events = Events(self._event, how.display.note)
-        endpoint.announce(self.events, self.incarnation)
+        self.logs = log_to(directory / "log" / "server.log")
         self.experiment = build.build(config, how.data)
         privacy.check(self.experiment)
         self.device = placement.place(how.device)[0]
-        self._resume()
+        self._open_directory()
+        self.events = Events(self._event, how.display.note)
+        endpoint.announce(self.events, self.incarnation)
         self.sent = Sent()
         decode = decoder(self.experiment, self.sent, self.samples, self.tested)
         on_gpu = endpoint.part == WHOLE and self.device.startswith("cuda")
@@ -143,34 +143,21 @@ class Session:
         clear_run(directory)
         own = functools.partial(lock.check, directory)
         self.checkpoints = Checkpoints(directory / "checkpoint", fsync, own)
-        self.added = range(0)  # clients that join the run with this resume
-        if self.checkpoints.exists:
-            progress = self.checkpoints.progress()
-            if progress.clients not in (0, self.config.clients):
-                self._add_clients(progress.clients)
+        self._resume()
+        if self.resumed is not None:
+            progress = self.resumed[1]
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
         self.files = RunDirectory(directory)
         # Each round would be recorded twice.
-        if not self.checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
+        if self.resumed is None and any(read_lines(directory / "rounds.jsonl")):
             raise CannotGoOn(
                 f"{directory} has finished rounds but no checkpoint to resume from; the run "
                 f"directory was changed by hand."
             )
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration
             write_aside(directory / "config.yaml", configuration.to_yaml(self.config))
-        self.logs = log_to(directory / "log" / "server.log")
         self.incarnation = self.checkpoints.incarnation(directory)
-
-    def _add_clients(self, before: int) -> None:
-        """Checks that clients can join a run of `before` clients. Raises ConfigError, before
-        anything in the directory is changed.
-        """
-        experiment = build.build(self.config, self.how.data)
-        state = self.checkpoints.load(experiment.algorithm.Server, Residuals)[0]
-        check_growth(experiment, state, before, self.directory)
-        write_configuration(self.config, self.directory)
-        self.added = range(before, self.config.clients)
 
     def _event(self, event: str, fields: JsonMapping) -> None:
         self.files.event(event, **fields)
@@ -178,17 +165,34 @@ class Session:
             self.how.on_event(event, fields)
 
     def _resume(self) -> None:
+        """Loads the checkpoint, if there is one. Raises ConfigError where the run has fewer clients
+        until now and the others cannot join.
+        """
+        self.added = range(0)  # clients that join the run with this resume
         self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
             state, progress, more = self.checkpoints.load(
                 self.experiment.algorithm.Server, Residuals
             )
-            if self.added:
-                state = grown(self.experiment, state, self.added.start)
+            before = progress.clients or self.config.clients
+            if before != self.config.clients:
+                state = self._with_more_clients(state, before)
             progress.clients = self.config.clients
             self.resumed = state, progress, more
             self.run_id = progress.run
+
+    def _with_more_clients(self, state: State, before: int) -> State:
+        """Returns the server's state for more clients than `before`, and writes the configuration.
+        Raises ConfigError where they cannot join.
+        """
+        exp = self.experiment
+        state = grown(self.config, exp.algorithm, state, before)
+        if exp.federation is not None:
+            check_division(exp.federation, self.directory, before)
+        write_configuration(self.config, self.directory)
+        self.added = range(before, self.config.clients)
+        return state
 
     def _config_of_clients(self) -> Config:
         """The configuration with the digest of the model. Raises ConfigError where `model.sha256`
@@ -318,7 +322,7 @@ class Session:
             exchanges=exchanges,
             evaluator=evaluator,
             resources=self.resources,
-            joining=Joining(self.io, config, self.directory, self.how.data),
+            joining=Joining(self.io, config),
             callbacks=after,
         )
 

@@ -106,6 +106,7 @@ class Rounds:
             n = self.config.training_clients
             self.method.with_more_clients(self.carried.server, n, n + 1)
         if added:
+            self.progress.new += len(added)
             # Before the checkpoint: after a crash in between it is written once more
             self.directory.event("clients_added", self.progress.round, clients=list(added))
             self.display.note(f"client(s) {as_text(added)} join the run")
@@ -119,18 +120,25 @@ class Rounds:
         """
         try:
             if not self.progress.finished:
-                start = self.config.round.start
-                self.watch.await_clients(
-                    self.config.clients if start == "all" else int(start),
-                    self.config.round.join_s(self.attendance.alone),
-                    resumed=self.progress.round > 0,
-                )
+                self._await_clients()
                 self.resources.since(self.io.client_processes())  # what it took until now
                 drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
                 self.save()
             raise
+
+    def _await_clients(self) -> None:
+        """Waits for clients before the run begins, and for those that have just joined it. After
+        another resume each task waits for its own client.
+        """
+        progress, section, n = self.progress, self.config.round, self.config.clients
+        if not progress.round:
+            start = n if section.start == "all" else section.start
+            self.watch.await_clients(start, section.join_s(self.attendance.alone))
+        elif progress.new:
+            new = range(n - progress.new, n)
+            self.watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
 
     def more(self, done: int) -> bool:
         """Whether there is another round to do after so many."""
@@ -327,7 +335,7 @@ class Rounds:
             **hashes,
             algorithm=round.reported | ({"warnings": round.warnings} if round.warnings else {}),
         )
-        progress.round = round.number
+        progress.round, progress.new = round.number, 0
         self.evaluator.best(progress, record, model)
 
     def take_tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:

@@ -207,23 +207,26 @@ class Watch:
             **who,
         )
 
-    def present(self) -> int:
-        """How many clients are ready."""
-        return int(self._io.snapshot["present"])
+    def present(self, among: range | None = None) -> int:
+        """How many clients are ready. among: ids; None: all."""
+        if among is None:
+            return int(self._io.snapshot["present"])
+        with self._io.own():
+            return len(self._io.protocol.roster.present().intersection(among))
 
     def await_clients(
-        self, wanted: int, join_s: float | None, resumed: bool, round: int = 1
+        self, wanted: int, join_s: float | None, round: int = 1, among: range | None = None
     ) -> None:
-        """Waits until so many clients are ready, or for `join_s`. Raises CannotGoOn if none came.
-        After a resume it does not wait: each task waits for its own client. Clients in this process
-        always come, however long they prepare.
+        """Waits until so many clients are ready, or for `join_s`. among: see `present`. Raises
+        CannotGoOn if none came to a run that begins. Clients in this process always come, however
+        long they prepare.
         """
         if self._io.in_process:
             join_s = None
         until, noted = None if join_s is None else time.monotonic() + join_s, False
-        self._awaiting = 0 if resumed else round
-        while self.present() < wanted:
-            if resumed or (until is not None and time.monotonic() >= until):
+        self._awaiting = round
+        while self.present(among) < wanted:
+            if until is not None and time.monotonic() >= until:
                 break
             if not noted and time.monotonic() - self._began > 2.0:
                 there = f"{self.present()} of {self._io.protocol.clients} are here"
@@ -232,7 +235,7 @@ class Watch:
             self._io.rest(0.05)
             self.check()
         self._awaiting = 0
-        if not self.present() and until is not None and time.monotonic() >= until:
+        if among is None and until is not None and not self.present():
             raise CannotGoOn(f"no client joined within {join_s:g} s (round.join).")
 
 
@@ -255,7 +258,7 @@ class Attendance:
         """
         if self.short():
             least = self._config.round.min_results
-            self._watch.await_clients(least, None, resumed=False, round=round)
+            self._watch.await_clients(least, None, round=round)
 
     def short(self) -> bool:
         """Whether `gather` would wait."""

@@ -40,7 +40,7 @@ def waited(clock: Clock, monkeypatch: pytest.MonkeyPatch, alone: bool, **section
     display = SimpleNamespace(note=notes.append)
     watching = watch.Watch(SimpleNamespace(status=lambda **_: None), clock, display, 1)  # type: ignore[arg-type]
     watching.check = lambda: None  # type: ignore[method-assign]
-    watching.await_clients(2, round.join_s(alone), resumed=False)
+    watching.await_clients(2, round.join_s(alone))
     return notes
 
 
@@ -100,7 +100,7 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypat
     directory = SimpleNamespace(path=Path("."))
     display = SimpleNamespace(note=lambda text: None, progress=lambda info: None)
     watching = watch.Watch(directory, io, display, 1)  # type: ignore[arg-type]
-    watching.await_clients(4, None, resumed=False)
+    watching.await_clients(4, None)
     watching.status("running")
     who = {k: written[0][k] for k in ("here", "coming", "missing")}
     assert who == {"here": [(0, 1), 4], "coming": [2], "missing": [3, (5, 7)]}
