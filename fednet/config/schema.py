@@ -635,7 +635,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     for fednet-server. [s]
     """
     open: AtLeast1 | None = None
-    """fednet-server: clients may join while the run goes on, until there are this many; null: none.
+    """fednet-server: clients may join while it runs, until there are this many; null: none.
     [clients]
     """
     void_rounds: AtLeast1 = 3

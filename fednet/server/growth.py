@@ -69,7 +69,7 @@ def grown(config: Config, method: Algorithm, server: State, before: int) -> Stat
     """
     for reason in refusals(config, before):
         raise ConfigError(
-            f"clients: {config.clients}, and the run has {before}: {reason} It can go on with "
+            f"clients: {config.clients}, and the run has {before}: {reason} It can continue with "
             f"clients={before}."
         )
     old = config.replace(clients=before)
