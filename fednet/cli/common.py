@@ -299,26 +299,11 @@ def _own_frames(error: BaseException) -> bool:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Prints a table. If the output is no terminal, it is plain lines of any width, which other
-    programs can cut and search.
-    """
-    if not sys.stdout.isatty():
-        wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
-        for row in (columns, *rows):
-            cells = (
-                cell.rjust(w) if i in right else cell.ljust(w)
-                for i, (cell, w) in enumerate(zip(row, wide))
-            )
-            print("  ".join(cells).rstrip())
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        made.add_column(Text(column), justify="right" if i in right else "left", no_wrap=i == 0)
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    Console().print(made)
+    """Prints a table as plain lines of any width, which other programs can cut and search."""
+    wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    for row in (columns, *rows):
+        cells = (
+            cell.rjust(w) if i in right else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, wide))
+        )
+        print("  ".join(cells).rstrip())

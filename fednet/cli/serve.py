@@ -31,12 +31,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="address of the web page, PORT or HOST:PORT [8420]",
     )
-    parser.add_argument(
-        "--token",
-        type=Path,
-        metavar="FILE",
-        help="let users who know the token in FILE submit and cancel runs on the page [read-only]",
-    )
     path_argument(parser, "--keys", "folder of the server's keys")
     parser.add_argument(
         "--insecure", action="store_true", help="allow an address beyond loopback without keys"
@@ -67,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
     if args.keys is not None:
         Keyring(args.keys)
     placement.check(args.device)
-    token = None if args.token is None else page.token_of(args.token)
     where = address(args.page, "--page")
     words = ["--bind", args.bind, "--device", args.device, "--quiet"]
     words += ["--insecure"] if args.insecure else []
@@ -76,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     say = speaker(args.quiet)
     queue = Queue(args.dir)
     writable(args.dir, "DIR")
-    server = page.serve(where, queue, token)
+    server = page.serve(where, queue)
     try:
         ZmqServer(args.bind).close()  # one after the other, all runs would fail for want of it
         host, port = server.server_address[:2]

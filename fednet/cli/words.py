@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fednet.plain import JsonMapping
@@ -15,21 +15,6 @@ if TYPE_CHECKING:
 
 NOTHING = hashlib.sha256().hexdigest()
 """`clients_sha256` where no client keeps a state."""
-
-
-def ids(clients: Iterable[int]) -> str:
-    """`clients 0-3, 7`, shortened where there are many runs."""
-    runs: list[list[int]] = []
-    for c in sorted(clients):
-        if runs and c == runs[-1][1] + 1:
-            runs[-1][1] = c
-        else:
-            runs.append([c, c])
-    if not runs:
-        return "no client"
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:8])
-    many = "" if len(runs) <= 8 else ", ..."
-    return f"client{'' if len(runs) == 1 and runs[0][0] == runs[0][1] else 's'} {shown}{many}"
 
 
 def span(seconds: float) -> str:

@@ -5,10 +5,8 @@ configuration.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet.cli import values
 from fednet.cli.common import CONFIG, common_arguments, configured, table
 from fednet.errors import ConfigError
 
@@ -26,12 +24,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     common_arguments(parser, CONFIG, out=False)
     parser.add_argument(
-        "--out",
-        type=values.new_file("svg", "pdf", "png", "eps"),
-        metavar="FILE.svg",
-        help="also draw a figure into this file",
-    )
-    parser.add_argument(
         "--as",
         dest="kind",
         choices=KINDS,
@@ -48,30 +40,22 @@ def run(args: argparse.Namespace) -> int:
     given = args.config is not None or any(s.startswith("clients=") for s in args.set)
     if not given:
         args.set.append(f"clients={world.clients(args.trace, kind)}")
-    quiet, args.quiet = args.quiet, True
     config = configured(args)
-    args.quiet = quiet
     from fednet.config import from_mapping, to_mapping
 
     mapping = to_mapping(config)
     section = dict(mapping[key.partition(".")[0]]) | {"trace": args.trace}
     config = from_mapping({**mapping, key.partition(".")[0]: section})
-    {"availability": _availability, "devices": _devices, "link": _links}[kind](
-        config, args.out, quiet
-    )
+    {"availability": _availability, "devices": _devices, "link": _links}[kind](config)
     return 0
 
 
-def _availability(config: Config, out: Path | None, quiet: bool) -> None:
+def _availability(config: Config) -> None:
     from fednet import world
     from fednet.report import traces
 
     made = world.of(config)
     assert made.presence is not None
-    if out is not None:
-        traces.draw_presence(made.presence, out)
-    if quiet:
-        return
     import numpy as np
 
     lengths = [b - a for p in made.presence for a, b in p.spells]
@@ -94,16 +78,11 @@ def _availability(config: Config, out: Path | None, quiet: bool) -> None:
     table(("what", "how much"), rows)
 
 
-def _devices(config: Config, out: Path | None, quiet: bool) -> None:
+def _devices(config: Config) -> None:
     from fednet import world
-    from fednet.report import traces
 
     made = world.of(config)
     assert made.pace is not None
-    if out is not None:
-        traces.draw_paces(made.pace, out)
-    if quiet:
-        return
     import numpy as np
 
     steps = [1e3 * p.step_s for p in made.pace]
@@ -112,15 +91,10 @@ def _devices(config: Config, out: Path | None, quiet: bool) -> None:
     table(("training step", "ms"), [(n, f"{v:.3g}") for n, v in zip(names, values)])
 
 
-def _links(config: Config, out: Path | None, quiet: bool) -> None:
+def _links(config: Config) -> None:
     from fednet import world
-    from fednet.report import traces
 
     pairs = [pair for c in range(config.clients) if (pair := world.links(config, c)) is not None]
-    if out is not None:
-        traces.draw_links(pairs, out)
-    if quiet:
-        return
     import numpy as np
 
     rows = []

@@ -10,7 +10,7 @@ import json as jsonlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -190,39 +190,13 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
     )
 
 
-def show(
-    run: str | Path,
-    watch: bool = False,
-    json: bool = False,
-    every_s: float = 1.0,
-    now: Callable[[], float] = time.time,
-    pause: Callable[[float], None] = time.sleep,
-    ages: bool = False,
-) -> Iterator[str]:
-    """Yields the status as text, once, or with `watch` whenever it changes until the run ends; with
-    `ages` also whenever only its times change. The caller prints.
-    """
-    last = None
-    while True:
-        status = read(run)
-        live, how = alive(status, Path(run), now())
-        # Times that pass are no change: the status would be printed every second.
-        waiting = tuple(msgspec.structs.replace(w, deadline_s=None) for w in status.waiting)
-        sites = tuple(
-            msgspec.structs.replace(s, seen=None, did="", round=None) if s.connected else s
-            for s in status.sites
-        )
-        known = live, msgspec.structs.replace(status, updated=0.0, waiting=waiting, sites=sites)
-        if ages or known != last:
-            yield (
-                jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
-                if json
-                else text(status, Path(run), now())
-            )
-        last = known
-        if not watch or not live:
-            return
-        pause(every_s)
+def show(run: str | Path, json: bool = False) -> str:
+    """Returns the status as text, or as a line of JSON."""
+    status, now = read(run), time.time()
+    if not json:
+        return text(status, Path(run), now)
+    live, how = alive(status, Path(run), now)
+    return jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
 
 
 def _exists(pid: int) -> bool:

@@ -1,25 +1,16 @@
-"""`fednet world`: pictures of a trace, and what to expect of a run with it."""
+"""`fednet world`: what to expect of a run with a trace of availability."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fednet.report import style
-from fednet.report.canvas import canvas, saved
-from fednet.world import Pace, Presence, Rates
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as MplFigure
+from fednet.world import Presence
 
 DAY, STEP_S = 86_400.0, 600.0
 STAYS = (60.0, 600.0, 3600.0)  # seconds that a task may take
-SHOWN = 6  # links drawn one by one
 
 
 def present(presence: Sequence[Presence]) -> tuple[np.ndarray, np.ndarray]:
@@ -63,51 +54,3 @@ def expected(presence: Sequence[Presence], asked: int) -> Expected:
         stays.append((seconds, float(np.mean(found))))
     mean_asked = float(np.minimum(here, asked).mean())
     return Expected(float(here.mean()), float(here.min()), float(here.max()), mean_asked, stays)
-
-
-# -- pictures --------------------------------------------------------------------------------------
-def draw_presence(presence: Sequence[Presence], out: Path) -> Path:
-    at, here = present(presence)
-    lengths = np.sort([b - a for p in presence for a, b in p.spells])
-    shares = np.sort([p.share() for p in presence])
-    with canvas((9.0, 6.0), **style.FITTED) as fig:
-        axes = fig.subplot_mosaic([["here", "here"], ["lengths", "shares"]])
-        axes["here"].plot(at / 3600, here, color=style.COLOURS[0])
-        axes["here"].set(xlabel="hours from the start", ylabel="available clients", ylim=(0, None))
-        _share_of(axes["lengths"], lengths, "session length, s", log=True)
-        _share_of(axes["shares"], 100 * shares, "availability of a client, %")
-        return _saved(fig, out)
-
-
-def draw_paces(paces: Sequence[Pace], out: Path) -> Path:
-    with canvas((4.5, 3.2), **style.FITTED) as fig:
-        steps = np.sort([1e3 * p.step_s for p in paces])
-        _share_of(fig.subplots(), steps, "training step, ms", log=bool(steps[0] > 0))
-        return _saved(fig, out)
-
-
-def draw_links(links: Sequence[tuple[Rates, Rates]], out: Path) -> Path:
-    """Draws the rates of the first clients' links over time, and the distribution of all rates."""
-    with canvas((9.0, 5.6), **style.FITTED) as fig:
-        axes = fig.subplots(2, 2, width_ratios=(2, 1))
-        for row, (name, which) in zip(axes, (("down", 0), ("up", 1))):
-            for i, pair in enumerate(links[:SHOWN]):
-                mbps = pair[which].mbps[:300]
-                row[0].plot(mbps, color=style.COLOURS[i % 8], linewidth=0.8)
-            row[0].set(xlabel="second", ylabel=f"{name}, Mbit/s", ylim=(0, None))
-            all_of = np.sort(np.concatenate([pair[which].mbps for pair in links]))
-            _share_of(row[1], np.maximum(all_of, 1e-3), f"{name}, Mbit/s", log=True)
-        return _saved(fig, out)
-
-
-def _share_of(ax: Axes, values: np.ndarray, label: str, log: bool = False) -> None:
-    """Draws the cumulative distribution of sorted values."""
-    ax.step(values, 100 * np.arange(1, len(values) + 1) / max(1, len(values)), where="post")
-    ax.set(xlabel=label, ylabel="cumulative share, %", ylim=(0, 100))
-    if log:
-        ax.set_xscale("log")
-
-
-def _saved(fig: MplFigure, out: Path) -> Path:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return saved(fig, out)

@@ -1,12 +1,11 @@
 """The page of `fednet serve`: the queue, the clients, and each run's curves, bytes and log.
 
-It is read-only. With a token, users who know it can also submit and cancel runs.
+It is read-only: `fednet queue` submits and cancels runs.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
+import functools
 import logging
 import re
 import sys
@@ -17,21 +16,17 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from fednet import config as configuration
-from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
 from fednet.records import line_parts
 from fednet.report import open_run, page, status
 from fednet.serve.queue import Queue, QueuedRun, newest_log
-from fednet.transport.keys import owners_alone
 
 log = logging.getLogger(__name__)
 
 NUMBER = "[0-9]{1,9}"
-MOST = 1 << 20  # bytes of a submitted form
 REFRESH_S = 5
 REDRAWN_S = 60  # drawing takes seconds of a processor that the run needs
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -41,20 +36,16 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; img-src data:; form-action 'self'; base-uri 'none'",
+    "script-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'",
 }
 
 
 class RunPages:
-    """The pages of a folder. One thread draws at a time, as matplotlib requires, and a run is drawn
-    again only if it has more rounds, or has ended.
-    """
+    """The pages of a folder. One thread draws at a time, as matplotlib requires."""
 
-    def __init__(self, queue: Queue, writable: bool) -> None:
-        self.queue, self.writable = queue, writable
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
         self._drawing = threading.Lock()
-        self._drawn: dict[int, tuple[tuple[float, bool], str]] = {}
-        self._results: dict[int, tuple[tuple[float, bool], str]] = {}
 
     def index(self) -> str:
         entries = self.queue.entries()
@@ -68,7 +59,6 @@ class RunPages:
                 folder=str(self.queue.folder),
                 runs=shown,
                 states=", ".join(f"{count} {state}" for state, count in states.items()),
-                writable=self.writable,
                 refresh=REFRESH_S,
             )
         )
@@ -83,7 +73,7 @@ class RunPages:
             found["state"] += f", {before} before it" if before else ", it starts next"
         elif entry.state == "running" and self.queue.cancelled(entry):
             found["state"] += ", it is being stopped"
-        found["result"] = self._result(entry, run) if found["has"] else ""
+        found["result"] = _result(run, _changed(run)) if found["has"] else ""
         found["log"] = newest_log(run) if entry.state == "running" else []
         found["status"] = ""
         if entry.state == "running" and (run / "status.json").exists():
@@ -92,34 +82,26 @@ class RunPages:
 
     def run(self, number: int) -> str:
         """The report of a run, as far as it is."""
-        entry = self.queue.entry(number)
-        run = self.queue.run(entry)
-        changed = _changed(run)
+        run = self.queue.run(self.queue.entry(number))
         with self._drawing:
-            if self._drawn.get(number, (None,))[0] != changed:
-                self._drawn[number] = changed, page.render([open_run(run)], again=REDRAWN_S)
-            return self._drawn[number][1]
+            return _report(run, _changed(run))
 
-    def _result(self, entry: QueuedRun, run: Path) -> str:
-        """The newest numbers of a run, and how long its rounds took so far."""
-        changed = _changed(run)
-        if self._results.get(entry.number, (None,))[0] != changed:
-            try:
-                rounds = open_run(run).rounds
-            except (FednetError, OSError) as broken:
-                return str(broken)
-            pieces = [
-                f"{len(rounds)} rounds in {status.span(sum(r.seconds or 0.0 for r in rounds))}"
-            ]
-            measured = (parts for r in reversed(rounds) if (parts := line_parts(r)))
-            self._results[entry.number] = changed, ", ".join(pieces + next(measured, []))
-        return self._results[entry.number][1]
 
-    def facts(self) -> str:
-        """The queue as JSON."""
-        names = ("number", "name", "state", "status", "reason", "at")
-        rows = [{name: getattr(e, name) for name in names} for e in self.queue.entries()]
-        return json.dumps(rows)
+@functools.lru_cache(maxsize=10)
+def _report(run: Path, changed: tuple[float, bool]) -> str:
+    return page.render([open_run(run)], again=REDRAWN_S)
+
+
+@functools.lru_cache(maxsize=1000)
+def _result(run: Path, changed: tuple[float, bool]) -> str:
+    """Returns the newest numbers of a run, and how long its rounds took so far."""
+    try:
+        rounds = open_run(run).rounds
+    except (FednetError, OSError) as broken:
+        return str(broken)
+    pieces = [f"{len(rounds)} rounds in {status.span(sum(r.seconds or 0.0 for r in rounds))}"]
+    measured = (parts for r in reversed(rounds) if (parts := line_parts(r)))
+    return ", ".join(pieces + next(measured, []))
 
 
 def _changed(run: Path) -> tuple[float, bool]:
@@ -129,12 +111,12 @@ def _changed(run: Path) -> tuple[float, bool]:
 
 
 class Server(ThreadingHTTPServer):
-    """token: users who know it may submit and cancel; None: nobody may."""
+    """The HTTP server of the page."""
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], queue: Queue, token: str | None) -> None:
-        self.pages, self.queue, self.token = RunPages(queue, token is not None), queue, token
+    def __init__(self, address: tuple[str, int], queue: Queue) -> None:
+        self.pages = RunPages(queue)
         super().__init__(address, Handler)
 
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
@@ -168,57 +150,18 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.where == "/":
             self._answer(self.server.pages.index)
-        elif self.where == "/queue.json":
-            self._answer(self.server.pages.facts, "application/json")
         elif run := re.fullmatch(f"/runs/({NUMBER})", self.where):
             self._answer(lambda: self.server.pages.run(int(run[1])))
         else:
             self._send(HTTPStatus.NOT_FOUND, "There is no such page.")
 
-    def do_POST(self) -> None:
-        given = self._form()
-        if given is None:
-            return
-        token = self.server.token
-        if token is None or not hmac.compare_digest(
-            given.get("token", "").encode(), token.encode()
-        ):
-            self._send(HTTPStatus.FORBIDDEN, "This page is read-only without the token.")
-            return
-        try:
-            if self.where == "/submit":
-                config = configuration.from_text(given.get("config", ""), "the form")
-                if config.load:
-                    raise ConfigError("load: files are named by fednet queue submit only.")
-                self.server.queue.submit(config)
-            elif self.where == "/cancel" and re.fullmatch(NUMBER, given.get("number", "")):
-                self.server.queue.cancel(int(given["number"]))
-            else:
-                self._send(HTTPStatus.NOT_FOUND, "There is no such page.")
-                return
-        except FednetError as wrong:
-            self._send(HTTPStatus.BAD_REQUEST, str(wrong))
-            return
-        self.send_response(HTTPStatus.SEE_OTHER)
-        self.send_header("Location", "/")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def _form(self) -> dict[str, str] | None:
-        length = self.headers.get("Content-Length", "")
-        if not re.fullmatch(NUMBER, length) or int(length) > MOST:
-            self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {MOST} bytes.")
-            return None
-        text = self.rfile.read(int(length)).decode("utf-8", errors="replace")
-        return {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
-
-    def _answer(self, made: Callable[[], str], kind: str = "text/html") -> None:
+    def _answer(self, made: Callable[[], str]) -> None:
         try:
             text = made()
         except (FednetError, OSError) as wrong:
             self._send(HTTPStatus.NOT_FOUND, str(wrong))
             return
-        self._send(HTTPStatus.OK, text, kind)
+        self._send(HTTPStatus.OK, text, "text/html")
 
     def _send(self, code: HTTPStatus, text: str, kind: str = "text/plain") -> None:
         data = text.encode()
@@ -234,10 +177,10 @@ class Handler(BaseHTTPRequestHandler):
         log.info("page: %s", format % args)
 
 
-def serve(address: tuple[str, int], queue: Queue, token: str | None) -> Server:
+def serve(address: tuple[str, int], queue: Queue) -> Server:
     """Starts to serve, in threads of its own, until it is shut down. Raises ConfigError."""
     try:
-        server = Server(address, queue, token)
+        server = Server(address, queue)
     except OSError as taken:
         raise ConfigError(
             f"--page {address[0]}:{address[1]}: nothing can be served there "
@@ -245,17 +188,3 @@ def serve(address: tuple[str, int], queue: Queue, token: str | None) -> Server:
         ) from taken
     threading.Thread(target=server.serve_forever, name="fednet-page", daemon=True).start()
     return server
-
-
-def token_of(file: Path) -> str:
-    """The token in a file that only its owner may read. Raises ConfigError."""
-    try:
-        owners_alone(file)
-        found = named(file).read_text(encoding="utf-8").strip()
-    except OSError as absent:
-        raise ConfigError(f"--token {file}: cannot be read ({absent.strerror}).") from absent
-    except UnicodeDecodeError:
-        raise ConfigError(f"--token {file}: it is not text; use the output of uuidgen.") from None
-    if len(found) < 16:
-        raise ConfigError(f"--token {file}: expected at least 16 characters, such as of uuidgen.")
-    return found

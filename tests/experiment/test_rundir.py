@@ -112,7 +112,7 @@ def test_rounds_are_not_forgotten_where_their_checkpoint_is_gone(tmp_path):
 
 def test_a_run_says_that_it_is_starting_before_its_server_is_up(tmp_path):
     with start.open_directory(config(), tmp_path, False) as (_, path, _):
-        head, how = next(status.show(path)).splitlines()
+        head, how = status.show(path).splitlines()
     assert head == "starting: preparing data, model and workers before the first round"
     assert how.startswith(f"server process {os.getpid()} is running (last update ")
 

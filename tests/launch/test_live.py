@@ -39,7 +39,7 @@ def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
         2,
         (False, "finished"),
     )
-    assert "finished after round 2 of 2" in "".join(status.show(directory))
+    assert "finished after round 2 of 2" in status.show(directory)
 
 
 def test_the_model_that_is_read_back_is_the_one_that_was_judged(tmp_path):

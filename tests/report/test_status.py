@@ -105,37 +105,8 @@ def test_a_finished_run_is_not_called_dead(run):
     )
 
 
-def test_watching_shows_each_change_and_ends_with_the_run(run):
-    put(run)
-    later = iter([{"round": 4}, {"round": 4}, {"round": 20, "state": "done"}])
-    shown = list(
-        status.show(
-            run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(later)) and None
-        )
-    )
-    assert [s.splitlines()[0] for s in shown] == [
-        "running: round 3 of 20, train",
-        "running: round 4 of 20, train",
-        "finished after round 20 of 20",
-    ]
-
-
-def test_at_a_terminal_it_is_shown_again_as_it_grows_older(run):
-    put(run)
-    later = iter([{}, {"state": "done"}])
-    shown = status.show(
-        run,
-        watch=True,
-        ages=True,
-        now=lambda: NOW,
-        pause=lambda _: put(run, **next(later)) and None,
-    )
-    heads = [s.splitlines()[0].split(maxsplit=1)[0].strip(":") for s in shown]
-    assert heads == ["running", "running", "finished"]
-
-
 def test_as_json_it_says_how_life_is_known(run):
-    (shown,) = status.show(put(run), json=True, now=lambda: NOW)
+    shown = status.show(put(run), json=True)
     assert json.loads(shown)["alive"] is True
     assert json.loads(shown)["waiting"][0]["client"] == 7
 
@@ -147,26 +118,11 @@ def test_a_run_that_says_nothing_and_a_path_that_is_no_run_are_told_apart(run, t
         status.read(tmp_path / "none")
 
 
-def test_watching_does_not_repeat_what_only_grew_older_and_names_who_is_not_connected(run):
-    put(run)
+def test_a_client_that_is_not_connected_is_told_from_one_that_is_queued(run):
     row = {"client": 7, "host": "", "pid": 0, "device": "", "phase": "waiting", "since": NOW}
-    steps = iter(
-        [
-            {"updated": NOW + 1},
-            {"updated": NOW + 2},
-            {"updated": NOW + 3, "waiting": [row]},
-            {"state": "done"},
-        ]
-    )
-    shown = list(
-        status.show(
-            run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(steps)) and None
-        )
-    )
-    assert len(shown) == 3
-    assert "not connected" in shown[1]
-    put(run, waiting=[{**row, "phase": "queued"}])
-    (shown,) = status.show(run, now=lambda: NOW)
+    shown = status.text(status.read(put(run, waiting=[row])), run, NOW)
+    assert "not connected" in shown
+    shown = status.text(status.read(put(run, waiting=[{**row, "phase": "queued"}])), run, NOW)
     assert "not connected" not in shown
     assert "queued" in shown
 
@@ -196,10 +152,3 @@ def test_each_process_is_listed_with_what_it_did_last_and_why_it_is_not_there(ru
         "4, 5 b - 5 min ago - key expired",
         "7 - - never - has not connected",
     ]
-    # A process that is heard again, or goes on to another task, is no change to print.
-    next_task = {**here, "seen": NOW, "did": "was asked for client 0 in round 3"}
-    steps = iter([{"sites": [next_task, gone, never]}, {"sites": [gone, never]}, {"state": "done"}])
-    shown = status.show(
-        run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(steps)) and None
-    )
-    assert len([*shown]) == 3

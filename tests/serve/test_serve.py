@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,7 +10,6 @@ import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from urllib.error import HTTPError
-from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
@@ -27,8 +25,6 @@ from fednet.serve.queue import Queue
 from tests.processes import Processes, lines, port, until
 from tests.report.fake_run import write
 from tests.report.test_status import put
-
-TOKEN = "a token of length"
 
 
 def config(name="one", **more):
@@ -122,8 +118,8 @@ def test_the_commands_submit_list_and_cancel(tmp_path, capsys):
 
 
 class Site:
-    def __init__(self, queue, token=None):
-        self.server = page.serve(("127.0.0.1", 0), queue, token)
+    def __init__(self, queue):
+        self.server = page.serve(("127.0.0.1", 0), queue)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self):
@@ -137,15 +133,8 @@ class Site:
         with urlopen(self.url + path, timeout=30) as answer:
             return answer.read().decode()
 
-    def post(self, path, **form):
-        try:
-            with urlopen(self.url + path, urlencode(form).encode(), timeout=30) as answer:
-                return answer.status, answer.read().decode()
-        except HTTPError as refused:
-            return refused.code, refused.read().decode()
 
-
-def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing_without_a_token(tmp_path):
+def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing(tmp_path):
     queue = Queue(tmp_path)
     entry = queue.submit(config("shown"))
     write(queue.run(entry))
@@ -155,9 +144,8 @@ def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing_without_a_
         assert "shown-1" in text
         assert "<form" not in text
         assert "<svg" in site.get("/runs/1")
-        assert json.loads(site.get("/queue.json"))[0]["state"] == "waiting"
-        for path in ("/submit", "/cancel"):
-            assert site.post(path, token=TOKEN, number="1", config="rounds: 2")[0] == 403
+        with pytest.raises(HTTPError, match="501"):
+            urlopen(site.url + "/submit", b"config=", timeout=30)
         for absent in ("/runs/7", "/runs/../x", "/etc/passwd", "/runs/1/../../queue"):
             with pytest.raises(HTTPError, match="404"):
                 site.get(absent)
@@ -197,18 +185,15 @@ def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(tmp
         assert f"3 rounds in {seconds:.0f} s" in text
 
 
-def test_a_page_is_read_again_while_there_is_news_and_nothing_typed_is_lost(tmp_path):
+def test_a_page_is_read_again_while_there_is_news(tmp_path):
     queue = Queue(tmp_path)
     entry = queue.submit(config("shown"))
     write(queue.run(entry))
     summary = queue.run(entry) / "summary.json"
     held = summary.read_bytes()
     summary.unlink()
-    with Site(queue, TOKEN) as site:
-        # A page with a form is never thrown away by the browser alone.
-        assert re.findall(r"<noscript><meta[^>]*refresh", site.get())
-        assert len(re.findall("http-equiv=.refresh", site.get())) == 1
-        assert "if (!typed) location.reload()" in site.get()
+    with Site(queue) as site:
+        assert "location.reload()" in site.get()
         assert "This page reloads every" in site.get("/runs/1")
         summary.write_bytes(held)  # without another round
         assert "Not finished" not in site.get("/runs/1")
@@ -234,7 +219,6 @@ def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(tm
         (b"GET / HTTP/1.0\r\nHost: [\r\n\r\n", 400),
         (b"GET http://[ HTTP/1.0\r\nHost: localhost\r\n\r\n", 400),
         (b"GET /runs/" + b"9" * 5000 + b" HTTP/1.0\r\nHost: localhost\r\n\r\n", 404),
-        (b"POST /submit HTTP/1.0\r\nHost: localhost\r\nContent-Length: \xb2\r\n\r\n", 413),
     ],
 )
 def test_what_no_browser_asks_is_answered_with_a_sentence(tmp_path, capfd, asked, code):
@@ -245,37 +229,6 @@ def test_what_no_browser_asks_is_answered_with_a_sentence(tmp_path, capfd, asked
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert answer.startswith(b"HTTP/1.0 %d " % code)
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_with_its_token_runs_are_submitted_and_cancelled_and_no_file_is_named(tmp_path):
-    queue = Queue(tmp_path)
-    with Site(queue, TOKEN) as site:
-        assert "<form" in site.get()
-        assert site.post("/submit", token="another", config="rounds: 2")[0] == 403
-        assert site.post("/submit", token=TOKEN, config="name: web\nrounds: 2")[0] == 200
-        assert queue.entry(1).name == "web-1"
-        status, said = site.post("/submit", token=TOKEN, config="ronds: 2")
-        assert (status, "unknown key ronds" in said) == (400, True)
-        status, said = site.post("/submit", token=TOKEN, config="load: [/etc/x.py]")
-        assert (status, "load: files are named" in said) == (400, True)
-        assert site.post("/cancel", token=TOKEN, number="1")[0] == 200
-    assert [e.state for e in queue.entries()] == ["cancelled"]
-
-
-def test_a_token_is_a_secret_of_some_length(tmp_path):
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    file.chmod(0o644)
-    with pytest.raises(ConfigError, match="a secret must be readable by its owner only"):
-        page.token_of(file)
-    file.chmod(0o600)
-    assert page.token_of(file) == TOKEN
-    file.write_text("short")
-    with pytest.raises(ConfigError, match="at least 16 characters"):
-        page.token_of(file)
-    file.write_bytes(b"\xa9" * 40)
-    with pytest.raises(ConfigError, match="it is not text"):
-        page.token_of(file)
 
 
 SMALL = (
@@ -300,7 +253,6 @@ SMALL = (
         ("--keys", "nowhere", "nowhere: no such directory of keys"),
         ("--device", "gpu", "--device 'gpu': expected auto, cpu"),
         ("--page", "x", "--page x: expected PORT or HOST:PORT"),
-        ("--token", "/", "--token /: cannot be read (Is a directory)"),
     ],
 )
 def test_what_no_run_can_begin_with_is_refused_at_the_start(flag, value, says, tmp_path, capsys):
@@ -322,7 +274,7 @@ def test_an_address_that_is_taken_fails_no_run_of_the_queue(tmp_path, capsys):
     assert [e.state for e in queue.entries()] == ["waiting"]
 
 
-def test_a_page_that_cannot_be_served_leaves_no_folder_behind(tmp_path, capsys):
+def test_a_page_that_cannot_be_served_is_refused(tmp_path, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -330,7 +282,6 @@ def test_a_page_that_cannot_be_served_leaves_no_folder_behind(tmp_path, capsys):
         words = ["serve", str(tmp_path / "lab"), "--page", page, "--device", "cpu"]
         assert main(words) == 2
     assert f"--page {page}: nothing can be served there" in capsys.readouterr().err
-    assert not (tmp_path / "lab").exists()
 
 
 @pytest.mark.long
