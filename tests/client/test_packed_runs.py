@@ -81,21 +81,6 @@ def test_the_same_bits_where_some_are_lost_in_the_middle_of_a_pack(tmp_path, lan
     assert max(lanes) > 1
 
 
-def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
-    expected = rooms.hashes(rooms.run(tmp_path / "room", **RUN))
-    descend, short = packed.descend, list[int]()
-
-    def crowded(some, n, task, plans):
-        if len(some) > 1 and not short:
-            short.append(len(some))
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        descend(some, n, task, plans)
-
-    monkeypatch.setattr(packed, "descend", crowded)
-    assert rooms.hashes(rooms.run(tmp_path / "short", **RUN)) == expected
-    assert short
-
-
 def test_the_threads_of_a_pack_compute_with_the_switches_of_the_run(tmp_path, monkeypatch):
     descend = packed.descend
     found = set[tuple[bool, bool, int]]()
@@ -130,18 +115,6 @@ def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_c
 
     monkeypatch.setattr(Worker, "work", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **run)) == expected
-
-
-def test_a_method_that_draws_new_models_beside_others_at_work(tmp_path):
-    feddc = {
-        "algorithm": {"name": "feddc", "iterations": 1},
-        "rounds": 1,
-        "model": {"name": "convnet3", "width": 2},
-        "data": {"shape": [1, 8, 8], "samples": 60},
-    }
-    changes = rooms.merged(RUN, feddc)
-    one, two = (rooms.hashes(rooms.run(tmp_path / name, **changes)) for name in ("one", "two"))
-    assert one == two
 
 
 BATCH_NORM = {"model": {"name": "resnet18_bn_proj"}, "data": {"shape": [3, 32, 32]}}

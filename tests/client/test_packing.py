@@ -129,27 +129,6 @@ def test_a_task_that_leaves_or_fails_before_its_descent_is_no_longer_waited_for(
     assert s.ends[2] == ([] if end is None else end)
 
 
-def test_a_task_may_descend_several_times(scene):
-    s = scene(2)
-    s.due(2)
-    s.task(0, Lane(0), Lane(0), Lane(0))
-    s.task(1, Lane(1))
-    assert s.over() == [[0, 1], [0], [0]]
-
-
-def test_those_who_come_while_a_pack_runs_wait_for_it(scene):
-    s = scene(3)
-    s.held = threading.Event()
-    s.due(1)
-    s.task(0, Lane(0), Lane(10))
-    assert s.running.wait(LIMIT_S)
-    s.due(1)
-    s.task(1, Lane(1))
-    assert s.packs == [[0]]
-    s.held.set()
-    assert s.over() == [[0], [1, 10]]
-
-
 def test_what_ends_one_lane_leaves_the_others_and_what_ends_a_pack_is_raised_in_each(scene):
     s = scene(3)
     s.due(3)
@@ -167,14 +146,6 @@ def test_what_ends_one_lane_leaves_the_others_and_what_ends_a_pack_is_raised_in_
         (torch.OutOfMemoryError, "CUDA out of memory.")
     }
     assert len({id(end) for end in s.ends.values()}) == 3  # one each: it refers to tensors
-
-
-def test_each_device_has_packs_of_its_own(scene):
-    s = scene(4, limit=2)
-    s.due(4)
-    for k in range(4):
-        s.task(k, Lane(k), device=k % 2)
-    assert sorted(s.over()) == [[0, 2], [1, 3]]
 
 
 def test_many_tasks_in_few_threads_all_end(scene):

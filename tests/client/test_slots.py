@@ -84,14 +84,6 @@ def test_the_first_task_is_alone_and_then_as_many_as_fit(made, memory, most, fit
     assert s.total == fit  # it is measured once
 
 
-def test_each_device_is_measured_by_its_own_first_task_that_succeeds(made):
-    s = made(Fake(100, 20), Fake(100, 45))
-    with pytest.raises(KeyError):
-        s.run(0, lambda: {}["cancelled"], lambda: None)
-    succeed(s, 1)
-    assert [s.limit(0), s.limit(1), s.total] == [1, 2, 3]
-
-
 def test_of_several_tasks_that_run_out_of_memory_only_the_first_lowers_the_limit(made):
     memory = Fake(100, 20)
     s = made(memory)
@@ -103,13 +95,6 @@ def test_of_several_tasks_that_run_out_of_memory_only_the_first_lowers_the_limit
     assert [run_out(s), s.total] == [[PAUSES_S[0]], 1]  # never to none
     succeed(s)
     assert run_out(s) == [PAUSES_S[0]]  # failures in a row are counted
-
-
-def test_a_task_that_runs_out_of_memory_alone_waits_longer_each_time_and_then_fails(made):
-    s = made()
-    assert [run_out(s)[0] for _ in range(len(PAUSES_S) + 1)] == [*PAUSES_S, None]
-    succeed(s)
-    assert s.total == 4
 
 
 @pytest.mark.parametrize("inline", [False, True])

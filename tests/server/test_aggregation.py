@@ -74,15 +74,6 @@ def test_condensed_images_that_are_none_are_refused_and_the_round_goes_on(
     assert [r["completed"] for r in lines(lied_to / "rounds.jsonl")] == [[0, 2]] * 2
 
 
-def test_an_empty_set_of_condensed_images_is_a_set(tmp_path, monkeypatch):
-    lies(
-        monkeypatch,
-        FedDC,
-        lambda up: type(up)(x=up.x, s=Samples(up.s.x[:0], up.s.y[:0]), run=up.run),
-    )
-    assert reasons(run(tmp_path, **CONDENSING)) == ["", ""]
-
-
 def test_images_that_ruin_the_servers_training_cost_their_sender_the_round(tmp_path, monkeypatch):
     alone = others_alone(tmp_path, **CONDENSING)
     huge = torch.finfo(torch.float32).max
@@ -186,13 +177,6 @@ def test_memory_that_the_server_lacks_is_not_laid_to_the_reply_that_it_folds(tmp
     monkeypatch.setattr(FedAvg, "accumulate", fold)
     with pytest.raises(RuntimeError, match="4 TB"):
         run(tmp_path)
-
-
-def test_the_only_reply_of_no_samples_leaves_the_model_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.LIAR", 0)
-    lies(monkeypatch, FedAvg, said(n=0))
-    with pytest.raises(CannotGoOn, match=r"in round 1: .*its reply gives no model"):
-        run(tmp_path, clients=1)
 
 
 def test_one_client_that_fails_is_left_out_by_default_and_its_reason_shown(tmp_path, monkeypatch):

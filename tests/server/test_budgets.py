@@ -9,27 +9,15 @@ from tests.rooms import lines, run, summary
 LONG = {"rounds": 12}
 
 
-def test_it_stops_at_an_accuracy(tmp_path):
-    directory = run(tmp_path, stop={"accuracy": 0.5}, train={"lr": 0.5}, **LONG)
-    curve = [r["test_accuracy"] for r in lines(directory / "rounds.jsonl")]
+@pytest.mark.parametrize(("algorithm", "model"), [("fedavg", "global"), ("local", "personal")])
+def test_it_stops_at_an_accuracy_of_the_clients_without_a_global_model(tmp_path, algorithm, model):
+    more = {"train": {"lr": 0.5}, "evaluate": {"clients": "auto"}, **LONG}
+    directory = run(tmp_path, algorithm={"name": algorithm}, stop={"accuracy": 0.5}, **more)
+    rows = lines(directory / "rounds.jsonl")
+    curve = [r.get("test_accuracy", r["client_accuracy"]["personal"]) for r in rows]
     assert len(curve) < 12
     assert curve[-1] >= 0.5 > max(curve[:-1], default=0)
-    assert summary(directory)["stopped"] == f"global accuracy {curve[-1]:.4f} reached"
-
-
-def test_a_method_without_a_global_model_stops_at_its_clients_accuracy(tmp_path):
-    directory = run(
-        tmp_path,
-        algorithm={"name": "local"},
-        stop={"accuracy": 0.5},
-        train={"lr": 0.5},
-        evaluate={"clients": "auto"},
-        **LONG,
-    )
-    curve = [r["client_accuracy"]["personal"] for r in lines(directory / "rounds.jsonl")]
-    assert len(curve) < 12
-    assert curve[-1] >= 0.5 > max(curve[:-1], default=0)
-    assert summary(directory)["stopped"] == f"personal accuracy {curve[-1]:.4f} reached"
+    assert summary(directory)["stopped"] == f"{model} accuracy {curve[-1]:.4f} reached"
 
 
 def test_it_stops_when_its_megabytes_are_spent(tmp_path):

@@ -13,7 +13,6 @@ from fednet.config import (
     Config,
     DevicesSection,
     LinkSection,
-    LostSection,
     RoundSection,
 )
 from fednet.experiment.clock import VirtualClock
@@ -43,27 +42,10 @@ def test_a_task_takes_its_bytes_over_its_link_its_steps_and_two_latencies() -> N
     )
 
 
-def test_planned_slowness_and_delay_count_in_its_seconds() -> None:
-    assert clock().seconds(0, 100, down=0, up=0, slow=3.0, delay=2.0)["training"] == 3.0 + 2.0
-
-
-def test_who_is_beyond_the_deadline_is_late_and_the_round_lasts_until_then() -> None:
-    times = {0: 1.0, 1: 5.0, 2: 2.0}
-    assert clock(deadline=3.0).late(times) == {1: "deadline"}
-    assert clock(deadline=3.0).span(times) == 3.0
-    assert clock(deadline=9.0).span(times) == 5.0
-
-
 def test_the_first_k_count_and_ties_go_to_the_smaller_id() -> None:
     times = {3: 2.0, 0: 4.0, 1: 2.0, 2: 1.0}
     assert clock(ask=2.0).late(times) == {3: "not among the first 2", 0: "not among the first 2"}
     assert clock(ask=2.0).span(times) == 2.0
-
-
-def test_a_lost_client_is_awaited_for_as_long_as_it_may_take_to_come_back() -> None:
-    assert clock(lost=LostSection(closed=3.0)).span({0: 1.0}, lost=True) == 3.0
-    assert clock(lost=LostSection(closed=3.0), deadline=2.0).span({0: 1.0}, lost=True) == 2.0
-    assert clock(lost=LostSection(closed=None)).span({0: 1.0}, lost=True) == 1.0
 
 
 # -- who leaves ------------------------------------------------------------------------------------
@@ -91,21 +73,6 @@ def test_what_has_crossed_tells_when_a_client_is_gone(tmp_path: Path) -> None:
     assert at(1, 100, 2_000_000, 7.0) == Leaves(down=0)
 
 
-def test_who_is_there_for_ever_does_not_leave(tmp_path: Path) -> None:
-    assert clock().leaving(0, 100, 2_000_000, 4.0) is None
-    # without a limit to its rate nothing is ever half sent
-    trace = tmp_path / "trace.csv"
-    trace.write_text("0,0,10\n1,0,6\n")
-    free = VirtualClock(
-        Config(
-            clients=2,
-            link=LinkSection(clock="virtual", step_ms=10),
-            availability=AvailabilitySection(trace=str(trace)),
-        )
-    )
-    assert free.leaving(1, 100, 2_000_000, 4.0) is None
-
-
 def test_one_who_leaves_before_it_is_done_is_late_and_the_round_lasts_until_then() -> None:
     times = {0: 1.0, 1: math.inf, 2: 2.0}
     assert clock().late(times, {1: 5.0}) == {1: "left"}
@@ -114,13 +81,6 @@ def test_one_who_leaves_before_it_is_done_is_late_and_the_round_lasts_until_then
     assert clock(deadline=3.0).late(times, {1: 5.0}) == {1: "deadline"}
     assert clock(deadline=3.0).late(times, {1: 2.5}) == {1: "left"}
     assert clock(deadline=3.0).span(times, leaves={1: 2.5}) == 2.5
-
-
-def test_one_who_leaves_after_the_round_has_closed_was_not_among_the_first() -> None:
-    times = {0: 1.0, 1: math.inf, 2: 2.0, 3: math.inf}
-    late = clock(ask=2.0).late(times, {1: 5.0, 3: 1.5})
-    assert late == {1: "not among the first 2", 3: "left"}
-    assert clock(ask=2.0).span(times, leaves={1: 5.0, 3: 1.5}) == 2.0
 
 
 def test_a_rate_of_each_second_makes_sending_take_as_long_as_when_it_begins(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -217,20 +216,6 @@ def test_the_trained_shared_part_is_what_the_run_gives_as_its_model(tmp_path):
         assert set(file.metadata()["trained"].split()) == SPLIT["lgfedavg"]
 
 
-def test_who_never_took_part_is_judged_by_the_global_model_and_counted(tmp_path):
-    directory = run(tmp_path, **JUDGED)
-    rows = finals(directory)
-    absent = [row for row in rows if not row["took_part"]]
-    assert absent
-    assert all(row["correct_personal"] == row["correct_global"] for row in absent)
-    said = summary(directory)
-    assert said["judged"]["never_took_part"] == len(absent)
-    here = [row for row in rows if row["took_part"]]
-    for name, some in (("personal", rows), ("personal_of_participants", here)):
-        right, all_ = (sum(row[f"{k}_personal"] for row in some) for k in ("correct", "tested"))
-        assert said[name]["personal"] == right / all_
-
-
 def test_what_came_down_in_a_round_is_not_called_the_global_model_after_it(tmp_path):
     directory = run(tmp_path, **JUDGED)
     for record in lines(directory / "rounds.jsonl"):
@@ -340,32 +325,6 @@ def test_fedrods_personal_files_hold_its_personal_head_too(tmp_path):
         with torch.no_grad():
             outputs = module(x) + nn.functional.linear(module.features(x), weight, bias)
         assert int((outputs.argmax(1) == y).sum()) == row["correct_personal"]
-
-
-def test_a_model_of_several_targets_has_their_width(tmp_path):
-    draw = np.random.default_rng(0)
-    x = draw.standard_normal((80, 5)).astype(np.float32)
-    y = (x @ draw.standard_normal((5, 3))).astype(np.float32)
-    file = tmp_path / "values.npz"
-    np.savez(file, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
-    data = {"dataset": "arrays", "path": str(file), "partition": {"scheme": "iid"}}
-    directory = fednet.run(
-        {
-            "name": "values",
-            "rounds": 2,
-            "clients": 2,
-            "model": {"name": "mlp", "hidden": []},
-            "data": data,
-            "train": {"epochs": 10, "lr": 0.1, "batch_size": 10},
-            "task": "regression",
-        },
-        in_process=True,
-        out=tmp_path,
-    )
-    model = directory.model()
-    with torch.no_grad():
-        error = (model(torch.from_numpy(x[60:])) - torch.from_numpy(y[60:])).square().mean()
-    assert error < 0.05 < float(np.square(y).mean())
 
 
 @pytest.mark.parametrize("judging", ["none", "auto"])

@@ -16,7 +16,6 @@ from fednet.client.tasks import Prepared
 from fednet.client.worker import Outgoing
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
@@ -267,26 +266,6 @@ def test_what_a_server_that_stops_has_not_read_is_in_its_book(tmp_path):
         assert both.link.ledger.totals["up"] == sum(got for _, got in server.traffic().values())
 
 
-def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own(
-    tmp_path, monkeypatch
-):
-    network, done = Inproc(), []
-    both = Both(tmp_path, network.server(), network.client())
-    both.phase(10)
-    (last,) = both.io.protocol.roster.by_conn
-    send, io = both.transport.send, both.io
-    monkeypatch.setattr(
-        both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
-    )
-    monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
-    io._send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
-    again = network.client()
-    session = both.loop.protocol.session
-    again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
-    io._step(0.0)
-    assert done[:2] == [("sent", last), ("bound", again.conn)]
-
-
 def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatch):
     """As of a process that was stopped, or of a machine that slept: what they sent meanwhile it has
     yet to read.
@@ -306,22 +285,6 @@ def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatc
         at += 0.9
         io._step(0.0)
     assert worker.gone_at is not None
-
-
-def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(monkeypatch):
-    at = 100.0
-    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
-    now = server_io.ListeningClock()
-    now.listened()
-    before, at = now(), at + 3600
-    assert now() == before + server_io.PAUSE_S  # a command that waited for it
-    now.listened()
-    assert now() == before + server_io.PAUSE_S
-    at += 60
-    now.listened(alone=True)  # nobody was waited for: all of it counts
-    assert now() == before + server_io.PAUSE_S + 60
-    at += 3600  # somebody came, and the server is at something else
-    assert now() == before + 2 * server_io.PAUSE_S + 60
 
 
 def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
@@ -383,19 +346,6 @@ def test_what_a_wake_up_leads_to_is_in_the_books_then_logged_then_leaves_then_co
     assert set(calls[logged + 1 : at]) <= {"books", "left"}
     left = calls.index("left")
     assert calls[left - 1] == "books"
-
-
-def test_messages_of_an_account_leave_before_it_is_settled(tmp_path, monkeypatch):
-    network, left = Inproc(), []
-    both = Both(tmp_path, network.server(), network.client())
-    both.phase(10)
-    task = m.Task(key=m.Key(1, 0, 0, 0), form=[], size=0, check=b"")
-    monkeypatch.setattr(both.link, "leave", lambda out: left.append(out.name[-1]))
-    both.io._send(Send(b"0", task))
-    both.io._before_settling(b"0", m.Key(1, 0, 0, 1))
-    assert left == []
-    both.io._before_settling(b"0", task.key)
-    assert left == [task.key]
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):

@@ -35,14 +35,6 @@ def test_messages_are_counted_by_who_sends_them_and_come_back_with_time():
     assert [rate.allows("one", 99.0) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_no_more_peers_are_remembered_than_there_is_room_for():
-    rate = Rate(1.0, 1.0)
-    for n in range(2 * server_io.PEERS):
-        assert rate.allows(n, 0.0)
-    assert not rate.allows(2 * server_io.PEERS - 1, 0.0)
-    assert rate.allows(0, 0.0)  # forgotten
-
-
 def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[ServerIO, list]:
     rows: list[dict] = []
     protocol = ServerProtocol(

@@ -13,7 +13,7 @@ from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.experiment.build import build
 from fednet.experiment.evaluations import DetailedEvaluationReply
-from fednet.report import figures, metrics, tables
+from fednet.report import figures
 from fednet.server.evaluation import summed
 from fednet.tools import killed
 from fednet.training.evaluation import Counts
@@ -56,20 +56,6 @@ def test_the_metrics_are_in_every_record_and_change_no_bit(tmp_path):
 WHOLE = merged(SMALL, WITH)
 
 
-def test_they_are_drawn_and_compared(tmp_path):
-    made = fednet.open_run(run(tmp_path, **WITH))
-    assert [v for _, v in metrics.curve(made, "f1_macro")] == [
-        r.metrics["f1_macro"] for r in made.rounds
-    ]
-    said = figures.figure([made], tmp_path / "f.svg", y="personal_auc")
-    assert said.startswith("Local auc on clients' tests")
-    with pytest.raises(ConfigError, match="Did you mean 'f1_macro'"):
-        figures.figure([made], tmp_path / "f.svg", y="f1_marco")
-    said = tables.compare([made])
-    assert "global f1_macro" in said
-    assert "local f1_macro" in said
-
-
 def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     one, several = run(tmp_path / "a", **WITH), processes(tmp_path / "b", **WITH)
     rows = [[[r.get(k) for k in FIELDS] for r in lines(d / "rounds.jsonl")] for d in (one, several)]
@@ -108,19 +94,6 @@ def test_a_run_ends_once_its_metric_is_no_better_for_so_many_rounds(tmp_path, me
     expected = fednet.open_run(again).model().state_dict()
     kept = load_file(directory / "best.safetensors")
     assert all(torch.equal(v, expected[k]) for k, v in kept.items())
-
-
-def test_patience_is_that_of_the_clients_models_without_a_global_one(tmp_path):
-    directory = run(
-        tmp_path,
-        rounds=60,
-        algorithm={"name": "local"},
-        train={"lr": 0.5},
-        stop={"patience": 2, "metric": "f1_macro"},
-        **WITH,
-    )
-    curve = [r["client_metrics"]["personal"]["f1_macro"] for r in lines(directory / "rounds.jsonl")]
-    assert len(curve) == curve.index(max(curve)) + 3 < 60
 
 
 @pytest.mark.parametrize(
@@ -254,9 +227,3 @@ def test_the_summary_has_the_confusion_matrix_of_the_last_model(
     assert accuracy_and_f1(found["counts"]) == pytest.approx((accuracy, f1), rel=1e-12)
     (figure,) = figures.confusion(fednet.open_run(directory))
     assert figure.hover["v"] == found["counts"]
-
-
-def test_without_such_a_metric_there_is_no_confusion_matrix(tmp_path):
-    directory = run(tmp_path, evaluate={"metrics": ["perplexity", "auc"]})
-    assert "confusion" not in summary(directory)
-    assert list(figures.confusion(fednet.open_run(directory))) == []

@@ -50,10 +50,6 @@ def test_client_processes_are_counted_beside_the_server(tmp_path):
         assert row["resources"]["clients"]["memory_mb"] > 2 * 50
 
 
-def test_processes_elsewhere_are_not_counted():
-    assert {*Resources(gpus=False).since([("another", 1)])} == {"server"}
-
-
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """A program in the place of nvidia-smi: it reports two GPUs, one that has no utilization."""

@@ -55,14 +55,6 @@ def log_of(folder, round=1):
 
 
 # -- coming in -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("size", [100, len(LARGE)])
-def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path, size):
-    spool = inbox_in(tmp_path)
-    spool.store(KEY, 0, memoryview(bytes(50)), size)
-    spool.abandon(KEY)
-    with pytest.raises(KeyError):
-        taken(spool, KEY, bytes(size))
-    assert spool.found(1, 0) == {}
 
 
 def test_an_upload_begun_again_replaces_what_was_there_of_it(tmp_path):
@@ -174,12 +166,6 @@ def test_a_file_that_is_being_written_over_is_not_found(tmp_path):
     taken(spool, again, other)
     spool.flush()
     assert found(inbox_in(tmp_path)) == {(3, "train"): other}
-
-
-def test_a_reply_that_turned_out_to_be_unusable_is_not_found(tmp_path):
-    spool = inbox_in(tmp_path)
-    spool.revoke(logged(spool, KEY, b"payload"))
-    assert inbox_in(tmp_path).found(1, 0) == {}
 
 
 @pytest.mark.parametrize("left", range(1, 60, 7))
