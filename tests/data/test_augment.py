@@ -1,12 +1,18 @@
+"""What is changed in samples as they are used, and the measures of a division's skew."""
+
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from fednet.data import Data
-from fednet.data.augment import check, crop, crop_flip, flip, get
+from fednet.data.augment import check, crop, crop_flip, crop_reflect, flip, get
+from fednet.data.federation import Federation
 from fednet.errors import ConfigError
+from fednet.report.partition import measures
 from fednet.seeds import torch_rng
 
 X = torch.arange(6 * 2 * 5 * 4, dtype=torch.float32).view(6, 2, 5, 4) + 1
@@ -47,3 +53,55 @@ def test_unknown_augmentations_and_samples_that_are_no_images_are_refused():
     check("none", flat)
     with pytest.raises(ConfigError, match=r"a sample here is of shape \[3\]"):
         check("flip", flat)
+
+
+# -- features --------------------------------------------------------------------------------------
+def federation(noise):
+    x = torch.full((400, 1, 8, 8), 128, dtype=torch.uint8)
+    y = torch.arange(400) % 2
+    data = Data(train=(x, y), test=(x[:40], y[:40]), classes=2, mean=(0.5,), std=(0.25,))
+    parts = [np.arange(100 * i, 100 * (i + 1)) for i in range(4)]
+    return Federation(
+        data, parts, [np.arange(10)] * 4, np.arange(0), np.arange(0), "iid", noise, seed=7
+    )
+
+
+def test_noise_grows_from_none_at_the_first_client_to_sigma_at_the_last():
+    quiet, noisy = federation(0.0), federation(0.3)
+    for client in range(4):
+        added = noisy.site(client).train[0] - quiet.site(client).train[0]
+        # 0.3 * client / 3 in units of 0..1, so 0.1, 0.2, 0.3 over std 0.25 as the model sees it
+        assert added.std().item() == pytest.approx(0.4 * client, rel=0.03, abs=1e-9)
+        assert torch.equal(noisy.site(client).train[0], noisy.site(client).train[0])
+    train, test = noisy.site(3).train[0], noisy.site(3).test[0]
+    assert not torch.equal(train[:10], test)
+    assert test.std().item() == pytest.approx(1.2, rel=0.1)
+
+
+def test_a_reflected_border_is_the_image_mirrored():
+    x = torch.arange(64.0).view(1, 1, 8, 8)
+
+    def first(seed):  # the offset that a generator draws
+        return torch.randint(0, 9, (2, 1), generator=torch.Generator().manual_seed(seed)).view(-1)
+
+    seed = next(s for s in range(1000) if first(s).tolist() == [0, 0])
+    made = crop_reflect(x, torch.Generator().manual_seed(seed))
+    # Cut at the upper left of the padded image: rows and columns 4, 3, 2, 1, 0, 1, 2, 3.
+    at = [4, 3, 2, 1, 0, 1, 2, 3]
+    assert made[0, 0].tolist() == [[8.0 * r + c for c in at] for r in at]
+
+
+# -- measures --------------------------------------------------------------------------------------
+def test_measures_of_two_clients_with_a_class_each():
+    found = measures(np.array([[10, 0], [0, 10]]))
+    assert found["emd"] == pytest.approx(1.0)  # |1 - .5| + |0 - .5|
+    assert found["hellinger"] == pytest.approx(math.sqrt(1 - math.sqrt(0.5)))
+    assert found["classes"] == pytest.approx(1.0)
+    assert found["gini"] == pytest.approx(0.0)
+
+
+def test_measures_of_equal_shares_and_unequal_sizes():
+    found = measures(np.array([[1, 1], [3, 3]]))
+    assert found["emd"] == found["hellinger"] == 0.0
+    assert found["classes"] == pytest.approx(2.0)
+    assert found["gini"] == pytest.approx(0.25)  # |2 - 6| / (2 * 2 * 4), worked by hand

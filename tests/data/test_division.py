@@ -61,13 +61,11 @@ labels = st.lists(st.integers(0, 4), min_size=40, max_size=120).map(lambda y: [0
     ty=st.lists(st.integers(0, 4), min_size=5, max_size=60),
     clients=st.integers(1, 5),
     seed=st.integers(0, 9),
-    scheme=st.sampled_from(
-        [("iid", {}), ("dirichlet", {"alpha": 0.5}), ("dirichlet", {"alpha": 5.0, "cap": True})]
-    ),
+    scheme=st.sampled_from([("iid", {}), ("dirichlet", {"alpha": 0.5})]),
     validation=st.sampled_from([0.0, 0.2]),
     fraction=st.sampled_from([0.0, 0.1]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_parts_validation_and_public_are_disjoint_and_cover_the_pool(
     y, ty, clients, seed, scheme, validation, fraction
 ):
@@ -115,12 +113,6 @@ def test_like_train_follows_the_realised_share_of_each_class():
     # client 0 holds 3 of 4 zeros and no one: 6 of 8 test zeros, none of the ones
     assert federation.table().tolist() == [[3, 0], [1, 4]]
     assert federation.test_table().tolist() == [[6, 0], [2, 4]]
-
-
-def test_a_class_nobody_trains_on_is_tested_by_size():
-    groups = np.array([0, 0, 0, 1])
-    d = data([0, 0, 0, 0], [1] * 8, groups=groups, classes=2)
-    assert split(d, section("natural"), 2, 0).test_table().tolist() == [[0, 6], [0, 2]]
 
 
 def test_public_samples_are_class_balanced():
@@ -200,18 +192,11 @@ def test_values_have_no_classes_to_be_skewed_by():
     assert federation.test_table().tolist() == [[1], [2]]
 
 
-def test_no_client_tests_on_its_own_where_client_test_is_none():
-    federation = split(data([0, 1] * 4, [0, 1]), section(tests="none"), 2, 0)
-    assert [len(t) for t in federation.tests] == [0, 0]
-    assert len(federation.site(0).test[1]) == 0
-
-
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
         ({"scheme": "dirichlett"}, "Did you mean 'dirichlet'"),
         ({"scheme": "dirichlet", "alfa": 1}, "Did you mean data.partition.alpha"),
-        ({"scheme": "dirichlet", "alpha": "big"}, "alpha: expected a float, got 'big'"),
         (
             {"public": {"samples": 0, "fraction": 0.01}},
             r"data\.public\.fraction: 0\.01 of 16 samples is not one",

@@ -12,7 +12,6 @@ from PIL import Image
 from fednet import registry
 from fednet.config.schema import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, load, load_site, split
-from fednet.data.datasets.digits import bilinear
 from fednet.data.site import alone
 from fednet.errors import ConfigError, DataError
 
@@ -44,16 +43,6 @@ def test_digits_are_all_there_with_one_in_five_of_each_class_for_testing():
     # a stored fact: every machine must make the same bytes, whatever the run's seed
     assert load(section("digits"), seed=3).sha256() == d.sha256()
     assert d.sha256()[:16] == "ac2b329e46a91f99"
-
-
-def test_digits_are_scaled_bilinearly_with_half_pixel_centres():
-    small = np.zeros((1, 8, 8), dtype=np.int64)
-    small[0, 0, 0], small[0, 4, 4] = 16, 9
-    big = torch.nn.functional.interpolate(
-        torch.from_numpy(small[None] * 255 / 16), size=(28, 28), mode="bilinear"
-    )
-    assert np.abs(bilinear(small)[0, 0] - big[0, 0].numpy()).max() <= 0.5 + 1e-9
-    assert bilinear(small)[0, 0, 0, 0] == 255
 
 
 @pytest.mark.parametrize("shape", [[20], [3, 8, 8]])

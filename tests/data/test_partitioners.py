@@ -7,20 +7,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.data.partitioners.dirichlet import (
-    capped,
-    dirichlet,
-    iid,
-    proportions,
-    quantity,
-    repaired,
-)
-from fednet.data.partitioners.dirichlet_client import dirichlet_client
+from fednet.data.partitioners.dirichlet import capped, dirichlet, iid, quantity, repaired
+from fednet.data.partitioners.dirichlet_client import dirichlet_client, draw_counts, sizes
 from fednet.data.partitioners.given import file, for_test, natural
-from fednet.data.partitioners.labels import shards
+from fednet.data.partitioners.labels import labels, shards
 from fednet.errors import ConfigError, DataError
 from fednet.seeds import rng
 
@@ -42,6 +35,69 @@ def flat(parts):
     return np.sort(np.concatenate(parts)).tolist()
 
 
+def table(y, parts):
+    return np.stack([np.bincount(y[p], minlength=int(y.max()) + 1) for p in parts])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "complete"),
+    [
+        (iid, {}, True),
+        (quantity, {"alpha": 0.3, "min_samples": 2}, True),
+        (dirichlet, {"alpha": 0.5}, True),
+        (dirichlet, {"alpha": 5.0, "cap": True, "min_samples": 3}, True),
+        (dirichlet_client, {"alpha": 0.1}, False),
+        (dirichlet_client, {"alpha": 10.0, "sigma": 0.5}, False),
+        (labels, {"per_client": 3}, False),
+        (shards, {"per_client": 2}, False),
+    ],
+)
+@given(counts=st.lists(st.integers(15, 40), min_size=5, max_size=6), clients=st.integers(1, 12))
+@settings(max_examples=15, deadline=None)
+def test_every_client_has_samples_and_no_sample_two_owners(
+    scheme, options, complete, counts, clients
+):
+    y = rng(clients, "shuffle").permutation(np.repeat(np.arange(len(counts)), counts))
+    parts = scheme(y, clients, rng(0, "partition"), **options)
+    assert len(parts) == clients
+    assert min(map(len, parts)) >= options.get("min_samples", 1)
+    used = flat(parts)
+    assert len(set(used)) == len(used)
+    assert set(used) <= set(range(len(y)))
+    assert not complete or len(used) == len(y)
+    again = scheme(y, clients, rng(0, "partition"), **options)
+    assert [p.tolist() for p in parts] == [p.tolist() for p in again]
+    if scheme is labels:
+        held = table(y, parts)
+        assert ((held > 0).sum(axis=1) == 3).all()
+        assert all(held[i, i % len(counts)] > 0 for i in range(clients))
+    if scheme is shards or options == {"alpha": 0.1}:
+        assert len(set(map(len, parts))) == 1
+    if scheme is iid:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda y: dirichlet(y, 101, Fixed()), "100 samples cannot give each of 101 clients 1"),
+        (lambda y: dirichlet(y, 2, Fixed(), alpha=0.0), "alpha: expected a number > 0"),
+        (lambda y: shards(y, 2, Fixed(), per_client=2**62), "cannot fill 9223372036854775"),
+        (lambda y: dirichlet_client(y, 2, Fixed(), sigma=1e8), "a number from 0 to 20"),
+        (lambda y: labels(y, 2, Fixed(), per_client=4), "expected 1 to 2"),
+        (
+            lambda y: labels((np.arange(4) > 0) * 1, 4, rng(0, "p"), per_client=1),
+            "class 0 has 1 sam",
+        ),
+        (lambda y: natural(None, 2, Fixed()), "this one has none"),
+        (lambda y: natural(y, 3, Fixed()), "3 clients want as many natural groups; there are 2"),
+    ],
+)
+def test_what_the_data_cannot_fill_is_refused(made, says):
+    with pytest.raises(ConfigError, match=says):
+        made(np.repeat(np.arange(2), 50))
+
+
 # -- Dirichlet -------------------------------------------------------------------------------------
 def test_each_class_is_cut_at_the_floor_of_its_cumulated_shares():
     y = np.array([0] * 10 + [1] * 4)
@@ -57,25 +113,15 @@ def test_with_the_cap_a_client_that_holds_its_share_gets_no_more():
     # share the ones
     assert [len(p) for p in dirichlet(y, 3, Fixed(*draws))] == [8, 1, 3]
     assert [len(p) for p in dirichlet(y, 3, Fixed(*draws), cap=True)] == [5, 3, 4]
-
-
-def test_where_the_cap_leaves_nothing_the_uncapped_shares_are_used():
-    p = np.array([0.6, 0.4, 0.0])
-    assert capped(p, np.array([False, False, True])).tolist() == [0.6, 0.4, 0.0]
-    assert capped(p, np.array([False, False, False])).tolist() == [0.6, 0.4, 0.0]
-    assert capped(p, np.array([False, True, True])).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_a_draw_of_nan_or_zeros_is_drawn_again():
-    assert proportions(Fixed([np.nan, np.nan], [0.0, 0.0], [0.25, 0.75]), 2, 1e-9).tolist() == [
-        0.25,
-        0.75,
-    ]
+    # Where the cap leaves nothing the uncapped shares are used.
+    assert capped(np.array([0.6, 0.4, 0.0]), np.array([0, 0, 1])).tolist() == [0.6, 0.4, 0.0]
 
 
 def test_a_try_that_leaves_a_client_too_little_is_repeated_from_scratch():
     y = np.array([0] * 4 + [1] * 4)
-    parts = dirichlet(y, 2, Fixed([1.0, 0.0], [0.9, 0.1], [0.5, 0.5], [0.5, 0.5]), min_samples=3)
+    nan = [np.nan, np.nan]  # as NumPy draws for a very small alpha: drawn again
+    draws = [1.0, 0.0], [0.9, 0.1], nan, [0.5, 0.5], [0.5, 0.5]
+    parts = dirichlet(y, 2, Fixed(*draws), min_samples=3)
     assert [p.tolist() for p in parts] == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
@@ -85,21 +131,8 @@ def test_who_is_short_takes_of_its_own_class_from_whoever_holds_most_of_it():
     found = repaired(sizes, shares, 2)
     # client 2 takes two of class 0 from client 0; client 3 one of class 1 from client 1
     assert found.tolist() == [[7, 3, 2, 0], [1, 4, 0, 2]]
-    assert sizes.tolist() == [[9, 3, 0, 0], [1, 5, 0, 1]]
-
-
-def test_nobody_gives_what_it_needs_itself():
     sizes, shares = np.array([[2, 0], [0, 0], [2, 0]]), np.array([[2, 0.5], [0, 0.9], [2, 0.1]])
-    assert repaired(sizes, shares, 2).tolist() == [[0, 2], [0, 0], [2, 0]]
-
-
-def test_it_always_ends():
-    y = np.repeat(np.arange(2), 50)
-    parts = dirichlet(y, 20, rng(0, "partition"), alpha=0.001, min_samples=5)
-    assert [len(p) for p in parts] == [5] * 20
-    assert flat(parts) == list(range(100))
-    with pytest.raises(ConfigError, match="100 samples cannot give each of 101 clients 1"):
-        dirichlet(y, 101, rng(0, "partition"))
+    assert repaired(sizes, shares, 2).tolist() == [[0, 2], [0, 0], [2, 0]]  # it keeps two itself
 
 
 def test_a_thousand_clients_all_get_samples_and_are_still_skewed():
@@ -116,12 +149,7 @@ def test_a_thousand_clients_all_get_samples_and_are_still_skewed():
 
 @pytest.mark.parametrize(
     ("clients", "alpha", "least", "digest"),
-    [
-        (10, 0.1, 5, "668fb86703110d78"),
-        (50, 0.3, 10, "df87bae57c6bada6"),
-        (100, 0.3, 3, "b35e917a32c88770"),
-        (120, 0.1, 1, "cfc6e21059c9523b"),
-    ],
+    [(10, 0.1, 5, "668fb86703110d78"), (120, 0.1, 1, "cfc6e21059c9523b")],
 )
 def test_a_draw_that_succeeds_is_not_repaired(clients, alpha, least, digest):
     y = rng(0, "labels").permutation(np.repeat(np.arange(10), 600))
@@ -129,57 +157,36 @@ def test_a_draw_that_succeeds_is_not_repaired(clients, alpha, least, digest):
     assert hashlib.sha256(np.concatenate(parts).tobytes()).hexdigest()[:16] == digest
 
 
-@given(
-    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
-    clients=st.integers(1, 6),
-    alpha=st.sampled_from([0.5, 1.0, 100.0]),
-    cap=st.booleans(),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=80, deadline=None)
-def test_dirichlet_is_disjoint_complete_and_deterministic(counts, clients, alpha, cap, seed):
-    y = np.repeat(np.arange(len(counts)), counts)
-    y = rng(seed, "shuffle").permutation(y)
-    assume(len(y) >= 8 * clients)
-    parts = dirichlet(y, clients, rng(seed, "partition"), alpha=alpha, cap=cap)
-    assert flat(parts) == list(range(len(y)))
-    assert min(map(len, parts)) >= 1
-    again = dirichlet(y, clients, rng(seed, "partition"), alpha=alpha, cap=cap)
-    assert [p.tolist() for p in parts] == [p.tolist() for p in again]
+def test_a_class_that_is_used_up_leaves_a_client_its_others_and_then_what_is_left():
+    q = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    # Client 1 may draw of classes 0 and 1, client 0 of class 0 alone: 3 of class 0 are too few for
+    # its 5, so that it gets what nobody else draws.
+    held = draw_counts(q, np.array([3, 2, 5]), np.array([5, 4]), rng(0, "p"))
+    assert held.sum(axis=1).tolist() == [5, 4]
+    assert held.sum(axis=0).tolist() == [3, 2, 4]
 
 
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (lambda: shards(np.zeros(9), 2, Fixed(), per_client=2**62), "cannot fill 9223372036854775"),
-        (lambda: dirichlet_client(np.zeros(9), 2, Fixed(), sigma=1e8), "a number from 0 to 20"),
-    ],
-)
-def test_what_no_data_could_fill_is_refused_before_it_is_drawn(made, says):
-    with pytest.raises(ConfigError, match=says):
-        made()
+def test_a_large_alpha_gives_every_client_the_whole_and_a_large_sigma_unlike_sizes():
+    y = np.repeat(np.arange(10), 1000)
+    many = table(y, dirichlet_client(y, 20, rng(0, "p"), alpha=1e6))
+    assert abs(many / 500 - 0.1).max() < 0.06  # four standard deviations of a binomial
+    made = sizes(1000, 50, 2.0, rng(0, "p"))
+    assert made.max() > 5 * np.median(made)
 
 
-# -- shards ----------------------------------------------------------------------------------------
+# -- numbers of classes ----------------------------------------------------------------------------
+def test_a_class_is_divided_evenly_among_its_owners():
+    y = np.repeat(np.arange(2), 30)
+    # Two classes of two: each of four clients owns both, 30 samples are 8 + 8 + 7 + 7.
+    held = table(y, labels(y, 4, rng(0, "partition"), per_client=2))
+    assert held.tolist() == [[8, 8], [8, 8], [7, 7], [7, 7]]
+
+
 def test_shards_are_cut_from_the_sorted_labels_and_the_remainder_is_unused():
     y = np.array([1, 0, 1, 0, 1, 0, 1, 0, 1])
     parts = shards(y, 2, Fixed(), per_client=2)
     # sorted: 1 3 5 7 | 0 2 4 6 8; four shards of floor(9 / 4) = 2; sample 8 is left over
     assert [p.tolist() for p in parts] == [[1, 3, 5, 7], [0, 2, 4, 6]]
-
-
-@given(
-    clients=st.integers(1, 10),
-    per_client=st.integers(1, 3),
-    each=st.integers(3, 9),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=50, deadline=None)
-def test_shards_are_equal_and_disjoint(clients, per_client, each, seed):
-    y = rng(seed, "shuffle").permutation(np.repeat(np.arange(10), each))
-    parts = shards(y, clients, rng(seed, "partition"), per_client=per_client)
-    assert {len(p) for p in parts} == {per_client * (len(y) // (clients * per_client))}
-    assert len(set(flat(parts))) == sum(map(len, parts))
 
 
 def test_test_shards_have_the_clients_own_numbers():
@@ -192,40 +199,21 @@ def test_test_shards_have_the_clients_own_numbers():
 
 
 # -- the rest --------------------------------------------------------------------------------------
-def test_iid_parts_differ_by_one_at_most():
-    parts = iid(np.zeros(11, dtype=int), 3, rng(0, "partition"))
-    assert sorted(map(len, parts)) == [3, 4, 4]
-    assert flat(parts) == list(range(11))
-
-
 def test_quantity_skew_cuts_a_shuffled_pool_at_the_floor_of_cumulated_sizes():
     y = np.arange(10) % 2
-    assert [p.tolist() for p in quantity(y, 2, Fixed([0.29, 0.71]))] == [
-        [0, 1],
-        [2, 3, 4, 5, 6, 7, 8, 9],
-    ]
+    parts = quantity(y, 2, Fixed([0.29, 0.71]))
+    assert [p.tolist() for p in parts] == [[0, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
     parts = quantity(np.zeros(100, dtype=int), 10, rng(0, "partition"), alpha=0.01, min_samples=9)
     assert sorted(map(len, parts)) == [*[9] * 9, 19]
 
 
-def test_natural_groups_go_one_to_a_client_in_ascending_order():
+def test_natural_groups_go_one_to_a_client_and_more_are_dealt_whole():
     groups = np.array([7, 3, 7, 5, 3])
     assert [p.tolist() for p in natural(groups, 3, rng(0, "partition"))] == [[1, 4], [3], [0, 2]]
-
-
-def test_more_groups_than_clients_are_dealt_whole():
     groups = np.repeat(np.arange(7), 3)
     parts = natural(groups, 3, rng(0, "partition"))
     assert flat(parts) == list(range(21))
     assert sorted(len(np.unique(groups[p])) for p in parts) == [2, 2, 3]
-    assert sum(len(np.unique(groups[p])) for p in parts) == 7
-
-
-def test_natural_wants_groups_and_enough_of_them():
-    with pytest.raises(ConfigError, match="this one has none"):
-        natural(None, 2, rng(0, "partition"))
-    with pytest.raises(ConfigError, match="3 clients want as many natural groups; there are 2"):
-        natural(np.array([0, 1]), 3, rng(0, "partition"))
 
 
 def test_a_file_names_indices_into_the_whole_training_set(tmp_path):
@@ -243,7 +231,6 @@ def test_a_file_names_indices_into_the_whole_training_set(tmp_path):
     [
         ("[[0], [4]]", "client 1 names sample 4, which is not in the training pool"),
         ("[[0]]", "1 lists under 'train' for 2 clients"),
-        ('{"clients": 3}', "expected"),
         ("[[0], [0.5]]", "expected"),
         ("no json", "not a readable JSON file"),
     ],

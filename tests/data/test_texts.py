@@ -1,4 +1,4 @@
-"""Data that are not pictures: plays, flights, and datasets of Hugging Face, on small samples in
+"""Data that are not pictures: plays, and datasets of Hugging Face, on small samples in
 their formats.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import zipfile
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ import torch
 
 from fednet import models
 from fednet.data import Data, pairs
-from fednet.data.datasets.flights import features, flights
 from fednet.data.datasets.hf import hf
-from fednet.data.datasets.shakespeare import shakespeare, spoken, windows
+from fednet.data.datasets.shakespeare import shakespeare, spoken
 from fednet.errors import ConfigError, DataError
 
 PLAY = """A PLAY
@@ -53,10 +51,6 @@ def test_what_a_role_says_is_joined_without_directions_and_headings():
         "FIRST WITCH": "When shall we  meet?\nIn thunder?\nAgain.\n",
         "HAM": "Words.\nWords.\n",
     }
-
-
-def test_windows_lie_side_by_side_with_the_character_after_them():
-    assert windows(np.arange(8), 3).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6]]
 
 
 def archive(folder, **plays):
@@ -112,47 +106,6 @@ def test_a_network_over_characters_gives_logits_as_torch_orders_them():
     y = x.clone()
     y[:, 4:] = 0
     assert torch.equal(module(x)[:, :, :4], module(y)[:, :, :4])
-
-
-# -- flights ---------------------------------------------------------------------------------------
-HEAD = (
-    "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
-    "flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
-)
-
-
-def flight(carrier, delay, month=1, dep="600"):
-    return f"2013,{month},1,1,{dep},30,1,1800,{delay},{carrier},1,N1,JFK,IAH,1,1400,5,15,x"
-
-
-def write(folder, *rows):
-    with zipfile.ZipFile(folder / "flights.csv.zip", "w") as out:
-        out.writestr("flights.csv", "\n".join([HEAD, *rows]) + "\n")
-
-
-def test_carriers_are_groups_and_each_has_its_fifth_for_testing(tmp_path):
-    rows = [flight("UA", d) for d in (14, 15, 16, -3, 99)]
-    write(tmp_path, *rows, flight("AA", "NA"), flight("AA", 0), flight("AA", 15))
-    data = flights(tmp_path)
-    assert data.train[1].tolist() == [0, 1, 1, 0, 0, 1]
-    assert data.groups.tolist() == [1, 1, 1, 1, 0, 0]
-    assert data.test[1].tolist() == [1]
-    assert data.input_shape == (27,)
-
-
-def test_a_flights_columns_by_hand():
-    row = dict(zip(HEAD.split(","), flight("UA", 3, month=2, dep="600").split(",")))
-    made = features(row)
-    # February; 1 February 2013 was a Friday; JFK; 1,400 miles; 6 h and 18 h
-    assert [i for i, v in enumerate(made[:22]) if v] == [1, 12 + 4, 19 + 1]
-    assert made[22] == 1.4
-    assert made[23:27] == pytest.approx([1.0, 0.0, -1.0, 0.0], abs=1e-12)
-
-
-def test_a_damaged_file_of_flights_is_named(tmp_path):
-    (tmp_path / "flights.csv.zip").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"flights\.csv"):
-        flights(tmp_path)
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------
