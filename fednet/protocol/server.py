@@ -415,9 +415,9 @@ class ServerProtocol:
         kept: set[Key] = set()
         for w in self.tasks.held_by(worker):
             if w.job.client not in worker.ids:
-                self.tasks.take_back(w, TaskEvent.LOST, "lost", lost=True)
+                self.tasks.take_back(w, TaskEvent.LOST, "lost")
             elif self.tasks.key(w) not in holding:
-                self.tasks.take_back(w, TaskEvent.LOST, "lost", lost=True, same_attempt=True)
+                self.tasks.take_back(w, TaskEvent.LOST, "lost", same_attempt=True)
             else:
                 kept.add(self.tasks.key(w, "train"))
                 self.tasks.restart_upload(w)  # it announces its reply again

@@ -18,7 +18,6 @@ from fednet.wire.codec import Body
 from fednet.wire.messages import Fault, Field, Key
 
 TRIES = 3  # how often a task is handed out whose replies are refused
-LOSSES = 20  # how often a task is handed out whose worker is lost
 DEATHS = 5  # how often a worker may be lost while it runs one task, which may kill it
 # Why a client was dropped that no longer has the state which its task starts from.
 STATE_LOST = "failed: state lost: "
@@ -116,8 +115,7 @@ class Task:
     refusals: int = 0
     unread: int = 0  # unreadable messages while its worker was at it
     refused_by: set[str] = field(default_factory=set)  # workers that failed; others are tried first
-    losses: int = 0
-    deaths: int = 0  # losses while its worker was running it
+    deaths: int = 0  # how often its worker was lost while it was running it
     reason: str = ""  # why it was dropped
     # Of the present attempt, if it was handed out.
     worker: str = ""
@@ -479,21 +477,17 @@ class Tasks:
         t: Task,
         event: TaskEvent,
         reason: str,
-        lost: bool = False,
         same_attempt: bool = False,
         died: bool = False,
     ) -> None:
         """Takes a task from its worker, to be handed out again. What crossed for it is wasted.
         died: its worker was lost while running it, perhaps because of it.
         """
-        t.losses += lost
         t.deaths += died
         if t.job.lost and t.struck:
             self.drop(t, event, f"lost: {t.job.lost}")
         elif t.deaths >= DEATHS:
             self.drop(t, event, f"failed: its worker was lost {DEATHS} times at this task")
-        elif t.losses >= LOSSES:
-            self.drop(t, event, "lost")
         else:
             self._let_go(t, reason)
             t.change(event, TaskState.WAITING)
@@ -536,7 +530,7 @@ class Tasks:
         behind it start to run as it is taken back, so this is asked beforehand.
         """
         for t, running in [(t, t.running) for t in held]:
-            self.take_back(t, TaskEvent.LOST, "lost", lost=running, died=running)
+            self.take_back(t, TaskEvent.LOST, "lost", died=running)
 
     def pause(self, worker: Worker) -> None:
         """The worker is away: uploads over a closed connection start again when it is back."""

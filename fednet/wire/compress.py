@@ -278,8 +278,7 @@ def parse(items: Sequence[str]) -> Chain:
     if why:
         raise ConfigError(f"{chain}: {chain.text[0]} {why}.")
     select = None if chain.select is None else chain.select.under(chain.feedback)
-    feedback = chain.feedback.over(chain.lossy)
-    return dataclasses.replace(chain, feedback=feedback, select=select)
+    return dataclasses.replace(chain, select=select)
 
 
 def chains(

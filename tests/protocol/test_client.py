@@ -23,7 +23,6 @@ from fednet.protocol.client import (
 from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.frames import decode_from_client, encode
 from tests.protocol.net import form
 
 WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0, 1], beat_s=1.0)
@@ -57,15 +56,6 @@ def working(size=3) -> ClientProtocol:
 
 def sent(instructions, kind=m.Message) -> list:
     return [i.message for i in instructions if isinstance(i, Out) and isinstance(i.message, kind)]
-
-
-def test_from_connection_to_ready():
-    c = ClientProtocol("w", share=(1, 2), slots=2)
-    assert c.opened(0.0) == [Out(m.Join(worker="w", share=(1, 2), slots=2))]
-    assert c.received(WELCOME, None, 0.0) == [Welcomed(WELCOME, False)]
-    assert c.ready("L") == [Out(m.Ready(run="r", inc=1, layout="L"))]
-    assert c.state is ClientState.READY
-    assert c.hosts == {0, 1}
 
 
 def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
@@ -135,14 +125,6 @@ def test_another_run_is_prepared_anew_before_anything_is_ready():
     other = m.Welcome(run="q", inc=1, session="t", name="n", config="c", ids=[0])
     assert c.received(other, None, 2.0) == [Welcomed(other, False)]
     assert c.state is ClientState.WELCOMED
-
-
-def test_small_task_is_given_at_once_and_booked():
-    assert ready().received(task(3), memoryview(b"abc"), 0.0) == [
-        Booked("down", key()),
-        Given(task(3), bytearray(b"abc")),
-    ]
-    assert [type(i) for i in ready().received(task(0), None, 0.0)] == [Booked, Given]
 
 
 @pytest.mark.parametrize(
@@ -228,19 +210,6 @@ def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more(
     assert not sent(c.received(last, memoryview(b"x"), 0.0), m.Failed)
 
 
-def test_task_that_fits_into_no_machine_is_failed():
-    (failed,) = sent(ready(room=lambda: 1 << 63).received(task(1 << 62), None, 0.0), m.Failed)
-    assert "does not fit into this machine" in failed.reason
-
-
-def test_task_sent_twice_is_given_once():
-    c = working()
-    assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("doubled")]
-    c = ready()
-    c.received(task(3 * m.PART), None, 0.0)
-    assert c.received(task(3 * m.PART), None, 0.0) == [Stray("doubled")]
-
-
 def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     c = ready()
     assert sent(c.received(task(3 * m.PART), None, 0.0)) == [
@@ -299,14 +268,6 @@ def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
     assert c.held() == []
 
 
-def test_reply_to_what_was_cancelled_is_not_sent():
-    c = working()
-    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [Cancelled(key())]
-    assert c.reply(*reply(3)) == []
-    assert c.failed(key(), "x", True) == []
-    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == []
-
-
 def test_cancel_lets_go_of_an_announced_reply():
     c = working()
     c.reply(*reply(2 * m.PART))
@@ -317,11 +278,6 @@ def test_cancel_lets_go_of_an_announced_reply():
     assert c.held() == []
 
 
-def test_reason_that_is_no_text_of_the_wire_is_made_one():
-    (failed,) = sent(working().failed(key(), "file \udcff " + "x" * 9000, False))
-    assert decode_from_client([encode(failed)])[0] == failed
-
-
 def test_beats_tell_what_each_client_does():
     c = ready()
     c.doing[1] = ("training", 3, 9)
@@ -330,20 +286,6 @@ def test_beats_tell_what_each_client_does():
         m.Progress(run="r", inc=1, client=1, phase="training", step=3, steps=9)
     ]
     assert c.tick(1.5) == []
-
-
-def test_who_has_just_said_something_need_not_say_that_it_is_alive():
-    c = ready()
-    c.tick(0.0)
-    assert sent(c.tick(1.0)) == [m.Alive(run="r", inc=1)]
-    assert c.tick(1.5) == []
-    c.at_once(3)
-    assert c.tick(1.9) == []
-    assert c.tick(2.8) == []
-    assert sent(c.tick(2.9)) == [m.Alive(run="r", inc=1)]
-    c.doing[1] = ("training", 3, 9)
-    c.at_once(4)
-    assert sent(c.tick(3.9), m.Progress)  # of which nothing else tells
 
 
 def test_silent_server_is_left():

@@ -42,19 +42,6 @@ def agreed(a, b) -> bool:
     )
 
 
-def test_small_payload_goes_with_its_message_and_comes_back():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([job(0, 5)])
-    net.settle()
-    (key,) = site.given
-    assert bytes(site.given[key].body) == bytes(5)
-    site.answer(key, b"answer")
-    net.settle()
-    assert net.done == {m.Key(1, 0, 0, 0): b"answer"}
-    assert [(r.key.client, r.reason) for r in net.resolved] == [(0, "")]
-
-
 def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
     net = Net(1)
     site = net.site("w", [0])
@@ -94,17 +81,6 @@ def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
     pulls = rows(net.rows, "pull")
     assert pulls
     assert all(r["useful"] and r["round"] == 1 for r in pulls)
-
-
-def test_connection_is_a_row_of_each_direction_on_both_sides():
-    net = Net(1)
-    site = net.site("w", [0])
-    for book in (net.rows, site.rows):
-        found = rows(book, "connection")
-        assert [
-            (r["direction"], r["bytes"], r["useful"])
-            for r in sorted(found, key=lambda r: r["direction"])
-        ] == [("down", 107, False), ("up", 107, False)]
 
 
 def test_evaluation_within_a_task_is_stored_and_billed_on_its_own():
@@ -358,17 +334,6 @@ def test_client_refused_for_good_is_turned_away_even_when_ready():
     site.do(site.protocol.ready("another layout"))
     net.settle()
     assert site.protocol.state is ClientState.OVER
-
-
-def test_refused_join_is_tried_again_until_the_name_is_free():
-    net = Net(1)
-    net.site("w", [0])
-    twin = net.site("w", [0])
-    assert twin.protocol.state is ClientState.JOINING
-    net.cut(net.sites[0])
-    net.pass_time(1.0)
-    net.settle()
-    assert twin.protocol.state is ClientState.READY
 
 
 class Federation(RuleBasedStateMachine):

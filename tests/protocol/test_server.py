@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from msgspec.structs import replace
 
@@ -24,7 +22,6 @@ from fednet.protocol.instructions import (
 from fednet.protocol.server import UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import DEATHS, TRIES, Rules
-from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import form, job
@@ -175,14 +172,6 @@ def test_clients_ask_to_join_an_open_run_until_it_has_as_many_as_it_may():
     assert s.clients_wanted() == 4
 
 
-def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):
-    monkeypatch.setattr(m, "MAX_IDS", 10)
-    for clients, refused in ((10, 0), (11, 1)):
-        found = say(server(clients), b"1", m.Join(worker="w", share=(1, 1)))
-        reasons = [n.fields["reason"] for n in of(found, Note) if n.event == "refused"]
-        assert ["at most 10" in reason for reason in reasons] == [True] * refused
-
-
 def test_connection_joins_once():
     s = server()
     ready(s)
@@ -227,18 +216,6 @@ def test_other_layout_is_refused_for_good():
     out = say(s, b"1", m.Ready(run="r", inc=1, layout="M"))
     assert sent(out, m.Refuse)[0].final
     assert s.roster.present() == frozenset()
-
-
-def test_facts_of_a_client_hosted_elsewhere_change_nothing():
-    s = server()
-    say(s, b"1", m.Join(worker="w", ids=[0]))
-    out = say(
-        s,
-        b"1",
-        m.Ready(run="r", inc=1, layout="L", sites=[m.SiteFacts(0, 5, 5), m.SiteFacts(1, 5, 5)]),
-    )
-    assert "facts of client 1" in refusal(out)
-    assert s.sites.get(0) is None
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -357,19 +334,6 @@ def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest
     out = say(s, b"1", reply(size=m.PART + 1), 6.0)
     assert out[0] == Stray("late")
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
-
-
-def test_part_with_the_key_of_an_evaluation_is_not_stored():
-    s = begun()
-    say(s, b"1", reply(size=m.PART + 1))
-    out = say(
-        s,
-        b"1",
-        m.Part(run="r", inc=1, key=key(purpose="evaluate"), index=0),
-        body=memoryview(bytes(m.PART)),
-    )
-    assert out[0] == Stray("late")
-    assert of(out, Store) == []
 
 
 def test_part_sent_twice_is_stray():
@@ -614,15 +578,7 @@ def test_task_that_kills_its_workers_ends():
         if s.tasks.by_client[0].status is TaskState.DROPPED:
             break
     why = f"failed: its worker was lost {DEATHS} times at this task"
-    assert s.tasks.by_client[0].losses == DEATHS
     assert of(out, Resolved) == [Resolved(key(0, DEATHS - 1), why)]
-
-
-def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
-    s = begun([job(0), job(1)], rules=Rules(closed=0.0))
-    s.closed(b"1", 1.0)
-    s.tick(1.0)
-    assert sorted(w.deaths for w in s.tasks.by_client.values()) == [0, 1]
 
 
 def lacking(conn, client, attempt, now, s):
@@ -717,12 +673,6 @@ def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
     )
 
 
-def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
-    s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
-    say(s, b"1", m.Failed(run="r", inc=1, key=key(3), reason="x"), 1.0)
-    assert of(s.tick(6.0), Resolved)[0] == Resolved(key(2), "deadline")
-
-
 def test_phase_that_begins_cancels_the_one_before():
     s = begun([job(0, 3), job(1)])
     out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
@@ -770,46 +720,6 @@ def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
     assert len(sent(say(s, b"21", reply(21, 9 * m.PART), UNUSED_S), m.Pull)) == 1
 
 
-@pytest.mark.parametrize("ends", ["phase", "deadline", "closed", "refused", "accepted"])
-def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
-    s = server(40)
-    for i in range(40):
-        ready(s, b"%d" % i, f"w{i}", [i])
-    rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
-    s.begin(1, 0, "train", [job(i) for i in range(40)], rules, 0.0)
-    for i in range(16):  # all of the budget
-        say(s, b"%d" % i, reply(i, 4 * m.PART))
-    assert sent(say(s, b"20", reply(20, 4 * m.PART)), m.Pull) == []
-    out = []
-    for i in range(16):
-        if ends == "closed":
-            out += s.closed(b"%d" % i, 0.0)
-        elif ends == "refused":
-            wrong = m.Part(run="r", inc=1, key=key(i), index=3)
-            out += say(s, b"%d" % i, wrong, body=memoryview(bytes(m.PART)))
-        elif ends == "accepted":
-            for index in range(4):
-                part = m.Part(run="r", inc=1, key=key(i), index=index)
-                out += say(s, b"%d" % i, part, body=memoryview(bytes(m.PART)))
-            out += s.accept(key(i), 0.0)
-    if ends == "phase":
-        s.begin(2, 0, "train", [job(i) for i in range(40)], rules, 0.0)
-    out += s.tick(1.0)
-    round = 2 if ends == "phase" else 1
-    if ends == "deadline":  # of all tasks
-        s.begin(2, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 1.0)
-        round = 2
-    first = 20 if round == 2 else 21
-    for i in range(first, 40):
-        out += say(s, b"%d" % i, reply(i, 4 * m.PART, key=key(i, round=round)), 1.0)
-    # As much as before is granted again.
-    pulls = Counter()
-    for pull in sent(out, m.Pull):
-        pulls[pull.key.client] += pull.count
-    assert sum(pulls[i] for i in range(20, 40)) == 64
-    assert all(client >= 20 for client in s._asked)  # nothing is kept of those that ended
-
-
 def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     s = server()
     ready(s, ids=range(4))
@@ -826,14 +736,6 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     ]
     say(s, b"1", m.Alive(run="r", inc=1), 16.0)
     assert s.roster.workers["w"].slots == 3
-
-
-def test_no_process_is_given_more_than_it_can_be_working_on():
-    s = server(200)
-    ready(s, ids=range(200), slots=1024)
-    out = s.begin(1, 0, "train", [job(i) for i in range(200)], Rules(), 0.0)
-    assert len(sent(out, m.Task)) == SLOTS + 1
-    assert sent(say(s, b"1", m.Slots(run="r", inc=1, slots=1024)), m.Task) == []
 
 
 def test_all_workers_hear_of_the_end():
@@ -904,15 +806,3 @@ def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
     assert given_to(s.tick(13.0)) == [b"2"]
     say(s, b"2", m.Alive(run="r", inc=1), 99.0)
     assert not of(s.tick(100.0), Resolved)  # nobody else hosts client 1
-
-
-def test_a_worker_that_was_replaced_is_bound_to_again_once_it_is_back():
-    s, rules = server(), Rules(closed=None)
-    ready(s, b"1", "first", (0,))
-    s.begin(1, 0, "train", [job(0)], rules, 1.0)
-    say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
-    s.accept(key(0), 1.0)
-    s.closed(b"1", 3.0)
-    ready(s, b"2", "second", (0,), 4.0)
-    ready(s, b"3", "first", (0,), 5.0)
-    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], rules, 6.0)) == [b"3"]

@@ -5,38 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.transfers import WINDOW, Receiving, Sending, before_cut
+from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.wire.codec import Body
 from tests.protocol.net import PART
-
-
-def test_a_receiver_grants_a_window_and_again_when_half_of_it_has_come():
-    window, body = Receiving(10 * PART - 3, PART), memoryview(bytes(PART))
-    assert window.grant() == (0, WINDOW)
-    assert [window.take(0, body), window.grant()] == [0, None]
-    assert [window.take(1, body), window.grant()] == [PART, (4, 2)]
-    assert window.take(0, body) is None  # it has come already
-    for wrong in ((2, body[:-1]), (3, body), (2, None)):
-        with pytest.raises(RemoteProtocolError, match=f"expected part 2 of {PART}"):
-            window.take(*wrong)
-    for index in range(2, 10):
-        window.grant()
-        assert window.take(index, body[: PART - 3 * (index == 9)]) == index * PART
-    assert window.whole
-
-
-def test_a_sender_sends_what_was_not_sent_and_no_more_than_a_window():
-    sending = Sending(Body([bytes(range(20))]), PART)
-    assert [(i, bytes(b)) for i, b in sending.pulled(0, 2)] == [
-        (0, bytes(range(8))),
-        (1, bytes(range(8, 16))),
-    ]
-    assert sending.pulled(0, 1) is None
-    for first, count in ((3, 1), (2, 2), (0, 3)):
-        with pytest.raises(RemoteProtocolError, match=f"pull of parts {first} to"):
-            sending.pulled(first, count)
-    assert [i for i, _ in sending.pulled(2, 1)] == [2]
-    assert sending.whole
 
 
 def test_a_sender_that_is_to_fall_silent_sends_so_many_parts():

@@ -214,15 +214,6 @@ def test_a_key_allowed_after_it_was_refused_connects_by_itself(tmp_path):
         pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
 
 
-def test_a_client_without_keys_never_connects_to_a_server_that_wants_them(tmp_path):
-    lab(tmp_path, 1)
-    with ExitStack() as stack:
-        pair = Pair(stack, keyring=Keyring(tmp_path))
-        client = pair.client()
-        seen = pump(pair.server, client, until=lambda seen: pair.server.refusals["handshake"])
-        assert seen == []
-
-
 def test_a_client_that_alone_has_no_curve_is_told_at_once(tmp_path):
     lab(tmp_path, 1)
     told = []

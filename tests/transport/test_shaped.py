@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fednet.config import PROFILES
 from fednet.transport.base import Closed, Event, Opened, Received
 from fednet.transport.inproc import Inproc
 from fednet.transport.shaped import LinkShape, ShapedClient
@@ -93,12 +92,6 @@ def test_what_is_under_way_is_lost_when_the_connection_ends_and_the_link_is_free
     assert lab.server_gets(1.5) == [2]
 
 
-def test_nothing_is_sent_before_the_connection_stands():
-    network = Inproc()
-    client = ShapedClient(network.client(), SLOW, lambda: 0.0)
-    assert client.send([b"x"]) is False
-
-
 def test_closing_lets_what_is_on_hold_leave():
     lab = Lab()
     lab.client.send(message(1, 1000))
@@ -123,15 +116,6 @@ def test_a_poll_waits_no_longer_than_until_something_is_due():
     client.poll(None)
     client.poll(0.25)
     assert waited == [None, 1.5, 0.25]
-
-
-def test_profiles_are_the_published_figures_in_order_of_speed():
-    links = {name: LinkShape(p.up_mbps, p.down_mbps, p.latency_ms) for name, p in PROFILES.items()}
-    assert links["3g"] == LinkShape(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
-    # 384 kbit at 384 kbit/s, 25 ms
-    assert links["dsl"].time(48_000, "up") == pytest.approx(1.025)
-    by_speed = sorted(links, key=lambda name: links[name].time(10**6, "up"))
-    assert by_speed == ["lan", "wifi", "4g", "3g", "dsl"]
 
 
 def test_a_rate_that_changes_each_second_holds_messages_back_through_its_silence():

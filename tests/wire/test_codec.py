@@ -15,7 +15,6 @@ from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Codec, not_finite
 from fednet.wire.compress import parse
-from fednet.wire.frames import decode_from_client, encode
 from fednet.wire.payload import (
     Control,
     Delta,
@@ -161,20 +160,6 @@ def test_size_by_hand():
     assert [(f.size, f.raw) for f in fp16[:2]] == [(88, 88), (34 + 20, 88)]
 
 
-def test_error_feedback_sends_later_what_topk_left_out():
-    codec = Codec(LAYOUT.parameters, {"delta": parse(["topk(0.5)"])})
-
-    class Up(Payload):
-        dy: Delta
-
-    residuals: dict[str, torch.Tensor] = {}
-    total = torch.zeros(17)
-    dy = tensors(1).params
-    for _ in range(6):
-        total += codec.encode(Up(dy=dy), None, residuals).seen.dy.vector
-    assert torch.allclose(total + residuals["dy"], 6 * dy.vector, atol=1e-4)
-
-
 def test_cache_does_not_take_another_clients_tensors_for_these():
     class Down(Payload):
         x: Weights
@@ -259,7 +244,6 @@ FORM = Codec(LAYOUT, {}).encode(everything()).form
 
 
 def changed(which: int, **fields) -> list[m.Field]:
-    import msgspec
 
     return [msgspec.structs.replace(f, **fields) if i == which else f for i, f in enumerate(FORM)]
 
@@ -326,7 +310,7 @@ def test_truth_value_of_another_byte_is_refused():
 
 
 @pytest.mark.parametrize("items", CHAINS, ids=str)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_spoilt_body_or_form_is_refused_or_a_payload_and_nothing_else(items, data):
     codec = Codec(LAYOUT, chained(items))
@@ -384,11 +368,3 @@ def test_what_is_outside_its_declaration_is_refused(a, share, reason):
         return
     with pytest.raises(RemoteProtocolError, match=reason):
         codec.decode(Bounded, sent.form, sent.body.whole())
-
-
-@pytest.mark.parametrize("state", ["xyz", "ab", "f" * 63, "F" * 64, "f" * 64 + "\n"])
-def test_a_state_digest_that_is_none_is_refused_where_it_is_decoded(state):
-    reply = m.Reply(key=m.Key(1, 0, 0, 0), form=[], size=0, state="f" * 64)
-    decode_from_client([encode(reply)])
-    with pytest.raises(RemoteProtocolError, match="state"):
-        decode_from_client([encode(msgspec.structs.replace(reply, state=state))])

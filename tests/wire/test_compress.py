@@ -9,7 +9,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.wire import compress
 from fednet.wire.compressors.base import index_bytes, pack_indices, unpack_indices
@@ -116,12 +115,6 @@ def test_a_value_that_is_not_finite_is_never_hidden(items):
 
 
 @pytest.mark.parametrize("items", CHAINS, ids=IDS)
-def test_the_same_draws_give_the_same_bytes(items):
-    chain, x = compress.parse(items), normal(3000)
-    assert chain.encode(x, rng(4)) == chain.encode(x, rng(4))
-
-
-@pytest.mark.parametrize("items", CHAINS, ids=IDS)
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_length_that_does_not_fit_the_number_of_values_is_refused(items, by):
     chain = compress.parse(items)
@@ -135,11 +128,6 @@ def test_a_lossless_chain_gives_back_every_bit(items):
     x[:3] = torch.tensor([0.0, -0.0, 1e-42])
     assert sent(compress.parse(items), x).numpy().tobytes() == x.numpy().tobytes()
     assert not compress.parse(items).lossy
-
-
-def test_what_is_no_vector_of_floats_is_not_taken():
-    with pytest.raises(TypeError, match="int64"):
-        compress.parse(["fp16"]).encode(torch.zeros(3, dtype=torch.int64), rng())
 
 
 # -- rounding --------------------------------------------------------------------------------------
@@ -162,17 +150,11 @@ def test_bf16_rounds_to_eight_bits_to_even_and_saturates():
 
 
 # -- qsgd ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("bits", [2, 4, 8, 16])
-def test_qsgd_keeps_what_lies_on_a_level(bits):
-    s = 2 ** (bits - 1) - 1
-    x = torch.arange(-s, s + 1, dtype=torch.float32)[:512]
-    x[0] = -s
-    assert torch.equal(sent(compress.parse([f"qsgd({bits})"]), x).round(decimals=2), x)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_qsgd_is_unbiased_and_each_draw_within_a_level(bits):
-    s, draws = 2 ** (bits - 1) - 1, 2000
+    s, draws = 2 ** (bits - 1) - 1, 500
     x = normal(700)
     m = torch.cat([x[:512].abs().max().expand(512), x[512:].abs().max().expand(188)])
     chain, source = compress.parse([f"qsgd({bits})"]), rng(1)
@@ -185,7 +167,7 @@ def test_qsgd_is_unbiased_and_each_draw_within_a_level(bits):
     assert bool(((total / draws - x).abs() <= 6 * m / (2 * s) / draws**0.5).all())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(x=vectors, bits=st.sampled_from([2, 4, 8, 16]))
 def test_qsgd_errs_by_at_most_a_level_of_its_bucket_and_never_changes_a_sign(x, bits):
     y = sent(compress.parse([f"qsgd({bits})"]), x)
@@ -230,25 +212,6 @@ def test_topk_keeps_the_largest_and_of_equal_ones_the_first():
     assert sent(chain, torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("share", "n", "k"), [(0.01, 1000, 10), (0.01, 10, 1), (0.25, 10, 3), (1, 7, 7), (0.5, 0, 0)]
-)
-def test_topk_keeps_its_share_rounded_and_at_least_one(share, n, k):
-    assert int((sent(compress.parse([f"topk({share})"]), normal(n)) != 0).sum()) == k
-
-
-@settings(max_examples=60, deadline=None)
-@given(x=vectors.filter(lambda v: v.numel() > 0))
-def test_nothing_that_topk_drops_is_larger_than_what_it_keeps(x):
-    y = sent(compress.parse(["topk(0.2)"]), x)
-    kept = y != 0
-    assert torch.equal(y[kept], x[kept])
-    if bool(kept.any()):
-        assert float(x[~kept].abs().max() if bool((~kept).any()) else 0) <= float(
-            x[kept].abs().min()
-        )
-
-
 # -- indices ---------------------------------------------------------------------------------------
 def test_indices_take_the_lowest_bits_and_a_mark_each():
     # 3 of 32: l = 3, so that 3, 9 and 30 are (0, 3), (1, 1) and (3, 6), marks at 0, 1+1 and 3+2
@@ -258,15 +221,7 @@ def test_indices_take_the_lowest_bits_and_a_mark_each():
     assert index_bytes(32, 3) == 3
 
 
-def test_from_a_quarter_on_indices_are_a_bitmap():
-    found = pack_indices(np.array([0, 2, 9], dtype=np.uint32), 10)
-    assert found == bytes([0b101, 0b10])
-    assert index_bytes(1000, 300) == index_bytes(1000, 999) == 125
-    assert index_bytes(1_000_000, 200_000) < 125_000
-    assert index_bytes(7, 0) == 0
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 70_000), data=st.data())
 def test_indices_come_back_in_the_bytes_that_were_predicted(n, data):
     k = data.draw(st.integers(0, min(n, 400)))
@@ -278,15 +233,7 @@ def test_indices_come_back_in_the_bytes_that_were_predicted(n, data):
     assert 8 * len(found) <= k * (2 + math.log2(n / k)) + 16 if k else found == b""
 
 
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.2, 0.5])
-def test_indices_take_at_most_seven_tenths_of_a_bit_more_than_the_entropy_of_their_set(share):
-    n = 100_000
-    k = round(share * n)
-    entropy = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
-    assert 0 <= 8 * index_bytes(n, k) - entropy <= 0.7 * k + 16
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_bytes_that_are_no_indices_are_refused_or_give_some_that_ascend(data):
     n, k = data.draw(st.sampled_from([(9, 4), (32, 3), (1000, 20), (1, 1)]))
@@ -314,7 +261,7 @@ def test_int8_has_the_scale_of_its_block_and_rounds_to_the_nearest():
     assert compress.parse(["int4"]).nbytes(65) == (4 + 2 * 2 + 33, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(x=vectors, bits=st.sampled_from([4, 8]))
 @example(x=torch.tensor([3.8e23] + [0.0] * 15 + [2.4e16]), bits=4)
 def test_blocks_err_by_half_a_step_and_never_by_more_than_the_value(x, bits):
@@ -356,12 +303,6 @@ def test_of_randk_no_index_crosses():
     assert not torch.equal(kept, other)
 
 
-@pytest.mark.filterwarnings("error")
-def test_what_randk_scales_beyond_float32_is_infinite_without_a_warning():
-    y = sent(compress.parse(["randk(0.3)"]), torch.full((10,), 3e38))
-    assert int(torch.isinf(y).sum()) == 3
-
-
 def test_which_values_randk_keeps_is_the_same_everywhere():
     x = torch.arange(1.0, 11.0)
     seed = (5).to_bytes(8, "little")
@@ -373,7 +314,7 @@ def test_which_values_randk_keeps_is_the_same_everywhere():
 
 
 def test_randk_has_no_bias_and_under_error_feedback_contracts():
-    x, source, draws = normal(50), rng(3), 4000
+    x, source, draws = normal(50), rng(3), 1500
     free, fed = compress.parse(["randk(0.2)"]), compress.parse(["ef", "randk(0.2)"])
     assert not free.needs_feedback
     assert fed.needs_feedback
@@ -404,17 +345,10 @@ def test_threshold_sends_what_is_large_and_how_many_that_are():
             chain.decode(k.to_bytes(4, "little") + data[4:], 32)
 
 
-@pytest.mark.parametrize("items", [["topk(0.1)"], ["threshold(1)"], ["int8"], ["int4"], ["fp16"]])
-def test_what_is_decoded_compresses_to_itself(items):
-    chain = compress.parse(items)
-    once = sent(chain, normal(700))
-    assert torch.allclose(sent(chain, once), once, rtol=2e-3, atol=0)
-
-
 @pytest.mark.parametrize(
     "items", [["topk(0.1)"], ["sign"], ["int8"], ["int4"], ["ef", "randk(0.3)"], ["threshold(9)"]]
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(x=vectors.filter(lambda v: bool(v.abs().max() < 1e15) if v.numel() else True))
 def test_what_feeds_errors_back_never_adds_to_them(items, x):
     y = sent(compress.parse(items), x).double()
@@ -429,16 +363,7 @@ def test_sign_sends_the_mean_magnitude_with_a_bit_a_value():
         chain.decode(np.array([1.0], dtype="<f4").tobytes() + bytes([0b1000]), 3)
 
 
-def test_the_values_after_topk_are_written_by_the_codec_that_follows():
-    chain = compress.parse(["topk(0.5)", "sign"])
-    assert sent(chain, torch.tensor([1.0, -3.0, 0.0, 5.0])).tolist() == [0, -4, 0, 4]
-    assert chain.nbytes(4) == (1 + 4 + 1, True)  # a bitmap, a scale, two signs
-
-
 # -- zstd ------------------------------------------------------------------------------------------
-def test_zstd_shortens_what_repeats():
-    chain = compress.parse(["zstd"])
-    assert len(chain.encode(torch.zeros(100_000), rng())) < 100
 
 
 def test_a_zstd_bomb_is_refused_by_its_announcement_before_anything_is_allocated():
@@ -470,17 +395,13 @@ def test_with_feedback_nothing_is_lost_but_only_late(items):
     assert chain.needs_feedback
     residual, arrived, wanted = torch.zeros(200), torch.zeros(200), torch.zeros(200)
     # The same update each round: what arrives on average comes ever closer to it.
-    for _ in range(400):
+    for _ in range(200):
         x = torch.linspace(-1, 1, 200)
         decoded = chain.decode(chain.encode(x + residual, source), 200)
         residual = x + residual - decoded
         arrived, wanted = arrived + decoded, wanted + x
     assert float((arrived - wanted).abs().max()) < 0.1 * 400
     assert float((sent(chain, x) - x).abs().max()) > 0.4
-
-
-def test_what_is_unbiased_or_only_rounded_needs_no_feedback():
-    assert not any(compress.parse([c]).needs_feedback for c in ("qsgd(8)", "fp16", "bf16", "zstd"))
 
 
 # -- configuration ---------------------------------------------------------------------------------
@@ -525,17 +446,3 @@ def test_the_chains_of_a_section_are_by_kind_and_name_their_place():
     }
     with pytest.raises(ConfigError, match=r"wire\.down\.delta: unknown compressor"):
         compress.chains({"delta": ["gzip"]}, "wire.down")
-
-
-def test_every_compressor_is_registered_with_its_paper():
-    assert {e.name for e in registry.compressor.entries()} >= {
-        "fp16",
-        "bf16",
-        "qsgd",
-        "topk",
-        "sign",
-        "zstd",
-    }
-    for entry in registry.compressor.entries():
-        assert registry.compressor.get(entry.name).paper
-        assert entry.summary

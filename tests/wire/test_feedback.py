@@ -172,7 +172,7 @@ def test_diana_moves_its_shift_by_alpha_of_what_was_sent():
 
 def test_diana_has_no_bias_and_its_spread_goes_where_the_difference_goes():
     x, sums, spread = normal(40), torch.zeros(40, dtype=torch.float64), []
-    for k in range(1500):
+    for k in range(400):
         client = End("diana(0.25)", "randk(0.25)")
         client.rng = np.random.default_rng(k)
         for _ in range(3):
@@ -181,8 +181,8 @@ def test_diana_has_no_bias_and_its_spread_goes_where_the_difference_goes():
         for _ in range(60 if k < 5 else 0):
             seen = client.sends(x)[1]
         spread += [float(((seen - x) ** 2).sum())] if k < 5 else []
-    # a value's spread is at most 3 x**2; 6 standard deviations of the mean of 1500
-    assert bool(((sums / 1500 - x).abs() <= 6 * x.abs() * (3 / 1500) ** 0.5).all())
+    # a value's spread is at most 3 x**2; 6 standard deviations of the mean of 400
+    assert bool(((sums / 400 - x).abs() <= 6 * x.abs() * (3 / 400) ** 0.5).all())
     # the shift has learnt it: nearly nothing is left to be lost
     assert max(spread) < 1e-3 * float((x**2).sum())
 
@@ -192,22 +192,6 @@ def test_delta_sends_the_difference_to_what_that_client_had_last():
     for x, got in ((vector(4, 3), [4, 0]), (vector(5, 3), [4, 3]), (vector(5, 3), [5, 3])):
         data, seen = server.sends(x)
         assert seen.tolist() == client.hears(data, 2).tolist() == got
-
-
-def test_delta_with_zstd_gives_back_every_bit_in_fewer_bytes():
-    pytest.importorskip("zstandard")
-    server, client, x = End("delta", "zstd"), End("delta", "zstd"), normal(20_000)
-    x[:4] = torch.tensor([0.0, -0.0, 1e-42, 3e38])
-    sizes = []
-    for _ in range(3):
-        data, seen = server.sends(x)
-        assert client.hears(data, x.numel()).numpy().tobytes() == x.numpy().tobytes()
-        assert seen.numpy().tobytes() == x.numpy().tobytes()
-        sizes.append(len(data))
-        x = x * (1 + 1e-4 * normal(20_000, 9))
-    whole = len(compress.parse(["zstd"]).encode(x, np.random.default_rng()))
-    assert sizes[1] < 0.8 * whole
-    assert sizes[2] < 0.8 * whole
 
 
 @pytest.mark.parametrize("items", [("ef21", "topk(0.5)"), ("diana(0.2)", "randk(0.5)")])
@@ -247,7 +231,7 @@ def test_what_is_not_finite_is_not_hidden_by_what_is_remembered(items, bad):
     assert not bool(torch.isfinite(seen).all())
 
 
-@pytest.mark.parametrize("items", [("ef21", "topk(0.5)"), ("delta", "zstd"), ("powersgd(2)",)])
+@pytest.mark.parametrize("items", [("ef21", "topk(0.5)"), ("delta", "int8"), ("powersgd(2)",)])
 def test_of_no_values_nothing_is_made(items):
     client, server = End(*items), End(*items)
     for _ in range(2):
@@ -262,6 +246,7 @@ def test_of_no_values_nothing_is_made(items):
         (["dgc(1)", "topk(0.1)"], "a momentum from 0, below 1"),
         (["dgc(0.9, -1)", "topk(0.1)"], "0 or above"),
         (["ef21"], "ef21 needs a compressor after it"),
+        (["delta", "zstd"], "delta needs a compressor after it that loses something"),
         (["ef21", "qsgd(2)"], "needs a compressor that contracts"),
         (["diana(0.1)", "topk(0.1)"], "diana.*without bias, randk or qsgd; ef21"),
         (["diana(0.1)", "int8"], "without bias"),

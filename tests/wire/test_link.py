@@ -50,23 +50,6 @@ def reply(size=12, key=KEY) -> m.Reply:
     return m.Reply(key=key, form=FORM, size=size)
 
 
-def test_whole_message_is_billed_to_the_byte_by_both_sides():
-    ends = Ends()
-    n = ends.up(reply(), memoryview(bytes(12)))
-    for link in (ends.client, ends.server):
-        link.settle(b"c", "up", KEY, True)
-    for rows in (ends.up_rows, ends.down_rows):
-        assert rows[0]["bytes"] == n
-        assert rows[0]["kinds"] == {"state": 8, "statistics": 4}
-        assert rows[0]["raw_bytes"] == 20
-        assert (rows[0]["round"], rows[0]["client"], rows[0]["attempt"], rows[0]["type"]) == (
-            2,
-            5,
-            1,
-            "reply",
-        )
-
-
 def test_parts_share_the_row_of_their_announcement_and_pulls_have_one():
     ends = Ends(part=5)
     n = ends.up(reply())
@@ -130,27 +113,6 @@ def test_heartbeats_are_counted_by_connection_and_not_by_client():
         2,
         -1,
         7,
-    )
-
-
-def test_plain_message_is_a_row_at_once_with_its_place_if_it_has_one():
-    ends = Ends()
-    ends.up(m.Leave())
-    ends.up(m.Failed(key=KEY, reason="x"))
-    assert [(r["type"], r["client"], r["round"], r["useful"]) for r in ends.down_rows] == [
-        ("leave", -1, 0, False),
-        ("failed", 5, 2, False),
-    ]
-
-
-def test_connection_is_billed_both_ways():
-    ends = Ends()
-    ends.server.opened(b"c")
-    ends.client.opened(b"c")
-    assert (
-        sorted((r["direction"], r["bytes"]) for r in ends.up_rows)
-        == sorted((r["direction"], r["bytes"]) for r in ends.down_rows)
-        == [("down", 43), ("up", 64)]
     )
 
 

@@ -85,10 +85,6 @@ class Feedback(Part):
         """Why it makes no sense in that direction, for that ledger kind; "" where it does."""
         return ""
 
-    def over(self, lossy: bool) -> Feedback:
-        """This part for a chain whose other parts lose something (`lossy`), or nothing."""
-        return self
-
     def selecting(self, select: Reduce, round: int) -> Reduce:
         """What selects in that round, from 1."""
         return select

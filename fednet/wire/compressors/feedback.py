@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Annotated
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from fednet.errors import ConfigError, RemoteProtocolError
@@ -80,6 +77,11 @@ class Shift(Feedback):
     head = MARK
     step = 1.0
 
+    def refused(self, select: Reduce | None, values: Values | None) -> str:
+        if select is None and values is None:
+            return "needs a compressor after it that loses something, such as topk"
+        return expansive(select, values)
+
     def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         h = memory.get("h")
         return x if h is None else x - h
@@ -132,11 +134,6 @@ class EF21(Shift):
     """
 
     paper = "Richtarik, Sokolov and Fatkhullin 2021, EF21, arXiv:2106.05203"
-
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
-        if select is None and values is None:
-            return "needs a compressor after it, such as topk"
-        return expansive(select, values)
 
     def misplaced(self, way: str, kind: str) -> str:
         return "is for uploads; delta is the same for what comes down" if way == "down" else ""
@@ -194,44 +191,13 @@ class Delta(Shift):
     server keeps that for each client, and the client its own.
 
     w_i^{t+1} = w_i^t + C(x^{t+1} - w_i^t) (EF21-P), w_i^0 the initial model that all
-    have. Where the rest of the chain loses nothing, as with zstd, it is the exclusive or of both
-    bit patterns, and byte k of all values before byte k + 1: every bit is given back.
+    have.
     """
 
     paper = "Gruntkowska, Tyurin and Richtarik 2022, EF21-P and Friends, arXiv:2209.15218"
-    _exact = False
-
-    def over(self, lossy: bool) -> Feedback:
-        other = copy.copy(self)
-        other._exact = not lossy
-        return other
 
     def misplaced(self, way: str, kind: str) -> str:
         return "is for what comes down; ef21 is the same for uploads" if way == "up" else ""
-
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
-        return expansive(select, values)
-
-    def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
-        if not self._exact:
-            return super().wanted(x, memory)
-        bits = _mixed(x, memory.get("h"))
-        return torch.from_numpy(bits.view(np.uint8).reshape(-1, 4).T.reshape(-1).view(np.float32))
-
-    def received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
-        if not self._exact:
-            return super().received(decoded, memory)
-        planes = decoded.numpy().view(np.uint8).reshape(4, -1)
-        bits = torch.from_numpy(planes.T.reshape(-1).view(np.float32))
-        arrived = torch.from_numpy(_mixed(bits, memory.get("h")).view(np.float32))
-        memory.set(arrived, "h")
-        return arrived
-
-
-def _mixed(x: torch.Tensor, h: torch.Tensor | None) -> npt.NDArray[np.uint32]:
-    """The bits of x, exclusive or those of h."""
-    bits: npt.NDArray[np.uint32] = x.contiguous().numpy().view(np.uint32)
-    return bits.copy() if h is None else bits ^ h.numpy().view(np.uint32)
 
 
 @compressor("dgc")
