@@ -128,13 +128,15 @@ STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
 @dataclass(slots=True)
 class HeldTask:
     """A task of this process. body: all of the payload, or room for it. window: of a payload that
-    is coming. earlier: an earlier server process asked for it.
+    is coming. shared: body is the equal payload of another task, so what comes is not kept.
+    earlier: an earlier server process asked for it.
     """
 
     task: m.Task
     body: Content
     state: ClientTaskState = ClientTaskState.GONE
     window: Receiving | None = None
+    shared: bool = False
     earlier: bool = False
 
 
@@ -501,20 +503,31 @@ class ClientProtocol:
             self._tasks[task.key] = HeldTask(task, own)
             self._whole(task.key)
             return
+        shared = self._equal_payload(task)
         room = self.room()
-        if task.size > room:
+        if shared is None and task.size > room:
             self._no_room(task, f"the {room} that are free")
             return
         try:
             # Not cleared: the system gives it memory as parts are written to it.
-            whole = lend(task.size).data
+            whole = lend(task.size).data if shared is None else shared
         except (MemoryError, OverflowError, ValueError):
             self._no_room(task, "this machine")
             return
         window = Receiving(task.size, self.part)
-        self._tasks[task.key] = HeldTask(task, whole, window=window)
+        self._tasks[task.key] = HeldTask(task, whole, window=window, shared=shared is not None)
         self._change_task(task.key, ClientTaskEvent.TASK)
         self._grant(task.key, window)
+
+    def _equal_payload(self, task: m.Task) -> Content | None:
+        """Returns the payload of another task if it has the same digest and is whole: most clients
+        get the same broadcast, and this process has it in memory once.
+        """
+        for held in self._tasks.values():
+            here = held.shared or held.state is ClientTaskState.WORKING
+            if here and held.body and task.check and task.check == held.task.check:
+                return held.body
+        return None
 
     def _no_room(self, task: m.Task, where: str) -> None:
         """Another process may have room for it, or this one later."""
@@ -553,10 +566,11 @@ class ClientProtocol:
         if start is None or body is None:
             self._out.append(Stray("doubled"))
             return
-        # A copy, also of a server's in this process: a method may write to what it gets.
-        assert isinstance(held.body, memoryview)
-        assert isinstance(body, memoryview)
-        held.body[start : start + len(body)] = body
+        if not held.shared:
+            # A copy, also of a server's in this process: a method may write to what it gets.
+            assert isinstance(held.body, memoryview)
+            assert isinstance(body, memoryview)
+            held.body[start : start + len(body)] = body
         if held.window.whole:
             self._whole(part.key)
         else:

@@ -350,3 +350,37 @@ def test_a_payload_is_in_memory_of_the_clients_own():
     (given,) = [i for i in out if isinstance(i, Given)]
     sent_from[:] = b"\1" * len(sent_from)
     assert bytes(given.body) == bytes(len(sent_from))
+
+
+def test_equal_payloads_of_a_process_are_in_memory_once():
+    """As long as one of their tasks is to be done; all bytes cross all the same."""
+    c, size = ClientProtocol("w", slots=3), 2 * m.PART
+    c.opened(0.0)
+    c.received(msgspec.structs.replace(WELCOME, ids=[0, 1, 2]), None, 0.0)
+    c.ready("L")
+
+    def begin(client, check=b"digest"):
+        c.received(task(size, key=key(client), check=check), None, 0.0)
+
+    def given(client, data=b"a"):
+        """The payload that the client's task is given, once all of it has come."""
+        for index in range(2):
+            part = m.Part(run="r", inc=1, key=key(client), index=index)
+            out = c.received(part, memoryview(data * m.PART), 0.0)
+        (found,) = [i.body for i in out if isinstance(i, Given)]
+        assert bytes(found) == data * size
+        return found
+
+    begin(0)
+    first = given(0)
+    begin(1)
+    c.reply(*reply(3, key(0)))
+    begin(2)
+    assert given(1) is first
+    assert given(2) is first
+    c.forget(key(2))
+    begin(2, b"other")
+    assert given(2, b"b") is not first
+    c.reply(*reply(3, key(1)))
+    begin(1)
+    assert given(1) is not first
