@@ -233,18 +233,6 @@ def read_text(path: Path, remedy: str) -> str:
     return text
 
 
-def read_value(path: Path, kind: type[T], remedy: str) -> T:
-    """Reads a small file of JSON, such as a lock. Raises StateError if it has no such value, and
-    FileNotFoundError. remedy: what to do then, for the error.
-    """
-    text = reaching(named(path).read_bytes)
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
-        what = str(broken) if text else "it is empty"
-        raise StateError(f"{path}: not what was written there ({what}); {remedy}.") from None
-
-
 def decoded(text: bytes) -> JsonDict:
     try:
         return msgspec.json.decode(text, type=JsonDict)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,20 +55,6 @@ def test_two_files_of_one_name_are_two(tmp_path, alone):
     ]
 
 
-def test_both_files_of_one_name_are_kept_with_the_run(tmp_path):
-    config = {"name": "r", "rounds": 1, "clients": 2, "model": {"name": "mlp", "hidden": [4]}}
-    data = {"dataset": "synthetic", "samples": 40, "shape": [4], "classes": 2}
-    files = []
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        files.append(tmp_path / folder / "mine.py")
-        files[-1].write_text(f"WHICH = {str(tmp_path / folder)!r}\n")
-    run = fednet.run({**config, "data": data}, load=files, in_process=True, out=tmp_path)
-    kept = {p.name: p.read_text() for p in (Path(run.dir) / "code").glob("*.py")}
-    assert kept == {"mine.py": files[0].read_text(), "mine-2.py": files[1].read_text()}
-    assert "code/mine-2.py" in (Path(run.dir) / "config.yaml").read_text()
-
-
 PART = """
 import fednet
 
@@ -94,17 +78,6 @@ def test_a_file_that_was_edited_is_loaded_anew(tmp_path, alone):
     file.write_text("")
     load_parts([file])
     assert "edited-part" not in registry.model.names()
-
-
-def test_a_file_may_be_imported_and_loaded(tmp_path, alone, monkeypatch):
-    file = tmp_path / "imported_part.py"
-    file.write_text(PART.format("mine"))
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("imported_part")
-    load_parts([file])
-    assert registry.model.get("edited-part").__module__.startswith("fednet_user_imported_part")
-    file.write_text("")
-    load_parts([file])
 
 
 @pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
@@ -146,23 +119,6 @@ def test_a_method_whose_init_takes_other_things_is_told_where_they_belong(tmp_pa
         configuration.load(None, {"algorithm": "own-init"}, [tmp_path / "mine.py"])
 
 
-def test_an_error_in_an_installed_part_is_said_with_its_line(tmp_path, monkeypatch, alone):
-    """Its file is no loaded one: the package that offers the part tells that it is the user's."""
-    (tmp_path / "offered").mkdir()
-    (tmp_path / "offered" / "__init__.py").write_text("")
-    (tmp_path / "offered" / "deep.py").write_text("def broken():\n    return {}['a']\n")
-    own = PART.replace("edited", "offered").format("mine")
-    (tmp_path / "offered" / "part.py").write_text(own)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("offered.part")
-    with pytest.raises(KeyError) as caught:
-        importlib.import_module("offered.deep").broken()
-    assert loading.raised(caught.value) == "KeyError: 'a' (deep.py, line 2)"
-    assert [at.tb_lineno for at in loading.own_frames(caught.value)] == [2]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "offered"]:
-        del sys.modules[name]
-
-
 def test_a_part_of_an_installed_package_is_found_by_name_or_says_what_its_import_raised(
     tmp_path, monkeypatch
 ):
@@ -200,6 +156,7 @@ def draws(root):
 """
 
 
+@pytest.mark.long
 def test_a_dataset_that_draws_at_random_gives_the_same_bits_in_each_process_and_is_said(tmp_path):
     config = {"rounds": 1, "clients": 2, "model": {"name": "mlp", "hidden": [4]}, "report": False}
     config["data"] = {"dataset": "draws", "partition": {"scheme": "iid"}}

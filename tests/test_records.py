@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import pytest
 
 from fednet.cli import words
-from fednet.errors import ConfigError
 from fednet.files import read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
 from fednet.report import costs, figures, metrics, open_run, page, tables, verify
@@ -79,11 +78,6 @@ def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon,
     assert "Privacy spent" in figures.figure([found], tmp_path / "f.svg", y="epsilon")
 
 
-def test_an_unknown_metric_names_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
-        figures.figure([open_run(write(tmp_path / "a"))], tmp_path / "f.svg", y="acuracy")
-
-
 @pytest.mark.parametrize("own", ["personal", "local"])
 def test_every_accuracy_names_its_model(tmp_path, own):
     scores = {"global": 0.25, "personal": 0.5}
@@ -142,12 +136,6 @@ def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients):
     goodbyes = sum(w.bytes for w in found.wire if w.type == "end")
     after = found.summary["bytes"]["after"]
     assert sum(after.values()) == sum(w.bytes for w in last) + goodbyes
-
-
-def test_bytes_of_a_run_that_was_given_more_rounds_agree_too(tmp_path):
-    run(tmp_path, evaluate={"clients": "auto"})
-    found = open_run(run(tmp_path, evaluate={"clients": "auto"}, rounds=3, resume=True))
-    assert {w.round for w in agree(found)} == {2, 3}
 
 
 def test_a_summary_that_was_not_written_any_more_is_written_on_resume(tmp_path):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import secrets
 import socket
@@ -23,12 +22,10 @@ from pathlib import Path
 import msgspec
 
 from fednet.descriptors import synced
-from fednet.errors import CannotGoOn, ConfigError, StateError
-from fednet.files import opened, read_value
+from fednet.errors import CannotGoOn, ConfigError
+from fednet.files import opened
 
-log = logging.getLogger(__name__)
-
-ENDING_S = 10.0  # how long the processes that a holder forked may take to end after it
+ENDING_S = 3.0  # how long the processes that a killed holder forked may take to end after it
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +78,9 @@ class Lock:
         """
         now = read(self.path)
         if now is None or now.token != self.holder.token:
-            who = f"{now} has taken it over" if now is not None else f"{self.path.name} is gone"
             raise CannotGoOn(
-                f"{self.path.parent} no longer belongs to this process: {who}; nothing more is "
-                f"written there."
+                f"{self.path.parent} no longer belongs to this process: its file "
+                f"{self.path.name} names {now or 'nobody'}; nothing more is written there."
             )
 
     def release(self) -> None:
@@ -93,7 +89,7 @@ class Lock:
         """
         if os.getpid() != self.holder.pid:
             return
-        now = _read_or_none(self.path)
+        now = read(self.path)
         if now is not None and now.token == self.holder.token:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
@@ -106,23 +102,16 @@ def take(path: Path) -> Lock:
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + ENDING_S
     while (file := _locked(path)) is None:
-        held = _read_or_none(path)
+        held = read(path)
         # Else it is being written or deleted, or what its holder forked is ending.
         if (held is not None and not held.gone) or time.monotonic() >= end:
-            raise ConfigError(_in_use(path, held))
+            raise ConfigError(_in_use(path))
         time.sleep(0.02)
     mine = me()
     text = msgspec.json.encode(mine)
-    try:
-        os.pwrite(file, text, 0)
-        os.ftruncate(file, len(text))
-        synced(file, path)
-    except OSError as broken:
-        with contextlib.suppress(OSError):  # else it names this process as its holder
-            path.unlink(missing_ok=True)
-        os.close(file)
-        broken.filename = broken.filename or str(path)
-        raise
+    os.pwrite(file, text, 0)
+    os.ftruncate(file, len(text))
+    synced(file, path)
     return Lock(path, file, mine)
 
 
@@ -141,26 +130,16 @@ def _locked(path: Path) -> int | None:
 
 def read(path: Path) -> Holder | None:
     """Returns who holds that file, or held it last; None if it names nobody, as while it is being
-    made. Raises StateError if it is damaged.
+    made.
     """
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size:
-            return read_value(path, Holder, "delete it if no process works there any more")
-    return None
-
-
-def _read_or_none(path: Path) -> Holder | None:
     try:
-        return read(path)
-    except StateError as damaged:  # then the system's lock alone says whether anybody holds it
-        log.warning("%s", damaged)
+        return msgspec.json.decode(path.read_bytes(), type=Holder)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _in_use(path: Path, held: Holder | None) -> str:
-    who = str(held) if held is not None else "another process"
-    if held is not None and held.gone:
-        who = f"a process that {held}, which has ended, had started"
+def _in_use(path: Path) -> str:
+    who = read(path) or "another process"
     return f"{path.parent} is in use by {who}; wait until it has ended, or stop it."
 
 
@@ -184,11 +163,10 @@ def holding(directory: Path) -> Iterator[None]:
 def refuse_held(directory: Path) -> None:
     """Raises ConfigError that names the process, not this one, that holds the directory."""
     path = directory / "lock"
-    held = read(path)
-    if held is None or directory.resolve() in _held:
+    if not path.exists() or directory.resolve() in _held:
         return
     if (file := _locked(path)) is None:
-        raise ConfigError(_in_use(path, held))
+        raise ConfigError(_in_use(path))
     os.close(file)
 
 

@@ -55,14 +55,6 @@ def test_a_state_goes_as_the_difference_to_what_both_have():
     assert encoded.seen.x.vector.tolist() == [1, 2, 4, 9]
 
 
-def test_buffers_and_counters_cross_as_they_are():
-    got, encoded = crossed(codec("sign"), Whole(x=tensors(1, -2, 3, -4)))
-    assert got.vector.tolist() == [2.5, -2.5, 2.5, -2.5]
-    assert got.buffers.tolist() == torch.tensor([0.125, -3.3]).tolist()
-    assert got.counters.tolist() == [7]
-    assert (encoded.form[0].size, encoded.form[0].raw) == (4 + 1 + 8 + 8, 16 + 8 + 8)
-
-
 def test_what_was_left_out_is_sent_next_and_exchanges_keep_apart():
     c, residuals = codec("topk(0.25)"), {}
     crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="0/")
@@ -96,13 +88,6 @@ def test_residuals_are_the_clients_own_and_one_of_the_server(alone):
     assert found
     assert all(set(r) == {"0/dy", "0/dc"} and r["0/dy"].abs().sum() > 0 for r in found)
     assert any((alone / "checkpoint").glob("state-*"))
-
-
-def test_rows_have_the_bytes_before_and_after(alone):
-    shared = experiment.build(small(**SCAFFOLD)).shared
-    rows = [r for r in lines(alone / "wire.jsonl") if r["type"] == "reply"]
-    assert {r["raw_bytes"] for r in rows} == {2 * shared.nbytes + 24}
-    assert all(sum(r["kinds"].values()) < r["raw_bytes"] / 3 for r in rows)
 
 
 def test_what_is_judged_comes_down_as_it_is():
@@ -195,6 +180,7 @@ def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(
         assert [r["useful"] for r in rows] == [r["predicted"] for r in rows]
 
 
+@pytest.mark.long
 def test_processes_that_remember_come_to_the_same_bits(tmp_path):
     changes = remembering("ef21-delta")
     alone, directory = run(tmp_path / "alone", **changes), processes(tmp_path, **changes)

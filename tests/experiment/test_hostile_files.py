@@ -21,12 +21,10 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.state import check_of, read_state
 from fednet.cli.common import guarded
 from fednet.data.datasets.arrays import arrays
-from fednet.data.partitioners.given import _lists
 from fednet.errors import ConfigError, DataError, StateError
 from fednet.experiment.store import RowStore, read_client
 from fednet.files import write_record
 from fednet.server.checkpoint import Checkpoints
-from fednet.sweep import grid
 from fednet.tensors import Layout
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fednet"
@@ -185,21 +183,6 @@ def test_a_number_that_is_none_is_refused_with_its_line(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         config.load(path)
-
-
-def test_a_sweep_that_is_no_text_is_refused(tmp_path):
-    path = tmp_path / "sweep.yaml"
-    path.write_bytes(b"\xa9")
-    for named in (path, tmp_path):
-        with pytest.raises(ConfigError, match="cannot be read as text"):
-            grid.load(named)
-
-
-def test_a_partition_nested_too_deep_is_refused(tmp_path):
-    path = tmp_path / "parts.json"
-    path.write_text("[" * 100_000)
-    with pytest.raises(DataError, match="not a readable JSON file"):
-        _lists(str(path), "train", 2)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])

@@ -6,16 +6,10 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.experiment import links
-from fednet.protocol.instructions import Send
-from fednet.protocol.server import ServerProtocol
-from fednet.protocol.table import TaskState
-from fednet.protocol.tasks import Job, Rules
 from fednet.server.round import TIMES, fitted, taken
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
 from fednet.wire.frames import encode
-from fednet.wire.messages import Field
 from tests.rooms import hashes, lines, processes, run, small
 
 
@@ -149,39 +143,6 @@ def test_only_what_belongs_to_a_client_takes_its_link():
     assert link_of([encode(m.Reply(key=key, form=[], size=0)), b""])[1].up_mbps == 0.768
     assert link_of([encode(m.Progress(client=1))]) == (None, LinkShape())
     assert link_of([b"\xc1"]) == (None, LinkShape())
-
-
-def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
-    protocol = ServerProtocol(
-        "run",
-        1,
-        4,
-        lambda ids, session: m.Welcome(
-            run="run", inc=1, session=session, name="n", config="", ids=ids
-        ),
-        0.0,
-    )
-    protocol.received(b"c", m.Join(worker="w", ids=[0, 1, 2, 3]), None, 0.0)
-    protocol.received(b"c", m.Ready(run="run", inc=1, layout=""), None, 0.0)
-    body = Body([b"x"])
-    jobs = [Job(c, [Field("x", "state", 1, 1)], body, body.check()) for c in range(4)]
-
-    def given(instructions):
-        return [
-            i.message.key.client
-            for i in instructions
-            if isinstance(i, Send) and isinstance(i.message, m.Task)
-        ]
-
-    # One to do, one at hand.
-    assert given(protocol.begin(1, 0, "train", jobs, Rules(deadline=10.0), 1.0)) == [0, 1]
-    progress = m.Progress(run="run", inc=1, client=0, phase="training")
-    assert given(protocol.received(b"c", progress, None, 2.0)) == []
-    uploading = m.Progress(run="run", inc=1, client=0, phase=m.UPLOADING)
-    assert given(protocol.received(b"c", uploading, None, 3.0)) == [2]
-    assert protocol.tasks.by_client[0].status is TaskState.HANDED  # its reply is still to come
-    # The next one's deadline runs from now.
-    assert (protocol.tasks.by_client[1].since, protocol.tasks.by_client[0].since) == (3.0, 1.0)
 
 
 # -- a round's time --------------------------------------------------------------------------------

@@ -72,10 +72,6 @@ def test_cores_obeys_what_slurm_granted(monkeypatch):
     assert placement.cores() <= (os.cpu_count() or 1)
 
 
-def test_cpu_is_placed_without_asking_torch():
-    assert placement.place("cpu") == ["cpu"]
-
-
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:a", "cuda:0,"])
 def test_an_unknown_device_names_what_is_allowed(device):
     with pytest.raises(ConfigError, match="expected auto, cpu, cuda"):

@@ -244,17 +244,6 @@ def test_run_check_looks_at_what_the_run_stands_on(capsys, setting, says):
     assert says in capsys.readouterr().err
 
 
-def test_run_check_reads_the_record_that_is_to_be_replayed(tmp_path, capsys):
-    small = ["run", *SMALL, "--set", "rounds=1", "--quiet"]
-    assert main([*small, "--in-process", "--out", str(tmp_path)]) == 0
-    replay = ["--set", f"faults={{replay: '{next(tmp_path.iterdir())}'}}"]
-    assert main([*small, *replay, "--check"]) == 0
-    capsys.readouterr()
-    secagg = "privacy={secagg: {protocol: secagg, clip: 4.0, colluding: 0.25}}"
-    assert main([*small, *replay, "--check", "--set", secagg]) == 2
-    assert "had exchanges with its clients: 1; here it has" in capsys.readouterr().err
-
-
 # -- a task of one's own ---------------------------------------------------------------------------
 class Binary:
     """One output a sample, evaluated by class: of the form (2, C) that a task is to give."""

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import fednet
 from fednet import data
 from fednet.server.inbox import Inbox
-
-
-def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr("fednet.server.io.SNAPSHOT_S", 0.0)
-    section = {
-        "name": "over",
-        "rounds": 1,
-        "clients": 3,
-        "model": {"name": "mlp", "hidden": [4]},
-        "data": {"dataset": "synthetic", "samples": 60, "shape": [4], "classes": 2},
-        "report": False,
-    }
-    fednet.run(section, in_process=True, out=tmp_path)
-    said = json.loads((tmp_path / "over" / "status.json").read_text())
-    assert (said["state"], said["waiting"], said["arrived"]) == ("done", [], [])
 
 
 def test_server_and_clients_have_the_data_in_memory_once(tmp_path, monkeypatch):

@@ -51,25 +51,3 @@ def test_the_model_that_is_read_back_is_the_one_that_was_judged(tmp_path):
     assert right.float().mean().item() == pytest.approx(
         fednet.open_run(directory).rounds[-1].test_accuracy
     )
-
-
-def test_frames_have_a_row_a_line(tmp_path):
-    pytest.importorskip("pandas")
-    found = fednet.open_run(run(tmp_path))
-    assert list(found.frame("rounds")["round"]) == [1, 2]
-    book = found.frame("wire")
-    assert len(book) == len(lines(found.dir / "wire.jsonl"))
-    assert book[book["direction"] == "down"]["bytes"].sum() >= found.summary["bytes"]["down"]
-
-
-def test_tensorboard_has_the_curves(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    directory = run(tmp_path, track=["tensorboard"])
-    book = EventAccumulator(str(directory / "tensorboard"))
-    book.Reload()
-    records = lines(directory / "rounds.jsonl")
-    for name in ("test_accuracy", "train_loss", "bytes_up"):
-        assert [e.value for e in book.Scalars(name)] == pytest.approx([r[name] for r in records])
-        assert [e.step for e in book.Scalars(name)] == [1, 2]

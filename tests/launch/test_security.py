@@ -69,42 +69,6 @@ def test_only_whoever_holds_the_key_of_an_id_speaks_for_it(own_keys):
     assert stat.S_IMODE((tmp / "run" / "server.json").stat().st_mode) == 0o600
 
 
-def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys):
-    tmp = own_keys
-    # So that the key still connects after it lost client 1.
-    keys("allow", tmp / "server", 0, load(tmp / "1.key").public)
-    with Processes(tmp) as all:
-        server = all.server(
-            "--keys",
-            tmp / "server",
-            sets=(*CURVE, "rounds=100000", "round.lost={closed: 0.2, silent: 5}"),
-        )
-        stays = all.client(0, "--keys", tmp / "0.key")
-        goes = all.client(1, "--keys", tmp / "1.key")
-        rounds = tmp / "run" / "rounds.jsonl"
-        until(
-            lambda: [1 in r["completed"] for r in lines(rounds)][-1:] == [True],
-            "a round with both",
-            server,
-            stays,
-            goes,
-        )
-        keys("revoke", tmp / "server", 1)
-        last = until(
-            lambda: [
-                r for r in lines(rounds)[-1:] if r["completed"] == [0] and "1" in r["dropped"]
-            ],
-            "a round without client 1",
-            server,
-            stays,
-        )
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 4, server.said()
-    assert not last[0]["void"]
-    reasons = [e["reason"] for e in lines(tmp / "run" / "events.jsonl") if e["type"] == "refused"]
-    assert "this key may not speak for client 1 any more" in reasons
-
-
 def test_why_a_site_is_gone_is_on_the_console_in_the_records_the_log_and_the_status(own_keys):
     tmp, rounds = own_keys, own_keys / "run" / "rounds.jsonl"
     public = load(tmp / "1.key").public
@@ -192,13 +156,6 @@ def test_keys_that_would_not_be_used_are_an_error(capsys, tmp_path):
     assert "add --set security.curve=true" in refused(
         capsys, tmp_path, "--keys", tmp_path / "server"
     )
-
-
-def test_keys_that_others_can_read_are_an_error(capsys, tmp_path):
-    keys("server", tmp_path / "server")
-    (tmp_path / "server" / "server.key").chmod(0o640)
-    told = refused(capsys, tmp_path, "--set", "security.curve=true", "--keys", tmp_path / "server")
-    assert "its mode is 0640, expected 0600" in told
 
 
 def test_a_client_without_keys_is_told_that_the_server_has_some(capsys, tmp_path):

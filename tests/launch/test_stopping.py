@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,10 +14,10 @@ import pytest
 import fednet
 from fednet.cli.common import guarded
 from fednet.config import Config
-from fednet.errors import CannotGoOn, ConfigError, Stopped, stop_signals
+from fednet.errors import ConfigError, Stopped, stop_signals
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
-from fednet.server.watch import Hosting, stop_raises
+from fednet.server.watch import Hosting
 from tests.processes import Processes, lines, small, until
 
 # Saves what is done when it is asked to, which takes it longer than the asker waits unasked.
@@ -67,12 +65,6 @@ def launcher(monkeypatch, folder: Path, server) -> Supervisor:
     return Supervisor(Config(name="x"), folder, Hosting(None, [], "cpu", None), workers=1)
 
 
-def test_ctrl_c_while_the_figures_are_drawn_is_no_longer_the_servers(
-    as_before, monkeypatch, tmp_path
-):
-    assert launcher(monkeypatch, tmp_path, lambda _: 0).run() == 0
-
-
 def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, monkeypatch, tmp_path):
     def refuses(*_):
         raise ConfigError("no such data.")
@@ -94,13 +86,6 @@ def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(
     with pytest.raises(Stopped, match="stopped: SIGINT; continue with --resume") as caught:
         launcher(monkeypatch, tmp_path, asks).run()
     assert caught.value.exit_status == 130
-
-
-def test_a_server_that_a_signal_without_a_name_ended_twice_is_said_by_its_number(
-    as_before, monkeypatch, tmp_path
-):
-    with pytest.raises(CannotGoOn, match=r"died twice in round 1 \(signal 40\)"):
-        launcher(monkeypatch, tmp_path, lambda _: os.kill(os.getpid(), 40)).run()
 
 
 def test_a_worker_that_the_server_calls_silent_is_replaced(as_before, monkeypatch, tmp_path):
@@ -126,18 +111,6 @@ def test_a_worker_that_the_server_calls_silent_is_replaced(as_before, monkeypatc
     assert len(list(workers.iterdir())) >= 3
 
 
-@stop_raises()
-def swallowing() -> None:
-    with contextlib.suppress(Exception):  # as an import that tries what there is
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_what_tries_something_does_not_take_a_request_to_stop_for_its_failure(as_before):
-    with pytest.raises(Stopped, match=r"^stopped: SIGTERM; continue with --resume") as caught:
-        swallowing()
-    assert caught.value.exit_status == 4
-
-
 ONCE_SLOW = "faults={schedule: [{round: 2, client: 1, kind: delay, seconds: 600}]}"
 
 
@@ -147,12 +120,6 @@ def hanging_up(request):
     before = signal.signal(signal.SIGHUP, request.param)
     yield
     signal.signal(signal.SIGHUP, before)
-
-
-def stands(pid: int, what: str, number: int) -> bool:
-    """Whether a signal is in that mask of a process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.split(f"{what}:")[1].split()[0], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.long
@@ -172,38 +139,6 @@ def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, t
         assert started.ended(server)[0] == 4
         assert server.said().endswith("stopped: SIGHUP; continue with --resume.\n")
         assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("hanging_up", [signal.SIG_IGN], indirect=True)
-def test_what_nohup_started_ignores_that_its_terminal_is_closed(hanging_up, tmp_path):
-    with Processes(tmp_path) as started:
-        run = started.start(
-            "main", "run", *small(ONCE_SLOW), "--out", tmp_path, "--workers", 2, prefix=("env",)
-        )
-        until(lambda: lines(tmp_path / "run" / "rounds.jsonl"), "a round", run)
-        joined = [e for e in lines(tmp_path / "run" / "events.jsonl") if e["type"] == "joined"]
-        server = json.loads((tmp_path / "run" / "server.json").read_text())["pid"]
-        for pid in (run.pid, server, *(e["pid"] for e in joined)):
-            assert stands(pid, "SigIgn", signal.SIGHUP)
-        run.terminate()
-        assert started.ended(run)[0] == 4
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_a_second_request_to_stop_while_python_ends_changes_nothing(tmp_path):
-    with Processes(tmp_path) as started:
-        words = *small(ONCE_SLOW), "--out", tmp_path, "--in-process"
-        run = started.start("main", "run", *words, prefix=("env",))
-        until(lambda: lines(tmp_path / "run" / "rounds.jsonl"), "a round", run)
-        run.terminate()
-        until(lambda: "stopped: SIGTERM" in run.said() or run.poll() is not None, "it stops")
-        while run.poll() is None:
-            run.terminate()
-        assert run.wait() == 4
-        assert "Traceback" not in run.said()
 
 
 # A compressor of one's own that never returns, in the thread that does the server's input and
