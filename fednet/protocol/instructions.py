@@ -14,7 +14,6 @@ from fednet.wire.codec import Content
 from fednet.wire.ledger import Direction
 from fednet.wire.messages import Key, Message
 
-STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
 REFUSALS = 16  # that a connection is answered with
 
 
@@ -138,9 +137,8 @@ class Refusals:
     def __init__(self, turn: Turn, worker_of: Callable[[bytes], str]) -> None:
         self._turn, self._worker_of = turn, worker_of
         self.count = 0
-        self.strikes: dict[
-            bytes, int
-        ] = {}  # by connection: messages in this phase that belong to nothing
+        # By connection: messages in this phase that belong to nothing.
+        self.strikes: dict[bytes, int] = {}
 
     def note(self, what: str, reason: str, worker: str, **more: object) -> None:
         """Counts a refusal."""
@@ -163,9 +161,5 @@ class Refusals:
             self._turn.send(conn, refuse)
 
     def strike(self, conn: bytes) -> None:
-        """A message that belongs to nothing: after many, the connection is hung up on."""
+        """Counts a message that belongs to nothing."""
         self.strikes[conn] = self.strikes.get(conn, 0) + 1
-        if self.strikes[conn] == STRIKES:
-            reason = f"{STRIKES} messages that belong to nothing"
-            self._turn.note("hung_up", reason=reason, worker=self._worker_of(conn))
-            self._turn.say(Forget(conn, hang_up=True))

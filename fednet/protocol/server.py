@@ -6,7 +6,8 @@ in `tasks`, how a payload crosses in `transfers`, what an event is answered with
 
 What a peer may make the server hold or send is bounded: one join a connection; a form is checked
 before a byte of its body is asked for; parts are granted within a window and a budget; each part of
-a task is sent once a hand-out; a connection whose messages keep belonging to nothing is hung up on.
+a task is sent once a hand-out. Who sends many messages that belong to nothing is hung up on by
+`server.io`.
 """
 
 from __future__ import annotations

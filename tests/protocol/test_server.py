@@ -9,7 +9,6 @@ from fednet.errors import RemoteProtocolError
 from fednet.protocol import workers
 from fednet.protocol.instructions import (
     REFUSALS,
-    STRIKES,
     Arrived,
     Forget,
     Note,
@@ -254,14 +253,11 @@ def test_message_before_a_join_is_refused():
     assert "before a join" in refusal(say(server(), b"1", reply()))
 
 
-def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
-    s, told, ended = server(), 0, []
-    for _ in range(STRIKES + 5):
-        out = s.undecodable(b"1", "noise", 0.0)
-        told += len(sent(out, m.Refuse))
-        ended += of(out, Forget)
+def test_peer_is_told_of_its_first_refusals():
+    s, told = server(), 0
+    for _ in range(REFUSALS + 5):
+        told += len(sent(s.undecodable(b"1", "noise", 0.0), m.Refuse))
     assert told == REFUSALS
-    assert ended == [Forget(b"1", hang_up=True)]
     s.closed(b"1", 0.0)
     assert s.refusals.strikes == {}
 
