@@ -227,7 +227,7 @@ class ClientHost:
                 augment=augment,
             )
 
-    def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
+    def gradient(self, x: Tensors) -> Trained:
         """Returns the gradient of the mean loss over the whole local set at x, in eval mode for
         buffers. `.x` has x's layout: the gradient, and x's own buffers.
         """
@@ -236,11 +236,11 @@ class ClientHost:
         # A method that never trains is evaluated with the model of its gradient.
         if self.trained is None:
             self.trained = at
-        data, config = self._with(more), self.train_config
+        config = self.train_config
         gradient, loss = full_gradient(
-            self.scratch, data, self._loss, config.batch_size, config.precision
+            self.scratch, self.data, self._loss, config.batch_size, config.precision
         )
-        return Trained(gradient.select(x.layout), Run(length(data[0]), 0, loss))
+        return Trained(gradient.select(x.layout), Run(self.n, 0, loss))
 
     def _with(self, more: Samples | None) -> Pair:
         return joined(*self.data, self.inputs(more) if more is not None and len(more) else None)
@@ -392,9 +392,9 @@ class ServerHost:
             descend(descent, chosen)
         return self.scratch.values().select(x.layout)
 
-    def rng(self, purpose: str, client: int = -1) -> np.random.Generator:
-        """Returns the server's stream of that name for this round; client: one for each client."""
-        return seeds.rng(self.setting.config.seed, purpose, self.round, client)
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Returns the server's stream of that name for this round."""
+        return seeds.rng(self.setting.config.seed, purpose, self.round)
 
     def report(self, **values: object) -> None:
         """Records these values for this round, under `algorithm`."""

@@ -30,8 +30,6 @@ ASYNC = {
 }
 CASES = {
     "scaffold": CHANGES,
-    "virtual clock": {**CHANGES, **VIRTUAL},
-    "residuals": TOPK,
     "memory at both ends": {**TOPK, "wire": {"up": {"state": ["ef21", "topk(0.5)"]}}},
     "async": ASYNC,
 }

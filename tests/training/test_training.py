@@ -144,7 +144,6 @@ def test_samples_given_beside_the_local_ones_are_trained_on_too():
     trained = h.train(weight(), more=more)
     assert trained.run.n == 4
     assert w(trained) == pytest.approx(1.4)
-    assert h.gradient(weight(), more=more).run.n == 4
 
 
 def test_the_gradient_is_exact_however_the_set_is_cut():
