@@ -1,7 +1,7 @@
 """Whatever happens to bytes on their way or on the disk, what is read is what was written, or it is
 refused with an error that names the place.
 
-FEDNET_TRIALS=10000 tries so many damages of each, instead of a few hundred.
+FEDNET_TRIALS=10000 tries so many damages of each, instead of 150.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fednet.wire.codec import Body
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from tests.rooms import hashes, run
 
-TRIALS = int(os.environ.get("FEDNET_TRIALS", "300"))
+TRIALS = int(os.environ.get("FEDNET_TRIALS", "150"))
 LAYOUT = Layout(
     (Slot("w", (40,), "parameter"), Slot("mean", (6,), "buffer"), Slot("n", (), "counter"))
 )
@@ -277,7 +277,7 @@ THINGS = {
 }
 
 
-@pytest.mark.timeout(0 if TRIALS > 300 else 300)
+@pytest.mark.timeout(0 if TRIALS > 150 else 300)
 @pytest.mark.parametrize("name", THINGS)
 def test_what_was_damaged_is_the_same_or_an_error(name, tmp_path):
     draw, found = random.Random(name), Counter[str]()
@@ -297,7 +297,7 @@ def test_what_was_damaged_is_the_same_or_an_error(name, tmp_path):
     print(f"\n{name}: {dict(found)}")
 
 
-@pytest.mark.timeout(0 if TRIALS > 300 else 300)
+@pytest.mark.timeout(0 if TRIALS > 150 else 300)
 @pytest.mark.parametrize("name", ["fedvarp", "scaffold"])
 def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(name, tmp_path):
     """It stopped after its second round of four; one file is damaged each time."""
@@ -308,7 +308,7 @@ def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(name
     outcomes = ("log", "code", "personal")
     made_again = ("summary.json", "status.json", "partition.json", "model.safetensors")
     draw, found = random.Random(5), Counter[str]()
-    for _ in range(TRIALS // 25):
+    for _ in range(TRIALS // 15):
         shutil.rmtree(again, ignore_errors=True)
         ignored = shutil.ignore_patterns(*outcomes, *made_again, "config.yaml")
         shutil.copytree(stopped, again, ignore=ignored)
