@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 import torch
@@ -278,7 +278,8 @@ class Algorithm:
     # -- state -------------------------------------------------------------------------------------
     def init_server(self, x: Tensors) -> State:
         """Returns the server's first state. x: the shared part of the initial model."""
-        return first(self.Server, "init_server", **{self._field(self.model_field, "Server"): x})
+        model = {} if self.model_field is None else {self.model_field: x}
+        return first(self.Server, "init_server", **model)
 
     def prepare(self, server: OwnState, host: ServerHost) -> State:
         """Returns the server's state to start from. Called once, before round 1, and not again
@@ -334,11 +335,12 @@ class Algorithm:
         return out
 
     def init_accumulator(self, server: OwnState, phase: int) -> State:
-        """Returns the empty accumulator of an exchange. Default: sums, for the default
-        `accumulate`.
+        """Returns the empty accumulator of an exchange. Default: each field declared Sum or TwoSums
+        is empty, and the others have the values of their declaration.
         """
-        sums = {name: Sum.empty() for name in self.summed or ("x",)}
-        return first(self.Accumulator, "init_accumulator and accumulate", **sums)
+        kinds = get_type_hints(self.Accumulator)
+        sums = {name: kind.empty() for name, kind in kinds.items() if kind in (Sum, TwoSums)}
+        return first(self.Accumulator, "init_accumulator", **sums)
 
     def accumulate(
         self,

@@ -11,7 +11,7 @@ Clients are weighted by their samples, as in FedAvg. The authors' code averages 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import split_model, warn_if_not_split, whole_model
+from fednet.algorithms.split import split_model, whole_model
 
 
 @algorithm("fedbn")
@@ -44,6 +44,4 @@ class FedBN(Algorithm):
         up, own = split_model(y.x, host)
         return self.Client(bn=own), self.Up(x=up, run=y.run)
 
-    def server_update(self, accumulator, server, cohort, host):
-        warn_if_not_split(host)
-        return super().server_update(accumulator, server, cohort, host)
+    # The server's half is the default: the mean of all else.

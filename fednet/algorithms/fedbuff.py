@@ -48,9 +48,6 @@ class FedBuff(Algorithm):
         y = host.train(down.x)
         return client, self.Up(d=(y.x - down.x).with_buffers(y.x), run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(d=Sum.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         return self.Accumulator(
             d=accumulator.d.add(up.d, scale=weight(self.config.staleness, host.staleness))

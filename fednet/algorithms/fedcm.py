@@ -61,9 +61,6 @@ class FedCM(Algorithm):
         )
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(d=TwoSums.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         share = 1.0 / (host.lr * up.run.steps) if up.run.steps else 0.0
         return self.Accumulator(d=accumulator.d.add(up.d, share))

@@ -103,9 +103,6 @@ class FedDC(Algorithm):
         return self.Client(x=s.x, y=s.y)
 
     # -- server ------------------------------------------------------------------------------------
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(x=Sum.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         return self.Accumulator(
             x=accumulator.x.add(up.x, self.weight(up.run)),

@@ -39,15 +39,9 @@ class FedExP(Algorithm):
         d: Sum
         squares: float = 0.0  # sum of a_i ||Delta_i||^2, a_i not yet normalised
 
-    def init_server(self, x):
-        return self.Server(x=x)
-
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
-
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(d=Sum.empty())
 
     def accumulate(self, accumulator, server, client_id, up, host):
         a = self.weight(up.run)

@@ -114,9 +114,6 @@ class FedGA(Algorithm):
         y = host.train(self.displaced(client.x, down.g, client.g))
         return self.Client(), self.Up(d=(client.x - y.x).with_buffers(y.x), run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(d=TwoSums.empty(), g=Sum.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         if isinstance(up, self.Gradient):
             return self.Accumulator(d=accumulator.d, g=accumulator.g.add(up.g))

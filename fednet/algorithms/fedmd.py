@@ -100,9 +100,6 @@ class FedMD(Algorithm):
             return {"scores": rows * len(client.class_counts) * 4}
         return {}
 
-    def init_server(self, x):
-        return self.Server()
-
     def prepare(self, server, host):
         return self.Server(draw=int(host.rng("fedmd").integers(2**62)))
 
@@ -158,9 +155,6 @@ class FedMD(Algorithm):
                 for part in order.split(max(1, self.config.batch)):
                     step(model, parameters, x[part], target[part], loss, host.lr)
         return Tensors.of(model, w.layout)
-
-    def init_accumulator(self, server, phase):
-        return self.Accumulator()
 
     def accumulate(self, accumulator, server, client_id, up, host):
         if not isinstance(up, self.Answer):

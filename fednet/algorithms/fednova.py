@@ -65,9 +65,6 @@ class FedNova(Algorithm):
         y = host.train(down.x, proximal=self.config.mu)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(d=Sum.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         p = self.weight(up.run)
         norm = gradient_weight(up.run.steps, host.lr, host.momentum, self.config.mu)

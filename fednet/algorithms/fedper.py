@@ -9,7 +9,7 @@ first participation a client starts from the common initial head.
 """
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import last_linears, split_model, warn_if_not_split, whole_model
+from fednet.algorithms.split import last_linears, split_model, whole_model
 
 
 @algorithm("fedper")
@@ -38,6 +38,4 @@ class FedPer(Algorithm):
         base, head = split_model(y.x, host)
         return self.Client(head=head), self.Up(x=base, run=y.run)
 
-    def server_update(self, accumulator, server, cohort, host):
-        warn_if_not_split(host)
-        return super().server_update(accumulator, server, cohort, host)  # the mean of the bases
+    # The server's half is the default: the mean of the bases.

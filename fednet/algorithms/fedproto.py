@@ -97,9 +97,6 @@ class FedProto(Algorithm):
         last = "known" if payload is self.Down else "n"
         return {"c": classes * client.features * 4, last: classes * 8}
 
-    def init_server(self, x):
-        return self.Server()
-
     def prepare(self, server, host):
         return self.Server(
             c=torch.zeros(host.classes, host.features),
@@ -129,9 +126,6 @@ class FedProto(Algorithm):
         mine, n = prototypes(host.frozen(y.x), *host.data, host.classes)
         state = self.Client(w=y.x, c=down.c, known=down.known)
         return state, self.Up(c=mine, n=n, run=y.run)
-
-    def init_accumulator(self, server, phase):
-        return self.Accumulator()
 
     def accumulate(self, accumulator, server, client_id, up, host):
         n = (up.n > 0).long()

@@ -19,18 +19,10 @@ class FedProx(Algorithm):
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.01
-        """Strength of the proximal term mu/2 ||w - w^t||^2; 0: FedAvg."""
+        """Strength of the proximal term mu/2 ||w - w^t||^2; 0: FedAvg. lr * mu should stay below 2.
+        """
         weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)  # adds mu (w_i - w) to each gradient
         return client, self.Up(x=y.x, run=y.run)
-
-    def server_update(self, accumulator, server, cohort, host):
-        # heavy-ball SGD on the proximal term alone
-        if host.lr * self.config.mu >= 2 * (1 + host.momentum):
-            host.warn(
-                f"fedprox: mu {self.config.mu:g} is unstable at lr {host.lr:g}: lr * mu should "
-                f"stay below {2 * (1 + host.momentum):g}."
-            )
-        return super().server_update(accumulator, server, cohort, host)

@@ -108,14 +108,7 @@ class FedRDS(Algorithm):
         factor = math.exp(1.0 if v is None else cosine(v, w))
         return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
 
-    def server_update(self, accumulator, server, cohort, host):
-        if host.round == 1 and host.public is None:
-            host.warn(
-                "fedrds has no shared data (data.public.fraction is 0): this is its "
-                "regularisation alone."
-            )
-        # Eq. 9: n_k counts private and shared samples
-        return super().server_update(accumulator, server, cohort, host)
+    # The server's half is the default, Eq. 9: n_k counts private and shared samples.
 
 
 def cosine(a: Tensors, b: Tensors) -> float:

@@ -14,7 +14,7 @@ paper's mean is uniform.
 """
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import last_linears, split_model, warn_if_not_split, whole_model
+from fednet.algorithms.split import last_linears, split_model, whole_model
 
 
 @algorithm("fedrep")
@@ -73,9 +73,7 @@ class FedRep(Algorithm):
             )
         return None
 
-    def server_update(self, accumulator, server, cohort, host):
-        warn_if_not_split(host)
-        return super().server_update(accumulator, server, cohort, host)  # the mean of the bases
+    # The server's half is the default: the mean of the bases.
 
 
 def divided(steps: int, h: int, b: int) -> tuple[int, int]:

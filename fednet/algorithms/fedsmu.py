@@ -72,9 +72,6 @@ class FedSMU(Algorithm):
         u, m = blockwise(signs, y.x, down.x, client.m)
         return client.replace(m=client.m.with_vector(m)), self.Up(u=y.x.with_vector(u), run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(u=Sum.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         return self.Accumulator(u=accumulator.u.add(up.u))
 

@@ -14,7 +14,7 @@ only personal models are evaluated.
 from typing import Literal
 
 from fednet.algorithms.base import *
-from fednet.algorithms.split import last_linears, split_model, warn_if_not_split, whole_model
+from fednet.algorithms.split import last_linears, split_model, whole_model
 
 
 @algorithm("lgfedavg")
@@ -44,7 +44,4 @@ class LGFedAvg(Algorithm):
         up, own = split_model(y.x, host)
         return self.Client(own=own), self.Up(x=up, run=y.run)
 
-    def server_update(self, accumulator, server, cohort, host):
-        warn_if_not_split(host)
-        # The mean of the global layers.
-        return super().server_update(accumulator, server, cohort, host)
+    # The server's half is the default: the mean of the global layers.

@@ -59,9 +59,6 @@ class Local(Algorithm):
         y = host.train(host.fresh("own", 0) if own else client.x)
         return self.Client(x=y.x, started=True), self.Up(run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator()
-
     def accumulate(self, accumulator, server, client_id, up, host):
         return accumulator
 

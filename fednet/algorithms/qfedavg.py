@@ -47,9 +47,6 @@ class QFedAvg(Algorithm):
         y = host.train(down.x)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), loss=loss, run=y.run)
 
-    def init_accumulator(self, server, phase):
-        return self.Accumulator(d=Sum.empty())
-
     def accumulate(self, accumulator, server, client_id, up, host):
         q, loss = self.config.q, up.loss + EPSILON
         square = up.d.dot(up.d)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fednet.algorithms.base import ClientHost, ServerHost, Tensors
+from fednet.algorithms.base import ClientHost, Tensors
 from fednet.models import tensor_names
 
 
@@ -28,12 +28,3 @@ def whole_model(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors
 def split_model(whole: Tensors, host: ClientHost) -> tuple[Tensors, Tensors]:
     """Returns (the shared part, the client's own part)."""
     return whole.select(host.shared), whole.select(host.layout.without(host.shared.names))
-
-
-def warn_if_not_split(host: ServerHost) -> None:
-    """Warns, in the first round, if the model is not split: nothing is shared, or all of it."""
-    kept, sent = len(host.layout.slots) - len(host.shared.slots), len(host.shared.slots)
-    if host.round == 1 and not sent:
-        host.warn("no part of the model is shared: every client trains alone (as `local` does).")
-    elif host.round == 1 and not kept:
-        host.warn("the whole model is shared and no part stays at the clients: this is FedAvg.")

@@ -73,11 +73,6 @@ def test_fedsgd_obeys_clipping_and_weight_decay():
     assert float(serve(algorithm, server, ups, Desk(2, lr=0.5)).x.vector[0]) == -1.0  # 1 - 0.5 * 4
 
 
-def test_fedprox_warns_where_its_own_term_is_unstable():
-    assert not Federation(rounds=1).run("fedprox", mu=19.0).warnings
-    assert "unstable" in Federation(rounds=1).run("fedprox", mu=20.0).warnings[0]
-
-
 def test_local_only_sends_the_initial_model_once_and_never_changes_the_servers():
     f = Federation()
     run = f.run("local", cohorts=[[0, 1], [1], [0, 1, 2]])

@@ -63,10 +63,3 @@ def test_data_sharing_alone_is_fedavg_on_private_and_shared_samples():
     host = f.host(3)
     host.data = (torch.cat([x, normalise(more.x)]), torch.cat([y, more.y]))
     assert same(f.ups[3].x, host.train(f.downs[3].x).x)
-
-
-def test_without_a_public_set_it_says_that_only_regularisation_is_left():
-    f = Federation("fedrds", public=0).rounds(1)
-    assert "regularisation alone" in f.io.warnings[0]
-    assert f.enrolments == dict.fromkeys(range(4))
-    assert not f.rounds(1).io.warnings

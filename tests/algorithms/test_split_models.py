@@ -94,26 +94,6 @@ def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps_before_anything_
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
-    [
-        ("lgfedavg", {"global_layers": 0}, "every client trains alone"),
-        ("lgfedavg", {"global_layers": "all"}, "this is FedAvg"),
-        ("fedper", {"personal_layers": 0}, "this is FedAvg"),
-        ("fedrep", {"personal_layers": 0}, "this is FedAvg"),
-        ("fedbn", {}, "this is FedAvg"),  # of a model without batch normalisation
-        ("fedbn", {"batch_norm": True}, ""),
-        ("lgfedavg", {"global_layers": 1}, ""),
-        ("fedper", {"personal_layers": 1}, ""),
-    ],
-)
-def test_a_split_that_is_none_is_said_once(method, options, said):
-    f = Federation(method, **options).rounds(1)
-    assert said in " ".join(f.io.warnings)
-    assert bool(f.io.warnings) is bool(said)
-    assert not f.rounds(1).io.warnings
-
-
-@pytest.mark.parametrize(
     ("steps", "h", "b", "parts"),
     [
         (10, 4, 1, (8, 2)),

@@ -261,19 +261,19 @@ LOCAL = r"client_update of Fresh \(fresh\.py, line 51\) returned "
             + r".*, expected the tensors that are sent .* Fresh\.Up\.dy; the difference is \S+",
         ),
         (
-            "def init_accumulator(",
-            "def begin(",
-            r"Fresh\.Accumulator declares dy, .*; write init_accumulator and accumulate",
+            "dy: Sum\n",
+            "dy: list\n",
+            r"Fresh\.Accumulator declares dy, .*; write init_accumulator",
         ),
         (
             "return self.Accumulator(dy=accumulator",
             "self.Accumulator(dy=accumulator",
-            r"accumulate of Fresh \(fresh\.py, line 59\) returned NoneType, expected Accumulator\(",
+            r"accumulate of Fresh \(fresh\.py, line 56\) returned NoneType, expected Accumulator\(",
         ),
         (
             "return self.Server(x=",
             "self.Server(x=",
-            r"server_update of Fresh \(fresh\.py, line 63\) returned NoneType, expected Server\(",
+            r"server_update of Fresh \(fresh\.py, line 60\) returned NoneType, expected Server\(",
         ),
         (
             "def client_update(self, phase, client",
