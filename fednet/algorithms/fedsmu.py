@@ -32,6 +32,7 @@ class FedSMU(Algorithm):
 
     paper = "Lu et al., ICML 2025 (PMLR 267:40903)"
     weighting = "uniform"  # the mean over clients is plain
+    summed = {"u": "plain"}
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 0.015
@@ -71,9 +72,6 @@ class FedSMU(Algorithm):
 
         u, m = blockwise(signs, y.x, down.x, client.m)
         return client.replace(m=client.m.with_vector(m)), self.Up(u=y.x.with_vector(u), run=y.run)
-
-    def accumulate(self, accumulator, server, client_id, up, host):
-        return self.Accumulator(u=accumulator.u.add(up.u))
 
     def server_update(self, accumulator, server, cohort, host):
         u = accumulator.u.mean()
