@@ -134,34 +134,3 @@ def test_fedga_says_when_a_client_was_lost_between_the_trips():
     run.round([0, 1, 2], lost=[1])
     assert "1 of 3 clients" in run.warnings[0]
     assert run.x.is_finite()
-
-
-def test_fedga_stale_takes_one_trip_and_displaces_from_the_second_participation():
-    f = Federation(rounds=2)
-    stale, plain = f.run("fedga", mode="stale", beta=0.5), f.run("fedavg", weighting="uniform")
-    assert [len(e.down.fields) for e in stale.algorithm.exchanges] == [2]
-    assert stale.algorithm.sends() == ("2|w|", "|w|")
-    assert close(stale.servers[1].x, plain.servers[1].x)
-    assert not close(stale.servers[2].x, plain.servers[2].x, 1e-5)
-
-
-def test_fedga_stale_mean_is_of_each_clients_pseudo_gradient():
-    algorithm = F.make("fedga", mode="stale")
-    ups = {
-        0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)),
-        1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0)),
-    }
-    after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2, lr=0.5))
-    assert (float(after.x.vector[0]), float(after.g.vector[0])) == (5.0, 3.0)
-
-
-@pytest.mark.parametrize("rho", [0.0, 0.9])
-def test_fedga_stale_pseudo_gradient_is_a_gradient_under_momentum_too(rho):
-    few = {"lr": 1e-5, "momentum": rho, "batch_size": 1000, "steps": 8}
-    f = Federation(rounds=1, train=few)
-    run = f.run("fedga", mode="stale")
-    true = [run.site(i, round=1).gradient(f.initial).x.params for i in range(f.clients)]
-    for i, g in enumerate(true):
-        assert float((run.clients[i].g - g).norm() / g.norm()) < 0.1
-    mean = sum(g.vector for g in true) / len(true)
-    assert float((run.servers[-1].g.vector - mean).norm() / mean.norm()) < 0.1
