@@ -405,10 +405,12 @@ class Federation(Rig):
         """Check a finished run: every round once, no temporary file, one whole checkpoint, and
         each useful reply is on record at its client too.
 
-        killed: clients that were, each of which may have lost the row of a reply just sent.
+        killed: clients that were, each of which may have lost the row of a reply just sent, and
+        left the temporary file that safetensors was writing.
         """
         assert [r["round"] for r in self.rounds()] == list(range(1, len(self.rounds()) + 1))
         left = [p for p in self.path.rglob("*") if p.name.startswith(("round-", "."))]
+        left = [p for p in left if not (killed and p.name.startswith(".tmp"))]
         assert not left, left
         files = json.loads((self.path / "checkpoint" / "manifest.json").read_text())["files"]
         assert {p.name for p in (self.path / "checkpoint").glob("state-*")} == set(files.values())

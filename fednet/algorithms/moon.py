@@ -58,10 +58,11 @@ class Moon(Algorithm):
             # The body sees the batch once: a second pass would count it twice in the statistics of
             # BatchNorm.
             features = model.features(x)
+            outputs = model.head(features)
             with torch.no_grad():
                 z_glob, z_prev = glob.features(x).flatten(1), prev.features(x).flatten(1)
             l_con = contrast(features.flatten(1), z_glob, z_prev, self.config.tau)
-            return task.loss(model.head(features), y) + self.config.mu * l_con
+            return task.loss(outputs, y) + self.config.mu * l_con
 
         return local
 
