@@ -24,7 +24,7 @@ from fednet.training.correction import Hooks
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
 from fednet.training.lanes import Lane, Pack
 from fednet.training.loop import Course, Descent, Loss, Recipe, Trained, descend, full_gradient
-from fednet.training.samples import joined, length
+from fednet.training.samples import joined
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
 from fednet.training.tasks.classification import weighted
