@@ -31,7 +31,6 @@ import fednet.models.networks
 import fednet.server.asynchronous
 import fednet.server.process
 import fednet.server.summary
-import fednet.server.synchronous
 import fednet.training.hosts
 import fednet.transport.zeromq.client
 import fednet.transport.zeromq.server

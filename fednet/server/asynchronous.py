@@ -37,7 +37,7 @@ from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import POLL_S, Asked, Exchange
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO
-from fednet.server.round import OpenRound, may_overlap, reached
+from fednet.server.round import OpenRound, may_overlap
 from fednet.server.rounds import Rounds
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field, Key
@@ -432,9 +432,6 @@ class Updates:
             early = early and not join
             update = self._next_round(round) if early else None
             rounds.conclude(round)
-            rounds.give_up(round)
-            rounds.grow(round)
-            progress.stopped = reached(self.config, progress) or ""
             more = more and not progress.stopped
             if more and not early:
                 update = self._next_round(round)

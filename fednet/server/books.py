@@ -18,10 +18,9 @@ from fednet.wire.ledger import Bill, Ledger, Row
 from fednet.wire.messages import Key
 
 LONG = 4 << 20
-"""The size of the file in bytes from which on it is rewritten with the open accounts alone, as soon
-as these are a fourth of it at most, as they are between rounds.
+"""The size of the file in bytes from which on it is rewritten with the open accounts alone, each
+time that it has doubled.
 """
-ROW_BYTES = 300  # of a row, about
 
 
 class WriteAheadLog:
@@ -53,7 +52,7 @@ class WriteAheadLog:
         if self._fsync:
             synced(self._file, self.path)
         self._size += len(text)
-        if self._size > max(LONG, 4 * ROW_BYTES * ledger.many, 2 * self._kept):
+        if self._size > max(LONG, 2 * self._kept):
             self.keep(ledger)
 
     def keep(self, ledger: Ledger) -> None:

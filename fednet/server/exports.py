@@ -17,11 +17,10 @@ import torch
 from safetensors.torch import save
 
 from fednet.algorithms.state import State, check_of
-from fednet.descriptors import reaching
 from fednet.errors import StateAbsent
 from fednet.experiment.build import Experiment
 from fednet.experiment.store import ClientStore, Record
-from fednet.files import appear, unfinished, write_aside
+from fednet.files import write_aside
 from fednet.models import adapters
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
@@ -155,22 +154,5 @@ def save_model(
     """
     tensors, beside = {n: v.contiguous() for n, v in named.items()}, dict(about or {})
     check = check_of(json.dumps(beside, sort_keys=True), tensors)
-    head, values = in_order(save(tensors, {**beside, "check": check}))
-    with unfinished(path) as aside:
-        with reaching(lambda: aside.open("wb")) as file:
-            file.write(head)
-            file.write(values)
-        appear(aside, path)
+    write_aside(path, save(tensors, {**beside, "check": check}))
     return check
-
-
-def in_order(file: bytes) -> tuple[bytes, memoryview]:
-    """(header, values) of a safetensors file, with its metadata in order of name: the package
-    writes them in another order each time, and a run's files are the same to the byte.
-    """
-    n = int.from_bytes(file[:8], "little")
-    header = json.loads(file[8 : 8 + n])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, memoryview(file)[8 + n :]

@@ -47,9 +47,8 @@ from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import Events, ServerIO
 from fednet.server.remarks import remarks
 from fednet.server.resources import Resources
-from fednet.server.rounds import Rounds
+from fednet.server.rounds import Rounds, run_rounds
 from fednet.server.summary import finish, write
-from fednet.server.synchronous import run_rounds
 from fednet.server.tracking import Trackers
 from fednet.server.watch import (
     Hosting,

@@ -1,5 +1,11 @@
-"""The steps of a run, which its driver takes in order: open a round, do its exchanges, conclude it.
-Each takes an `OpenRound`, and adds to it.
+"""A run in rounds, top to bottom, and the steps that it is made of.
+
+    open: select the cohort, broadcast
+    exchange: collect the replies, add them up in id order, make the next server state
+    conclude: evaluate, record, checkpoint
+
+The next round's broadcast leaves before this round is evaluated and checkpointed, so that the
+clients train meanwhile; the records and the bits are the same either way.
 """
 
 from __future__ import annotations
@@ -31,15 +37,36 @@ from fednet.server.growth import Joining
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO
 from fednet.server.resources import Resources
-from fednet.server.round import OpenRound, add_exchange, fitted, predict, reached
+from fednet.server.round import OpenRound, add_exchange, fitted, may_overlap, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire.ledger import Tally, add_kinds
 
 
+def run_rounds(rounds: Rounds) -> None:
+    """All rounds, then the last evaluation."""
+    config, progress = rounds.config, rounds.progress
+    number = progress.round + 1
+    round = rounds.open(number, rounds.carried) if rounds.more(progress.round) else None
+    while round is not None:
+        rounds.exchange(round)
+        join = rounds.clients_join(round)
+        early = round.number < config.rounds and may_overlap(config) and not join
+        early = early and rounds.attendance.ready(rounds.second(round.virtual))
+        ahead = None
+        if early:
+            ahead = rounds.open(round.number + 1, round.after, round.virtual)
+        rounds.conclude(round)
+        if ahead is None and rounds.more(round.number):
+            ahead = rounds.open(round.number + 1, round.after)
+        round = ahead
+    rounds.end()
+
+
 class Rounds:
-    """One server process's part in a run, as steps that a driver (`synchronous`, `asynchronous`)
-    takes in its order. clock: None where time is real. callbacks: take each record.
+    """One server process's part in a run, as steps that a driver (`run_rounds`, or `run_updates` in
+    asynchronous.py) takes in its order. clock: None where time is real. callbacks: take each
+    record.
     """
 
     def __init__(
@@ -144,7 +171,7 @@ class Rounds:
         """Whether there is another round to do after so many."""
         return done < self.config.rounds and reached(self.config, self.progress) is None
 
-    def give_up(self, round: OpenRound) -> None:
+    def _give_up(self, round: OpenRound) -> None:
         """Raises CannotGoOn where no further round is tried."""
         if reason := round.abort_reason(self.config, self.progress.void):
             self.io.cancel("the run ends")
@@ -156,7 +183,7 @@ class Rounds:
         self._clients_then = self._joining.clients(round.after.server)
         return self._clients_then > self.config.clients
 
-    def grow(self, round: OpenRound) -> None:
+    def _grow(self, round: OpenRound) -> None:
         """Raises ClientsJoin where clients join before the next round."""
         if self._clients_then > self.config.clients and self.more(round.number):
             raise ClientsJoin(self.config.clients, self._clients_then)
@@ -279,7 +306,9 @@ class Rounds:
 
     # -- its end -----------------------------------------------------------------------------------
     def conclude(self, round: OpenRound) -> None:
-        """Evaluates a round, records it, and checkpoints where that is due."""
+        """Evaluates a round, records it, and checkpoints where that is due. Raises CannotGoOn where
+        no further round is tried, and ClientsJoin where clients join before the next one.
+        """
         self._concluding, began = True, time.monotonic()
         progress = self.progress
         self.carried, after = round.after, round.after
@@ -304,6 +333,9 @@ class Rounds:
         self.io.book_round(round.number)
         self._show(round)
         collect_in_time()
+        self._give_up(round)
+        self._grow(round)
+        progress.stopped = reached(self.config, progress) or ""
 
     def record(self, round: OpenRound, model: Tensors | None, evaluated_at: float) -> None:
         """Completes the round's record. model: as it was evaluated, at `evaluated_at`."""

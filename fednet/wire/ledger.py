@@ -131,7 +131,6 @@ class Ledger:
     ) -> None:
         self._write = write
         self._open: dict[bytes, dict[Name, Account]] = {}  # by connection and name
-        self.many = 0  # accounts that are open
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._by_round = by_round
         self._numbered, self._number = numbered, 0
@@ -164,7 +163,6 @@ class Ledger:
                 found.round, found.phase, found.attempt = key.round, key.phase, key.attempt
                 found.client, found.purpose = key.client, key.purpose
                 found.final = key.purpose == "evaluate" and (key.round, key.phase) == self.final
-            self.many += 1
             if self._numbered:
                 self._number += 1
                 found.number = self._number
@@ -219,7 +217,6 @@ class Ledger:
             written=written,
         )
         if not written:
-            self.many += 1
             self._billed[id(account)] = account
         return account
 
@@ -240,7 +237,6 @@ class Ledger:
                         add_kinds(tally.useful[a.direction], a.kinds)
                     continue
                 del self._billed[id(a)]
-                self.many -= 1
                 if not a.incarnation:
                     self._changed.pop(a.number, None)
                 why = "sent again" if useful else reason
@@ -274,7 +270,6 @@ class Ledger:
         account = None if mine is None else mine.pop(name, None)
         if mine is None or account is None:
             return None
-        self.many -= 1
         if not mine:
             del self._open[name[0]]
         self._changed.pop(account.number, None)

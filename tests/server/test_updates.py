@@ -161,9 +161,9 @@ def test_what_ended_while_clients_are_awaited_is_kept_for_the_updates(
     looks: list[int] = []
     present = Watch.present
 
-    def missing(self: Watch) -> int:
+    def missing(self: Watch, among: range | None = None) -> int:
         looks.append(self._awaiting)
-        return 0 if len(looks) % 5 else present(self)
+        return 0 if len(looks) % 5 else present(self, among)
 
     monkeypatch.setattr(Watch, "present", missing)
     _, records = run(
