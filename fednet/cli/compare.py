@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     counted_and_labelled(parser)
     parser.add_argument(
         "--format",
-        choices=["table", "csv", "md", "latex"],
+        choices=["table", "csv"],
         default="table",
         help="format of the table [table]",
     )

@@ -325,7 +325,6 @@ class Summary(Row, kw_only=True):
     rounds: int | None = None
     void_rounds: int | None = None
     accuracy: JsonDict | None = None
-    stability: JsonDict | None = None
     personal: dict[str, float] | None = None
     personal_of_participants: dict[str, float] | None = None  # of those who ever took part
     # the same of the clients that never train, which are not among those above
@@ -355,7 +354,6 @@ class Summary(Row, kw_only=True):
     clients_sha256: str | None = None
     refused: int | None = None
     # rounds, bytes and seconds to reach an accuracy; bytes that were not used, by reason
-    to_accuracy: list[dict[str, float]] | None = None
     wasted: dict[str, int] | None = None
     privacy: JsonDict | None = None
     provenance: JsonDict | None = None

@@ -24,14 +24,12 @@ from fednet.report import costs
 from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
 
-TARGETS = tuple(k / 100 for k in (50, 60, 70, 75, 80, 85, 90, 95, 97, 99))
 # What a band over seeds may be.
 BANDS = {
     "ci": "95 % confidence intervals (Student t)",
     "std": "one standard deviation to each side",
     "minmax": "from the lowest to the highest seed",
 }
-LAST = 4  # of the targets that were reached, so many are reported
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -274,21 +272,6 @@ def class_names(run: Run, n: int) -> list[str]:
     return [str(x) for x in names] if len(names) == n else [str(i) for i in range(n)]
 
 
-# -- the world around a run ------------------------------------------------------------------------
-def to_accuracy(run: Run) -> list[dict[str, float]]:
-    """Returns the highest targets that were reached: accuracy, rounds, mb and seconds to the first
-    round that was there.
-    """
-    values = curve(run)
-    found = [(a, t) for a in TARGETS if (t := reached(values, a)) is not None][-LAST:]
-    if not found:
-        return []
-    mb, seconds = cost(run, "mb"), cost(run, "seconds")
-    return [
-        {"accuracy": a, "rounds": float(t), "mb": mb[t], "seconds": seconds[t]} for a, t in found
-    ]
-
-
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
     """Returns the run's `summary.json`; before the run has ended, its metrics until now."""
@@ -319,10 +302,6 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
             "last10_of": of,
         },
     }
-    if a:
-        out["stability"] = differences(a)
-        if (by_class := class_spread(run)) is not None:
-            out["stability"]["class_spread"] = by_class
     if own_tests := accuracies(run):
         out["personal"] = own_tests
     if left_out := accuracies(run, True):
@@ -357,8 +336,6 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
     if losses := curve(run, "train_loss"):
         out["train_loss"] = losses[-1][1]
-    if reached := to_accuracy(run):
-        out["to_accuracy"] = reached
     if wasted := costs.wasted(run):
         out["wasted"] = wasted
     return out

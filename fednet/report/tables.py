@@ -1,7 +1,8 @@
 """`fednet compare`: a table of methods, each over its seeds.
 
 A cell is the mean over seeds and the half-width of its 95 % confidence interval. If some seeds
-never reach a target, the cell says which ones reached it, and has no mean.
+never reach a target, the cell says which ones reached it, and has no mean. In the values, an
+infinite cost is a target that was never reached.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,28 +18,26 @@ from dataclasses import dataclass
 from fednet.errors import ConfigError, unknown
 from fednet.records import Metric, shown
 from fednet.report import costs, metrics
-from fednet.report.groups import LONG, Group, group, pairs, unpaired
+from fednet.report.groups import LONG, Group, clocks, group, pairs, unpaired
 from fednet.report.read import Run
 
-UNITS = {"rounds": "rounds", "mb": "MB"}
-SECONDS = {"seconds": "s", "seconds_virtual": "virtual s"}
 ON_CLIENTS = "on clients"
 WIDTH = 120  # characters of a line of text
 LISTED = 4  # seeds at most whose values are in a cell
-FORMATS = ("table", "csv", "md", "latex")
+FORMATS = ("table", "csv")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """Values over seeds, and their text. None: not reached; in a difference: by one of the pair."""
+    """Values over seeds, and their text. difference: of each pair of runs."""
 
-    values: tuple[float | None, ...]
+    values: tuple[float, ...]
     digits: int = 4
     difference: bool = False
 
     @property
     def got(self) -> list[float]:
-        return [v for v in self.values if v is not None]
+        return [v for v in self.values if math.isfinite(v)]
 
     @property
     def text(self) -> str:
@@ -50,7 +50,7 @@ class TableCell:
             text = f"{len(self.got)} of {len(self.values)} {noun}"
             if len(self.values) > LISTED:
                 return text
-            each = ", ".join("-" if v is None else self._one(v) for v in self.values)
+            each = ", ".join(self._one(v) if math.isfinite(v) else "-" for v in self.values)
             return f"{text} ({each})"
         mean, half = metrics.interval(self.got)
         return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
@@ -61,15 +61,11 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each run. cost: less is better, and the target may not be reached. applies: to
-    which runs.
-    """
+    """A number of each run; None: it does not apply to that run."""
 
     title: str
     of: Callable[[Run], float | None]
     digits: int = 4
-    cost: bool = False
-    applies: Callable[[Run], bool] = lambda run: True
 
 
 @dataclass(frozen=True)
@@ -90,13 +86,13 @@ def compare(
     labels: Sequence[str] = (),
 ) -> str:
     """Returns the comparison as text. by: rounds | mb | seconds, None: all three; bytes: total | up
-    | down | useful; format: table | csv | md | latex; labels: of the methods. Raises ConfigError
+    | down | useful; format: table | csv; labels: of the methods. Raises ConfigError
     for an unknown name or no runs.
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
     made = table(runs, targets, by, bytes, labels)
-    return {"table": as_table, "csv": as_csv, "md": as_md, "latex": as_latex}[format](made)
+    return as_csv(made) if format == "csv" else as_table(made)
 
 
 def table(
@@ -119,10 +115,16 @@ def table(
     groups = group(runs, labels)
     listed = shown("compare", (row for run in runs for row in run.rounds))
     further = [m for m in listed if any(metrics.curve(r, m.name) for r in runs)]
-    columns = _columns(runs, targets, [by] if by else list(costs.COSTS), bytes, further)
+    columns = _columns(runs, targets, _units(by, groups), bytes, further)
     cells = tuple(tuple(TableCell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
     return Table(columns, tuple(groups), cells, apart, tuple(_notes(groups, runs, targets, bytes)))
+
+
+def _units(by: str | None, groups: Sequence[Group]) -> list[str]:
+    """Returns the units of the costs: no seconds if the runs measure them by different clocks."""
+    chosen = [by] if by else list(costs.COSTS)
+    return [x for x in chosen if x != "seconds" or len(clocks(groups)) == 1]
 
 
 def _columns(
@@ -132,13 +134,13 @@ def _columns(
     bytes: str,
     further: Sequence[Metric],
 ) -> tuple[Column, ...]:
-    """further: metrics whose last value is a column. Seconds of different clocks are in
-    different columns. Without a test set at the server, the accuracies are those on the clients'
-    tests.
+    """further: metrics whose last value is a column. Without a test set at the server, the
+    accuracies are those on the clients' tests.
     """
     y = metrics.measured(runs)
+    seconds = "virtual s" if costs.seconds_key(runs[0]) == "seconds_virtual" else "s"
+    units = {"rounds": "rounds", "mb": "MB", "seconds": seconds}
     where = "global" if y == "accuracy" else ON_CLIENTS
-    clocks = sorted({costs.seconds_key(r) for r in runs})
     ends = sorted(
         {metrics.last(metrics.curve(r, y))[1] for r in runs if metrics.curve(r, y)} or {0}
     )
@@ -169,24 +171,11 @@ def _columns(
         columns.append(Column(m.titled(), functools.partial(_last, name=m.name)))
     for target in targets:
         for what in by:
-            of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes, y=y)
-            if what == "seconds":
-                columns += [
-                    Column(
-                        f"{SECONDS[clock]} to {target:g}",
-                        of,
-                        digits=1,
-                        cost=True,
-                        applies=functools.partial(_tested, y=y, clock=clock),
-                    )
-                    for clock in clocks
-                ]
-            else:
-                way = "" if what != "mb" or bytes == "total" else f" {bytes}"
-                digits = 2 if what == "mb" else 1
-                title = f"{UNITS[what]}{way} to {target:g}"
-                applies = functools.partial(_tested, y=y)
-                columns.append(Column(title, of, digits, cost=True, applies=applies))
+            way = "" if what != "mb" or bytes == "total" else f" {bytes}"
+            of = functools.partial(_to_target, target=target, by=what, bytes=bytes, y=y)
+            columns.append(
+                Column(f"{units[what]}{way} to {target:g}", of, 2 if what == "mb" else 1)
+            )
     way = "" if bytes == "total" else f" {bytes}"
     columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
     if bytes != "useful":
@@ -242,11 +231,14 @@ def _own_models(runs: Sequence[Run]) -> list[str]:
     return sorted({r.own_model for r in runs if metrics.personal(r)})
 
 
-def _tested(run: Run, y: str, clock: str | None = None) -> bool:
-    """Whether the run has a curve that could reach a target: its method has a global model, and
-    that was evaluated. clock: and its seconds are by this clock.
+def _to_target(run: Run, target: float, by: str, bytes: str, y: str) -> float | None:
+    """Returns the cost to reach the target, infinite if it is not reached. None for a run without a
+    curve: its method has no global model, or that was not evaluated.
     """
-    return bool(metrics.curve(run, y)) and clock in (None, costs.seconds_key(run))
+    if not metrics.curve(run, y):
+        return None
+    found = metrics.to_target(run, target, by, bytes, y)
+    return math.inf if found is None else found
 
 
 def _held_out(run: Run, name: str) -> float | None:
@@ -264,24 +256,19 @@ def _last(run: Run, name: str) -> float | None:
     return metrics.final(metrics.curve(run, name))
 
 
-def _values(g: Group, column: Column) -> list[float | None]:
-    values = [column.of(r) for r in g.runs if column.applies(r)]
-    return values if column.cost else [v for v in values if v is not None]
+def _values(g: Group, column: Column) -> list[float]:
+    return [v for r in g.runs if (v := column.of(r)) is not None]
 
 
 def _difference(first: Group, g: Group, column: Column) -> TableCell:
-    """Returns each run minus the first group's run of its seed. A pair of which one run did not
-    reach the target has no difference.
+    """Returns each run minus the first group's run of its seed; not finite if one of the two did
+    not reach the target.
     """
-    found: list[float | None] = []
+    found = []
     for a, b in pairs(first, g):
-        if not (column.applies(a) and column.applies(b)):
-            continue
         x, y = column.of(a), column.of(b)
         if x is not None and y is not None:
             found.append(y - x)
-        elif column.cost:
-            found.append(None)
     return TableCell(tuple(found), column.digits, difference=True)
 
 
@@ -334,13 +321,12 @@ def _notes(
         )
     notes.append("last N: mean global accuracy of the last N evaluated rounds.")
     if targets:
-        clocks = {costs.seconds_key(r) for r in runs}
-        text = "Targets: the first evaluated round at or above the accuracy (no smoothing). "
-        if "seconds" in clocks:
-            text += "s = wall-clock seconds. "
-        if "seconds_virtual" in clocks:
-            text += "virtual s = seconds of simulated time. "
-        notes.append(text.strip())
+        text = "Targets: the first evaluated round at or above the accuracy (no smoothing)."
+        if len(clocks(groups)) > 1:
+            text += " Seconds are left out: these runs measure them by different clocks."
+        elif groups[0].clock == "seconds_virtual":
+            text += " virtual s: seconds of simulated time."
+        notes.append(text)
     notes.append(
         f"{costs.counted(bytes)}. Kinds of payload are those that are 1 % of a run or more; other: "
         f"the rest, and protocol overhead."
@@ -390,49 +376,6 @@ def as_table(t: Table) -> str:
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def as_md(t: Table) -> str:
-    head, *rows = grid(t)
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    lines += ["| " + " | ".join(r) + " |" for r in rows]
-    return "\n".join([*lines, "", *(f"{n}  " for n in t.notes)]) + "\n"
-
-
-def as_latex(t: Table) -> str:
-    """Returns a booktabs tabular. The notes are comments."""
-    head, *rows = grid(t)
-    body = [" & ".join(_tex(c) for c in r) + r" \\" for r in rows]
-    if t.differences:
-        body.insert(len(t.groups), r"\midrule")
-    return (
-        "\n".join(
-            [
-                *(f"% {n}" for n in t.notes),
-                r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}",
-                r"\toprule",
-                " & ".join(_tex(c) for c in head) + r" \\",
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
-        + "\n"
-    )
-
-
-def _tex(text: str) -> str:
-    for a, b in (
-        ("\\", r"\textbackslash "),
-        ("_", r"\_"),
-        ("%", r"\%"),
-        ("&", r"\&"),
-        ("#", r"\#"),
-        ("±", r"$\pm$"),
-    ):
-        text = text.replace(a, b)
-    return text
-
-
 def as_csv(t: Table) -> str:
     """One line for each group and column. Mean and half-width are empty if some seeds did not reach
     the target.
@@ -446,7 +389,7 @@ def as_csv(t: Table) -> str:
         for column, cell in zip(t.columns, row):
             whole = cell.got and len(cell.got) == len(cell.values)
             mean, half = metrics.interval(cell.got) if whole else ("", None)
-            values = " ".join("never" if v is None else repr(v) for v in cell.values)
+            values = " ".join(repr(v) if math.isfinite(v) else "never" for v in cell.values)
             write(
                 [
                     label,

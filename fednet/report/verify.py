@@ -45,7 +45,8 @@ def compare(a: Run, b: Run) -> Verdict:
                 f"{a.name} and {b.name} differ; the first difference is in round {t}: {text}.",
             )
     if not shared:
-        return Verdict(False, 0, text=_apart(a, b))
+        text = f"{a.name} and {b.name} have no finished round in common."
+        return Verdict(False, 0, text=text)
     unhashed = [t for t in shared if ours[t].model_sha256 is None or ours[t].clients_sha256 is None]
     if unhashed:
         text = (
@@ -61,29 +62,11 @@ def compare(a: Run, b: Run) -> Verdict:
             f"only {longer.name} has round {first}."
         )
         return Verdict(False, len(shared), first, text=text)
-    final = [str(r.summary.get("model_sha256") or "") for r in (a, b)]
-    if all(final) and final[0] != final[1]:
-        return Verdict(
-            False,
-            len(shared),
-            shared[-1],
-            text=f"all rounds are the same, but the final models differ: {final[0][:12]} and "
-            f"{final[1][:12]}.",
-        )
     text = (
         f"{a.name} and {b.name} are bit-identical in all {len(shared)} rounds (model and client "
         f"states)."
     )
     return Verdict(True, len(shared), text=text)
-
-
-def _apart(a: Run, b: Run) -> str:
-    """Why the runs have no round in common."""
-    without = [run.name for run in (a, b) if not run.rounds]
-    if not without:
-        return f"{a.name} and {b.name} have no round in common, so they cannot be compared."
-    who = f"neither {a.name} nor {b.name} has a" if len(without) == 2 else f"{without[0]} has no"
-    return f"{who} finished round, so there is nothing to compare."
 
 
 def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:

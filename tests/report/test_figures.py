@@ -220,6 +220,16 @@ def test_the_time_of_training_is_shown_by_device_where_there_are_several(tmp_pat
     figure.draw(matplotlib.figure.Figure())
 
 
+def test_who_was_available_is_drawn_where_a_trace_says_it(run):
+    assert "availability" not in {f.name for f in figures.details(run)}
+    for r in run.rounds:
+        r.here = 4 - r.round % 2
+    (figure,) = [f for f in figures.details(run) if f.name == "availability"]
+    drawn = matplotlib.figure.Figure()
+    figure.draw(drawn)
+    assert drawn.axes[0].lines[0].get_ydata().tolist() == [3, 4, 3, 4]
+
+
 def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
     runs = [
         open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a))
