@@ -29,7 +29,7 @@ class Site:
     @cached_property
     def train(self) -> tuple[Inputs, torch.Tensor]:
         """(x, y): the training split as model inputs on `device`."""
-        return self._inputs(self.raw(), "train")
+        return self._inputs(self.data.take(self.part), "train")
 
     @property
     def nbytes(self) -> int:
@@ -41,10 +41,6 @@ class Site:
     def test(self) -> tuple[Inputs, torch.Tensor]:
         """(x, y): the client's own test split; may be empty."""
         return self._inputs(self.data.take(self.own_test, "test"), "test")
-
-    def raw(self, chosen: np.ndarray | None = None) -> Split:
-        """Returns training samples as stored, on the CPU. chosen: positions 0..n-1; None: all."""
-        return self.data.take(self.part if chosen is None else self.part[chosen])
 
     @property
     def n(self) -> int:

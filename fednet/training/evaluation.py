@@ -50,12 +50,6 @@ class Counts:
         return int(self.table[0].sum()) / total if total else 0.0
 
     @property
-    def balanced(self) -> float:
-        """Mean over the classes present of each class's accuracy, 0..1."""
-        here = self.table[1] > 0
-        return float((self.table[0][here] / self.table[1][here]).mean()) if here.any() else 0.0
-
-    @property
     def mean_loss(self) -> float:
         """The task's mean loss over the samples; 0 without any."""
         return self.loss / self.n if self.n else 0.0
