@@ -42,7 +42,7 @@ class ServerProtocol:
     welcome(ids, session): the answer to a join.
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares. versions: of what computes here. rules: until a phase gives its own.
+    that the method declares. rules: until a phase gives its own.
     part: bytes of a payload's parts, but the last. open: how many clients there may be, where more
     may join the run while it goes on.
     """
@@ -60,7 +60,6 @@ class ServerProtocol:
         key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
         declared: Callable[[Key, Sequence[Field]], None] = lambda key, form: None,
         max_workers: int = 10_000,
-        versions: Mapping[str, str] | None = None,
         rules: Rules | None = None,
         part: int = m.PART,
         class_names: str = "",
@@ -75,7 +74,7 @@ class ServerProtocol:
         self.refusals = Refusals(self._turn, self.roster.worker_of)
         self.tasks = Tasks(self._turn, self.roster, self.refusals, rules or Rules())
         self._welcome = welcome
-        self._files, self._versions = dict(files or {}), dict(versions or {})
+        self._files = dict(files or {})
         self._layout, self._declared = layout, declared
         self.sites = Sites(class_names)
         # By client, whose replies come in: those that may be asked for more, in the order in which
@@ -336,7 +335,6 @@ class ServerProtocol:
             pid=worker.pid,
             device=worker.device,
             versions=join.versions,
-            **differs(join.versions, self._versions),
         )
         self._pick_up(worker, set(join.holding), join.inc == self._turn.incarnation)
         return ""
@@ -603,10 +601,3 @@ def foreign(speaks: int, release: str) -> str:
         f"join: the client{named} speaks version {speaks} of the protocol, this server version "
         f"{m.PROTOCOL}; install the same release of fednet on both sides."
     )
-
-
-def differs(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, object]:
-    """What a worker runs in another version than the server: its bits may be others."""
-    names = sorted(name for name in mine if theirs.get(name, mine[name]) != mine[name])
-    differing = [f"{name} {theirs[name]}, here {mine[name]}" for name in names]
-    return {"differs": differing} if differing else {}

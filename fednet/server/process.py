@@ -229,7 +229,6 @@ class Session:
             part=endpoint.part,
             key_refusal=refusal,
             declared=declared(self.experiment),
-            versions=determinism.versions(),
             rules=endpoint.rules,
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
             open=config.round.open if endpoint.alone else None,

@@ -741,20 +741,6 @@ def test_all_workers_hear_of_the_end():
     ]
 
 
-def test_versions_are_recorded_at_a_join_and_compared():
-    s = server(versions={"torch": "2.13", "fednet": "1"})
-    notes = [
-        next(i.fields for i in of(say(s, conn, join), Note) if i.event == "joined")
-        for conn, join in (
-            (b"1", m.Join(worker="a", ids=[0], versions={"torch": "2.12", "fednet": "1"})),
-            (b"2", m.Join(worker="b", ids=[1], versions={"torch": "2.13", "own": "7"})),
-        )
-    ]
-    assert notes[0]["versions"] == {"torch": "2.12", "fednet": "1"}
-    assert notes[0]["differs"] == ["torch 2.12, here 2.13"]
-    assert "differs" not in notes[1]
-
-
 def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     jobs = [
         job(client, cost=9 - client, lost=kind, faults=(m.Fault(kind, 0.5),))

@@ -87,8 +87,7 @@ class ZmqClient:
         self._sockets = itertools.count(1)
         self._past: dict[bytes | int, tuple[int, int]] = {}
         self._serial = itertools.count(1)
-        # by descriptor: (serial, connection), of those that stand
-        self._kernel: dict[int, tuple[int, KernelSocket]] = {}
+        self._kernel: tuple[int, KernelSocket] | None = None  # the connection and its serial
         self._queue: deque[Frames] = deque()
         self._open = False
         self._received: int | None = None  # bytes of the connection that ended last
@@ -152,7 +151,8 @@ class ZmqClient:
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         now = dict(self._past)
-        for serial, kernel in self._kernel.values():
+        if self._kernel is not None:
+            serial, kernel = self._kernel
             counts = kernel.bytes()
             if counts is not None:
                 now[serial] = counts
@@ -209,12 +209,13 @@ class ZmqClient:
 
     def _read_last_counts(self) -> None:
         self._received = None
-        for serial, kernel in sorted(self._kernel.values(), key=lambda known: known[0]):
+        if self._kernel is not None:
+            serial, kernel = self._kernel
             counts = kernel.close()
             if counts is not None:
                 self._past[serial] = counts
-            self._received = counts[1] if counts is not None else None
-        self._kernel.clear()
+                self._received = counts[1]
+            self._kernel = None
 
     # -- reading and writing -----------------------------------------------------------------------
     def _pump(self, ready: Container[object], events: list[Event]) -> None:
@@ -257,11 +258,12 @@ class ZmqClient:
         """
         for event, value in monitor_events(self._monitor):
             if event == zmq.EVENT_CONNECTED:
+                self._read_last_counts()
                 serial = next(self._serial)
                 try:
                     kernel = KernelSocket(value)
                     kernel.keep()
-                    self._kernel[value] = serial, kernel
+                    self._kernel = serial, kernel
                 except OSError:
                     log.debug("connection %d ended at once", serial)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
