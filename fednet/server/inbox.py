@@ -631,27 +631,17 @@ def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
     """
     classes, labels, x = exp.setting.classes, value.y, value.x
     mapped = exp.data is not None and isinstance(exp.data.train[0], dict)
-    if isinstance(x, dict) != mapped:
+    alike = isinstance(x, dict) == mapped
+    if alike and not isinstance(x, dict):
+        alike = tuple(x.shape[1:]) == tuple(exp.input_shape)
+    if classes and (labels.dim() != 1 or labels.is_floating_point()):
+        alike = False
+    elif classes and len(labels):
+        alike = alike and 0 <= int(labels.min()) <= int(labels.max()) < classes
+    if not alike:
         raise RemoteProtocolError(
-            f"field {name}: samples {'in' if isinstance(x, dict) else 'without'} a mapping, unlike "
-            f"this federation's"
-        )
-    if not isinstance(x, dict) and tuple(x.shape[1:]) != tuple(exp.input_shape):
-        raise RemoteProtocolError(
-            f"field {name}: samples of shape {tuple(x.shape[1:])}, expected "
-            f"{tuple(exp.input_shape)}"
-        )
-    if not classes:
-        return
-    if labels.dim() != 1 or labels.is_floating_point():
-        raise RemoteProtocolError(
-            f"field {name}: labels of shape {tuple(labels.shape)} and type {labels.dtype}, "
-            f"expected one whole number a sample"
-        )
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise RemoteProtocolError(
-            f"field {name}: labels from {int(labels.min())} to {int(labels.max())}, expected 0 to "
-            f"{classes - 1}"
+            f"field {name}: samples of another form than this federation's, of shape "
+            f"{tuple(exp.input_shape)} with a label below {classes}"
         )
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fednet import config as configuration
-from fednet.errors import ConfigError
 from fednet.experiment.faults import FaultPlan, Faults
 from fednet.wire.messages import Fault
 
@@ -65,13 +62,6 @@ def test_a_crashed_client_is_away_for_its_rounds_and_cannot_crash_meanwhile() ->
     )
     assert [t for t in range(1, 10) if plan.away(t, 4)] == [2, 3, 6, 7]
     assert not any(plan.away(t, 5) for t in range(1, 10))
-
-
-def test_the_server_dies_at_scheduled_points_and_an_unknown_point_is_refused() -> None:
-    plan = FaultPlan(config(schedule=[{"round": 2, "kind": "server_crash", "at": "aggregating"}]))
-    assert [plan.server(t) for t in (1, 2, 3)] == [[], ["aggregating"], []]
-    with pytest.raises(ConfigError, match=r"at"):
-        config(schedule=[{"round": 2, "kind": "server_crash", "at": "lunch"}])
 
 
 def test_what_has_struck_does_not_strike_again_and_a_lost_reply_stays_lost() -> None:

@@ -348,23 +348,6 @@ def test_what_a_wake_up_leads_to_is_in_the_books_then_logged_then_leaves_then_co
     assert calls[left - 1] == "books"
 
 
-def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
-    network = Inproc()
-    both = Both(tmp_path, network.server(), network.client())
-    both.phase(10)
-    limit = time.monotonic() + LIMIT_S
-    while not any(name[2] == "beat" for name in both.link.ledger.open()):
-        assert time.monotonic() < limit
-        both.io.rest(0.01)
-    both.io.book_round(1)
-    beats = [r for r in both.rows if r["type"] == "beat"]
-    assert sorted(r["direction"] for r in beats) == ["down", "up"]
-    assert all(
-        r["round"] == 1 and r["worker"] == "w" and r["count"] >= 1 and r["client"] == -1
-        for r in beats
-    )
-
-
 def test_of_a_flood_of_refusals_the_first_are_written_and_then_one_a_second(monkeypatch):
     notes = []
     events = Events(lambda event, fields: notes.append(fields["worker"]))

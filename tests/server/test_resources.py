@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 import fednet
 from fednet.report import figures
 from fednet.server import resources
-from fednet.server.resources import GPUs, Resources
+from fednet.server.resources import Resources
 from tests.rooms import lines, processes, run
 
 
@@ -65,28 +64,20 @@ def program(tmp_path, monkeypatch):
 
 
 def test_a_gpu_is_as_busy_as_the_mean_of_its_reports(program, monkeypatch):
-    read, done = GPUs._read, threading.Event()
-
-    def stop_after_two(self, process):
-        lines = [process.stdout.readline() for _ in range(3)]
-        read(self, type("Process", (), {"stdout": lines}))
-        done.set()
-
-    monkeypatch.setattr(GPUs, "_read", stop_after_two)
-    clock = iter([100.0, 104.0, 106.0])
-    monkeypatch.setattr(resources.time, "monotonic", lambda: next(clock))
+    began = time.monotonic()
     measured = Resources(gpus=True)
-    assert done.wait(60)
-    monkeypatch.undo()
-    clock = iter([104.0, 106.0])
-    monkeypatch.setattr(resources.time, "monotonic", lambda: next(clock))
+    while len(measured._gpus._reports.get("GPU 0", ())) < 2:
+        assert time.monotonic() < began + 60
+        time.sleep(0.01)
+    measured._began = 100.0
+    monkeypatch.setattr(resources.time, "monotonic", lambda: 104.0)
     found = measured.since([])
     # 4 seconds of which 75 % were busy; MiB as MB
     assert found["GPU 0"] == {"busy_s": 3.0, "memory_mb": 1500 * 1.048576}
     assert "GPU 1" not in found
     # No report in the 2 seconds after: as in the last one.
+    monkeypatch.setattr(resources.time, "monotonic", lambda: 106.0)
     assert measured.since([])["GPU 0"] == {"busy_s": 2.0, "memory_mb": 2000 * 1.048576}
-    monkeypatch.undo()
     assert "-i 0,1" in (program.parent / "words").read_text()
     process = measured._gpus._process
     measured.close()

@@ -19,8 +19,6 @@ from fednet.algorithms.base import (
     Weights,
 )
 from fednet.algorithms.fedavg import FedAvg
-from fednet.algorithms.local import Local
-from fednet.errors import ConfigError
 from fednet.experiment.store import RowStore, on_disk
 from fednet.server.evaluation import model_hashes
 from fednet.tensors import Slot
@@ -80,37 +78,9 @@ def test_fedavg_with_other_names_gives_the_bits_of_fedavg(tmp_path, changes):
     assert summary(renamed)["predicted"] == summary(plain)["predicted"]
 
 
-class Two(State):
-    old: Tensors
-    new: Tensors
-
-
-def test_two_tensors_of_which_none_is_declared_the_model_are_refused():
-    with pytest.raises(ConfigError, match="old and new may each be the shared model"):
-
-        class Unclear(FedAvg):
-            Server = Two
-
-
-class Marked(State):
-    old: Tensors
-    new: Weights
-    maybe: Tensors | None = None
-
-
 class Rows(State):
     y: PerClient
     round: int = 0
-
-
-def test_the_model_is_what_is_declared_as_weights():
-    class Clear(FedAvg):
-        Server = Marked
-
-    class Without(FedAvg):
-        Server = Rows
-
-    assert (Clear.model_field, Without.model_field, Local.model_field) == ("new", None, "x")
 
 
 def test_the_hash_of_a_method_without_a_model_is_that_of_its_whole_state(tmp_path):

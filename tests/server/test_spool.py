@@ -126,14 +126,6 @@ def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
 # -- the disk --------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_of_a_record_before_the_flush(tmp_path):
-    spool = inbox_in(tmp_path)
-    whole(spool, KEY, b"payload")
-    assert log_of(tmp_path).read_bytes() == b""
-    spool.flush()
-    assert b"payload" in log_of(tmp_path).read_bytes()
-
-
 def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     spool = inbox_in(tmp_path)
     logged(spool, KEY, LARGE + b"longer")

@@ -117,12 +117,6 @@ def test_the_order_in_which_replies_came_repeats_a_run_to_the_bit(tmp_path: Path
     ]
 
 
-def test_the_order_of_a_virtual_clock_can_be_replayed_on_the_real_one(tmp_path: Path) -> None:
-    path, first = run(tmp_path / "first")
-    _, again = run(tmp_path / "again", faults={"replay": str(path)}, link={"clock": "real"})
-    assert hashes(again) == hashes(first)
-
-
 def test_a_client_that_leaves_in_the_middle_of_its_task_is_lost_there(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,to\n0,0,0.01\n0,0.2,9\n1,0,9\n2,0,9\n3,0.1,9\n")
