@@ -33,7 +33,7 @@ def images(up: Any, x: Any, y: Any) -> Any:
 LIES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda up: images(up, up.s.x, up.s.y.float()), "field s: "),
     (lambda up: images(up, up.s.x[:1], up.s.y[:1].view(1, 1)), "field s: "),
-    (lambda up: images(up, up.s.x, up.s.y + 3), "field s: labels from "),
+    (lambda up: images(up, up.s.x, up.s.y + 3), "field s: samples of another form"),
     (lambda up: change(up, {"n": 1 << 62}), "samples, but has "),
     (lambda up: change(up, {"steps": 1 << 62}), "steps; "),
     (lambda up: change(up, x=up.x * 1e17), "security.max_norm: auto allows "),

@@ -88,6 +88,5 @@ def test_a_configuration_that_no_client_would_take_is_refused_before_any_waits()
     links = {"0-2999": {"up_mbps": 1.5}}
     sent = text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
     ids = list(range(3000))
-    for text in sent:
-        whole = text + "#" * (258048 - len(text))
-        assert encode(m.Welcome(run="r", session="s", name="n", config=whole, ids=ids))
+    whole = sent + "#" * (258048 - len(sent))
+    assert encode(m.Welcome(run="r", session="s", name="n", config=whole, ids=ids))

@@ -60,7 +60,14 @@ def stop(record) -> None:
         raise Stopped("enough")
 
 
-@pytest.mark.parametrize("method", ["fedvarp", "fedper", "ca2fl"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedvarp",
+        pytest.param("fedper", marks=pytest.mark.long),
+        pytest.param("ca2fl", marks=pytest.mark.long),
+    ],
+)
 def test_clients_join_at_a_resume_and_every_placement_goes_on_alike(tmp_path, method):
     more = {"algorithm": {"name": method}, **(ASYNC if method == "ca2fl" else {})}
     first = changes(tmp_path / "data", **more)

@@ -56,6 +56,7 @@ def test_the_metrics_are_in_every_record_and_change_no_bit(tmp_path):
 WHOLE = merged(SMALL, WITH)
 
 
+@pytest.mark.long
 def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     one, several = run(tmp_path / "a", **WITH), processes(tmp_path / "b", **WITH)
     rows = [[[r.get(k) for k in FIELDS] for r in lines(d / "rounds.jsonl")] for d in (one, several)]
