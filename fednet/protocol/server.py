@@ -77,10 +77,7 @@ class ServerProtocol:
         self._files = dict(files or {})
         self._layout, self._declared = layout, declared
         self.sites = Sites(class_names)
-        # By client, whose replies come in: those that may be asked for more, in the order in which
-        # they came to it; and those that were asked for parts which have not come.
-        self._wanting: dict[int, Task] = {}
-        self._asked: dict[int, Task] = {}
+        self._uploads: dict[int, Task] = {}  # by client, whose replies come in, in parts
 
     # -- the engine's commands ---------------------------------------------------------------------
     def begin(
@@ -487,7 +484,7 @@ class ServerProtocol:
             turn.say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
             self._whole(w, reply)
         else:
-            self._wanting[key.client] = w
+            self._uploads[key.client] = w
             self._grant()
         tasks.assign(worker)
         return ""
@@ -542,9 +539,6 @@ class ServerProtocol:
         w.heard = w.moved = self._turn.now
         if w.up.whole:
             self._whole(w, w.reply)
-        else:
-            self._wanting.setdefault(part.key.client, w)
-            self._asked[part.key.client] = w
         self._grant()
         return ""
 
@@ -554,32 +548,20 @@ class ServerProtocol:
         self._turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
 
     def _grant(self) -> None:
-        """Grants parts to those whose replies are coming in, whoever waits longest first, within
-        the window and the budget.
+        """Grants parts to those whose replies come in, in the order in which they were announced,
+        within the window and the budget.
         """
-        turn = self._turn
-        granted = {client: self._granted(w) for client, w in self._asked.items()}
-        self._asked = {client: w for client, w in self._asked.items() if granted[client]}
-        free = BUDGET - sum(granted.values())
-        while free > 0 and self._wanting:
-            client, w = next(iter(self._wanting.items()))
-            up = w.up if w.status is TaskState.ARRIVING else None
-            parts = up.grant(free) if up is not None else None
-            if parts is None:
-                del self._wanting[client]
-                continue
-            first, count = parts
-            turn.send(w.up_conn, m.Pull(key=self.tasks.key(w), first=first, count=count))
-            self._asked[client] = w
-            free -= count
-
-    def _granted(self, w: Task) -> int:
-        """Parts of an upload that use up the budget: they were granted and have not come, but are
-        not given up yet.
-        """
-        if w.up is None or self._turn.now - w.moved >= UNUSED_S:
-            return 0
-        return w.up.ahead
+        now, arriving = self._turn.now, TaskState.ARRIVING
+        self._uploads = {c: t for c, t in self._uploads.items() if t.status is arriving}
+        uploads = [(t, t.up) for t in self._uploads.values() if t.up is not None]
+        free = BUDGET - sum([up.ahead for t, up in uploads if now - t.moved < UNUSED_S])
+        for t, up in uploads:
+            parts = up.grant(free)
+            if parts is not None:
+                first, count = parts
+                pull = m.Pull(key=self.tasks.key(t), first=first, count=count)
+                self._turn.send(t.up_conn, pull)
+                free -= count
 
     def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""

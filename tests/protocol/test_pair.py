@@ -206,22 +206,6 @@ def test_what_was_sent_over_a_connection_that_ended_is_lost_in_the_book_of_whoev
     assert rows(site.rows, "reply")[0]["bytes"] > rows(net.rows, "reply")[0]["bytes"]
 
 
-def test_download_cut_short_is_handed_out_anew():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([job(0, 60)])
-    for direction in ("down", "up", "down"):
-        net.move(site, direction)
-    net.cut(site)
-    net.connect(site)
-    net.settle()
-    assert list(site.given) == [m.Key(1, 0, 0, 0)]
-    site.answer(m.Key(1, 0, 0, 0), b"a")
-    net.settle()
-    assert [r["useful"] for r in rows(net.rows, "task")] == [False, True]
-    assert net.ledger.useful["down"] == {"state": 60}
-
-
 def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     net = Net(1)
     site = net.site("w", [0])
@@ -286,18 +270,6 @@ def test_late_long_reply_is_called_off_so_that_the_client_does_not_keep_it():
     assert site.protocol.held() == []
     (late,) = rows(net.rows, "reply")
     assert (late["useful"], late["reason"]) == (False, "late")
-
-
-def test_client_that_misses_a_part_asks_for_the_task_anew():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([job(0, 60)])
-    net.move(site, "down")
-    net.move(site, "up")
-    del site.down[1]
-    net.settle()
-    assert [k.attempt for k in site.given] == [1]
-    assert bytes(next(iter(site.given.values())).body) == bytes(60)
 
 
 def test_a_task_of_which_a_part_was_lost_on_its_way_is_asked_for_anew():
@@ -505,7 +477,6 @@ class Federation(RuleBasedStateMachine):
         assert all(not w.queue for w in net.server.roster.workers.values())
         server = net.server
         assert all(w.status in ENDED for w in server.tasks.by_client.values())
-        assert sum(server._granted(w) for w in server._asked.values()) == 0
         assert net.spool == {}
 
     def teardown(self):

@@ -249,10 +249,6 @@ def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     assert rows == {0: "handed", 1: "queued", 2: "queued", 3: "waiting"}
 
 
-def test_message_before_a_join_is_refused():
-    assert "before a join" in refusal(say(server(), b"1", reply()))
-
-
 def test_peer_is_told_of_its_first_refusals():
     s, told = server(), 0
     for _ in range(REFUSALS + 5):
@@ -415,19 +411,6 @@ def test_first_k_closes_the_phase():
     ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
     assert s.tasks.open() == []
-
-
-def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
-    s = server()
-    ready(s, b"1", "a", [0])
-    s.begin(1, 0, "train", [job(0)], Rules(closed=3.0), 0.0)
-    ready(s, b"2", "b", [0])
-    s.closed(b"1", 1.0)
-    assert sent(s.tick(3.9)) == []
-    out = s.tick(4.0)
-    assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(attempt=1))]
-    assert Spend(b"1", "down", key(), "lost") in out
-    assert "a" not in s.roster.workers
 
 
 def test_client_that_does_not_come_back_is_lost():
@@ -667,14 +650,6 @@ def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
         sent(say(s, b"1", m.Join(run="r", inc=0, worker="w", ids=[0], holding=[key(0)])), m.Cancel)
         == []
     )
-
-
-def test_phase_that_begins_cancels_the_one_before():
-    s = begun([job(0, 3), job(1)])
-    out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
-    assert of(out, Resolved) == [Resolved(key(c), "the phase is over") for c in (0, 1)]
-    assert sent(out, m.Cancel)[0].key == key(0)
-    assert Spend(b"1", "down", key(0), "the phase is over") in out
 
 
 def test_parts_of_a_task_are_sent_once():

@@ -10,13 +10,6 @@ from fednet.wire.codec import Body
 from tests.protocol.net import PART
 
 
-def test_a_sender_that_is_to_fall_silent_sends_so_many_parts():
-    sending = Sending(Body([bytes(20)]), PART, until=PART)
-    assert [i for i, _ in sending.pulled(0, 2)] == [0]
-    assert sending.cut
-    assert not sending.whole
-
-
 # -- a planned cut ---------------------------------------------------------------------------------
 def test_a_cut_is_at_the_byte_and_loses_one_at_least():
     assert [before_cut(10, s) for s in (0.0, 0.55, 0.9, 1.0)] == [0, 5, 9, 9]
