@@ -262,15 +262,23 @@ def resume_hint(path: Path) -> str:
 
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
     """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError if a
-    file is shorter than that.
+    file is shorter than that, or has no end of a line there: a last line whose end is damaged looks
+    like one that was never finished.
     """
     known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
     for name in known:
         (path / name).touch()
     check_lengths(path, known)
-    for name in CUT:
-        if name in known:
-            os.truncate(path / name, known[name])
+    for name, length in known.items():
+        with (path / name).open("rb") as lines:
+            lines.seek(max(0, length - 1))
+            if length and lines.read(1) != b"\n":
+                raise StateError(
+                    f"{path / name}: no line ends at byte {length}, as the checkpoint has it; "
+                    f"{reading.PUT_BACK}."
+                )
+        if name in CUT:
+            os.truncate(path / name, length)
 
 
 def check_records(path: Path, rounds: int) -> None:

@@ -35,6 +35,7 @@ from fednet.transport.zeromq.sockets import RECEIVE_MESSAGES
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Mallory, reply
+from tests.chaos.test_floods import memory
 from tests.processes import Federation, settings, undisturbed
 
 MIB = 2**20
@@ -63,12 +64,6 @@ def bound(payload: int) -> int:
     """
     insider = RECEIVE_MESSAGES * MAX_FRAME_BYTES + MAX_UNFINISHED_BYTES
     return MAX_ALL_BYTES + INSIDERS * insider + 64 * m.PART + 4 * payload + ALLOWANCE
-
-
-def peak_memory(pid: int) -> int:
-    """Return the most memory that a process has used, in bytes."""
-    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM"))
 
 
 class Attack:
@@ -270,7 +265,7 @@ def test_memory_stays_within_what_is_declared_while_peers_do_their_worst(tmp_pat
         fed.client("0-3", "--keys", tmp_path / "keys" / "clients" / "all.key")
         fed.server("--keys", tmp_path / "keys")
         fed.until(lambda: len(fed.rounds()) >= 5)
-        before = peak_memory(fed.last.pid)
+        before = memory(fed.last.pid, "VmHWM")
         calm, end = len(fed.rounds()), time.monotonic() + seconds
         with Attack(read_server(fed.path)[0], tmp_path / "keys") as attack:
 
@@ -280,14 +275,15 @@ def test_memory_stays_within_what_is_declared_while_peers_do_their_worst(tmp_pat
                 return bool(attack.broken) or (done and time.monotonic() > end)
 
             fed.until(enough)
-            more = peak_memory(fed.last.pid) - before
+            more = memory(fed.last.pid, "VmHWM") - before
         fed.stop()
     allowed = bound(attack.exp.shared.nbytes)
     print(f"\n{more / 1e6:.0f} MB more, allowed {allowed / 1e6:.0f}; {dict(attack.sent)}")
     assert attack.broken == []
     assert more < allowed
-    assert fed.completed() == [[0, 1, 2, 3]] * len(fed.rounds())
+    # Client 1 may miss a round in which its task was with the insider until the deadline.
+    assert all({0, 2, 3} <= set(completed) for completed in fed.completed())
     changes = {**CHANGES, "rounds": len(fed.rounds()), "security": {"max_norm": 20.0}}
-    assert fed.hashes() == undisturbed(**changes)
+    assert fed.hashes() == undisturbed(**changes, faults={"replay": str(fed.path)})
     refused = {e["what"] for e in fed.events("refused")}
     assert {"connection", "join", "frame", "reply"} <= refused

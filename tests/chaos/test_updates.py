@@ -18,7 +18,7 @@ LINK: dict[str, Any] = {
     "clock": "virtual",
     "step_ms": 10,
     "up_mbps": 8.0,
-    "per_client": {"3": {"step_ms": 70}},
+    "per_client": {"3": {"step_ms": 50}},
 }
 ASYNC: dict[str, Any] = {
     "algorithm": "moon",
