@@ -1,5 +1,4 @@
-"""Files and sockets that this process may have open, some of them kept for its own files, and what
-a file that a user names may be.
+"""Files and sockets that this process may have open, some of them kept for its own files.
 
 Whoever connects to a server takes a descriptor of it, and the thread that accepts connections may
 take all there are before another one looks at them. So a server lowers its own limit, which the
@@ -11,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -87,21 +85,6 @@ def synced(file: int, path: Path | str) -> None:
         os.fsync(file)
     except OSError as broken:
         raise OSError(broken.errno, broken.strerror, str(path)) from broken
-
-
-def named(path: Path | str, there: bool = True) -> Path:
-    """Returns a file that a user named, or of a run's directory, to be read whole. Raises OSError
-    if none lies there, a named pipe or a device among them: whoever reads it may wait for ever.
-    What the shell itself pipes in, by `<(...)` or /dev/stdin, has a writer. there: it must be.
-    """
-    path = Path(path)
-    if not (there or path.exists()):
-        return path
-    kind = path.stat().st_mode
-    piped = stat.S_ISFIFO(kind) and not path.resolve().exists()
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or piped):
-        raise OSError(errno.ENXIO, "a named pipe or a device, and no regular file", str(path))
-    return path
 
 
 def _limits() -> tuple[int, int]:

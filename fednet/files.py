@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from fednet.descriptors import named, reaching, synced
+from fednet.descriptors import reaching, synced
 from fednet.errors import StateError
 from fednet.plain import JsonDict, plain
 
@@ -212,7 +212,7 @@ def read_record(path: Path, remedy: str) -> JsonDict:
     remedy: what to do then, for the error.
     """
     try:
-        text = reaching(named(path).read_bytes)
+        text = reaching(path.read_bytes)
         if not text.endswith(b"\n"):
             raise ValueError("its end is missing" if text else "it is empty")
         return decoded(unchecked(text))
@@ -225,7 +225,7 @@ def read_text(path: Path, remedy: str) -> str:
     FileNotFoundError. remedy: what to do then, for the error.
     """
     try:
-        text = reaching(named(path).read_bytes).decode()
+        text = reaching(path.read_bytes).decode()
     except UnicodeDecodeError as broken:
         raise StateError(f"{path}: is no text ({broken.reason}); {remedy}.") from None
     if not text.strip():
@@ -252,7 +252,7 @@ class Lines:
     def __init__(self, path: Path, text: Callable[[JsonDict], bytes] = line) -> None:
         self.path = path
         self._text = text
-        self._file = reaching(lambda: named(path, there=False).open("ab", BUFFER_BYTES))
+        self._file = reaching(lambda: path.open("ab", BUFFER_BYTES))
         self._length = self._file.tell()
         self._lock = threading.Lock()
 
@@ -292,7 +292,7 @@ def read_rows(
     decode: makes a record of a line's text, without its check; its msgspec.ValidationError becomes
     a StateError that names the line. seen: is given each line that is read.
     """
-    with reaching(lambda: named(path).open("rb")) as file:
+    with reaching(lambda: path.open("rb")) as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return
@@ -313,7 +313,7 @@ def repair(path: Path) -> None:
     """Cuts off a torn last line: a crash ended the process that wrote it."""
     if not path.exists():
         return
-    with reaching(lambda: named(path).open("r+b")) as file:
+    with reaching(lambda: path.open("r+b")) as file:
         at = size = file.seek(0, os.SEEK_END)
         whole = 0  # the length of the whole lines
         while at > 0 and not whole:

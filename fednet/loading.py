@@ -15,7 +15,6 @@ from types import FunctionType, TracebackType
 from typing import Any
 
 from fednet import registry
-from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError
 
 
@@ -70,7 +69,7 @@ def names(files: Sequence[Path | str]) -> list[str]:
 
 def _load(path: Path) -> Loaded:
     try:
-        sha256 = hashlib.sha256(named(path).read_bytes()).hexdigest()
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as wrong:
         absent = isinstance(wrong, FileNotFoundError)
         raise ConfigError(

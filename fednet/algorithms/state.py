@@ -21,7 +21,7 @@ from typing import TypeVar, get_type_hints
 
 import torch
 
-from fednet.descriptors import named, reaching, synced
+from fednet.descriptors import reaching, synced
 from fednet.errors import ConfigError, StateError
 from fednet.files import appear, digest, unfinished
 from fednet.plain import JsonDict, JsonMapping
@@ -228,7 +228,7 @@ def written(path: Path) -> tuple[JsonDict, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(named(path), "pt") as file:
+        with safe_open(path, "pt") as file:
             about = file.metadata() or {}
         return json.loads(about["tree"]), about["check"]
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
@@ -281,7 +281,7 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     from safetensors import safe_open
 
-    with safe_open(named(path), "pt") as file:
+    with safe_open(path, "pt") as file:
         # (safe_open is no mapping)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return dict(file.metadata() or {}), tensors

@@ -13,7 +13,6 @@ from pathlib import Path
 from fednet import ids, loading
 from fednet.cli import values
 from fednet.cli.common import device_argument, path_argument, proxy_argument, standalone
-from fednet.descriptors import named
 from fednet.errors import ConfigError
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5555"
@@ -133,11 +132,6 @@ def run(args: argparse.Namespace) -> int:
     policy = policies.policy(
         args.policy, args.data, args.allow, download=args.download, faults=args.faults
     )
-    for place in policy.places:
-        try:
-            named(place, there=False)
-        except OSError as wrong:
-            raise ConfigError(f"--data {place}: {wrong.strerror}.") from None
     server = args.server or (
         None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
     )

@@ -19,7 +19,7 @@ import msgspec
 from fednet import secagg
 from fednet.client.policy import BudgetSection
 from fednet.config import Config, PrivacySection
-from fednet.descriptors import named, synced
+from fednet.descriptors import synced
 from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
@@ -42,7 +42,7 @@ class Book:
         self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        self._file = opened(named(path, there=False), flags)
+        self._file = opened(path, flags)
         with alone(self._file):
             repair(path)
         waiting, self.rows = self.rows, []

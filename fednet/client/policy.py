@@ -24,7 +24,6 @@ from fednet.config.fit import fit
 from fednet.config.parts import declared_options
 from fednet.config.schema import AtLeast1, Positive
 from fednet.config.tree import Node, compose
-from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
 from fednet.wire.payload import KINDS
@@ -349,7 +348,7 @@ def _texts(value: object) -> Iterator[str]:
 def read(path: Path) -> PolicyFile:
     """Reads a policy file. Raises ConfigError, for an unknown key with the nearest known one."""
     try:
-        text = named(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as wrong:
         reason = getattr(wrong, "strerror", None) or wrong
         raise ConfigError(f"--policy {path}: cannot be read ({reason}).") from None

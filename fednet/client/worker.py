@@ -28,7 +28,6 @@ from fednet.client.evaluation import (
 )
 from fednet.client.policy import Policy
 from fednet.data.federation import Site
-from fednet.descriptors import named
 from fednet.errors import (
     BaseAbsent,
     ConfigError,
@@ -435,7 +434,7 @@ def with_base_model(experiment: Experiment, root: Path, sent: memoryview | None)
     kept = path.exists()
     if sent is None and not kept:
         raise BaseAbsent(f"the base model is not in {root}; the server is asked to send it again.")
-    data = named(path).read_bytes() if kept else bytes(sent or b"")
+    data = path.read_bytes() if kept else bytes(sent or b"")
     complete = experiment.starting_from(unpacked(data))
     if not kept:
         write_aside(path, data)

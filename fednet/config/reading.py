@@ -12,7 +12,6 @@ from fednet import loading
 from fednet.config import fit, parts, rules
 from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
-from fednet.descriptors import named
 from fednet.errors import ConfigError, brief
 from fednet.plain import JsonDict, JsonMapping
 
@@ -111,7 +110,7 @@ def text_of(path: Path, expected: str) -> str:
     that `expected` was expected, or if it is not UTF-8.
     """
     try:
-        return named(path).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; expected {expected}.") from None
     except (OSError, UnicodeDecodeError) as wrong:

@@ -31,7 +31,6 @@ import torch
 
 from fednet.algorithms.state import S
 from fednet.config import Config, PrivacySection
-from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking
 from fednet.experiment import selection
 from fednet.files import digest, write_first
@@ -96,7 +95,7 @@ class Noise:
             file.parent.mkdir(parents=True, exist_ok=True)
             secret = secrets.token_bytes(32)
             write_first(file, secret + digest([secret]), 0o600)
-        found = named(file).read_bytes() if file.exists() else b""
+        found = file.read_bytes() if file.exists() else b""
         self._secret = found[:32]
         if digest([self._secret]) != found[32:]:
             raise StateError(

@@ -21,7 +21,6 @@ from pathlib import Path
 from fednet import config as configuration
 from fednet import loading
 from fednet.config import Config
-from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError, StateError
 from fednet.experiment import lock
 from fednet.files import (
@@ -104,7 +103,7 @@ def has_rounds(path: Path) -> bool:
     try:
         if book.exists() and not all(row.get("void") for row in read_lines(book)):
             return True
-        progress = json.loads(named(path / "checkpoint" / "manifest.json").read_bytes())["progress"]
+        progress = json.loads((path / "checkpoint" / "manifest.json").read_bytes())["progress"]
         return bool(progress["round"] > progress.get("void", 0))
     except FileNotFoundError:
         return False
@@ -238,7 +237,7 @@ def check_lengths(path: Path, lengths: Mapping[str, int]) -> None:
     FileNotFoundError where one is missing.
     """
     for name, length in lengths.items():
-        if (found := named(path / name).stat().st_size) < length:
+        if (found := (path / name).stat().st_size) < length:
             raise StateError(
                 f"{path / name}: {found} bytes, and the checkpoint knows of {length}; put the file "
                 f"back as it was, or start the run again under another name."

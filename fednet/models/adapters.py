@@ -30,7 +30,6 @@ from torch.nn import functional as F
 
 from fednet import capacity, places, seeds
 from fednet.config.schema import AdaptersSection
-from fednet.descriptors import named
 from fednet.errors import ConfigError, nearest
 from fednet.plain import JsonDict
 
@@ -202,8 +201,8 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     source = f"model.adapters.weights: {str(folder)!r}"
     about, tensors = (places.expanded(folder, "model.adapters.weights") / name for name in FILES)
     try:
-        config = json.loads(named(about).read_text(encoding="utf-8"))
-        given = load_file(named(tensors))
+        config = json.loads(about.read_text(encoding="utf-8"))
+        given = load_file(tensors)
         r, alpha = int(config["r"]), float(config["lora_alpha"])
         scale = alpha / math.sqrt(r) if config.get("use_rslora") else alpha / r
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as e:

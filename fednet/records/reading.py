@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from fednet.descriptors import named, reaching
+from fednet.descriptors import reaching
 from fednet.errors import StateError
 from fednet.files import read_lines, read_rows
 from fednet.plain import JsonDict
@@ -44,7 +44,7 @@ def contents(run: Path) -> dict[str, dict[str, object]]:
 def _contents(path: Path) -> Contents:
     whole = xxhash.xxh3_128()
     size = 0
-    with reaching(lambda: named(path).open("rb")) as file:
+    with reaching(lambda: path.open("rb")) as file:
         while block := file.read(BLOCK_BYTES):
             whole.update(block)
             size += len(block)
@@ -57,7 +57,7 @@ def read_summary(run: Path) -> Summary:
     """
     path = run / "summary.json"
     try:
-        return msgspec.json.decode(named(path).read_bytes(), type=Summary)
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
     except FileNotFoundError:
         return Summary()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -128,7 +128,7 @@ def _lengths(run: Path) -> Mapping[str, int]:
 
 def _check_size(path: Path, size: int, exact: bool) -> None:
     try:
-        found = named(path).stat().st_size
+        found = path.stat().st_size
     except FileNotFoundError:
         raise StateError(f"{path} is missing, and {size} bytes were written; {PUT_BACK}.") from None
     if found < size or (exact and found != size):

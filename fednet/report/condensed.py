@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from fednet.descriptors import named
 from fednet.report.canvas import Figure, write
 
 if TYPE_CHECKING:
@@ -54,13 +53,13 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    with safe_open(named(folder / "means.safetensors"), "pt") as file:
+    with safe_open(folder / "means.safetensors", "pt") as file:
         names = json.loads((file.metadata() or {})["names"])
         means = file.get_tensor("means")
     files = {int(f.stem.split("-")[1]): f for f in folder.glob("client-*.safetensors")}
     sent = {}
     for client in sorted(files)[:most]:
-        found = load_file(named(files[client]))
+        found = load_file(files[client])
         sent[client] = found["x"], found["y"]
 
     rows, columns = len(means), 1 + len(sent)

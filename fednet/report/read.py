@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from fednet.config import tree
-from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.places import runs
 from fednet.plain import JsonDict, meet
@@ -49,7 +48,7 @@ class Run:
     def config(self) -> JsonDict:
         path = self.dir / "config.yaml"
         try:
-            text = named(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as broken:
             raise StateError(f"{path}: not a text file ({broken.reason}).") from None
         value = tree.compose(text, str(path)).plain()
@@ -236,7 +235,7 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _json(path: Path) -> JsonDict:
     try:
-        return msgspec.json.decode(named(path).read_bytes(), type=dict)
+        return msgspec.json.decode(path.read_bytes(), type=dict)
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError as error:

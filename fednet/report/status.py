@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from fednet.descriptors import named
 from fednet.errors import StateError
 from fednet.experiment.rundir import resume_hint
 from fednet.ids import as_text, ranges_as_text
@@ -90,7 +89,7 @@ def read(run: str | Path) -> Status:
     """Raises ConfigError for a path that is no run, StateError without a valid status.json."""
     path = Path(run) / "status.json"
     try:
-        return msgspec.json.decode(named(path).read_bytes(), type=Status)
+        return msgspec.json.decode(path.read_bytes(), type=Status)
     except (FileNotFoundError, NotADirectoryError):
         folder = open_run(run)
         raise StateError(

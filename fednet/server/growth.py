@@ -20,7 +20,6 @@ from fednet.algorithms.base import Algorithm, State
 from fednet.config import Config, parts
 from fednet.config.rules import fixed_clients
 from fednet.data.federation import Federation
-from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, without_paths
 from fednet.experiment import links
 from fednet.experiment.build import made
@@ -110,7 +109,7 @@ def divided(directory: Path) -> JsonDict:
     """Returns the contents of partition.json. Raises StateError where it cannot be read."""
     path = directory / "partition.json"
     try:
-        found: JsonDict = json.loads(named(path).read_bytes())
+        found: JsonDict = json.loads(path.read_bytes())
     except (OSError, ValueError) as broken:
         raise StateError(f"{path}: cannot be read ({broken}); {RESTORE}.") from broken
     return found

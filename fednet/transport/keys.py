@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fednet.descriptors import named, reaching
+from fednet.descriptors import reaching
 from fednet.errors import ConfigError
 from fednet.files import write_aside, write_new
 from fednet.ids import as_text
@@ -152,7 +152,7 @@ def load(file: str | Path) -> KeyPair:
     path = Path(file)
     try:
         owners_alone(path)
-        found = json.loads(named(path).read_text(encoding="ascii"))
+        found = json.loads(path.read_text(encoding="ascii"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None
     except OSError as error:
