@@ -5,7 +5,6 @@ for the records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -313,9 +312,8 @@ def pooled(evaluated: Evaluated, share: float | None = None) -> dict[str, float]
     """
     found = {}
     for name, clients, weights in weighed(evaluated, share):
-        right = {c: Fraction(int(counts.table[0].sum()), counts.n) for c, counts in clients.items()}
-        total = sum(weights[c] * right[c] for c in clients)
-        found[name] = float(total / sum(weights.values()))
+        right = sum(int(x.table[0].sum()) * weights[c] / x.n for c, x in clients.items())
+        found[name] = right / sum(weights.values())
     return found
 
 

@@ -220,15 +220,6 @@ def test_counts_are_lowered_to_the_share(counts, share, expected):
     assert lowered(counts, share) == expected
 
 
-def test_a_share_that_is_too_large_is_lowered_and_said(tmp_path):
-    uneven = {"data": {"partition": {"scheme": "quantity", "alpha": 0.3}}}
-    free = run(tmp_path / "free", **uneven)
-    bound = run(tmp_path / "bound", **uneven, round={"max_share": 0.4})
-    assert hashes(free) != hashes(bound)
-    warned = lines(bound / "rounds.jsonl")[0]["algorithm"]["warnings"]
-    assert any("round.max_share allows no more" in w for w in warned)
-
-
 @pytest.mark.parametrize("where", ["server_update", "accumulate"])
 def test_a_method_that_writes_into_the_state_before_is_refused(tmp_path, monkeypatch, where):
     """In one process clients and a checkpoint may still read that state: other bits than apart."""

@@ -67,24 +67,38 @@ class Work:
         return [*verdict, answer(task.key, bytes(body), "delta")]
 
 
+def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
+    """Returns a server's I/O over this transport, the rows of its book and its events."""
+    rows, notes = [], []
+    protocol = ServerProtocol(
+        "run",
+        1,
+        clients,
+        lambda ids, session: m.Welcome(
+            run="run", inc=1, session=session, name="n", config="x" * 2000, ids=ids, beat_s=0.2
+        ),
+        time.monotonic(),
+        layout="L",
+    )
+    link = Link(
+        "server",
+        transport.send,
+        lambda n: framing(n, curve=curve),
+        Ledger(rows.append, 1),
+        connection_bytes(curve, "server"),
+    )
+    inbox = Inbox(tmp_path / "inbox", lambda reply, body: None)
+    events = Events(lambda event, fields: notes.append((event, fields)))
+    return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
+
+
 class Both:
     """The I/O and one client loop, stepped in turn by whoever waits for it; else the I/O has its
     thread, and the client is not stepped.
     """
 
     def __init__(self, tmp_path, transport, client, curve=False, inline=True) -> None:
-        self.rows, self.notes = [], []
         self.transport, self.client_transport = transport, client
-        protocol = ServerProtocol(
-            "run",
-            1,
-            2,
-            lambda ids, session: m.Welcome(
-                run="run", inc=1, session=session, name="n", config="", ids=ids, beat_s=0.2
-            ),
-            time.monotonic(),
-            layout="L",
-        )
         self.loop = ClientLoop(
             ClientProtocol("w", ids=[0, 1]),
             client,
@@ -92,21 +106,9 @@ class Both:
             curve=curve,
             inline=True,
         )
-        self.link = Link(
-            "server",
-            transport.send,
-            lambda n: framing(n, curve=curve),
-            Ledger(self.rows.append, 1),
-            connection_bytes(curve, "server"),
-        )
-        self.io = ServerIO(
-            protocol,
-            transport,
-            self.link,
-            Inbox(tmp_path, lambda reply, body: None),
-            Events(lambda event, fields: self.notes.append((event, fields))),
-            (lambda: self.loop.step(0.0)) if inline else None,
-        )
+        pump = (lambda: self.loop.step(0.0)) if inline else None
+        self.io, self.rows, self.notes = made_io(tmp_path, transport, 2, pump, curve)
+        self.link = self.io.link
 
     def phase(self, size: int, ended: str = "") -> None:
         body = Body([bytes(size)])

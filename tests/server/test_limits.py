@@ -10,18 +10,14 @@ import pytest
 import zmq
 
 from fednet import descriptors
-from fednet.protocol.server import ServerProtocol
 from fednet.server import io as server_io
-from fednet.server.inbox import Inbox
-from fednet.server.io import Events, Rate, ServerIO
+from fednet.server.io import Rate
 from fednet.transport import keys
-from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
 from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.frames import decode_from_server, encode
-from fednet.wire.ledger import Ledger
-from fednet.wire.link import Link
+from tests.server.test_io_thread import made_io
 
 LIMIT_S = 60.0
 
@@ -33,31 +29,6 @@ def test_messages_are_counted_by_who_sends_them_and_come_back_with_time():
     assert rate.allows("another", 10.0)
     assert [rate.allows("one", 11.0) for _ in range(3)] == [True, True, False]
     assert [rate.allows("one", 99.0) for _ in range(6)] == [True] * 5 + [False]
-
-
-def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[ServerIO, list]:
-    rows: list[dict] = []
-    protocol = ServerProtocol(
-        "run",
-        1,
-        clients,
-        lambda ids, session: m.Welcome(
-            run="run", inc=1, session=session, name="n", config="x" * 2000, ids=ids
-        ),
-        time.monotonic(),
-    )
-    link = Link(
-        "server",
-        transport.send,
-        lambda n: framing(n, curve=curve),
-        Ledger(rows.append, 1),
-        connection_bytes(curve, "server"),
-    )
-    events = Events(lambda event, fields: None)
-    spool = Inbox(tmp_path / "spool", lambda reply, body: None)
-    io = ServerIO(protocol, transport, link, spool, events, pump)
-    stack.callback(io.close, 0.0)
-    return io, rows
 
 
 @pytest.mark.parametrize("curve", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -73,7 +44,8 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
             keyring = keys.Keyring(tmp_path)
             site = keys.load(tmp_path / "site.key")
         server = ZmqServer("tcp://127.0.0.1:*", keyring=keyring)
-        io, _ = io_of(stack, tmp_path, server, many, curve=curve)
+        io, *_ = made_io(tmp_path, server, many, curve=curve)
+        stack.callback(io.close, linger_s=0.0)
         context = stack.enter_context(zmq.Context())
         context.max_sockets = many + 10
         context.linger = 0
@@ -103,7 +75,8 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
 def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(tmp_path):
     network = Inproc()
     with ExitStack() as stack:
-        io, rows = io_of(stack, tmp_path, network.server(), 2, pump=lambda: False)
+        io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
+        stack.callback(io.close, linger_s=0.0)
         peer = network.client()
         peer.poll(0)
         peer.send([encode(m.Join(worker="w", ids=[0]))])
@@ -124,7 +97,8 @@ def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(tmp_path):
 def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
     network = Inproc()
     with ExitStack() as stack:
-        io, rows = io_of(stack, tmp_path, network.server(), 2, pump=lambda: False)
+        io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
+        stack.callback(io.close, linger_s=0.0)
         honest, flood = network.client(), network.client()
         for n, one in enumerate((honest, flood)):
             one.send([encode(m.Join(worker=f"w-{n}", ids=[n]))])

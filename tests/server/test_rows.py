@@ -10,9 +10,8 @@ import torch
 
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.fedvarp import FedVARP
-from fednet.algorithms.state import PerClient, dump
 from fednet.errors import StateError
-from fednet.experiment.store import RowStore, on_disk
+from fednet.experiment.store import RowStore
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals
 from fednet.tensors import Layout, Slot, Tensors
@@ -49,18 +48,6 @@ def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -
         rows.read(32 * "0", LAYOUT)
     with pytest.raises(StateError, match="not the name of a row"):
         rows.read("../1", LAYOUT)
-
-
-def test_a_state_with_rows_in_memory_moves_to_disk_as_a_value(tmp_path: Path) -> None:
-    x = row(0.0)
-    before = FedVARP.Server(x=x, y=PerClient(LAYOUT).put(2, row(5.0)), ybar=x.params)
-    rows = RowStore(tmp_path)
-    after = on_disk(before, rows)
-    assert same(after.y[2], row(5.0))
-    assert after.y.known(1) is None
-    assert [p.stem for p in tmp_path.iterdir()] == list(after.y.rows.values())
-    assert not [name for name in dump(after)[1] if name.startswith(".y.")]
-    assert isinstance(before.y.rows[2], Tensors)
 
 
 def test_fedvarp_keeps_a_file_a_client_and_goes_on_from_them(tmp_path: Path) -> None:
