@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fednet.cli import values
 from fednet.cli.common import CONFIG, common_arguments, configured, table
 from fednet.files import write_aside
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     config = configured(args)
     from fednet import data as rooms
     from fednet import registry
-    from fednet.report import figures, partition
+    from fednet.report import figures
 
     data = rooms.load(config.data, config.data.root, config.seed)
     uses_public = registry.algorithm.get(config.algorithm.name).uses_public
@@ -39,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
     )
     counts = federation.table()
     if not args.quiet:
-        header, *rows = partition.rows(counts, data.names)
-        table(header, rows, right=range(1, len(header)))
-        print(partition.skew(counts))
+        _print(counts, data.names)
     if args.out:
         figures.partition_file(counts, data.names, args.out)
     if args.export:
@@ -53,3 +56,14 @@ def run(args: argparse.Namespace) -> int:
         }
         write_aside(args.export, json.dumps(made))
     return 0
+
+
+def _print(counts: np.ndarray, names: Sequence[str] | None) -> None:
+    """Prints the samples of each client and class ("·" for none). counts: (N, C)."""
+
+    def line(first: str, row: np.ndarray) -> list[str]:
+        return [first, *(f"{n}" if n else "·" for n in row.tolist()), str(int(row.sum()))]
+
+    header = ["client", *map(str, names or range(counts.shape[1])), "samples"]
+    rows = [line(str(i), row) for i, row in enumerate(counts)]
+    table(header, [*rows, line("all", counts.sum(axis=0))], right=range(1, len(header)))

@@ -1,7 +1,7 @@
 """`fednet reproduce`: does the runs of a paper's table and prints their results beside the paper's.
 
     OUT/PAPER/NAME-seedS/              a run; tables of the same runs share it
-    OUT/PAPER-TABLE.{csv,md,txt}       the table
+    OUT/PAPER-TABLE.csv                the table
     OUT/PAPER-TABLE-curves.csv         the curves
 
 At mini scale all of these have `-mini` in their names. Runs of one seed are paired: partition,
@@ -15,7 +15,6 @@ from pathlib import Path
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import writable
-from fednet.files import write_aside
 from fednet.papers import plan as planning
 from fednet.papers import rendering, results
 from fednet.papers.job import Reproduction, Request, plan
@@ -73,7 +72,7 @@ def _run(job: Reproduction, asked: Request) -> int:
     finally:
         written = publish(job, asked.out)  # also of what was done before a stop
     if written:
-        say((asked.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
+        say(rendering.as_text(results.read_csv(written[0])))
         say("\n".join(str(p) for p in written))
     return cells.REFUSED if refused else 0
 
@@ -100,18 +99,14 @@ def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
 
 # -- the table -------------------------------------------------------------------------------------
 def publish(job: Reproduction, out: Path) -> list[Path]:
-    """Writes the table in every form, and the curves; nothing if no run has a result."""
+    """Writes the table and the curves; nothing if no run has a result."""
     made, curves = rows(job, out)
     if all(str(r["status"]).startswith("not run") for r in made):
         return []
     table, points = out / f"{job.stem}.csv", out / f"{job.stem}-curves.csv"
     results.merge(table, made, results.FIXED)  # other parts of the table stay
     results.merge(points, curves, results.CURVE)
-    whole = results.read_csv(table)
-    text, page = out / f"{job.stem}.txt", out / f"{job.stem}.md"
-    write_aside(text, rendering.as_text(whole) + "\n")
-    write_aside(page, rendering.as_md(whole))
-    return [table, points, text, page]
+    return [table, points]
 
 
 def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:

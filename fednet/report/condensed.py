@@ -21,20 +21,6 @@ ByClient: TypeAlias = "Mapping[int, tuple[torch.Tensor, torch.Tensor]]"
 GAP = 2  # pixels between images
 
 
-def class_means(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
-    """Returns (C, c, h, w): the mean real image of each class, NaN for a class without any. x:
-    model inputs; y: (n,).
-    """
-    import torch
-
-    return torch.stack(
-        [
-            x[y == c].mean(0) if bool((y == c).any()) else torch.full_like(x[0], torch.nan)
-            for c in range(classes)
-        ]
-    )
-
-
 def draw(run_dir: Path, path: Path, title: str = "condensed images") -> Path | None:
     """Writes the images as PNG, PDF or SVG; returns None for a run without such images."""
     for figure in images(run_dir):

@@ -195,3 +195,14 @@ def test_the_options_of_one_part_are_listed_by_its_name(part, lines, capsys):
 def test_of_an_unknown_name_the_nearest_is_said_first(typed, said, capsys):
     assert main(typed) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_partition_is_a_row_for_each_client_with_sums(capsys):
+    data = "data={dataset: synthetic, samples: 60, shape: [4], classes: 3}"
+    assert main(["partition", *sets("clients=2", data, "data.partition.scheme=iid")]) == 0
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head == ["client", "0", "1", "2", "samples"]
+    assert [row[0] for row in rows] == ["0", "1", "all"]
+    for row in rows:
+        assert sum(int(n) for n in row[1:-1]) == int(row[-1])
+    assert int(rows[2][-1]) == int(rows[0][-1]) + int(rows[1][-1])

@@ -1,8 +1,6 @@
-"""What is changed in samples as they are used, and the measures of a division's skew."""
+"""What is changed in samples as they are used."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from fednet.data import Data
 from fednet.data.augment import check, crop, crop_flip, crop_reflect, flip, get
 from fednet.data.federation import Federation
 from fednet.errors import ConfigError
-from fednet.report.partition import measures
 from fednet.seeds import torch_rng
 
 X = torch.arange(6 * 2 * 5 * 4, dtype=torch.float32).view(6, 2, 5, 4) + 1
@@ -89,19 +86,3 @@ def test_a_reflected_border_is_the_image_mirrored():
     # Cut at the upper left of the padded image: rows and columns 4, 3, 2, 1, 0, 1, 2, 3.
     at = [4, 3, 2, 1, 0, 1, 2, 3]
     assert made[0, 0].tolist() == [[8.0 * r + c for c in at] for r in at]
-
-
-# -- measures --------------------------------------------------------------------------------------
-def test_measures_of_two_clients_with_a_class_each():
-    found = measures(np.array([[10, 0], [0, 10]]))
-    assert found["emd"] == pytest.approx(1.0)  # |1 - .5| + |0 - .5|
-    assert found["hellinger"] == pytest.approx(math.sqrt(1 - math.sqrt(0.5)))
-    assert found["classes"] == pytest.approx(1.0)
-    assert found["gini"] == pytest.approx(0.0)
-
-
-def test_measures_of_equal_shares_and_unequal_sizes():
-    found = measures(np.array([[1, 1], [3, 3]]))
-    assert found["emd"] == found["hellinger"] == 0.0
-    assert found["classes"] == pytest.approx(2.0)
-    assert found["gini"] == pytest.approx(0.25)  # |2 - 6| / (2 * 2 * 4), worked by hand

@@ -44,16 +44,6 @@ def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
     assert torch.get_num_threads() >= 1
 
 
-def test_a_run_without_local_models_has_no_picture(tmp_path):
-    data = {"dataset": "synthetic", "samples": 60}
-    sets = {"rounds": 1, "model": "mlp", "data": data, "report": False}
-    run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
-    for path in (run.dir / "personal").glob("*"):
-        path.unlink()
-    assert pictures.local_accuracy(run) is None
-    assert pictures.local_models(run, tmp_path / "none.png", "") is None
-
-
 # -- sweeps ----------------------------------------------------------------------------------------
 def rows(table, value):
     """Every cell of a table as done, with value(cell) for its measure."""
@@ -79,23 +69,6 @@ def test_every_cell_of_a_sweep_is_a_point_of_a_line(table):
         lines = pictures.points(rows(table, lambda c: 1.0), table, number)
         assert lines
         assert all(len(line) > 1 and line == sorted(line) for line in lines.values())
-
-
-def test_lambda_1_is_the_method_as_it_is():
-    lines = pictures.points(
-        rows("feddpc/figure7", lambda c: float(len(c.method))), "feddpc/figure7", "lambda"
-    )
-    assert sorted(lines) == ["CIFAR-10 alpha=0.2 FedDPC", "CIFAR-10 alpha=0.6 FedDPC"]
-    assert [x for x, _ in lines["CIFAR-10 alpha=0.2 FedDPC"]] == [-0.5, -0.1, 0, 0.1, 1, 2, 3]
-    assert dict(lines["CIFAR-10 alpha=0.2 FedDPC"])[1] == len("FedDPC")
-
-
-def test_alpha_and_beta_of_fedrds_are_two_sweeps():
-    made = rows("fedrds/figureA1", lambda c: c.config["data"]["public"]["fraction"])
-    assert {len(line) for line in pictures.points(made, "fedrds/figureA1", "alpha").values()} == {4}
-    assert pictures.points(made, "fedrds/figureA1", "beta")[
-        "CIFAR-10 2 shards FedRDS alpha=0.5"
-    ] == [(v, v) for v in (0.02, 0.05, 0.1, 0.2, 0.3)]
 
 
 def test_what_was_not_run_is_no_point_and_a_line_needs_two(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from order import OrderVerdict, verdict
 
 from fednet import papers
 from fednet.papers import rendering, results
-from fednet.report.read import open_run
 from tests.papers.rows import rows
-from tests.report import fake_run
 
 HERE = Path(__file__).parents[2] / "configs" / "papers"
 
@@ -46,22 +43,6 @@ def test_as_many_significant_pairs_as_chance_gives_are_inconclusive():
     assert OrderVerdict(against=3, pairs=16).word == "not confirmed"
 
 
-def test_pairs_of_one_seed_are_counted_apart():
-    made = rows(A=(60.0, [50.0, 51.0]), B=(55.0, [45.0, 46.1]), C=(50.0, [40.0]))
-    assert verdict(made) == OrderVerdict(agree=1, pairs=1, single=2)
-    assert verdict(made).said("mini", [0, 1]) == (
-        "mini scale, 2 seeds: 1 of 1 pairs significant, 1 of them in the printed order, and 2 with "
-        "one seed only"
-    )
-
-
-def test_a_paper_whose_own_method_is_in_no_pair_is_said_to_be_without_it():
-    made = rows(A=(60.0, [50.0]), Paper=(70.0, [51.0]), B=(55.0, [45.0]))
-    made[1]["changed"] = "algorithm.sigma_mode=scaled"
-    assert verdict(made) == OrderVerdict(single=1, without="Paper")
-    assert verdict(made).said("mini", [0]).endswith("; Paper, run with other settings, is in none")
-
-
 def test_what_contradicts_the_printed_order_is_not_confirmed():
     against = rows(A=(55.0, [50.0, 51.0, 52.0]), B=(60.0, [45.0, 46.0, 48.0]))
     assert verdict(against) == OrderVerdict(agree=0, against=1, pairs=1)
@@ -71,23 +52,6 @@ def test_what_contradicts_the_printed_order_is_not_confirmed():
     assert many.said("full", [0, 1]) == (
         "full scale, 2 seeds: 4 of 9 pairs significant, 3 of them in the printed order"
     )
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        rows(A=(60.0, [50.0]), B=(55.0, [10.0])),  # one seed
-        rows(A=(60.0, [50.0, 50.0]), B=(60.0, [10.0, 10.0])),  # printed as equal
-        rows(A=(60.0, [None, None]), B=(55.0, [10.0, 10.0])),  # never got there
-    ],
-)
-def test_what_says_nothing_is_inconclusive(made):
-    assert verdict(made).word == "inconclusive"
-
-
-def test_where_a_column_has_one_method_columns_are_compared():
-    made = [*rows("C=0", A=(316.0, [300.0, 310.0])), *rows("C=1", A=(70.0, [60.0, 75.0]))]
-    assert verdict(made) == OrderVerdict(agree=1, against=0, pairs=1)
 
 
 # -- the order of methods --------------------------------------------------------------------------
@@ -137,27 +101,6 @@ def test_the_own_methods_lead_is_taken_seed_by_seed():
     assert not order.paired(column(made))
 
 
-def test_the_notes_say_how_many_pairs_agree_and_of_how_many_methods():
-    made = rows(A=(60.0, [50.0]), B=(55.0, [50.5]), C=(70.0, [None]))
-    made[2]["status"] = "not run"
-    said = "\n".join(order.notes(made))
-    assert "0 of 1 pairs of methods stand in the paper's order (1 pair within 1 point here)" in said
-    assert "best in the paper: C; best here: B, of the 2 methods run of 3." in said
-    unlike = "\n".join(order.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0]))))
-    assert "B (not all over the same seeds)" in unlike
-
-
-def test_what_was_searched_is_named_by_seed():
-    made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [50.5, 50.0, 50.0]), own=(None, [9.0]))
-    points = ('{"train.lr": 0.1}', '{"train.lr": 1}', "{}", *['{"train.lr": 0.1}'] * 3)
-    for r, point in zip(made, points):
-        r["hyperparameters"] = point
-    assert order.searched(made) == (
-        "D alpha=1 A: train.lr 0.1 (seed 0); train.lr 1 (seed 1); not searched (seed 2); D "
-        "alpha=1 B: train.lr 0.1"
-    )
-
-
 # -- the pages -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "page"), [("README.md", publish.gallery_page), ("FIELD.md", publish.field_page)]
@@ -179,42 +122,7 @@ def test_the_tables_and_pictures_are_those_of_the_recorded_results(tmp_path):
     assert others == []
 
 
-def test_every_table_is_on_the_page_run_or_not():
-    text = publish.gallery_page(HERE)
-    assert all(f"[{t}]" in text or f"`fednet reproduce {t}`" in text for t in papers.with_results())
-
-
-def test_figures_of_several_sources_stand_under_one_another():
-    lines = [
-        line
-        for line in publish.field_page(HERE).splitlines()
-        if "MNIST 10 parties beta=0.5" in line
-    ]
-    flower = "| MNIST 10 parties beta=0.5 | Flower | 98.89 | 99.02 | 99.07 | 98.03 |"
-    assert any(line.startswith(flower) for line in lines)
-    assert any("FedBench" in line and "| 61.99 |" in line for line in lines)
-
-
 # -- the compact results ---------------------------------------------------------------------------
-def test_a_run_cut_short_has_a_row_of_its_own_and_leaves_its_cell_to_be_run(tmp_path):
-    accuracy = [0.1, 0.4, 0.3, 0.5, 0.5]
-    made, whole = (
-        open_run(fake_run.write(tmp_path / name, rounds=len(curve), accuracy=curve))
-        for name, curve in (("a", accuracy[:3]), ("b", accuracy))
-    )
-    cells = {c.method: c for c in papers.cells("feddc/table1") if c.variant == "E1"}
-    rows = [
-        results.row(cells["FedDC"], 0, "full", made, changed="rounds=3"),
-        results.row(cells["FedAvg"], 0, "full", whole),
-    ]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "feddc-table1.csv").write_text(results.as_csv(rows))
-    text = publish.write(tmp_path).read_text()
-    assert "| feddc/table1 | 30 | 1 |  |" in text
-    assert "| FedDC [rounds=3] |" in text
-    assert "| FedDC |" not in text
-
-
 ROW = dict.fromkeys(results.FIXED) | {
     "method": "A",
     "dataset": "D",
@@ -241,11 +149,6 @@ def curve_of(row):
     return {k: row[k] for k in ("method", "dataset", "heterogeneity", "seed")}
 
 
-def test_a_table_that_was_not_written_is_named_with_the_command_that_writes_it(tmp_path, capsys):
-    assert publish.main(["--from", str(tmp_path), "feddpc/table2"]) == 2
-    assert "fednet reproduce feddpc/table2 --scale full" in capsys.readouterr().err
-
-
 def test_remarks_are_of_tables_and_at_most_ten_lines_each():
     notes = publish.remarks(HERE)
     tables = {*papers.with_results(), *papers.no_runs()}
@@ -253,20 +156,3 @@ def test_remarks_are_of_tables_and_at_most_ten_lines_each():
     lines = {k: text.strip().splitlines() for k, text in notes.items() if k != "elsewhere"}
     assert {k: len(ls) for k, ls in lines.items() if len(ls) > 10} == {}
     assert [line for ls in lines.values() for line in ls if len(line) > 140] == []
-
-
-def test_a_long_curve_is_thinned_to_its_first_its_last_and_even_steps_between():
-    rows = [
-        {
-            "method": "A",
-            "dataset": "D",
-            "heterogeneity": "h",
-            "variant": None,
-            "seed": 0,
-            "round": t,
-        }
-        for t in range(1, 401)
-    ]
-    rounds = [r["round"] for r in publish.thinned(rows)]
-    assert (len(rounds), rounds[0], rounds[-1]) == (100, 1, 400)
-    assert {b - a for a, b in itertools.pairwise(rounds)} == {4, 5}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from fednet import papers
 from fednet.cli import reproduce
 from fednet.cli.common import Parser
-from fednet.files import line
 from fednet.papers import job as jobs
 from fednet.papers import rendering, results
 from fednet.papers import reproduce as running
@@ -157,42 +155,11 @@ def test_without_the_run_that_sets_the_target_nobody_is_said_to_have_never_got_t
     assert [r["ours"] for r in results.read_csv(table) if r["seed"] == 1] == [3, None]
 
 
-def test_a_setting_of_which_nothing_was_begun_is_a_line_below_the_table():
-    done = rows(A=(60.0, [50.0]), B=(55.0, [None]))
-    done[1]["status"] = "not run"
-    gone = [
-        {**r, "heterogeneity": h, "status": "not run", "ours": None}
-        for h in ("alpha=2", "alpha=3")
-        for r in done
-    ]
-    assert [line["setting"] for line in lines([*done, *gone])] == ["alpha=1", "alpha=1"]
-    said = rendering.notes([*done, *gone])
-    assert said[0] == "Not run here: D alpha=2, D alpha=3: A, B."
-    assert not any("Not run here" in line for line in rendering.notes(done))
-    gone[0]["status"] = "not run: 2 of 60 rounds so far"
-    assert len(lines([*done, *gone])) == 4
-    assert len(lines(gone[2:])) == 2  # nothing else to show
-
-
-def test_the_notes_name_other_measures_and_what_the_spread_is():
-    made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [50.5, 50.0, 50.0]), own=(None, [9.0]))
-    made[-1]["measure"] = "pfl_accuracy"
-    said = "\n".join(rendering.notes(made))
-    assert "best_accuracy (pfl_accuracy of own)" in said
-    assert "sample standard deviation" in said
-    assert "standard deviation" not in "\n".join(rendering.notes(rows(A=(60.0, [50.0]))))
-
-
 def test_a_failed_run_stands_in_the_table_with_its_reason_and_in_no_mean():
     made = rows(A=(50.0, [None]))
     made[0]["status"] = "failed: loss is not finite"
     (line,) = lines(made)
     assert (line["ours"], line["seeds"]) == ("failed", "loss is not finite")
-
-
-def test_a_method_that_is_not_in_the_paper_is_marked():
-    made = [{**r, "in_paper": "no"} for r in rows(mine=(None, [61.0]))]
-    assert "mine (not in the paper)" in rendering.as_md(made)
 
 
 def test_new_rows_replace_those_of_the_same_run_in_their_place_but_not_by_one_that_was_not_run(
@@ -217,16 +184,3 @@ def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
     assert (row["paper"], row["ours"], row["last10"]) == (55.44, 50, pytest.approx(36))
     assert (row["paper:best_round"], row["ours:best_round"]) == (372, 4)
     assert (row["paper:seconds_per_round"], row["ours:seconds_per_round"]) == (0.51, 2)
-
-
-def test_a_rows_device_is_where_its_clients_trained_not_where_the_run_was_ended(tmp_path):
-    made = run(tmp_path, "a", *CURVE)
-    summary = json.loads((made.dir / "summary.json").read_text()) if made.summary else {}
-    ended = {**summary, "provenance": {"device": "cpu"}}
-    (made.dir / "summary.json").write_text(json.dumps(ended))
-    assert results.device(open_run(made.dir)) == "cpu"
-    joined = {"round": 0, "client": -1, "type": "joined", "bytes": 0, "elapsed": 0.1}
-    devices = ("cuda:1", "cuda:0", "cuda:0")
-    with (made.dir / "events.jsonl").open("ab") as file:
-        file.writelines(line({**joined, "device": name}) for name in devices)
-    assert results.device(open_run(made.dir)) == "cuda:0, cuda:1"

@@ -5,17 +5,9 @@ import torch
 from matplotlib.image import imread
 from safetensors.torch import save_file
 
-from fednet.report.condensed import GAP, class_means, draw, mosaic, shown
+from fednet.report.condensed import GAP, draw, mosaic, shown
 
 RAMP = torch.linspace(0, 1, 16).view(1, 4, 4)
-
-
-def test_the_mean_of_each_class_and_none_for_an_absent_one():
-    x, y = torch.stack([RAMP, 3 * RAMP, 5 * RAMP]), torch.tensor([0, 0, 2])
-    means = class_means(x, y, 3)
-    assert torch.equal(means[0], 2 * RAMP)
-    assert means[1].isnan().all()
-    assert torch.equal(means[2], 5 * RAMP)
 
 
 def test_a_row_for_each_class_with_the_mean_first_and_clients_in_order_of_id():

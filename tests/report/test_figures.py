@@ -92,23 +92,6 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_axis(run, tmp_path, bad, r
     ]
 
 
-def test_a_run_without_evaluation_or_clients_has_the_other_figures(tmp_path):
-    path = write(tmp_path / "a", accuracy=[None] * 3, rounds=3)
-    names = {f.name for f in figures.details(open_run(path))}
-    assert names == {"bytes", "participation", "partition", "resources", "time"}
-
-
-def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
-    first, second = open_run(write(tmp_path / "whole", clients=4, rounds=1)).rounds[0].selected
-    p = metrics.participation(
-        open_run(write(tmp_path / "a", clients=4, rounds=1, drop={1: {second: "deadline"}}))
-    )
-    want = np.zeros((4, 1), np.int8)
-    want[first], want[second] = 1, 3
-    assert p.grid.tolist() == want.tolist()
-    assert p.words[3] == "deadline"
-
-
 def test_who_was_asked_and_is_not_done_is_not_said_not_to_have_been_asked(tmp_path):
     run = open_run(write(tmp_path / "a", clients=4, rounds=1, share=1.0))
     run.rounds[0].completed = [0, 2, 3]
@@ -309,3 +292,10 @@ def test_a_drawing_that_is_interrupted_leaves_what_was_there(run, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         figures.figure([run], path)
     assert [(p.name, p.read_text()) for p in path.parent.iterdir()] == [(path.name, "old")]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_bubble_chart_of_a_partition_is_drawn(tmp_path, ending):
+    figures.partition_file(np.array([[3, 0], [1, 4]]), None, tmp_path / f"p.{ending}")
+    start = (tmp_path / f"p.{ending}").read_bytes()[:8]
+    assert start.startswith(b"\x89PNG" if ending == "png" else b"<?xml")

@@ -56,15 +56,3 @@ def test_a_digest_covers_every_kind_of_tensor_and_what_is_said_beside(tmp_path: 
         assert check in checks
         assert all(torch.equal(tensors[n], v) for n, v in named.items())
     assert len(checks) == 2
-
-
-def test_a_models_file_has_the_same_bytes_each_time(tmp_path):
-    import torch
-
-    from fednet.server.exports import save_model
-
-    named = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
-    about = {"trained": "a", "lacks": "b", "beside": "ä"}
-    for k in range(20):
-        save_model(tmp_path / f"{k}", named, about)
-    assert len({(tmp_path / f"{k}").read_bytes() for k in range(20)}) == 1

@@ -3,7 +3,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fednet.cli.api import reporter
-from fednet.report import finish, page, style
+from fednet.report import finish, page
 from fednet.report.read import open_run
 from tests.report import browser
 from tests.report.fake_run import jsonl, write
@@ -50,12 +49,6 @@ def test_a_page_fetches_nothing(pages):
     assert not re.findall(r"url\((?!#)|@import|https?://", text)
 
 
-def test_the_final_accuracy_says_after_which_round_it_is(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=3, accuracy=[0.4, 0.5, None]))
-    (said,) = [note for _, name, note in page._tiles(run) if name == "final global accuracy"]
-    assert said == "after 2 rounds"
-
-
 def tiles(run):
     """(value, note) of each tile, by its name."""
     return {name: (value, note) for value, name, note in page._tiles(run)}
@@ -67,28 +60,6 @@ def test_who_is_still_at_work_has_not_completed_its_task(tmp_path):
     value, note = tiles(run)["tasks completed"]
     assert value == "6 / 8"
     assert note == "1 dropped, 1 not finished or in discarded rounds"
-
-
-def test_the_time_of_a_virtual_run_is_by_its_clock(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
-    assert tiles(run)["wall-clock time"] == ("4 s", "2 s per round")
-    for r in run.rounds:
-        r.seconds_virtual = 450.0
-    value, note = tiles(open_run_again(run))["virtual time"]
-    assert (value, note) == ("15.0 min", "450 s per round; computed in 4 s")
-
-
-def open_run_again(run):
-    """The same records, of which nothing has been computed yet."""
-    run.__dict__.pop("_once", None)
-    return run
-
-
-def test_a_clean_run_wastes_nothing(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=1, clients=2, share=1.0))
-    # 2 joins of 64 bytes and a row of heartbeats of 20; 2 tasks of 1050 and 2 replies of 1074
-    share = 100 * (2 * 64 + 20) / (2 * 64 + 20 + 2 * 1050 + 2 * 1074)
-    assert f"0 % wasted, {share:.2g} % keep-alive" in tiles(run)["sent in total"][1]
 
 
 def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):
@@ -124,13 +95,6 @@ def test_the_participation_grid_says_the_reason_of_a_drop(runs, pages):
     for client in round_5.dropped:
         code = grid["v"][int(client)][grid["c"].index("5")]
         assert grid["words"][code] == "dropped: deadline <3 s"
-
-
-def test_the_participation_grid_has_the_colours_of_its_legend_in_both_themes(pages):
-    text = pages[0].read_text()
-    for i, colour in enumerate(style.CELLS):
-        assert re.findall(rf"--k{i}:([^;]*);", text) == [colour.lower()]
-    assert "fill: var(--k0)" in text
 
 
 def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs, pages):
@@ -220,30 +184,12 @@ def test_a_live_run_says_that_it_is(tmp_path):
     assert "Not finished when this page was written: a." in page.render([open_run(path)])
 
 
-def test_a_run_without_any_evaluation_has_a_page(tmp_path):
-    path = write(tmp_path / "a", accuracy=[None, None], rounds=2)
-    for name in ("clients.jsonl", "partition.json", "summary.json", "wire.jsonl"):
-        (path / name).unlink()
-    assert "Participation" in page.render([open_run(path)])
-
-
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     path = write(tmp_path / "a")
     for name in ("rounds", "clients", "wire"):
         (path / f"{name}.jsonl").write_text("")
     page.render([open_run(path)])
     finish(path)
-
-
-@pytest.mark.long
-def test_a_long_run_of_many_clients_stays_a_page(tmp_path):
-    path = write(
-        tmp_path / "a",
-        rounds=400,
-        clients=200,
-        drop={t: dict.fromkeys(range(200), "late") for t in range(0, 400, 20)},
-    )
-    assert len(page.render([open_run(path)])) < 2_000_000
 
 
 def test_a_run_says_that_it_draws_and_draws_nothing_where_it_is_told_not_to(tmp_path):
@@ -256,24 +202,6 @@ def test_a_run_says_that_it_draws_and_draws_nothing_where_it_is_told_not_to(tmp_
     path = write(tmp_path / "a", rounds=1)
     report(path)
     assert said == ["writing report.html", str(path / "report.html")]
-
-
-def test_every_element_that_opens_closes(pages):
-    opened: list[str] = []
-
-    class Parser(HTMLParser):
-        def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "link", "input"):
-                opened.append(tag)
-
-        def handle_startendtag(self, tag, attrs):
-            pass
-
-        def handle_endtag(self, tag):
-            assert opened.pop() == tag
-
-    Parser().feed(pages[1].read_text())
-    assert opened == []
 
 
 # -- in a browser ----------------------------------------------------------------------------------

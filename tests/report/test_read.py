@@ -45,14 +45,6 @@ def test_one_changed_byte_amid_many_lines_is_named_by_its_line(tmp_path):
         next(found)
 
 
-def test_a_line_whose_loss_is_no_number_stands_among_the_others(tmp_path):
-    path = write(tmp_path / "a", rounds=1)
-    losses = [1.0, float("nan"), 2.0]
-    lines = [files.line({"round": i, "train_loss": loss}) for i, loss in enumerate(losses)]
-    (path / "rounds.jsonl").write_bytes(b"".join(lines))
-    assert [str(r.train_loss) for r in open_run(path).rounds] == ["1.0", "nan", "2.0"]
-
-
 def test_a_live_run_without_summary_opens(tmp_path):
     path = write(tmp_path / "a")
     (path / "summary.json").unlink()
@@ -72,12 +64,6 @@ def test_a_path_that_is_no_run_names_the_runs_beside_it(tmp_path):
 def test_an_unknown_frame_names_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
         open_run(write(tmp_path / "a")).frame("round")
-
-
-def test_a_frame_has_a_row_a_line(tmp_path):
-    pytest.importorskip("pandas", reason="pandas is an extra")
-    frame = open_run(write(tmp_path / "a", rounds=3)).frame("rounds")
-    assert list(frame["round"]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("what", ["rounds", "clients", "wire", "events"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 
 import pytest
@@ -37,23 +35,6 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
     page._details(run, lambda figure: {})  # all but the drawing
     assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
     assert "wire" not in run.__dict__  # its rows passed one at a time
-
-
-def test_sums_over_the_book_do_not_grow_with_its_messages(large, tmp_path):
-    def peak(path):
-        run = open_run(path)
-        tracemalloc.start()
-        try:
-            costs.ledger(run)
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    small = write(tmp_path / "b", rounds=100, clients=20, share=0.1)
-    lines = [(p / "wire.jsonl").read_text().count("\n") for p in (small, large)]
-    assert lines[1] > 10 * lines[0]
-    peak(small)  # what is imported and compiled once
-    assert peak(large) < peak(small) + 200_000
 
 
 def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
@@ -97,16 +78,6 @@ def test_figures_make_no_cell_that_a_page_does_not_show(large):
     cells = len(run.rounds) * 2000
     # A cell in a list weighs 8 bytes.
     assert held < 8 * cells
-
-
-def test_a_page_of_a_run_without_images_needs_no_torch(large):
-    code = f"""
-import pathlib, sys
-from fednet.report import condensed, page
-assert condensed.draw(pathlib.Path({str(large)!r}), pathlib.Path("none.png")) is None
-sys.exit("torch" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_rounds_done_again_are_of_use_once(tmp_path):
