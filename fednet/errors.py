@@ -116,7 +116,7 @@ class ClientsJoin(FednetError):
     """Raised at the end of a round after which clients join. clients: how many there are then."""
 
     def __init__(self, before: int, clients: int) -> None:
-        super().__init__(f"client(s) {before}-{clients - 1} join the run")
+        super().__init__(f"{clients - before} more client(s) join the run")
         self.clients = clients
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from fednet.experiment.rundir import (
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
 from fednet.plain import JsonDict, JsonMapping
-from fednet.server.endpoint import listen, listening
+from fednet.server.endpoint import Endpoint, listen, listening
 from fednet.server.growth import with_clients
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting, stop_raises
@@ -175,17 +176,23 @@ def serve(
             return _left(launch, directory)
         how = launch.hosting(data)
         with refusable(directory), launch.display:
-            over = False
-            while not over:
+            end = listening(config, directory, transport, launch.display.note)
+            while clients := _wanted_after(config, directory, end, how):
+                gc.collect()  # the parts of the last server refer to one another
+                config = with_clients(config, clients)
+                transport = listen(config, transport.address, keys, insecure)
+                ending.callback(transport.close, 0.0)
                 end = listening(config, directory, transport, launch.display.note)
-                try:
-                    host_rounds(config, directory, end, how)
-                    over = True
-                except ClientsJoin as join:
-                    config = with_clients(config, join.clients)
-                    transport = listen(config, transport.address, keys, insecure)
-                    ending.callback(transport.close, 0.0)
         launch.report(directory)
+    return 0
+
+
+def _wanted_after(config: Config, directory: Path, end: Endpoint, how: Hosting) -> int:
+    """Runs a server. Returns with how many clients it has to start again; 0: the run is over."""
+    try:
+        host_rounds(config, directory, end, how)
+    except ClientsJoin as join:
+        return join.clients
     return 0
 
 

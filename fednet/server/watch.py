@@ -229,7 +229,8 @@ class Watch:
             if until is not None and time.monotonic() >= until:
                 break
             if not noted and time.monotonic() - self._began > 2.0:
-                there = f"{self.present()} of {self._io.protocol.clients} are here"
+                all = self._io.protocol.clients if among is None else len(among)
+                there = f"{self.present(among)} of {all} are here"
                 self.display.note(f"waiting for clients: {there}, {wanted} are needed")
                 noted = True
             self._io.rest(0.05)

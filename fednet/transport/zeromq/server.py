@@ -554,6 +554,7 @@ class ZmqServer:
         if self._closed:
             return
         self._closed = True
+        self.on_refused = None  # it leads to the parts of a server, and this may outlive them
         if self._held is not None:
             self._held.close()
         until = time.monotonic() + linger_s
