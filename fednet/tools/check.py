@@ -89,6 +89,13 @@ def algorithm(name: str, file: Path) -> Iterator[str]:
             "keep the buffers of the left operand: x + update has those of x. For the mean of the "
             "clients' buffers use accumulator.FIELD.step(x), or x.with_buffers(mean)"
         )
+    used = getattr(method.server_update, "__code__", None)
+    counts = used is not None and "clients" in used.co_names
+    if counts and method.with_more_clients is Algorithm.with_more_clients:
+        yield (
+            "NOTE: server_update uses the number of clients, and with_more_clients is not defined. "
+            "If Server keeps a mean over all clients, define it: clients may join a run"
+        )
     must(
         first[0]["model_sha256"] != first[-1]["model_sha256"] or not method.has_global,
         f"{name}: model_sha256 is the same after both rounds, so {name}.Server."
