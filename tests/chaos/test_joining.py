@@ -100,7 +100,7 @@ def sites(folder: Path, clients: int) -> None:
 @pytest.mark.parametrize(
     ("before", "faults", "own"),
     [
-        (None, {}, {}),
+        (None, {}, {"checkpoint": {"every": 3}}),
         (None, {}, {"algorithm": "fedbuff", "link": {"clock": "virtual", "step_ms": 5}}),
         (stop_as_it_grows, {}, {}),
         (die_before_it_grows, {}, {}),
@@ -135,6 +135,10 @@ def test_clients_join_while_the_run_goes_on(tmp_path, before, faults, own):
     assert {tuple(e["clients"]) for e in fed.events("clients_added")} == {(4, 5)}
     for event in fed.events("kernel"):
         assert (event["sent"], event["received"]) == (event["booked_down"], event["booked_up"])
+    if "checkpoint" in own:  # nothing was sent in vain
+        sent = [r for r in fed.lines("wire.jsonl") if r["type"] in ("task", "reply")]
+        assert len(sent) == 2 * (2 * round + 3 * (4 - round))
+        assert all(r["useful"] for r in sent)
     if own["algorithm"] == "scaffold":
         assert [len(r["completed"]) for r in fed.rounds()] == [2] * round + [3] * (4 - round)
     # The same bits as a run that was stopped after that round, and resumed with six clients.
