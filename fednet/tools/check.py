@@ -7,6 +7,7 @@ exception in the file itself is passed on, so that the command line shows where 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -89,9 +90,9 @@ def algorithm(name: str, file: Path) -> Iterator[str]:
             "keep the buffers of the left operand: x + update has those of x. For the mean of the "
             "clients' buffers use accumulator.FIELD.step(x), or x.with_buffers(mean)"
         )
-    used = getattr(method.server_update, "__code__", None)
-    counts = used is not None and "clients" in used.co_names
-    if counts and method.with_more_clients is Algorithm.with_more_clients:
+    code = getattr(inspect.unwrap(method.server_update), "__code__", None)
+    uses_n = code is not None and "clients" in code.co_names
+    if uses_n and method.with_more_clients is Algorithm.with_more_clients:
         yield (
             "NOTE: server_update uses the number of clients, and with_more_clients is not defined. "
             "If Server keeps a mean over all clients, define it: clients may join a run"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fednet
+from fednet.errors import ClientsJoin
 from fednet.server import process
-from fednet.server.rounds import Rounds
 from tests.processes import Federation, crashes, in_process
 
 LISTS = [list(range(k, k + 20)) for k in range(0, 120, 20)]
@@ -63,18 +63,18 @@ def test_clients_join_after_a_kill_in_a_round_whose_replies_are_on_disk(tmp_path
 
 def die_before_it_grows() -> None:
     """In a server: it is killed when it has decided to grow."""
-    Rounds.grow = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    ClientsJoin.__init__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop_as_it_grows() -> None:
     """In a server: it is asked to stop when it has decided to grow."""
-    grow = Rounds.grow
+    decided = ClientsJoin.__init__
 
     def asked(*given) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        grow(*given)
+        decided(*given)
 
-    Rounds.grow = asked
+    ClientsJoin.__init__ = asked
 
 
 def die_with_the_configuration_written() -> None:
