@@ -35,25 +35,14 @@ NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate 
 _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
 
 
-# Characters of a value, a key or a path in a sentence, and of a sentence.
-LONGEST = 300
-WHOLE = 4000
-_LONG = re.compile(rf"""'[^'\n]{{{LONGEST},}}'(?!\w)|"[^"\n]{{{LONGEST},}}"|\S{{{LONGEST + 1},}}""")
-
-
-def brief(text: str, most: int = LONGEST) -> str:
-    """Returns the text; of a long one its beginning, its length and its last whole words (half of a
-    path would not be recognised as one by `without_paths`).
-    """
-    if len(text) <= most:
-        return text
-    end = text[-most // 4 :].partition(" ")
-    return f"{text[: most // 2]}... ({len(text)} characters){end[1]}{end[2]}"
+LONGEST = 4000  # characters of a sentence: a message has room for 4096
 
 
 def shortened(sentence: str) -> str:
-    """Returns a sentence with each long value in it made brief."""
-    return brief(_LONG.sub(lambda found: brief(found[0]), sentence), WHOLE)
+    """Returns a sentence; of a long one its beginning and its length."""
+    if len(sentence) <= LONGEST:
+        return sentence
+    return f"{sentence[:LONGEST]}... ({len(sentence)} characters)"
 
 
 class FednetError(Exception):

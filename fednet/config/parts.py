@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -33,28 +33,6 @@ SECTIONS = {
     "wire": ("compressor", ""),
 }
 SELECTOR = dict(SECTIONS.values())
-
-
-class Method(Protocol):
-    """A method's declarations; `algorithms.base.Algorithm` says what each means."""
-
-    classes_only: bool
-    sgd_only: bool
-    momentum_free: bool
-    forbids: Mapping[str, str]
-    personalised: bool
-    sums_updates: bool
-    needs_public: bool
-    architecture_free: bool
-    asynchronous: bool
-    own_schedule: Mapping[str, str | int]
-    summed: Mapping[str, str]
-    Enrolment: type | None
-
-    @property
-    def exchanges(self) -> Sequence[Any]: ...
-
-    def refusal(self, run: Config) -> tuple[str, str] | None: ...
 
 
 class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

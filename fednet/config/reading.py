@@ -12,7 +12,7 @@ from fednet import loading
 from fednet.config import fit, parts, rules
 from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
-from fednet.errors import ConfigError, brief
+from fednet.errors import ConfigError
 from fednet.plain import JsonDict, JsonMapping
 
 
@@ -174,9 +174,7 @@ def overrides(sets: Sequence[str] | JsonMapping) -> Node:
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(
-                f"--set {brief(text)}: expected key.path=value, such as train.lr=0.1."
-            )
+            raise ConfigError(f"--set {text}: expected key.path=value, such as train.lr=0.1.")
         tree = set_key(tree, key.strip(), compose(value, f"--set {text}", one_place=True))
     return expand(tree)
 

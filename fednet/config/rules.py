@@ -13,7 +13,6 @@ from typing import get_args
 import msgspec
 
 from fednet import ids, registry
-from fednet.config.parts import Method
 from fednet.config.schema import (
     DIVIDES,
     SITE,
@@ -27,6 +26,7 @@ from fednet.config.schema import (
 from fednet.config.tree import Node, Refuse, refuser
 from fednet.errors import ConfigError, lacking, unknown
 from fednet.options import call
+from fednet.registry import Part
 
 Broken = tuple[str, str]  # a key and the sentence about it
 
@@ -71,7 +71,7 @@ def check_method(config: Config, tree: Node) -> set[str]:
     return kinds
 
 
-def _made(config: Config, refuse: Refuse) -> Method:
+def _made(config: Config, refuse: Refuse) -> Part:
     """Returns the method, with its options."""
     name = config.algorithm.name
     part = registry.algorithm.get(name)
@@ -80,7 +80,7 @@ def _made(config: Config, refuse: Refuse) -> Method:
     except msgspec.ValidationError as wrong:  # the given options were checked: it is a default
         raise refuse("algorithm", f"a default of {name} is not what it may be: {wrong}.") from None
     try:
-        made: Method = part(options, config.clients)
+        made: Part = part(options, config.clients)
     except TypeError as wrong:  # an __init__ of the user's
         raise refuse(
             "algorithm",
@@ -467,7 +467,7 @@ def _faults(c: Config) -> Iterator[Broken]:
 
 
 # -- rules of the method ---------------------------------------------------------------------------
-def _method(c: Config, m: Method) -> Iterator[Broken]:
+def _method(c: Config, m: Part) -> Iterator[Broken]:
     name, mode = c.algorithm.name, c.schedule.mode
     if m.classes_only and c.task != "classification":
         loss = f"{name} trains with a loss of its own about classes"
@@ -537,7 +537,7 @@ def _method(c: Config, m: Method) -> Iterator[Broken]:
 FROM_ALL_REPLIES = ("alie", "ipm")  # attacks that are made at the server from all replies
 
 
-def _secagg(c: Config, m: Method) -> Iterator[Broken]:
+def _secagg(c: Config, m: Part) -> Iterator[Broken]:
     """Checks that nothing needs a single reply, which the server does not see under secure
     aggregation.
     """
@@ -580,7 +580,7 @@ def _secagg(c: Config, m: Method) -> Iterator[Broken]:
             yield key, f"{reason}, with privacy.secagg."
 
 
-def _exchanges(c: Config, m: Method) -> Iterator[Broken]:
+def _exchanges(c: Config, m: Part) -> Iterator[Broken]:
     """Checks that each planned fault names an exchange that a round has."""
     exchanges = len(m.exchanges)
     if c.privacy.secagg.protocol != "none":

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from fednet.errors import ConfigError, brief
+from fednet.errors import ConfigError
 from fednet.plain import JsonMapping
 
 
@@ -90,8 +90,6 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     """Returns the tree of a YAML text. source: the file's name; one_place: `source` is the whole
     place (`--set ...`), without lines.
     """
-
-    source = brief(source)
 
     def place(mark: yaml.Mark) -> str:
         return source if one_place else f"{source}:{mark.line + 1}"

@@ -202,24 +202,12 @@ def test_a_wrong_command_line_is_refused_in_one_line(line, says, tmp_path, monke
 
 
 # -- what is quoted --------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["run", "--set", "train.lr={}"],
-        ["run", "--set", "train={{{}: 1}}"],
-        ["run", "--workers", "{}"],
-        ["run", "--{}"],
-        ["status", "{}"],
-        ["list", "keys", "{}"],
-        ["{}"],
-    ],
-)
-def test_an_error_quotes_of_a_long_value_its_beginning_and_its_length(words, capsys):
-    for long in ("z" * 20_000, "zebra " * 4_000):
-        assert main.main([word.format(long) for word in words]) in (2, 3)
-        said = capsys.readouterr().err
-        assert " characters)" in said
-        assert len(said) < 5000
+@pytest.mark.parametrize("words", [["run", "--set", "train.lr={}"], ["status", "{}"], ["{}"]])
+def test_a_long_error_is_cut(words, capsys):
+    assert main.main([word.format("z" * 20_000) for word in words]) in (2, 3)
+    said = capsys.readouterr().err
+    assert " characters)" in said
+    assert len(said) < 5000
 
 
 # -- what comes out --------------------------------------------------------------------------------
