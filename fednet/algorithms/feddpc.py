@@ -80,7 +80,7 @@ class FedDPC(Algorithm):
     def accumulate(self, accumulator, server, client_id, up, host):
         dd, c = 0.0, 0.0
         if accumulator.gg > 0.0:
-            dd, dg = up.d.dots(server.delta)
+            dd, dg = up.d.dot(up.d), up.d.dot(server.delta)
             c = dg / accumulator.gg
         elif self.config.scaling:
             dd = up.d.dot(up.d)

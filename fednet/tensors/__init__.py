@@ -17,7 +17,6 @@ from fednet.tensors.values import (
     blockwise,
     combine,
     dot,
-    dots,
     to_device,
 )
 
@@ -34,7 +33,6 @@ __all__ = [
     "blockwise",
     "combine",
     "dot",
-    "dots",
     "mapped",
     "mean",
     "to_device",

@@ -67,40 +67,34 @@ class Layout:
         Raises ConfigError for a parameter that is not float32, and for a tensor that cannot be
         written to.
         """
-        firsts = first_names(module)
         aliases: dict[str, list[str]] = {}
-        for alias, first in firsts.items():
-            if alias != first:
-                aliases.setdefault(first, []).append(alias)
-        _refuse_shared_memory(module)
+        for alias, first in first_names(module).items():
+            aliases.setdefault(first, []).append(alias)
         parameters = dict(module.named_parameters())
-        state = module.state_dict(keep_vars=True)
         buffers = dict(module.named_buffers())
+        memory: dict[int, str] = {}
         slots = []
-        for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor):
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if not _is_writable(tensor):
                 raise ConfigError(
-                    f"{name} of the model, from get_extra_state, is a {type(tensor).__name__}; "
-                    f"fednet averages, sends and saves tensors: register it as a buffer."
+                    f"{name} of the model cannot be written to; expected a dense tensor with "
+                    f"values of its own, not one of the meta device, expand or get_extra_state."
                 )
             shape = tuple(tensor.shape)
-            if tensor.is_meta or tensor.layout != torch.strided:
-                form = "on the meta device" if tensor.is_meta else str(tensor.layout)
-                raise ConfigError(
-                    f"{name} of the model is {form}; expected a dense tensor with values."
-                )
-            if any(side > 1 and step == 0 for side, step in zip(shape, tensor.stride())):
-                raise ConfigError(
-                    f"{name} of the model is one value seen many times (expand), which cannot be "
-                    f"written to: build it with .clone()."
-                )
-            also = tuple(aliases.get(name, ()))
+            also = tuple(aliases.get(name, ())[1:])
             if name in parameters:
                 if tensor.dtype != torch.float32:
                     raise ConfigError(
                         f"parameter {name!r} of the model is {tensor.dtype}; fednet trains "
                         f"and sends float32 parameters: build it with .float(); "
                         f"train.precision sets the number format of the computation."
+                    )
+                other = memory.setdefault(tensor.data_ptr(), name)
+                if other != name and tensor.numel():
+                    raise ConfigError(
+                        f"the model's parameters {other} and {name} are two over the same memory; "
+                        f"to tie them, assign the parameter itself, as in self.out.weight = "
+                        f"self.embed.weight."
                     )
                 if tensor.requires_grad:
                     slots.append(Slot(name, shape, "parameter", also))
@@ -109,8 +103,6 @@ class Layout:
                     slots.append(Slot(name, shape, "buffer", also))
                 elif tensor.dtype == torch.int64:
                     slots.append(Slot(name, shape, "counter", also))
-        if not parameters:
-            raise ConfigError("the model has no parameters; there is nothing to train.")
         if not any(s.role == "parameter" for s in slots):
             raise ConfigError("no parameter of the model requires a gradient; nothing learns.")
         return cls(tuple(slots))
@@ -159,14 +151,11 @@ class Layout:
         """Returns whether the layout has a tensor of that name, the first or another one."""
         return name in self._firsts
 
-    def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:
+    def select(self, names: Iterable[str]) -> Layout:
         """Returns the part of the layout with these names, in the same order; any name of a tied
-        tensor will do. An unknown name raises KeyError. A function that answers differently for two
-        names of one tensor raises ConfigError.
+        tensor will do. An unknown name raises KeyError.
         """
-        if callable(keep):
-            return Layout(tuple(s for s in self.slots if _agreed(keep, s)))
-        wanted = set(keep)
+        wanted = set(names)
         if missing := wanted - self._firsts.keys():
             raise KeyError(f"no tensor of that name: {', '.join(sorted(missing))}")
         return self._of({self._firsts[name] for name in wanted})
@@ -206,27 +195,7 @@ def first_names(module: nn.Module) -> dict[str, str]:
     return found
 
 
-def _agreed(keep: Callable[[str], bool], slot: Slot) -> bool:
-    answers = {bool(keep(name)) for name in slot.names}
-    if len(answers) > 1:
-        raise ConfigError(
-            f"the model has one tensor under the names {' and '.join(slot.names)} (tied), and only "
-            f"some of them are selected; select all of its names or none."
-        )
-    return answers.pop()
-
-
-def _refuse_shared_memory(module: nn.Module) -> None:
-    """Raises ConfigError for two parameters over the same memory: they would be trained separately
-    here, and together in torch.
-    """
-    seen: dict[int, str] = {}
-    for name, parameter in module.named_parameters():
-        if parameter.is_meta or parameter.layout != torch.strided or not parameter.numel():
-            continue
-        other = seen.setdefault(parameter.data_ptr(), name)
-        if other != name:
-            raise ConfigError(
-                f"the model's parameters {other} and {name} are two over the same memory; to tie "
-                f"them, assign the parameter itself, as in self.out.weight = self.embed.weight."
-            )
+def _is_writable(tensor: object) -> bool:
+    if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout != torch.strided:
+        return False
+    return not any(side > 1 and step == 0 for side, step in zip(tensor.shape, tensor.stride()))

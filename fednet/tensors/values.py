@@ -207,10 +207,6 @@ class Tensors:
         """Returns inner product over the parameters, in float64."""
         return dot(self.vector, self._other(other))
 
-    def dots(self, other: Tensors) -> tuple[float, float]:
-        """Returns (<self, self>, <self, other>) over the parameters, in float64 and in one pass."""
-        return dots(self.vector, self._other(other))
-
     def norm(self) -> float:
         """Returns Euclidean norm over the parameters, in float64."""
         return self.dot(self) ** 0.5
@@ -385,16 +381,6 @@ def dot(a: torch.Tensor, b: torch.Tensor) -> float:
         wide = left.double()
         total += torch.dot(wide, wide if a is b else right.double()).item()
     return total
-
-
-def dots(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """Returns (<a, a>, <a, b>) as `dot` gives them, in one pass."""
-    square = product = 0.0
-    for left, right in zip(blocks(a), blocks(b)):
-        wide = left.double()
-        square += torch.dot(wide, wide).item()
-        product += torch.dot(wide, right.double()).item()
-    return square, product
 
 
 def accumulate(

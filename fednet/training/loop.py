@@ -6,7 +6,6 @@ It does not wait for the device before the end of the training: the loss is summ
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
 from fednet.config.schema import scheduled
 from fednet.errors import ConfigError
@@ -200,11 +198,28 @@ def _run(
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
     change = Correction.of(scratch, descent.trained, descent.hooks)
-    made = _optimizers(parameters, others, recipe, change)
+    # The extra tensors are not corrected.
+    groups: list[list[torch.Tensor]] = [group for group in ([*parameters], others) if group]
+    made = [
+        optimizer(
+            recipe.optimizer,
+            group,
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        )
+        for group in groups
+    ]
     names = [*descent.trained, *(f"+{name}" for name in beside or ())]
     if descent.memory is not None:
         _remember(made, names, descent.memory)
-    take_step = _stepper(made, parameters, change)
+    take_steps = [one.step for one in made]
+    if change is not None:
+        first = made[0]
+        if isinstance(first, SGD):
+            take_steps[0] = change.sgd(first)
+        else:
+            take_steps[0] = change.around(parameters, first.step)
     cast, scale = autocast(recipe.precision, device)
     replay = None if change is not None else _replay(descent, beside)
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
@@ -222,10 +237,10 @@ def _run(
             )
         if recipe.clip_norm is not None:
             # The extra tensors must not change the model's step.
-            for group in (parameters, others):
-                if group:
-                    torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
-        take_step()
+            for group in groups:
+                torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
+        for take_step in take_steps:
+            take_step()
         # None, so that autograd stores the next gradient without an addition.
         for p in (*parameters, *others):
             p.grad = None
@@ -288,28 +303,6 @@ def _shuffled(
     return channels_innermost(xs) if scratch.channels_last else xs, ys
 
 
-def _optimizers(
-    parameters: list[nn.Parameter],
-    others: list[torch.Tensor],
-    recipe: Recipe,
-    change: Correction | None,
-) -> list[Optimizer]:
-    """Returns the new optimizer; for corrected steps of SGD a second one of `others`, which are
-    trained beside the model and not corrected.
-    """
-    groups: list[list[torch.Tensor]] = [[*parameters, *others]]
-    if change is not None and recipe.optimizer == "sgd" and others:
-        groups = [[*parameters], others]
-    make = functools.partial(
-        optimizer,
-        recipe.optimizer,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-    )
-    return [make(group) for group in groups]
-
-
 def _remember(made: list[Optimizer], names: list[str], memory: dict[str, torch.Tensor]) -> None:
     """Gives the optimizers the state in `memory`. names: of their parameters, in order."""
     kept: dict[str, dict[str, torch.Tensor]] = {name: {} for name in names}
@@ -320,24 +313,6 @@ def _remember(made: list[Optimizer], names: list[str], memory: dict[str, torch.T
     for one in made:
         restore(one, rest)
         rest = rest[len(states(one)) :]
-
-
-def _stepper(
-    made: list[Optimizer], parameters: list[nn.Parameter], change: Correction | None
-) -> Callable[[], object]:
-    """Returns a function that takes one step with the current gradients."""
-    first, *rest = made
-    if change is None:
-        return first.step
-    if not isinstance(first, SGD):
-        return change.around(parameters, first.step)
-    steps = [change.sgd(first), *(one.step for one in rest)]
-
-    def step_all() -> None:
-        for step in steps:
-            step()
-
-    return step_all if rest else steps[0]
 
 
 def full_gradient(

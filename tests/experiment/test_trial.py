@@ -156,8 +156,8 @@ UNLIKE = [
         (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
         (mapping("trial-inplace"), "it changes its inputs in place"),
         (mapping("trial-teacher"), "changes its parameter 'slow', which takes no gradient"),
-        (mapping("trial-sparse"), "eye of the model is torch.sparse_coo"),
-        (mapping("trial-nowhere"), "mean of the model is on the meta device"),
+        (mapping("trial-sparse"), "eye of the model cannot be written to"),
+        (mapping("trial-nowhere"), "mean of the model cannot be written to"),
         (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
         (
             mapping(UNLIKE, algorithm="fedproto"),
@@ -168,7 +168,7 @@ UNLIKE = [
             mapping("trial-fails", "tags4"),
             "trial-fails: it fails for 2 .*ValueError: no such input",
         ),
-        (mapping("trial-hollow"), "the model has no parameters"),
+        (mapping("trial-hollow"), "no parameter of the model requires"),
         (
             mapping("trial-viewed", train={"memory_format": "channels_last"}),
             "trial-viewed: it fails for 2 training samples .* view size is not compatible",

@@ -164,8 +164,8 @@ def seen_many_times() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (Kept(2, 2), "_extra_state of the model, from get_extra_state, is a dict"),
-        (seen_many_times(), "scale of the model is one value seen many times"),
+        (Kept(2, 2), "_extra_state of the model cannot be written to"),
+        (seen_many_times(), "scale of the model cannot be written to"),
         (torch.nn.Linear(2, 2).requires_grad_(False), "no parameter of the model requires"),
     ],
 )
