@@ -7,7 +7,6 @@ Public and validation samples never come from the test set, and no client has an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,8 +27,6 @@ from fednet.tensors import Inputs
 
 if TYPE_CHECKING:
     from fednet.config.schema import DataSection
-
-log = logging.getLogger(__name__)
 
 
 def split(
@@ -162,13 +159,6 @@ def _partition(
         raise DataError(f"{where}: an index is outside the training pool of {len(pool)} samples.")
     if len(np.unique(everything)) != len(everything):
         raise DataError(f"{where}: a sample has two owners.")
-    if len(everything) < len(pool):
-        log.info(
-            "%s leaves %d of %d training samples unused",
-            where,
-            len(pool) - len(everything),
-            len(pool),
-        )
     return [pool[np.asarray(m, dtype=np.int64)] for m in made]
 
 

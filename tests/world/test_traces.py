@@ -84,11 +84,6 @@ def test_a_file_by_client_is_read_as_it_is(tmp_path):
             "faults: a crash counts the rounds",
         ),
         ({"link": {"trace": "lte", "up_mbps": 3.0}}, "link.up_mbps: link.trace gives the rates"),
-        ({"link": {"trace": "lte", "profile": "4g"}}, "link.profile: link.trace gives the rates"),
-        (
-            {"link": {"trace": "lte", "per_client": {"0": {"down_mbps": 3.0}}}},
-            "link.per_client.0.down_mbps: link.trace gives the rates",
-        ),
         ({"link": {"clock": "virtual"}}, "link.clock: virtual needs link.step_ms"),
     ],
 )

@@ -65,14 +65,11 @@ def folder(
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
     x, y = _pixels(train, sides, grey)
-    tx, ty = x[:0], y[:0]
-    if test:
-        tx, ty = _pixels(test, sides or tuple(x.shape[2:]), grey, resize=sides is not None)
     if mean is None or std is None:
         mean, std = (list(v) for v in channel_statistics(x))
     return Data(
         train=(x, y),
-        test=(tx, ty),
+        test=_pixels(test, sides, grey) if test else None,  # type: ignore[arg-type]
         classes=len(names),
         mean=tuple(mean),
         std=tuple(std),
@@ -80,25 +77,16 @@ def folder(
     )
 
 
-TinyPath = Annotated[
-    str | None,
-    "The unpacked folder, as it is or below `data.root`; null: `data.root` or tiny-imagenet-200 "
-    "in it.",
-]
-
-
 @dataset("tiny-imagenet")
-def tiny_imagenet(root: Path, download: bool, *, path: TinyPath = None) -> Data:
+def tiny_imagenet(root: Path) -> Data:
     """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by
-    hand.
+    hand in `data.root`.
     """
-    places = [Path(path), root / path] if path else [root / "tiny-imagenet-200", root]
-    top = next((p for p in places if (p / "train").is_dir()), None)
-    if top is None:
-        asked = " It is not fetched by data.download." if download else ""
+    top = root / "tiny-imagenet-200"
+    if not (top / "train").is_dir():
         raise DataError(
             f"data.dataset: tiny-imagenet was not found under {root}: unpack "
-            f"tiny-imagenet-200.zip there, or give data.path.{asked}"
+            f"tiny-imagenet-200.zip there; it is not fetched by data.download."
         )
     mean, std = [0.4802, 0.4481, 0.3975], [0.2770, 0.2691, 0.2821]
     return folder(top.resolve(), test_share=0.0, mean=mean, std=std)
@@ -198,10 +186,10 @@ def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, L
 
 
 def _pixels(
-    images: Labelled, size: tuple[int, ...] | None, grey: bool, resize: bool = True
+    images: Labelled, size: tuple[int, ...] | None, grey: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (n, c, h, w) uint8 and (n,) int64. size: (h, w) that images are resized to, or must
-    have; None: that of the first image.
+    """Returns (n, c, h, w) uint8 and (n,) int64. size: (h, w) that images are resized to; None: all
+    must have the size of the first.
     """
     height, width = size or _decode(images[0][0], None, grey).shape[1:]
     shape = (len(images), 1 if grey else 3, height, width)
@@ -210,7 +198,7 @@ def _pixels(
 
     def decode(i: int) -> None:
         path = images[i][0]
-        pixels = _decode(path, size if resize else None, grey)
+        pixels = _decode(path, size, grey)
         if pixels.shape != shape[1:]:
             raise DataError(
                 f"{path}: {pixels.shape[1]}x{pixels.shape[2]} pixels where others have "

@@ -4,7 +4,6 @@ skew), or equal shares (iid).
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import numpy as np
@@ -15,8 +14,6 @@ from fednet.registry import partitioner
 TRIES = 1000
 FIRST_TRIES = 20  # after these it is decided whether further tries can succeed
 TOO_MANY_SHORT = 50  # clients, in each of them: the chance of none is then below exp(-50)
-
-log = logging.getLogger(__name__)
 
 
 @partitioner("dirichlet")
@@ -56,15 +53,6 @@ def dirichlet(
         fewest = min(fewest, short)
         if cannot_succeed(tried, fewest):
             break
-    log.info(
-        "dirichlet, alpha %g: %d of %d clients were short of %d samples after %d tries; they got "
-        "them from those that hold most",
-        alpha,
-        short,
-        clients,
-        least,
-        tried,
-    )
     return _deal(y, repaired(sizes, shares, least), rng)
 
 
