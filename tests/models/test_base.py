@@ -59,21 +59,6 @@ def test_it_crosses_once_to_each_client_and_gives_the_bits_of_sites_that_have_it
             assert record["predicted"] == record["useful"]
 
 
-def test_the_books_show_it_apart_and_then_the_adapters_alone(tmp_path):
-    model = {**LORA, "weights": weights(tmp_path), "base": "server"}
-    first, second = lines(run(tmp_path, model=model, data={}) / "rounds.jsonl")
-    size = len(packed(plain_start(model)).base)
-    assert first["useful"]["down"] == {"state": 3 * PART, "base": 3 * size}
-    assert second["useful"]["down"] == {"state": 3 * PART}
-
-
-def plain_start(model):
-    module = models.build({**MLP, "weights": model["weights"]}, (12,), 3, 0)
-    from fednet.models.adapters import adapt
-
-    return adapt(module, small(model=model).model.adapters, 0)
-
-
 def test_who_comes_later_gets_it_then(tmp_path):
     model = {**LORA, "weights": weights(tmp_path), "base": "server"}
     directory = run(tmp_path, model=model, rounds=6, participation=0.34, seed=1)
@@ -129,12 +114,6 @@ def test_a_site_with_another_file_is_refused(tmp_path):
     ours = experiment(**LORA, weights=weights(tmp_path / "a"))
     with pytest.raises(ConfigError, match=r"model\.weights: the model of .* has SHA-256 .* never"):
         experiment(**LORA, weights=weights(tmp_path / "b", seed=6), sha256=ours.sha256)
-
-
-def test_a_site_whose_seed_gives_another_model_is_refused():
-    ours = experiment(**LORA)
-    with pytest.raises(ConfigError, match="as another version of torch does"):
-        build.build(small(model={**LORA, "sha256": ours.sha256}, seed=9))
 
 
 def hollow(tmp_path):

@@ -31,12 +31,6 @@ def test_fit_with_one_full_batch_is_one_exact_step():
     assert close(fitted, step(F5.initial, samples, 0.5), 1e-5)
 
 
-def test_fit_at_rate_zero_and_without_epochs_changes_nothing():
-    samples = Samples(*images(20))
-    assert same(io().fit(F5.initial, samples, epochs=3, lr=0.0, batch_size=7), F5.initial)
-    assert same(io().fit(F5.initial, samples, epochs=0, lr=1.0, batch_size=7), F5.initial)
-
-
 def test_the_server_judges_on_its_public_set_or_on_what_it_is_given():
     h = io()
     x, y = F5.public_data.train
@@ -62,12 +56,6 @@ def test_the_server_knows_the_rate_and_its_decay():
     assert h.lr == pytest.approx(0.1 * 0.25)
     assert h.lr_decay == pytest.approx(0.25)
     assert h.momentum == 0.9
-
-
-def test_a_site_knows_its_classes():
-    host = F5.run("fedavg", cohorts=[[0]] * 3).site(1)
-    assert host.class_counts.tolist() == [int((F5.samples(1)[1] == c).sum()) for c in range(5)]
-    assert host.n == len(F5.samples(1)[1])
 
 
 class Noisy(type(registry.task.get("classification")())):

@@ -180,29 +180,6 @@ def test_who_fails_at_a_step_spoils_nothing_for_the_others():
     assert [bits(lane) for lane in lanes[1:]] == [bits(lane) for lane in others[1:]]
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_who_is_done_is_driven_no_further(apart, monkeypatch):
-    seen: list[torch.Tensor] = []
-    monkeypatch.setattr(packed, "APART", ("cpu",) if apart else ())
-    monkeypatch.setattr(
-        packed,
-        "_clip",
-        lambda parameters, most: seen.append(
-            torch.cat([p.detach().flatten(1) for p in parameters], dim=1)
-        ),
-    )
-    recipe = dataclasses.replace(RECIPE, clip_norm=1.0)
-    # 6 steps, and 8
-    lanes = [client(k, recipe=recipe, add_to_step=..., add_to_grad=...) for k in (0, 3)]
-    given = lanes[0].hooks.add_to_step.vector.clone()
-    packed.descend(lanes, 3, TASK)  # one is idle from the first on
-    assert [
-        [bool((a[i] != b[i]).any()) for i in range(3)] for a, b in itertools.pairwise(seen)
-    ] == [[True, True, False]] * 6 + [[False, True, False]]
-    # What is the method's stays as it is.
-    assert torch.equal(lanes[0].hooks.add_to_step.vector, given)
-
-
 def test_more_steps_than_are_gathered_at_once(monkeypatch):
     whole, parts = client(0), client(0)
     packed.descend([whole, client(1)], 2, TASK)

@@ -21,15 +21,6 @@ def test_cross_entropy_is_the_log_of_the_true_class():
     assert float(c.loss(logits, y)) == pytest.approx(1.5 * math.log(2))
 
 
-def test_a_sequence_is_judged_at_every_position():
-    c = task.get("classification")()
-    logits = torch.tensor([[[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]])  # (1, 3, 2): predicts 0 1 0
-    y = torch.tensor([[0, 1, 1]])
-    assert c.counts(logits, y).tolist() == [[1, 1], [1, 2]]
-    assert c.losses(logits, y).shape == (1,)
-    assert float(c.losses(logits, y)) == pytest.approx(float(c.loss(logits, y)))
-
-
 def test_regression_counts_values_within_tolerance_and_means_squares():
     r = task.get("regression")()
     outputs, y = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.5, 2.0, 6.0])

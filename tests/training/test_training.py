@@ -132,14 +132,6 @@ def test_lower_precision_stays_near(precision, tolerance):
     assert w(h.train(start)) == pytest.approx(1.6, abs=tolerance)
 
 
-def test_samples_given_beside_the_local_ones_are_trained_on_too():
-    h = host(batch_size=4)
-    more = Samples(torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 3.0]))
-    trained = h.train(weight(), more=more)
-    assert trained.run.n == 4
-    assert w(trained) == pytest.approx(1.4)
-
-
 def test_the_gradient_is_exact_however_the_set_is_cut():
     for size in (1, 2, 7):
         found = host(batch_size=size).gradient(weight())
