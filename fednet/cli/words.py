@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fednet.plain import JsonMapping
@@ -99,21 +98,18 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     row("algorithm", summary.get("algorithm"))
     row("rounds", summary.get("rounds"))
     row("stopped", summary.get("stopped"))
-    accuracy = summary.get("accuracy") if isinstance(summary.get("accuracy"), Mapping) else {}
-    accuracy = accuracy or {}
+    accuracy = summary.get("accuracy") or {}
     at = f" in round {accuracy['best_round']}" if accuracy.get("best_round") is not None else ""
     for name, key, more in (
         ("final global accuracy", "final", ""),
         ("best global accuracy", "best", at),
         (f"global, mean of the last {accuracy.get('last10_of', 10)}", "last10", ""),
     ):
-        row(
-            name,
-            percent(accuracy[key]) + more if isinstance(accuracy.get(key), (int, float)) else None,
-        )
+        if accuracy.get(key) is not None:
+            row(name, percent(accuracy[key]) + more)
     own = summary.get("own_model") or OWN
     for name, value in dict(summary.get("personal") or {}).items():
-        row(evaluated(name, own), percent(value) if isinstance(value, (int, float)) else None)
+        row(evaluated(name, own), percent(value))
     for name, value in dict(summary.get("held_out") or {}).items():
         row(f"held-out clients: {evaluated(name, own)}", percent(value))
     for name, value in dict(summary.get("metrics") or {}).items():
@@ -128,12 +124,13 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     if judged and judged["clients"] < judged["of"]:
         found = f"{judged['clients']} of {judged['of']}; the others were absent or not sampled"
         row("clients evaluated", f"{found} (evaluate.most)")
-    sent = summary.get("bytes")
-    if isinstance(sent, Mapping):
-        for way in ("down", "up"):
-            row(f"sent {way}", mb(sent[way]) if isinstance(sent.get(way), (int, float)) else None)
+    sent = summary.get("bytes") or {}
+    for way in ("down", "up"):
+        if way in sent:
+            row(f"sent {way}", mb(sent[way]))
     for name, key in (("virtual time", "seconds_virtual"), ("wall-clock", "seconds")):
-        row(name, took(summary[key]) if isinstance(summary.get(key), (int, float)) else None)
+        if summary.get(key) is not None:
+            row(name, took(summary[key]))
     row("model_sha256", summary.get("model_sha256"))
     kept = summary.get("clients_sha256")
     row("clients_sha256", None if kept == NOTHING else kept)
