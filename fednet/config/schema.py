@@ -32,15 +32,15 @@ RunName = Annotated[
         description="a directory's name of letters, digits and . _ - + = @, at most 100",
     ),
 ]
+_NUMBER = r"\s*[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*"
 Schedule = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))\Z",
+        pattern=rf"^(constant|cosine|exponential\({_NUMBER}\)|step\(\s*[0-9]+\s*,{_NUMBER}\))\Z",
         description="constant, cosine, exponential(factor) or step(rounds, factor)",
     ),
 ]
 
-_NUMBER = r"\s*[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*"
 Drawn = Annotated[
     str,
     msgspec.Meta(

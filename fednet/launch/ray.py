@@ -128,11 +128,6 @@ class Fleet:
         threads = config.train.threads
         fit = max(1, int(there.get("CPU", 1)) // threads)
         self.workers = max(1, min(wanted or (gpus or fit), fit, config.clients))
-        if wanted is not None and self.workers < min(wanted, config.clients):
-            how.display.note(
-                f"--workers {wanted}: the cluster's {there.get('CPU', 0):g} CPUs hold "
-                f"{self.workers}, by train.threads of {threads}"
-            )
         self.device = "cuda" if gpus else "cpu"
         self.asks: dict[str, float] = {"num_cpus": threads}
         if gpus:

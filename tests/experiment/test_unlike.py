@@ -65,6 +65,7 @@ def test_each_client_trains_its_own_model_as_where_all_have_it(tmp_path: Path) -
     assert mixed[0].keys() != mixed[1].keys()
 
 
+@pytest.mark.long
 def test_scores_cross_between_models_whose_features_differ(tmp_path: Path) -> None:
     other = [TWO[0], {**TWO[1], "hidden": [12]}]
     data = {**asked(TWO)["data"], "public": {"samples": 20}}

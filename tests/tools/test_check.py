@@ -204,6 +204,7 @@ ON_CLASS = """
 """
 
 
+@pytest.mark.long
 def test_method_whose_memory_a_kill_loses_is_refused(checked):
     with pytest.raises(ConfigError, match=r"killed in round 3 .* other bits from round 3"):
         checked(method("chk-memory", ON_CLASS), kill=True)
