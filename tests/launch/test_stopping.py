@@ -148,7 +148,7 @@ import os, signal, threading
 from fednet.registry import compressor
 from fednet.server import watch
 from fednet.server.evaluation import Evaluator
-from fednet.wire.compressors.rounding import Bf16
+from fednet.wire.compressors.values import Bf16
 
 stuck, evaluate = threading.Event(), Evaluator.evaluate
 watch.TOGETHER_S = 0.0  # each is a press of its own
