@@ -296,6 +296,7 @@ class ServerIO:
         self._taken: dict[tuple[int, str], Reply] = {}  # accepted, of tasks that are not over yet
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
+        self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
         self._resolved: list[Outcome] = []
         self._logged: list[Reply] = []
         self._heard = 0  # messages since the last time
@@ -653,12 +654,14 @@ class ServerIO:
     # -- its end -----------------------------------------------------------------------------------
     def _send(self, send: Send) -> None:
         """Messages leave in the order of these calls, and are in the books before."""
-        self._outgoing.append(self.link.compose(send.conn, send.message, send.body))
+        out = self.link.compose(send.conn, send.message, send.body)
+        self._outgoing.append(out)
+        self._unsent.add((out.conn, out.name[-1]))
         self._tasks_left = self._tasks_left or isinstance(send.message, m.Task)
 
     def _before_settling(self, conn: bytes, key: m.Key) -> None:
         """Sends the messages of an account before it is closed: what cannot leave is subtracted."""
-        if any(out.conn == conn and out.name[-1] == key for out in self._outgoing):
+        if (conn, key) in self._unsent:
             self._leave()
 
     def _leave(self) -> None:
@@ -667,6 +670,7 @@ class ServerIO:
             return
         self._flush()
         outgoing, self._outgoing = self._outgoing, []
+        self._unsent.clear()
         for out in outgoing:
             self.link.leave(out)
 
