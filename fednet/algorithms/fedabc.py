@@ -14,19 +14,23 @@ m_n     a negative of a class in P_i is kept if q > m_n; of a class in N_i, if q
 What the paper leaves open:
 - It prints sigma for two things: the sigmoid in Eq. 1 and 2, and the exponent in Eq. 5, which is
   `focal_gamma` here.
-- Eq. 6 divides by the number of samples, not by the number of kept terms. This makes a step about C
-  times as long; set `train.clip_norm` if training diverges.
+- Eq. 6 divides by the number of samples, not by the number of kept terms (`norm` has both). This
+  makes a step about C times as long; set `train.clip_norm` if training diverges.
 - A batch of which nothing is kept has a loss and a gradient of 0.
 - A client is evaluated by its model after its own last training.
 
 FedABC_wi, the paper's ablation, is `m_p: 1`, `m_n: 0`, `m_nn: 0` and `focal_gamma: 0`.
 """
 
+from typing import Literal
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from fednet.algorithms.base import *
+
+Norm = Literal["samples", "kept", "samples_classes"]
 
 
 @algorithm("fedabc")
@@ -56,13 +60,17 @@ class FedABC(Algorithm):
         """Focal exponent sigma of Eq. 5: how much hard samples count more than easy ones; 0: all
         the same.
         """
+        norm: Norm = "samples"
+        """What the loss is divided by: the batch's samples (Eq. 6), the terms kept, or samples
+        times classes.
+        """
         weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         c, present = self.config, torch.as_tensor(host.class_counts > 0, device=host.device)
 
         def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-            return abc_loss(model(x), y, present, c.m_p, c.m_n, c.m_nn, c.focal_gamma)
+            return abc_loss(model(x), y, present, c.m_p, c.m_n, c.m_nn, c.focal_gamma, c.norm)
 
         y = host.train(down.x, loss=loss)  # PM_i: the engine keeps a client's last local model
         return client, self.Up(x=y.x, run=y.run)
@@ -91,6 +99,7 @@ def abc_loss(
     m_n: float,
     m_nn: float,
     gamma: float,
+    norm: Norm = "samples",
 ) -> torch.Tensor:
     """Eq. 6 for logits z (B, C), classes y (B,) and P_i as a mask (C,); finite for any finite z.
 
@@ -102,4 +111,7 @@ def abc_loss(
     not_q, not_p = F.softplus(-z), F.softplus(z)
     if gamma:
         not_q, not_p = torch.exp(-gamma * not_p) * not_q, torch.exp(-gamma * not_q) * not_p
-    return (torch.where(positive, not_q, not_p) * mask).sum() / z.shape[0]
+    total = (torch.where(positive, not_q, not_p) * mask).sum()
+    if norm == "kept":
+        return total / mask.sum().clamp(min=1)
+    return total / (z.shape[0] if norm == "samples" else z.numel())

@@ -13,9 +13,10 @@ What the paper leaves open:
   sigma and finds 0.01 best; both cannot hold. `sigma_mode: fixed`, the default, is that constant,
   sigma0; `eq4` is Eq. 4 as printed; `scaled` is sigma0 exp(s cos). In runs cos stays between 0.947
   and 0.9999, so that sigma_k hardly changes: it is about 2.7 with `eq4` and 0.027 with `scaled`.
-- s is +1, as printed. At a client's first participation v_k = w^t, so cos = 1.
-- Clients share "the same data" in the paper, which may mean one draw for all clients or draws from
-  one pool. Here each client has a draw of its own.
+- s is `sigma_sign`: +1 as printed; with -1, clients whose model differs more are pulled harder. At
+  a client's first participation v_k = w^t, so cos = 1.
+- Clients share "the same data" in the paper, which may mean one draw for all clients
+  (`shared_draw: same`) or draws from one pool. By default each client has a draw of its own.
 - n_k in the mean counts shared samples too.
 - The "pre-trained model" of step 3 is the initial model; `model.weights` can name another.
 
@@ -55,6 +56,10 @@ class FedRDS(Algorithm):
         """
         sigma0: NonNegative = 0.01
         """The constant in sigma_k; 0 with fixed: no regulariser."""
+        sigma_sign: Literal[1, -1] = 1
+        """Sign s in the exponent; 1 as printed; -1: clients that drifted more are pulled harder."""
+        shared_draw: Literal["random", "same"] = "random"
+        """random: each client gets its own draw of D'; same: all get the same."""
         weighting: Weighting = "samples"
 
     class Enrolment(Payload):
@@ -79,7 +84,8 @@ class FedRDS(Algorithm):
         if host.public is None:
             return None
         x, y = host.public.train
-        which = shared_rows(len(y), self.config.alpha, server.draw, client_id)
+        whose = -1 if self.config.shared_draw == "same" else client_id
+        which = shared_rows(len(y), self.config.alpha, server.draw, whose)
         return self.Enrolment(samples=Samples(take(x, which), y[which])) if len(which) else None
 
     def enrolled(self, client, payload, host):
@@ -105,7 +111,7 @@ class FedRDS(Algorithm):
         c = self.config
         if c.sigma_mode == "fixed":
             return c.sigma0
-        factor = math.exp(1.0 if v is None else cosine(v, w))
+        factor = math.exp(c.sigma_sign * (1.0 if v is None else cosine(v, w)))
         return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
 
     # The server's half is the default, Eq. 9: n_k counts private and shared samples.

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fednet import seeds
-from fednet.algorithms.fedabc import abc_loss
+from fednet.algorithms.fedabc import abc_loss, kept
 from tests.algorithms.small import Federation, distance, same
 
 HERE = torch.tensor([True, True, False])  # P_i = {0, 1}, N_i = {2}
@@ -55,6 +55,16 @@ def test_one_sample_worked_by_hand():
     assert abc_loss(z, y, HERE, 0.75, 0.2, 0.3, 0).item() == pytest.approx(
         2 * math.log(2) - math.log(3 / 4)
     )
+
+
+def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
+    z, y = logits(), labels()
+    norms = ("samples", "kept", "samples_classes")
+    by = {norm: abc_loss(z, y, HERE, 0.75, 0.25, 0.3, 2, norm).item() for norm in norms}
+    n = int(kept(torch.sigmoid(z), F.one_hot(y, 3).bool(), HERE, 0.75, 0.25, 0.3).sum())
+    assert 0 < n < 15
+    assert by["samples"] * 5 == pytest.approx(by["kept"] * n)
+    assert by["samples"] == pytest.approx(by["samples_classes"] * 3)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])

@@ -32,6 +32,8 @@ def test_a_scaled_sigma_follows_the_angle_too():
     method = FedRDS(FedRDS.Config(sigma_mode="scaled", sigma0=0.5))
     assert method.sigma(None, w) == pytest.approx(0.5 * math.e)
     assert method.sigma(-w, w) == pytest.approx(0.5 / math.e, rel=1e-6)
+    turned = FedRDS(FedRDS.Config(sigma_mode="eq4", sigma_sign=-1))
+    assert turned.sigma(-w, w) == pytest.approx(math.e, rel=1e-6)
 
 
 def test_the_pull_is_that_of_sigma():
@@ -54,6 +56,19 @@ def test_each_client_gets_its_part_of_the_public_set_once_and_trains_on_it():
         assert f.clients[i].y is samples.y
     assert {type(e).kinds().pop() for e in f.enrolments.values()} == {"shared"}
     assert FedRDS.Up.kinds() == {"state", "statistics"}
+
+
+def test_a_draw_is_a_client_s_own_or_the_same_for_all_whenever_a_client_joins():
+    def rows(late, **options):
+        f = Federation("fedrds", **options)
+        f = f.rounds(1, (0, 1)).rounds(1, (2, 3)) if late else f.rounds(1)
+        return [f.enrolments[i].samples.x for i in range(4)]
+
+    assert all(map(torch.equal, rows(True), rows(False)))
+    assert not torch.equal(*rows(False)[:2])
+    assert all(
+        torch.equal(a, rows(False, shared_draw="same")[0]) for a in rows(True, shared_draw="same")
+    )
 
 
 def test_data_sharing_alone_is_fedavg_on_private_and_shared_samples():
