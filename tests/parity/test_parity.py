@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fednet
+from fednet.algorithms.state import read_named
 from tests.processes import Federation, in_process, lines
 
 # Scaffold: what a client keeps is aggregated; fedper: part of the model is never sent.
@@ -59,10 +60,12 @@ def personal(fed: Federation) -> list[tuple[Any, ...]]:
     return [tuple(row.get(name) for name in names) for row in fed.lines("clients.jsonl")]
 
 
-def models(fed: Federation, personal: bool) -> dict[str, bytes]:
-    """Return the model files; personal: also each client's own part."""
+def models(fed: Federation, personal: bool) -> dict[str, str]:
+    """Return the digests of the model files, in whose headers the order of keys varies; personal:
+    also of each client's own part.
+    """
     found = [*fed.path.glob("*.safetensors"), *(fed.path.glob("personal/*") if personal else ())]
-    return {str(f.relative_to(fed.path)): f.read_bytes() for f in found}
+    return {str(f.relative_to(fed.path)): read_named(f)[1] for f in found}
 
 
 @pytest.fixture(
