@@ -60,8 +60,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     if data.input_shape != shape or data.classes != classes:
         raise DataError(
             f"--data {root}: holds samples of shape {list(data.input_shape)} in {data.classes} "
-            f"classes; "
-            f"data.shape and data.classes say {list(shape)} and {classes}."
+            f"classes; data.shape and data.classes say {list(shape)} and {classes}."
         )
     return data
 
@@ -108,21 +107,15 @@ def _format(wanted: str | None, root: Path) -> tuple[str, JsonDict]:
     """Returns (the dataset's name, its options for `root`)."""
     arrays = [root] if root.is_file() else sorted(root.glob("*.npz"))
     if wanted is None:
-        if root.is_dir() and (root / "train").is_dir():
-            wanted = "folder"
-        elif len(arrays) == 1:
-            wanted = "arrays"
-        else:
-            raise DataError(
-                f"--data {root}: found neither train/<class>/ nor one .npz file; say data.format: "
-                f"folder, "
-                "arrays or the name of your own dataset."
-            )
+        wanted = "folder" if (root / "train").is_dir() else "arrays"
     if wanted == "folder":
         return wanted, {"path": str(root)}
     if wanted == "arrays":
         if len(arrays) != 1:
-            raise DataError(f"--data {root}: expected one .npz file, found {len(arrays)}.")
+            raise DataError(
+                f"--data {root}: found neither train/<class>/ nor one .npz file; say data.format: "
+                f"folder, arrays or the name of your own dataset."
+            )
         return wanted, {"path": str(arrays[0])}
     if wanted == "site":
         raise ConfigError("data.format: " + unknown("format", wanted, READERS))

@@ -1,14 +1,15 @@
-"""The traces that a configuration names."""
+"""The traces that a configuration names, and the clients that never train."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fednet import seeds
 from fednet.config import Config
 from fednet.world import reading, shipped
-from fednet.world.held_out import held_out
 from fednet.world.presence import Presence
 from fednet.world.rates import Pace, Rates
 
@@ -153,3 +154,21 @@ def clients(trace: str, kind: str) -> int:
     if trace in shipped.LINKS:
         return 100
     return reading.clients(reading.text(trace, "world", AVAILABILITY), trace)
+
+
+# -- clients that never train and only evaluate (`evaluate.held_out`) ------------------------------
+@functools.cache
+def _divided(seed: int, clients: int, training: int) -> tuple[frozenset[int], tuple[int, ...]]:
+    drawn = seeds.rng(seed, "held_out").choice(clients, clients - training, replace=False)
+    left_out = frozenset(int(client) for client in drawn)
+    return left_out, tuple(client for client in range(clients) if client not in left_out)
+
+
+def held_out(config: Config) -> frozenset[int]:
+    """Returns the clients of a run that never train, drawn from its seed."""
+    return _divided(config.seed, config.clients, config.training_clients)[0]
+
+
+def training(config: Config) -> tuple[int, ...]:
+    """Returns the clients that may train, ascending."""
+    return _divided(config.seed, config.clients, config.training_clients)[1]
