@@ -56,3 +56,11 @@ def test_a_digest_covers_every_kind_of_tensor_and_what_is_said_beside(tmp_path: 
         assert check in checks
         assert all(torch.equal(tensors[n], v) for n, v in named.items())
     assert len(checks) == 2
+
+
+def test_equal_models_are_equal_files(tmp_path: Path) -> None:
+    """The package writes metadata in another order each time."""
+    about = {str(k): "" for k in range(8)}
+    for name in ("a", "b"):
+        save_model(tmp_path / name, {"w": torch.ones(3)}, about)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
