@@ -341,7 +341,9 @@ class Federation(Rig):
         before: Callable[[], object] | None = None,
     ) -> Any:
         where = ("--server", server) if server else ("--run", self.path)
-        own = ("--state", state or self.path / "state", "--faults", "--device", "cpu")
+        own = ["--state", state or self.path / "state", "--device", "cpu"]
+        if "--policy" not in words:  # it says itself whether faults are allowed
+            own.append("--faults")
         return self.start("client", "--id", ids, *where, *own, *words, before=before)
 
     def begin(self, *ids: str, **more: Any) -> Any:

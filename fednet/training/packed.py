@@ -414,9 +414,9 @@ def check_model(module: nn.Module, stateful: bool) -> None:
 
 
 def check_lane(task: Task, lane: Lane) -> None:
-    """Raises ConfigError for a model that cannot be computed for several clients at once, or a task
-    whose loss is not the mean of its losses, tried on a lane's own samples. Waits for the device:
-    to be asked once.
+    """Raises ConfigError for a model that cannot be computed for several clients at once, or that
+    mixes the samples of a batch, or a task whose loss is not the mean of its losses, tried on a
+    lane's own samples. Waits for the device: to be asked once.
     """
     (x, y), module = lane.data, lane.scratch.module
     n = min(lane.n, lane.width)
@@ -429,6 +429,7 @@ def check_lane(task: Task, lane: Lane) -> None:
         try:
             many = vmap(functools.partial(computed, module), in_dims=(0, None))
             outputs = many(one, piece(x, 0, n))[0]
+            half = many(one, piece(x, 0, -(-n // 2)))[0]
         except RuntimeError as broken:
             if "out of memory" in str(broken):
                 raise
@@ -438,6 +439,13 @@ def check_lane(task: Task, lane: Lane) -> None:
             ) from broken
         whole = task.loss(outputs, y[:n]).double()
         mean = task.losses(outputs, y[:n]).double().mean()
+    # What tf32 leaves of a small output is a share of what it was summed from.
+    close = max(1e-3, 1e-2 * float(outputs.nan_to_num().abs().max()))
+    if not torch.allclose(outputs[: len(half)], half, rtol=1e-2, atol=close, equal_nan=True):
+        raise ConfigError(
+            f"train.pack: what the model makes of a sample depends on the others of its batch, "
+            f"which in a pack are partly there to fill it up{LEAVE}"
+        )
     if not torch.isclose(whole, mean, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise ConfigError(
             f"train.pack: the task's loss, {float(whole):.6g}, is not the mean of its losses, "

@@ -303,6 +303,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
+        (lambda out: out - out.mean(0), "depends on the others of its batch"),
         (
             lambda out: out * (1 if out.sum() > 0 else 2),
             r"cannot be computed for several clients at once \(.+\); leave train.pack out",
