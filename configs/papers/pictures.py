@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fednet import config, data, models
-from fednet.descriptors import named
 from fednet.papers import rendering
 from fednet.plain import JsonMapping
 from fednet.report import condensed, figures, style
@@ -237,7 +236,7 @@ def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     for client in sorted(files):
         section = config.parts.model_of(settings, client)
         module = models.build(section, shape, found.classes, seed).eval()
-        module.load_state_dict(load_file(named(files[client])))
+        module.load_state_dict(load_file(files[client]))
         right = torch.zeros_like(total)
         with torch.no_grad():
             for start in range(0, len(y), BATCH):

@@ -294,7 +294,7 @@ LOCAL = r"client_update of Fresh \(fresh\.py, line 51\) returned "
         (
             "def client_update(self, phase, client",
             "def client_update(self, client",
-            r"client_update of Fresh \(fresh\.py, line 51\) takes \(self, client, down",
+            r"TypeError: Fresh\.client_update\(\) takes 4 positional arguments but 5 were given",
         ),
         (
             "NonNegative = 0.01",
