@@ -109,9 +109,14 @@ def take(path: Path) -> Lock:
         time.sleep(0.02)
     mine = me()
     text = msgspec.json.encode(mine)
-    os.pwrite(file, text, 0)
-    os.ftruncate(file, len(text))
-    synced(file, path)
+    try:
+        os.pwrite(file, text, 0)
+        os.ftruncate(file, len(text))
+        synced(file, path)
+    except OSError as broken:  # a full disk
+        path.unlink(missing_ok=True)
+        os.close(file)
+        raise OSError(broken.errno, broken.strerror, str(path)) from broken
     return Lock(path, file, mine)
 
 

@@ -36,14 +36,13 @@ def check(path: Path, data: Path | None = None) -> Iterator[str]:
     """Loads the file and checks every part that it registers. Raises ConfigError, UserFileError.
     data: the folder that datasets read (default: as `fednet run` finds it).
     """
-    before = {kind: set(parts.names()) for kind, parts in registry.ALL.items()}
     (known,) = loading.load_parts([path])
     yield f"{path}: loads (SHA-256 {known.sha256[:16]})"
     found = [
         (kind, name)
         for kind, parts in registry.ALL.items()
-        for name in parts.names()
-        if name not in before[kind]
+        for name, part in parts.own().items()
+        if part.__module__ == loading.module_of(path)
     ]
     if not found:
         raise ConfigError(
