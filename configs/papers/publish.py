@@ -380,7 +380,7 @@ def gallery_page(folder: Path) -> str:
             name = text.stem.replace("-", "/", 1)
             lines.append(
                 f"| | [{name}](RESULTS.md#{name.replace('/', '')}): {papers.no_runs()[name]}.<br>"
-                f"Measured, without runs.<br>`fednet reproduce {name}` |"
+                "Measured, without runs. |"
             )
         if lines:
             parts += [f"\n## {title}\n", "| | |", "|---|---|", *lines]
