@@ -164,10 +164,9 @@ Given = tuple[Any, ...]  # positional arguments, of any types
 Check = Callable[[Any, Given, object], "str | None"]
 
 
-def held(kind: type, base: type, returns: Mapping[str, Check]) -> None:
-    """Makes each function of a user's class that overrides one of `base` check what it returns. It
-    then raises WrongPart, which says what was expected and in which line, not what goes wrong
-    later. Raises WrongPart at once for wrong parameters.
+def held(kind: type, returns: Mapping[str, Check]) -> None:
+    """Makes each function of a user's class with a name in `returns` check what it returns. It then
+    raises WrongPart, which says what was expected and in which line, not what goes wrong later.
     """
     for name, check in returns.items():
         own = inspect.getattr_static(kind, name, None)

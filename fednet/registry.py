@@ -190,18 +190,6 @@ ALL = {
 }
 
 
-def of_module(module: str) -> list[str]:
-    """Returns names of the parts, of any kind, that the module registered."""
-    return sorted(
-        {
-            name
-            for kind in ALL.values()
-            for name, part in kind._parts.items()
-            if part.__module__ == module
-        }
-    )
-
-
 def homes() -> set[str]:
     """Returns the top-level modules of the imported parts that are not fednet's own."""
     parts = (part for kind in ALL.values() for part in kind._parts.values())

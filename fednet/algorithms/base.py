@@ -239,7 +239,7 @@ class Algorithm:
                         f"{cls.__name__}.shared_state names {name}, which {record.__qualname__} "
                         f"does not declare; Server, Down and Client all need a field of that name."
                     )
-        held(cls, Algorithm, RETURNS)
+        held(cls, RETURNS)
 
     @property
     def main_exchange(self) -> int:

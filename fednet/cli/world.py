@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     key = {"link": "link.trace"}.get(kind, f"{kind}.trace")
     given = args.config is not None or any(s.startswith("clients=") for s in args.set)
     if not given:
-        args.set.append(f"clients={world.clients(args.trace, kind)}")
+        args.set.append(f"clients={world.clients(args.trace)}")
     config = configured(args)
     from fednet.config import from_mapping, to_mapping
 

@@ -93,7 +93,7 @@ def main(options: Options) -> int:
     )
     loop = ClientLoop(
         protocol,
-        _transport(options, address, pair),
+        _transport(address, pair),
         prepare,
         curve=pair is not None,
         finder=None if options.run is None else RunFinder(options.run),
@@ -160,7 +160,7 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
     return address, pair
 
 
-def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTransport:
+def _transport(address: str, pair: KeyPair | None) -> ClientTransport:
     from fednet.transport.zeromq.client import ZmqClient
 
     complained: set[str] = set()

@@ -16,7 +16,6 @@ from fednet.config.reading import (
     to_yaml,
 )
 from fednet.config.schema import (
-    PROFILES,
     WHERE,
     AlgorithmSection,
     AvailabilitySection,
@@ -27,7 +26,6 @@ from fednet.config.schema import (
     EvaluateSection,
     FaultKind,
     LinkSection,
-    LostSection,
     ModelSection,
     PrivacySection,
     RoundSection,
@@ -38,7 +36,6 @@ from fednet.config.schema import (
 from fednet.options import call
 
 __all__ = [
-    "PROFILES",
     "WHERE",
     "AlgorithmSection",
     "AvailabilitySection",
@@ -49,7 +46,6 @@ __all__ = [
     "EvaluateSection",
     "FaultKind",
     "LinkSection",
-    "LostSection",
     "ModelSection",
     "PrivacySection",
     "RoundSection",

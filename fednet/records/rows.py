@@ -353,8 +353,7 @@ class Summary(Row, kw_only=True):
     base_sha256: str | None = None
     clients_sha256: str | None = None
     refused: int | None = None
-    # rounds, bytes and seconds to reach an accuracy; bytes that were not used, by reason
-    wasted: dict[str, int] | None = None
+    wasted: dict[str, int] | None = None  # bytes that were not used, by reason
     privacy: JsonDict | None = None
     provenance: JsonDict | None = None
     # By file of records: its length and its digest, see `reading`.

@@ -307,7 +307,7 @@ def _part(item: str) -> Part:
     part = instance(registry.compressor, item)
     for base, returns in RETURNS.items():
         if isinstance(part, base):
-            held(type(part), base, returns)
+            held(type(part), returns)
             return part
     raise ConfigError(
         f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and Lossless."

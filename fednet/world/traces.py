@@ -147,7 +147,7 @@ def kind(trace: str) -> str:
     return "devices" if "step_ms" in head else "availability"
 
 
-def clients(trace: str, kind: str) -> int:
+def clients(trace: str) -> int:
     """Returns how many clients the trace has; 100 for one that is drawn."""
     if trace in AVAILABILITY:
         return len(shipped.phones())

@@ -116,7 +116,7 @@ def test_more_clients_are_asked_than_count():
 def test_a_trace_is_recognized_by_its_name_or_its_first_line(tmp_path, text, kind, clients):
     file = tmp_path / "t"
     file.write_text(text)
-    assert (world.kind(str(file)), world.clients(str(file), kind)) == (kind, clients)
+    assert (world.kind(str(file)), world.clients(str(file))) == (kind, clients)
     assert (world.kind("phones"), world.kind("umts")) == ("availability", "link")
     with pytest.raises(ConfigError, match="unknown trace 'phone'"):
         world.kind("phone")

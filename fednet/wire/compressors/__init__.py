@@ -1,1 +1,1 @@
-"""Compressors of float32 vectors, one a file. `fednet.wire.compress` puts them together."""
+"""Compressors of float32 vectors. `fednet.wire.compress` puts them together."""
