@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 LONG = ("bench", "chaos", "parity")
 
 # Packages of extras that the extra `test` does not bring.
-EXTRAS = ("dp-accounting", "mlflow", "pandas", "ray", "tensorboard", "wandb")
+EXTRAS = ("mlflow", "pandas", "ray", "tensorboard", "wandb")
 
 
 @pytest.fixture(autouse=True)

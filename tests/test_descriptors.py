@@ -19,7 +19,6 @@ from fednet.errors import refused
 from fednet.files import Lines, opened, read_lines, read_record, write_json, write_record
 from tests.processes import ROOT
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets are no descriptors there")
 MANY = 200
 
 

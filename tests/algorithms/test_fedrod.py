@@ -10,7 +10,6 @@ from fednet import seeds
 from fednet.algorithms.fedrod import both_losses, log_prior
 from tests.algorithms.small import CLASSES, Federation, batch, build, distance, same
 
-EQUAL = [np.tile(np.arange(CLASSES), 8)] * 4
 TWO_CLASSES = [np.tile([0, 2], 12), np.tile([1, 3], 12)]
 
 

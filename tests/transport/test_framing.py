@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 
 import pytest
@@ -11,10 +10,6 @@ from fednet.transport.base import Closed, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.keys import Keyring, lab, load
 from tests.transport.pairs import LIMIT_S, Pair, of, pump
-
-linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="the kernel's counts are read as Linux gives them"
-)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,6 @@ UP = [
 DOWN = [[b"x" * 40], [b"h" * 90, memoryview(bytes(2**20))], [b"h", b""]]
 
 
-@linux
 @pytest.mark.parametrize("curve", [False, True], ids=["plain", "curve"])
 def test_the_kernel_counts_the_same_bytes_on_both_sides_while_open_and_after_closing(
     curve, tmp_path

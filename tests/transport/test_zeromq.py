@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -320,7 +319,6 @@ def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_pa
         assert descriptors.count() - own <= pair.server._connections.room
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for what Linux alone has")
 def test_peers_that_say_nothing_take_no_descriptor(pair):
     client, _conn = joined(pair)
     before = descriptors.count()
