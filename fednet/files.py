@@ -46,8 +46,8 @@ def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
 
 
 # -- writing aside ---------------------------------------------------------------------------------
-# The name of a file that is being written, by fednet or by safetensors.
-ASIDE = re.compile(r"\..+\.[0-9]+|\.tmp[A-Za-z0-9]{6}")
+# The name of a file that is being written.
+ASIDE = re.compile(r"\..+\.[0-9]+")
 
 
 def aside_of(path: Path) -> Path:
@@ -58,10 +58,11 @@ def aside_of(path: Path) -> Path:
 
 
 def write_aside(
-    path: Path, data: Buffer | str, mode: int | None = None, fsync: bool = False
+    path: Path, data: Buffer | str | Iterable[Buffer], mode: int | None = None, fsync: bool = False
 ) -> None:
-    """Writes a file so that a reader sees the old or the new one, never half. mode: of the new
-    file, from its first byte on. fsync: it survives a power cut.
+    """Writes a file so that a reader sees the old or the new one, never half. data: its content,
+    or the parts of it. mode: of the new file, from its first byte on. fsync: it survives a power
+    cut.
     """
     with unfinished(path) as aside:
         _fill(aside, path, data, mode, fsync)
@@ -113,14 +114,21 @@ def _whole_or_gone(file: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def _fill(aside: Path, path: Path, data: Buffer | str, mode: int | None, fsync: bool) -> None:
+def _fill(
+    aside: Path,
+    path: Path,
+    data: Buffer | str | Iterable[Buffer],
+    mode: int | None,
+    fsync: bool,
+) -> None:
     if mode is not None:  # what a process of that id left would keep its own
         aside.unlink(missing_ok=True)
     new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)  # whatever this process masks
-        write_all(file.fileno(), data)
+        for part in [data] if isinstance(data, (str, bytes, bytearray, memoryview)) else data:
+            write_all(file.fileno(), part)
         if fsync:
             synced(file.fileno(), path)
 

@@ -10,20 +10,16 @@ method declares.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
-import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
 import torch
 
-from fednet.descriptors import reaching, synced
 from fednet.errors import ConfigError, StateError
-from fednet.files import appear, digest, unfinished
+from fednet.files import digest, write_aside
 from fednet.plain import JsonDict, JsonMapping
 from fednet.tensors import Layout, PerClient, Rows, Slot, Sum, Tensors, TwoSums
 from fednet.tensors.layout import Role
@@ -185,42 +181,53 @@ def write_state(
     """Writes one state as a safetensors file, aside and then renamed: its tree in the metadata,
     `beside` among the tree's own keys, and the digest of it all, which is returned. Raises OSError.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     tree, tensors = dump(value)
     assert isinstance(tree, dict)
     text = json.dumps({**tree, **(beside or {})}, sort_keys=True)
-    about = {"tree": text, "check": check_of(text, tensors)}
-
-    def save(aside: Path) -> None:
-        try:
-            save_file(_without_shared_memory(tensors), aside, metadata=about)
-        except SafetensorError as broken:  # the system's error is in its text only
-            found = re.search(r"os error (\d+)", str(broken))
-            number = int(found[1]) if found else errno.EIO
-            raise OSError(number, os.strerror(number), str(aside)) from broken
-
-    with unfinished(path) as aside:
-        reaching(lambda: save(aside))
-        if fsync:
-            with reaching(lambda: aside.open("rb")) as file:
-                synced(file.fileno(), path)
-        appear(aside, path, fsync)
-    return about["check"]
+    check = check_of(text, tensors)
+    write_aside(path, file_of(tensors, {"tree": text, "check": check}), fsync=fsync)
+    return check
 
 
-def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies tensors that share memory with another, which `save_file` refuses: two fields of a
-    State may be one value. All are contiguous and on the CPU, as `dump` returns them.
+# The names of torch's types in a safetensors file.
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def file_of(
+    tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """Yields the parts of a safetensors file. about: its metadata. The package's own function
+    writes under a name that a killed process would leave behind, and the metadata in another order
+    each time: here equal tensors are equal files.
     """
-    apart, end = dict(tensors), 0
-    for name in sorted(tensors, key=lambda n: tensors[n].data_ptr()):
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: JsonDict = {"__metadata__": dict(sorted(about.items()))}
+    end = 0
+    for name in names:
         one = tensors[name]
-        if one.data_ptr() < end:
-            apart[name] = one.clone()
-        end = max(end, one.data_ptr() + one.nbytes)
-    return apart
+        if one.dtype not in TYPES:
+            raise StateError(f"a tensor of {one.dtype} cannot be kept; use float32 or int64.")
+        place = [end, end + one.nbytes]
+        header[name] = {"dtype": TYPES[one.dtype], "shape": [*one.shape], "data_offsets": place}
+        end = place[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the values begin at a multiple of 8
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        if tensors[name].numel():
+            yield _bytes(tensors[name])
 
 
 def written(path: Path) -> tuple[JsonDict, str]:

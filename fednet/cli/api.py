@@ -57,7 +57,11 @@ def run(
             import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)
     if in_process:
-        return open_run(_run_here(chosen, folder, device, resume, quiet, callback))
+        from fednet.experiment.determinism import plain_mode
+
+        with plain_mode():
+            directory = _run_here(chosen, folder, device, resume, quiet, callback)
+        return open_run(directory)
     if callback is not None:
         raise ConfigError(
             "fednet.run: callback needs in_process=True; read runs of other processes by "

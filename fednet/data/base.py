@@ -83,7 +83,7 @@ class Data:
         if self.test is not None:
             given["test"] = self.test
         if self.collate is not None:
-            given = pairs.collated(given, self.collate)
+            given = pairs.collated(given, self.collate, notes)
         splits = {which: _read(split, which, notes) for which, split in given.items()}
         names, classes = _number_text(splits, names, self.classes, notes)
         train = _split(splits["train"], "train", classes, self.ignore_index)

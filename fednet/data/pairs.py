@@ -77,8 +77,12 @@ def read(dataset: Dataset, which: str, notes: list[str]) -> tuple[np.ndarray, np
         raise DataError(f"{which}: targets of unlike shapes ({ragged}).") from None
 
 
-def collated(given: Mapping[str, Any], collate: Collate) -> dict[str, tuple[Any, Any]]:
-    """Reads all samples of the datasets by one call of collate. Returns (x, y) of each."""
+def collated(
+    given: Mapping[str, Any], collate: Collate, notes: list[str]
+) -> dict[str, tuple[Any, Any]]:
+    """Reads all samples of the datasets by one call of collate. Returns (x, y) of each. Adds to the
+    notes if the first samples are others a second time.
+    """
     samples = list[Any]()
     ends = dict[str, int]()
     for which, dataset in given.items():
@@ -87,6 +91,10 @@ def collated(given: Mapping[str, Any], collate: Collate) -> dict[str, tuple[Any,
                 f"{which}: collate takes a list of samples or a dataset of them, got "
                 f"{type(dataset).__name__}."
             )
+        few = range(min(TWICE, len(dataset)))
+        once, again = (_parted(collate([dataset[i] for i in few])) for _ in range(2))
+        if not all(map(_alike, _inputs(*once), _inputs(*again))):
+            notes.append(RANDOM.format(which))
         samples += [dataset[i] for i in range(len(dataset))]
         ends[which] = len(samples)
     x, y = _parted(collate(samples))
@@ -114,6 +122,17 @@ def _parted(made: Any) -> tuple[Any, Any]:
         f"collate returned a {type(made).__name__}; expected (x, y), or a dict of inputs, with the "
         f"targets as {LABELS[0]!r}."
     )
+
+
+def _inputs(x: Any, y: Any) -> list[Any]:
+    return [*(x.values() if isinstance(x, Mapping) else [x]), y]
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two arrays or tensors are equal; what is neither is refused elsewhere."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return not isinstance(a, np.ndarray) or _same(a, b)
 
 
 def held(x: np.ndarray) -> torch.Tensor:

@@ -308,6 +308,7 @@ def try_on(experiment: Experiment, data: Data) -> None:
     """Tries each model on two samples of the data. Raises ConfigError."""
     for setting in experiment.settings:
         trial.fits(experiment.algorithm, setting, data)
+        trial.merges(setting, experiment.shapes, data)
 
 
 def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,3 +186,24 @@ def changed_since(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str
     names = [name for name in here if before.get(name, here[name]) != here[name]]
     what = ", ".join(f"{name} {before[name]}, now {here[name]}" for name in names)
     return f"its bits may differ from here on, since it was resumed with {what}." if what else None
+
+
+@contextlib.contextmanager
+def plain_mode() -> Iterator[None]:
+    """Inside, torch computes as in a process that fednet started, also where a user's session has
+    autocast, no gradients, or another default type or device.
+    """
+    import torch
+
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as own:
+        own.enter_context(torch.inference_mode(False))
+        own.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                own.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            own.enter_context(torch.device("cpu"))
+        torch.set_default_dtype(torch.float32)
+        own.callback(torch.set_default_dtype, dtype)
+        yield

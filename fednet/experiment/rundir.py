@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -209,10 +210,13 @@ class RunDirectory:
 
     def flush(self, fsync: bool = False) -> dict[str, int]:
         """Hands all lines to the operating system, with `fsync` also to the disk; returns the
-        lengths of the files.
+        lengths of the files. Raises StateError if somebody has removed, cut or replaced one: what
+        is written from then on would be lost.
         """
         files = self.rounds, self.clients, self.wire, self.events
-        return {lines.path.name: lines.flush(fsync) for lines in files}
+        lengths = {lines.path.name: lines.flush(fsync) for lines in files}
+        check_lengths(self.path, lengths, "this run has written")
+        return lengths
 
     def close(self) -> None:
         for lines in (self.rounds, self.clients, self.wire, self.events):
@@ -232,15 +236,17 @@ def round_ms(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def check_lengths(path: Path, lengths: Mapping[str, int]) -> None:
-    """Raises StateError if a run's file of lines is shorter than its checkpoint says, and
+def check_lengths(
+    path: Path, lengths: Mapping[str, int], known: str = "the checkpoint knows of"
+) -> None:
+    """Raises StateError if a run's file of lines is shorter than it should be, and
     FileNotFoundError where one is missing.
     """
     for name, length in lengths.items():
         if (found := (path / name).stat().st_size) < length:
             raise StateError(
-                f"{path / name}: {found} bytes, and the checkpoint knows of {length}; put the file "
-                f"back as it was, or start the run again under another name."
+                f"{path / name}: {found} bytes, and {known} {length}; put the file back as it was, "
+                f"or start the run again under another name."
             )
 
 
@@ -295,12 +301,20 @@ def check_records(path: Path, rounds: int) -> None:
         pass
 
 
+class _Log(logging.FileHandler):
+    """A log that prints no traceback on a full disk: the run meets that too, and reports it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def log_to(path: Path) -> logging.Handler:
     """Copies everything that fednet logs in this process to `path`, until the handler is
     removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     root = logging.getLogger("fednet")
     root.addHandler(handler)

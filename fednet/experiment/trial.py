@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fednet import seeds
+from fednet import models, seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
 from fednet.data import Data
 from fednet.data.base import named
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.loading import place
+from fednet.models.adapters import adapted, merged
 from fednet.models.calls import unnamed
 from fednet.tensors import Inputs, Layout
 from fednet.training import metrics
@@ -74,7 +75,9 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
     shown = f"model {config.model.name}"
     given = {name: part.clone() for name, part in named(x).items()}
     x, raw = data.inputs(x), x
-    frozen = {n: p.clone() for n, p in module.named_parameters() if not p.requires_grad}
+    held = {name: (p, p.data_ptr()) for name, p in module.named_parameters()}
+    frozen = {name: p.clone() for name, (p, _) in held.items() if not p.requires_grad}
+    kept = module.state_dict().keys()
     module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
     asked = [(f"{shown}: it fails", Algorithm.outputs)]
     if type(algorithm).outputs is not Algorithm.outputs:
@@ -101,17 +104,65 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
         )
     for name, parameter in module.named_parameters():
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise ConfigError(
+                f"{shown}: the gradient of its parameter {name!r} is sparse; fednet trains with "
+                f"dense gradients: build the layer with sparse=False."
+            )
+        before, at = held.get(name, (None, 0))
+        if parameter is not before or parameter.data_ptr() != at:
+            raise ConfigError(
+                f"{shown}: it puts another tensor in the place of its parameter {name!r}, which "
+                f"would not be trained; change it in place, under torch.no_grad()."
+            )
         if name in frozen and not torch.equal(parameter, frozen[name]):
             raise ConfigError(
                 f"{shown}: it changes its parameter {name!r}, which takes no gradient and so is "
                 f"not sent; register it as a buffer."
             )
+    for name in module.state_dict().keys() - kept:
+        raise ConfigError(
+            f"{shown}: its state dict has {name!r} once it was called, and not before, so that it "
+            f"would not be sent; register it with its shape where the model is built."
+        )
     counted(config.task, task, out, y)
     losses = _called(config.task, "losses", task.losses, out.detach(), y)
     if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:
         raise ConfigError(
             f"task {config.task}: losses ({place(task.losses)}) gave {_form(losses)}, expected "
             f"({len(y)},), the loss of each sample."
+        )
+
+
+def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) -> None:
+    """Tries, if the model has adapters, whether the model that will be written, with the adapters
+    merged into its weights, gives the outputs of the adapted one. It does not if another part of
+    the model computes with these weights. shapes: as `models.build` takes them. Raises ConfigError.
+    """
+    config = setting.config
+    if config.model.adapters is None or not len(data.train[1]):
+        return
+    x = data.inputs(samples(data)[0])
+    module = setting.module()
+    begun = _evaluated(config, module, x)
+    draw = seeds.torch_rng(config.seed, "trial/adapters")
+    with torch.no_grad():
+        for _, layer in adapted(module):
+            layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=draw))
+            # So that the adapters change the weight by a tenth.
+            size = float(layer.delta().norm()) or 1.0
+            layer.lora_B.mul_(0.1 * float(layer.weight.norm()) / size)
+    section = {**models.section(models.without_files(config.model)), "adapters": None}
+    plain = models.build(section, *shapes, config.seed)
+    plain.load_state_dict(merged(module))
+    expected, found = (_evaluated(config, one, x).double() for one in (module, plain))
+    changed = float((expected - begun).norm())
+    if not float((expected - found).norm()) <= 0.01 * changed + 1e-4 * float(expected.norm()):
+        raise ConfigError(
+            f"model.adapters: model {config.model.name} with the adapters merged into its weights, "
+            f"as it would be written, gives other outputs than with the adapters beside them; "
+            f"another part of it computes with these weights. Let model.adapters.target leave "
+            f"those layers out."
         )
 
 

@@ -216,6 +216,12 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
             )
         if not bool(torch.isfinite(value).all()):
             raise ConfigError(f"{source} holds {name!r} with values that are not finite.")
+        first = firsts[name]
+        if first in given and not torch.equal(given[first], value):
+            raise ConfigError(
+                f"{source} holds other values for {first!r} than for {name!r}, which are one "
+                f"tensor of the model (tied)."
+            )
     absent = set(firsts.values()) - {firsts[name] for name in given}
     head = set(head_names(module))
     if absent and absent != head:

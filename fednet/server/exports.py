@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors.torch import save
 
-from fednet.algorithms.state import State, check_of
+from fednet.algorithms.state import State, check_of, file_of
 from fednet.errors import StateAbsent
 from fednet.experiment.build import Experiment
 from fednet.experiment.store import ClientStore, Record
@@ -154,17 +153,5 @@ def save_model(
     """
     tensors, beside = {n: v.contiguous() for n, v in named.items()}, dict(about or {})
     check = check_of(json.dumps(beside, sort_keys=True), tensors)
-    write_aside(path, in_order(save(tensors, {**beside, "check": check})))
+    write_aside(path, file_of(tensors, {**beside, "check": check}))
     return check
-
-
-def in_order(file: bytes) -> bytes:
-    """Returns a safetensors file with its metadata in order of name. The package writes them in
-    another order each time, and the files of equal runs are the same to the byte.
-    """
-    end = 8 + int.from_bytes(file[:8], "little")
-    header = json.loads(file[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the values begin at a multiple of 8
-    return len(text).to_bytes(8, "little") + text + memoryview(file)[end:]

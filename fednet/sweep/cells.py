@@ -117,20 +117,27 @@ def _results_config(text: str, where: str) -> JsonDict:
 
 
 def ended(folder: Path) -> list[Path]:
-    """Returns the runs of a sweep's folder that are done, in the order of the tables."""
-    order = folder / ".cells" / "order"
-    if not order.exists():
-        return []
-    names = read_text(order, "the sweep's command writes it again").splitlines()
+    """Returns the runs of a sweep's folder that are done, in the order of the tables. Last come
+    those that the file of the order lacks: of two commands that begin at once, one may write over
+    the other's names.
+    """
+    there = sorted(path.parent.name for path in (folder / ".cells").glob("*/config.yaml"))
+    names = dict.fromkeys([*_order(folder), *there])
     return [folder / name for name in names if (folder / name / "summary.json").exists()]
+
+
+def _order(folder: Path) -> list[str]:
+    """Returns the names in the file of the order, also those of a damaged one."""
+    order = folder / ".cells" / "order"
+    return order.read_text("utf-8", "replace").splitlines() if order.exists() else []
 
 
 def _write_order(folder: Path, names: Sequence[str]) -> None:
     """Writes the order of the runs in tables, after those of earlier commands."""
     order = folder / ".cells" / "order"
     order.parent.mkdir(parents=True, exist_ok=True)
-    known = order.read_text(encoding="utf-8").splitlines() if order.exists() else []
-    write_aside(order, "".join(f"{name}\n" for name in dict.fromkeys([*known, *names])))
+    every = dict.fromkeys([*_order(folder), *names])
+    write_aside(order, "".join(f"{name}\n" for name in every))
 
 
 def command(task: RunSpec, options: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ class GridCell:
     @property
     def sets(self) -> list[str]:
         """The settings as values of `--set`, in JSON, which is YAML."""
-        return [f"{k}={json.dumps(v)}" for k, v in self.settings.items()]
+        return [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in self.settings.items()]
 
 
 # -- what there is to run --------------------------------------------------------------------------

@@ -7,8 +7,9 @@ of one client reaches the next one that the same process hosts.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -76,15 +77,37 @@ class OwnState:
         self._attributes = self._copied([_attributes(part) for part in self._own])
 
     def restore(self) -> None:
-        for part, buffers in self._parts:
+        self._put(self._parts, self._buffers, self._copied(self._attributes))
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, what the module keeps is restored; afterwards it is as before. Nothing of that is
+        copied: a value that a model computed and keeps cannot be, as it has a graph.
+        """
+        parts = [(part, dict(part._buffers)) for part, _ in self._parts]
+        buffers = [(buffer, buffer.clone()) for buffer, _ in self._buffers]
+        attributes = [_attributes(part) for part in self._own]
+        self.restore()
+        try:
+            yield
+        finally:
+            self._put(parts, buffers, attributes)
+
+    def _put(
+        self,
+        parts: list[tuple[nn.Module, dict[str, torch.Tensor | None]]],
+        buffers: list[tuple[torch.Tensor, torch.Tensor]],
+        attributes: list[dict[str, object]],
+    ) -> None:
+        for part, held in parts:
             part._buffers.clear()
-            part._buffers.update(buffers)
-        for buffer, value in self._buffers:
+            part._buffers.update(held)
+        for buffer, value in buffers:
             buffer.copy_(value)
-        for part, attributes in zip(self._own, self._copied(self._attributes)):
+        for part, own in zip(self._own, attributes):
             for name in _attributes(part):
                 del vars(part)[name]
-            vars(part).update(attributes)
+            vars(part).update(own)
 
     def _copied(self, attributes: list[dict[str, object]]) -> list[dict[str, object]]:
         try:
@@ -266,10 +289,8 @@ class Scratch:
         `take_back`.
         """
         if self._lent == len(self._spares):
-            now = OwnState(self.module, self.layout)
-            self._own.restore()  # the copy must not have what the current task has changed
-            module = copy.deepcopy(self.module)
-            now.restore()
+            with self._own.restored():  # the copy must not have what the current task has changed
+                module = copy.deepcopy(self.module)
             self._spares.append(Scratch(module, self.layout, self.device, self.channels_last))
         self._lent += 1
         return self._spares[self._lent - 1]

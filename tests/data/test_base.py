@@ -122,6 +122,15 @@ def test_samples_of_unlike_lengths_are_padded_to_the_longest_of_train_and_test()
     assert pairs.train[0].tolist() == [[1, 0, 0], [2, 3, 0], [4, 5, 6]]
 
 
+def test_a_collate_function_that_draws_is_said_to_be_read_once():
+    def masked(samples):
+        made = padded(samples)
+        return {**made, "mask": torch.rand(len(samples), 50)}
+
+    (note,) = Data(train=TEXTS, classes=2, collate=masked).notes
+    assert "train: samples are drawn at random as they are read" in note
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

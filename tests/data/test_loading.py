@@ -135,6 +135,13 @@ def test_arrays_are_read_with_classes_groups_and_statistics(tmp_path):
     assert (d.train[1].tolist(), d.groups.tolist()) == ([0, 1, 2, 0], [5, 5, 6, 6])
 
 
+def test_arrays_with_channels_last_are_turned(tmp_path):
+    x = np.arange(2 * 6 * 5 * 3, dtype=np.uint8).reshape(2, 6, 5, 3)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=[0, 1], x_test=x, y_test=[0, 1])
+    d = load(section("arrays", path="a.npz"), tmp_path)
+    assert torch.equal(d.train[0], torch.from_numpy(x).permute(0, 3, 1, 2))
+
+
 def test_arrays_of_objects_are_refused_not_unpickled(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.array([{"a": 1}], dtype=object), y_train=np.array([0]))
     with pytest.raises(DataError, match=r"not a readable \.npz of plain arrays"):
@@ -245,6 +252,15 @@ def test_a_folder_whose_images_would_be_left_out_is_an_error(tmp_path, files, sa
             picture(tmp_path / name, 9)
     with pytest.raises(DataError, match=says):
         load(section("folder"), tmp_path)
+
+
+def test_folders_beside_the_training_images_that_are_not_read_are_named(tmp_path):
+    for k in range(5):
+        picture(tmp_path / "train" / "a" / f"{k}.png", 9)
+        picture(tmp_path / "Testing" / "a" / f"{k}.png", 9)
+    (note,) = load(section("folder"), tmp_path).notes
+    assert "no test images in test/ or val/, so 0.2 of each class is kept" in note
+    assert note.endswith("not read: Testing.")
 
 
 # -- at a site -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,24 @@ def test_what_a_killed_process_was_writing_is_cleared_by_the_next(
     assert len(left(tmp_path)) == 1
     again(folder)
     assert left(tmp_path) == []
+
+
+def test_a_state_of_which_half_was_written_is_cleared_with_the_earlier_ones(tmp_path: Path) -> None:
+    """The package safetensors wrote it under a name that nothing cleared."""
+    large = Tensors.pack(Layout((Slot("w", (9000,), "parameter"),)), {"w": torch.ones(9000)})
+    store = ClientStore(tmp_path, Scaffold.Client)
+
+    def save() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # ends the process at its 9000th byte
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        store.save(3, "1-0-0", RECORD, large)
+
+    killed(save, by=signal.SIGXFSZ)
+    (half,) = (tmp_path / "client-3").iterdir()
+    assert half.stat().st_size == 9000
+    store.prune(3, "2-0-0", ())
+    assert not half.exists()
 
 
 def test_a_run_is_cleared_with_the_folders_that_its_server_writes(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import contextlib
+
+import torch
+
+import fednet
 from fednet.experiment import determinism
-from tests.rooms import lines, run
+from tests.rooms import SMALL, lines, merged, run
 
 HERE = {"torch": "2.11.0", "processor": "A", "device": "cuda:0"}
 BEGAN = {"type": "started", "versions": HERE}
@@ -26,3 +31,25 @@ def test_a_resumed_run_has_on_record_that_another_torch_went_on(tmp_path, monkey
     directory = run(tmp_path, rounds=2, resume=True)
     (said,) = [e["text"] for e in lines(directory / "events.jsonl") if e["type"] == "remark"]
     assert f"torch {mine['torch']}, now 9.9" in said
+
+
+@contextlib.contextmanager
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_run_in_a_session_has_the_same_bits_whatever_is_set_there(tmp_path):
+    modes = [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad, float64]
+    modes.append(lambda: torch.device("meta"))
+    plain, found = merged(SMALL, {"report": False}), set()
+    for k, mode in enumerate([contextlib.nullcontext, *modes]):
+        with mode():
+            done = fednet.run(plain, in_process=True, out=tmp_path / f"{k}")
+        found.add((done.rounds[-1].model_sha256, done.rounds[-1].test_loss))
+    assert len(found) == 1

@@ -124,6 +124,17 @@ def test_whoever_asks_twice_with_other_weights_learns_nothing_from_the_differenc
     assert float((first - changed.x.vector).norm()) > 1.0
 
 
+def test_two_fields_of_one_answer_do_not_have_the_same_noise(tmp_path):
+    class Two(Payload):
+        d: Delta
+        e: Delta
+
+    section = PrivacySection(clip=1.0, noise=100.0, where="client")
+    up = Two(d=vector(0.1, 0.2), e=vector(0.1, 0.2))
+    found = privacy.protect(up, None, section, Noise(tmp_path / "k"), QUESTION)
+    assert float((found.d.vector - found.e.vector).norm()) > 1.0
+
+
 @pytest.mark.long
 def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
     plain, private = run(tmp_path, "plain"), run(tmp_path, "private", privacy={"clip": 1e6})

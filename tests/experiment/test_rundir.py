@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 
 from fednet import config as configuration
 from fednet.cli.main import main
-from fednet.errors import ConfigError
-from fednet.experiment.rundir import RunDirectory, claim, forget
+from fednet.errors import ConfigError, StateError
+from fednet.experiment.rundir import RunDirectory, claim, forget, log_to
 from fednet.files import line
 from fednet.launch import start
 from fednet.report import status
@@ -151,6 +152,29 @@ def test_seconds_of_events_pass_whatever_the_clock_on_the_wall_is_set_to(tmp_pat
     monkeypatch.undo()
     (event,) = lines(tmp_path / "events.jsonl")
     assert (event["time"], event["elapsed"] >= 0) == (0.0, True)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "wire.jsonl"])
+@pytest.mark.parametrize("spoil", [lambda p: os.truncate(p, 3), Path.unlink])
+def test_records_that_are_removed_or_cut_while_a_run_writes_them_are_missed(tmp_path, name, spoil):
+    """What is written from then on would go nowhere, as where an editor replaces the file."""
+    directory = RunDirectory(tmp_path)
+    directory.append({"rounds": [{"round": 1}]})
+    directory.wire.append({"round": 1, "bytes": 9})
+    directory.flush()
+    spoil(tmp_path / name)
+    with pytest.raises((StateError, FileNotFoundError), match=name):
+        directory.flush()
+    directory.close()
+
+
+def test_a_log_that_cannot_be_written_prints_no_traceback(capsys):
+    handler = log_to(Path("/dev/full"))
+    try:
+        logging.getLogger("fednet.anywhere").error("said elsewhere")
+    finally:
+        logging.getLogger("fednet").removeHandler(handler)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.long

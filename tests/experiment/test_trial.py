@@ -69,6 +69,16 @@ def convolutional(self):
     self.body, self.head = nn.Conv2d(1, 3, 2), nn.Linear(27, self.head.out_features)
 
 
+def growing(self, x):
+    self.register_buffer("mean", x.mean(0))
+    return Body.forward(self, x)
+
+
+def renewed(self, x):
+    self.head.bias = nn.Parameter(self.head.bias.detach().clone())
+    return Body.forward(self, x)
+
+
 def teacher(self, x):
     self.slow.data.mul_(0.9)
     return Body.forward(self, x) * self.slow
@@ -89,6 +99,8 @@ model("lazy", also=lambda self: self.body.__setitem__(1, nn.LazyLinear(6)))
 model("tuple", forward=lambda self, x: (len(x), "none"))
 model("cut", forward=lambda self, x: Body.forward(self, x).detach())
 model("inplace", forward=lambda self, x: Body.forward(self, x.sub_(1)))
+model("growing", forward=growing)
+model("renewed", forward=renewed)
 model(
     "teacher",
     also=lambda self: setattr(self, "slow", nn.Parameter(torch.ones(4), requires_grad=False)),
@@ -99,6 +111,7 @@ model("nowhere", also=buffer("mean", torch.ones(4, device="meta")))
 model("narrow", wider=-1)
 model("wide", wider=6, features=lambda self, x: self.body(x))
 model("tagger", base=Tokens)
+model("sparsetokens", base=Tokens, also=lambda model: setattr(model.embed, "sparse", True))
 model("mapped", base=Tokens, forward=lambda self, x: {"logits": Tokens.forward(self, x).tolist()})
 model("fails", base=Tokens, forward=fails)
 model("hollow", also=lambda self: (delattr(self, "body"), delattr(self, "head")))
@@ -155,6 +168,8 @@ UNLIKE = [
         ),
         (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
         (mapping("trial-inplace"), "it changes its inputs in place"),
+        (mapping("trial-renewed"), "another tensor in the place of its parameter 'head.bias'"),
+        (mapping("trial-growing"), "its state dict has 'mean' once it was called, and not before"),
         (mapping("trial-teacher"), "changes its parameter 'slow', which takes no gradient"),
         (mapping("trial-sparse"), "eye of the model cannot be written to"),
         (mapping("trial-nowhere"), "mean of the model cannot be written to"),
@@ -167,6 +182,10 @@ UNLIKE = [
         (
             mapping("trial-fails", "tags4"),
             "trial-fails: it fails for 2 .*ValueError: no such input",
+        ),
+        (
+            mapping("trial-sparsetokens", "tags6"),
+            "gradient of its parameter 'embed.weight' is sparse.*with sparse=False",
         ),
         (mapping("trial-hollow"), "no parameter of the model requires"),
         (

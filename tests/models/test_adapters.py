@@ -328,6 +328,18 @@ class Spectral(nn.Module):
         return self.head(self.body(x))
 
 
+class Reads(nn.Module):
+    """Computes with a layer's weight beside calling the layer."""
+
+    def __init__(self, *, classes):
+        super().__init__()
+        self.body = nn.Linear(12, 12)
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x) + x @ self.body.weight)
+
+
 class Twice(nn.Module):
     """One layer under two names, called twice."""
 
@@ -343,7 +355,7 @@ class Twice(nn.Module):
 
 @pytest.fixture
 def odd_models(monkeypatch):
-    for kind in (Shared, Spectral, Twice):
+    for kind in (Shared, Spectral, Reads, Twice):
         monkeypatch.setitem(registry.model._parts, kind.__name__.lower(), kind)
 
 
@@ -352,10 +364,17 @@ def odd(name, target, **more):
     return {"model": model, "train": {"lr": 0.5}, **more}
 
 
-def test_adapters_that_could_not_be_written_are_refused(odd_models):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("spectral", "'body' names no layer"),
+        ("reads", "with the adapters merged into its weights, .* gives other outputs"),
+    ],
+)
+def test_adapters_that_could_not_be_written_are_refused(odd_models, name, says):
     """They were trained, and the written model was another one."""
-    with pytest.raises(ConfigError, match="'body' names no layer"):
-        build(small(**odd("spectral", "body")))
+    with pytest.raises(ConfigError, match=says):
+        build(small(**odd(name, "body")))
 
 
 def test_a_tied_layer_carries_no_adapter(odd_models):

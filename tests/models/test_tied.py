@@ -159,3 +159,9 @@ def test_a_file_may_leave_out_names_of_a_tied_tensor(tmp_path, left_out):
     save_file(state, tmp_path / "w.safetensors")
     loaded = models.load(Tied(), tmp_path / "w.safetensors")
     assert all(torch.equal(loaded.state_dict()[k], v) for k, v in state.items())
+
+
+def test_a_file_whose_values_differ_under_two_names_of_one_tensor_is_refused(tmp_path):
+    save_file(Tied(tie=False).state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match=r"other values for .*embed\.weight.* than for .*out\.we"):
+        models.load(Tied(), tmp_path / "w.safetensors")

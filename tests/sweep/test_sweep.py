@@ -92,6 +92,11 @@ def test_values_that_read_the_same_get_names_that_differ(path):
     assert len({cell.name for cell in sweep.combinations(made)}) == 2
 
 
+def test_a_setting_may_have_any_characters(path):
+    made = sweep.from_grid(path.parent / "base.yaml", ["data.root=/a/\N{GRINNING FACE}"])
+    assert sweep.configurations(made)[0]["data"]["root"] == "/a/\N{GRINNING FACE}"
+
+
 @pytest.mark.parametrize("text", ["name=mine", "seed=3", "algorithm=moon"])
 def test_a_setting_that_the_sweep_gives_itself_is_refused(tmp_path, text):
     (tmp_path / "base.yaml").write_text("rounds: 2\n")
@@ -135,6 +140,19 @@ def test_cells_run_once_and_a_sweeps_folder_stands_for_those_that_are_done(three
     found = opened([tmp_path / "three"])
     assert [run.name for run in found] == [names[0], *names[2:]]
     assert not found[0].config["report"]  # one page is drawn over all
+
+
+@pytest.mark.parametrize("left", [b"", b"lr0.3_seed0\n", b"\xff\x00\n"])
+def test_a_done_cell_whose_name_is_not_in_the_order_is_shown_after_those_that_are(
+    three, tmp_path, left
+):
+    """As where two commands begin at once, and one writes over the names of the other."""
+    ran(three)
+    (tmp_path / "three" / ".cells" / "order").write_bytes(left)
+    found = [run.name for run in opened([tmp_path / "three"])]
+    assert sorted(found) == ["lr0.1_seed0", "lr0.2_seed0", "lr0.3_seed0"]
+    assert found[0] == ("lr0.3_seed0" if b"lr" in left else "lr0.1_seed0")
+    assert ran(three) == (["done"] * 3, [])
 
 
 def test_a_done_cell_under_another_configuration_is_an_error(three):

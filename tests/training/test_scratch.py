@@ -72,7 +72,8 @@ class Hoarding(nn.Module):
         kept = len(self.log) + sum(self.past) + len(self.once) + self.nested["sums"][0][0]
         kept += self.own.calls[0] + self.mean.item() + self.rates.item() + self.mask.item()
         drawn = torch.rand(1, generator=self.draws[0]) + self.draws[1].random()
-        return x * self.w * (kept + drawn + self.draws[2].random())
+        self.last = x * self.w * (kept + drawn + self.draws[2].random())  # has a graph
+        return self.last
 
 
 def test_what_a_model_changes_in_place_is_not_the_next_clients_nor_a_second_models():
@@ -80,8 +81,10 @@ def test_what_a_model_changes_in_place_is_not_the_next_clients_nor_a_second_mode
     first = h.train(h.initial).x
     assert same(h.train(h.initial).x, first)
     scratch = h.scratch
-    scratch.load(h.initial)(h.data[0][:1])
+    out = scratch.load(h.initial)(h.data[0][:1])
     lent = scratch.lend()
+    assert scratch.module.last is out
+    assert not hasattr(lent.module, "last")
     assert (len(scratch.module.log), len(lent.module.log)) == (1, 0)
     assert (scratch.module.mask.item(), lent.module.mask.item()) == (0.5, 1.0)
 

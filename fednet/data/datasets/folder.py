@@ -59,8 +59,15 @@ def folder(
     names = _names(inside, classes)
     train = _of_classes(inside, names)
     test = _test(top, names) if inside != top else []
+    notes = []
     if not test and test_share > 0:
         train, test = _held_out(train, len(names), test_share)
+        beside = [name for name in _folders(top) if name != "train"]
+        if inside != top and beside:
+            notes.append(
+                f"{top}: there are no test images in test/ or val/, so {test_share:g} of each "
+                f"class is kept for testing; not read: {', '.join(beside[:5])}."
+            )
     sides = (size, size) if isinstance(size, int) else tuple(size) if size else None
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
@@ -74,6 +81,7 @@ def folder(
         mean=tuple(mean),
         std=tuple(std),
         names=tuple(names),
+        notes=tuple(notes),
     )
 
 
