@@ -77,7 +77,10 @@ class ServerProtocol:
         self._files = dict(files or {})
         self._layout, self._declared = layout, declared
         self.sites = Sites(class_names)
-        self._uploads: dict[int, Task] = {}  # by client, whose replies come in, in parts
+        # By client, whose replies come in, in parts: those that may be granted more, and those of
+        # which parts that were granted have not come.
+        self._wanting: dict[int, Task] = {}
+        self._asked: dict[int, Task] = {}
 
     # -- the engine's commands ---------------------------------------------------------------------
     def begin(
@@ -484,7 +487,7 @@ class ServerProtocol:
             turn.say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
             self._whole(w, reply)
         else:
-            self._uploads[key.client] = w
+            self._wanting[key.client] = w
             self._grant()
         tasks.assign(worker)
         return ""
@@ -539,6 +542,8 @@ class ServerProtocol:
         w.heard = w.moved = self._turn.now
         if w.up.whole:
             self._whole(w, w.reply)
+        else:
+            self._wanting.setdefault(part.key.client, w)
         self._grant()
         return ""
 
@@ -548,20 +553,22 @@ class ServerProtocol:
         self._turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
 
     def _grant(self) -> None:
-        """Grants parts to those whose replies come in, in the order in which they were announced,
-        within the window and the budget.
+        """Grants parts to those whose replies come in, whoever waits longest first, within the
+        window and the budget. Costs no look at the others that wait.
         """
-        now, arriving = self._turn.now, TaskState.ARRIVING
-        self._uploads = {c: t for c, t in self._uploads.items() if t.status is arriving}
-        uploads = [(t, t.up) for t in self._uploads.values() if t.up is not None]
-        free = BUDGET - sum([up.ahead for t, up in uploads if now - t.moved < UNUSED_S])
-        for t, up in uploads:
-            parts = up.grant(free)
-            if parts is not None:
-                first, count = parts
-                pull = m.Pull(key=self.tasks.key(t), first=first, count=count)
-                self._turn.send(t.up_conn, pull)
-                free -= count
+        now, turn = self._turn.now, self._turn
+        self._asked = {c: t for c, t in self._asked.items() if _ahead(t)}
+        free = BUDGET - sum([_ahead(t) for t in self._asked.values() if now - t.moved < UNUSED_S])
+        while free > 0 and self._wanting:
+            client, t = next(iter(self._wanting.items()))
+            parts = t.up.grant(free) if t.up is not None else None
+            if parts is None:  # it is whole, has ended, or has enough on its way
+                del self._wanting[client]
+                continue
+            first, count = parts
+            turn.send(t.up_conn, m.Pull(key=self.tasks.key(t), first=first, count=count))
+            self._asked[client] = t
+            free -= count
 
     def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
@@ -574,6 +581,11 @@ class ServerProtocol:
         for index, data in parts or ():
             turn.send(conn, m.Part(key=pull.key, index=index), data)
         return "" if parts is not None else "doubled"
+
+
+def _ahead(t: Task) -> int:
+    """Parts of a reply that were granted and have not come."""
+    return 0 if t.up is None else t.up.ahead
 
 
 def foreign(speaks: int, release: str) -> str:

@@ -4,6 +4,7 @@ and how long the server waits. Their states are in `table`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -108,6 +109,7 @@ class Task:
     job: Job
     status: TaskState = TaskState.WAITING
     attempt: int = 0
+    place: int = 0  # among the tasks of the phase, in the order in which they are handed out
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last message about this task
     moved: float = 0.0  # when its reply was announced, or the last part of it came
@@ -186,7 +188,9 @@ class Tasks:
         self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._given: dict[str, dict[int, Task]] = {}  # by worker and client: what it had, or has
         self._leaving: list[Task] = []  # tasks whose clients go away
-        self._waiting: dict[int, Task] = {}  # by client, in the order in which they are handed out
+        self._waiting: dict[int, Task] = {}  # by client
+        # By worker: its ids, and the waiting tasks of these in order. Some may wait no more.
+        self._queues: dict[str, tuple[frozenset[int], deque[Task]]] = {}
 
     # -- what is known -----------------------------------------------------------------------------
     def open(self) -> list[Task]:
@@ -366,27 +370,49 @@ class Tasks:
     # -- handing out -------------------------------------------------------------------------------
     def _wait(self, tasks: Iterable[Task]) -> None:
         """These tasks, as far as they wait, are to be handed out in this order."""
-        self._waiting = {t.job.client: t for t in tasks if t.status is TaskState.WAITING}
+        self._waiting.clear()
+        self._queues.clear()
+        for place, t in enumerate(tasks):
+            t.place = place
+            if t.status is TaskState.WAITING:
+                self._waiting[t.job.client] = t
         self.assign()
 
     def assign(self, only: Worker | None = None) -> None:
-        """Hands waiting tasks to free workers. only: the one worker that has more room now."""
-        free, waiting = self._roster.free_slots, self._waiting
-        tasks: Iterable[Task] = waiting.values()
-        if only is not None and len(only.ids) < len(waiting):
-            tasks = [t for client in sorted(only.ids) if (t := waiting.get(client))]
-        handed: list[int] = []
-        for t in tasks if free else ():
+        """Hands waiting tasks to free workers, in their order. only: the one worker that has more
+        room now; this costs no look at the other tasks.
+        """
+        roster, waiting = self._roster, self._waiting
+        slots = roster.free_slots
+        if not slots or not waiting:
+            return
+        queue = self._in_order(waiting) if only is None else self._queue(only)
+        passed: list[Task] = []
+        while queue and roster.free_slots and (only is None or only.name in roster.free):
+            t = queue.popleft()
+            if t.status is not TaskState.WAITING:
+                continue
             # A task more than a worker has slots for waits in its queue, but never the last tasks.
-            ahead = len(waiting) - len(handed) > free
-            worker = self._worker_for(t, ahead)
-            if worker is not None:
+            worker = self._worker_for(t, ahead=len(waiting) > slots)
+            if worker is None:
+                passed.append(t)
+            else:
+                del waiting[t.job.client]
                 self._hand(t, worker)
-                handed.append(t.job.client)
-            if not self._roster.free_slots:
-                break
-        for client in handed:
-            del waiting[client]
+        queue.extendleft(reversed(passed))
+
+    def _queue(self, worker: Worker) -> deque[Task]:
+        """The waiting tasks of the clients that a worker hosts."""
+        ids, queue = self._queues.get(worker.name, (None, deque[Task]()))
+        if ids is not worker.ids:  # the first time, or it hosts other clients now
+            queue = self._in_order(worker.ids)
+            self._queues[worker.name] = worker.ids, queue
+        return queue
+
+    def _in_order(self, clients: Iterable[int]) -> deque[Task]:
+        """The waiting tasks of these clients, in the order in which they are handed out."""
+        waiting = self._waiting
+        return deque(sorted([waiting[c] for c in clients if c in waiting], key=lambda t: t.place))
 
     def _worker_for(self, t: Task, ahead: bool) -> Worker | None:
         """Who gets a task: among equally free workers, the one that has the client's data in
@@ -493,6 +519,7 @@ class Tasks:
             t.change(event, TaskState.WAITING)
             t.attempt += not same_attempt
             self._waiting[t.job.client] = t
+            self._queues.clear()
 
     def restart_upload(self, t: Task) -> None:
         if t.status is TaskState.ARRIVING:

@@ -23,6 +23,7 @@ from fednet.protocol.client import (
 from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
+from fednet.wire.frames import decode_from_client, encode
 from tests.protocol.net import form
 
 WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0, 1], beat_s=1.0)
@@ -384,3 +385,35 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
     c.reply(*reply(3, key(1)))
     begin(1)
     assert given(1) is not first
+
+
+def test_who_has_just_said_something_need_not_say_that_it_is_alive():
+    c = ready()
+    c.tick(0.0)
+    assert sent(c.tick(1.0)) == [m.Alive(run="r", inc=1)]
+    assert c.tick(1.5) == []
+    c.at_once(3)
+    assert c.tick(1.9) == []
+    assert c.tick(2.8) == []
+    assert sent(c.tick(2.9)) == [m.Alive(run="r", inc=1)]
+    c.doing[1] = ("training", 3, 9)
+    c.at_once(4)
+    assert sent(c.tick(3.9), m.Progress)  # of which nothing else tells
+
+
+def test_reply_to_what_was_cancelled_is_not_sent():
+    c = working()
+    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [Cancelled(key())]
+    assert c.reply(*reply(3)) == []
+    assert c.failed(key(), "x", True) == []
+    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == []
+
+
+def test_reason_that_is_no_text_of_the_wire_is_made_one():
+    (failed,) = sent(working().failed(key(), "file \udcff " + "x" * 9000, False))
+    assert decode_from_client([encode(failed)])[0] == failed
+
+
+def test_task_that_fits_into_no_machine_is_failed():
+    (failed,) = sent(ready(room=lambda: 1 << 63).received(task(1 << 62), None, 0.0), m.Failed)
+    assert "does not fit into this machine" in failed.reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
@@ -21,6 +23,7 @@ from fednet.protocol.instructions import (
 from fednet.protocol.server import UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import DEATHS, TRIES, Rules
+from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import form, job
@@ -375,6 +378,18 @@ def test_longest_first_and_one_ahead_but_never_the_last_ones():
     assert s.roster.workers["w"].queue == [1]  # the last one waits for a worker that is free
     out = say(s, b"1", reply(1), body=memoryview(b"abc"))
     assert [t.key.client for t in sent(out, m.Task)] == [0]
+
+
+def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
+    s = server(12)
+    ready(s, b"1", "a", range(6))
+    ready(s, b"2", "b", range(6, 12))
+    s.begin(1, 0, "train", [job(i, cost=i) for i in range(12)], Rules(silent=None), 0.0)
+    assert s.roster.workers["a"].queue == [5, 4]
+    out = say(s, b"1", reply(5), body=memoryview(b"abc"))
+    assert [t.key for t in sent(out, m.Task)] == [key(3)]
+    failed = m.Failed(run="r", inc=1, key=key(4), reason="damaged", again=True)
+    assert [t.key for t in sent(say(s, b"1", failed), m.Task)] == [key(4, 1)]
 
 
 def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
@@ -763,3 +778,144 @@ def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
     assert given_to(s.tick(13.0)) == [b"2"]
     say(s, b"2", m.Alive(run="r", inc=1), 99.0)
     assert not of(s.tick(100.0), Resolved)  # nobody else hosts client 1
+
+
+def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
+    s = begun([job(0), job(1)], rules=Rules(closed=0.0))
+    s.closed(b"1", 1.0)
+    s.tick(1.0)
+    assert sorted(w.deaths for w in s.tasks.by_client.values()) == [0, 1]
+
+
+def test_no_process_is_given_more_than_it_can_be_working_on():
+    s = server(200)
+    ready(s, ids=range(200), slots=1024)
+    out = s.begin(1, 0, "train", [job(i) for i in range(200)], Rules(), 0.0)
+    assert len(sent(out, m.Task)) == SLOTS + 1
+    assert sent(say(s, b"1", m.Slots(run="r", inc=1, slots=1024)), m.Task) == []
+
+
+def test_phase_that_begins_cancels_the_one_before():
+    s = begun([job(0, 3), job(1)])
+    out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
+    assert of(out, Resolved) == [Resolved(key(c), "the phase is over") for c in (0, 1)]
+    assert sent(out, m.Cancel)[0].key == key(0)
+    assert Spend(b"1", "down", key(0), "the phase is over") in out
+
+
+def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
+    s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    say(s, b"1", m.Failed(run="r", inc=1, key=key(3), reason="x"), 1.0)
+    assert of(s.tick(6.0), Resolved)[0] == Resolved(key(2), "deadline")
+
+
+def test_part_with_the_key_of_an_evaluation_is_not_stored():
+    s = begun()
+    say(s, b"1", reply(size=m.PART + 1))
+    out = say(
+        s,
+        b"1",
+        m.Part(run="r", inc=1, key=key(purpose="evaluate"), index=0),
+        body=memoryview(bytes(m.PART)),
+    )
+    assert out[0] == Stray("late")
+    assert of(out, Store) == []
+
+
+@pytest.mark.parametrize("ends", ["phase", "deadline", "closed", "refused", "accepted"])
+def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
+    s = server(40)
+    for i in range(40):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
+    s.begin(1, 0, "train", [job(i) for i in range(40)], rules, 0.0)
+    for i in range(16):  # all of the budget
+        say(s, b"%d" % i, reply(i, 4 * m.PART))
+    assert sent(say(s, b"20", reply(20, 4 * m.PART)), m.Pull) == []
+    out = []
+    for i in range(16):
+        if ends == "closed":
+            out += s.closed(b"%d" % i, 0.0)
+        elif ends == "refused":
+            wrong = m.Part(run="r", inc=1, key=key(i), index=3)
+            out += say(s, b"%d" % i, wrong, body=memoryview(bytes(m.PART)))
+        elif ends == "accepted":
+            for index in range(4):
+                part = m.Part(run="r", inc=1, key=key(i), index=index)
+                out += say(s, b"%d" % i, part, body=memoryview(bytes(m.PART)))
+            out += s.accept(key(i), 0.0)
+    if ends == "phase":
+        s.begin(2, 0, "train", [job(i) for i in range(40)], rules, 0.0)
+    out += s.tick(1.0)
+    round = 2 if ends == "phase" else 1
+    if ends == "deadline":  # of all tasks
+        s.begin(2, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 1.0)
+        round = 2
+    first = 20 if round == 2 else 21
+    for i in range(first, 40):
+        out += say(s, b"%d" % i, reply(i, 4 * m.PART, key=key(i, round=round)), 1.0)
+    # As much as before is granted again.
+    pulls = Counter()
+    for pull in sent(out, m.Pull):
+        pulls[pull.key.client] += pull.count
+    assert sum(pulls[i] for i in range(20, 40)) == 64
+    assert all(client >= 20 for client in s._asked)  # nothing is kept of those that ended
+
+
+def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):
+    monkeypatch.setattr(m, "MAX_IDS", 10)
+    for clients, refused in ((10, 0), (11, 1)):
+        found = say(server(clients), b"1", m.Join(worker="w", share=(1, 1)))
+        reasons = [n.fields["reason"] for n in of(found, Note) if n.event == "refused"]
+        assert ["at most 10" in reason for reason in reasons] == [True] * refused
+
+
+def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
+    s = server()
+    ready(s, b"1", "a", [0])
+    s.begin(1, 0, "train", [job(0)], Rules(closed=3.0), 0.0)
+    ready(s, b"2", "b", [0])
+    s.closed(b"1", 1.0)
+    assert sent(s.tick(3.9)) == []
+    out = s.tick(4.0)
+    assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(attempt=1))]
+    assert Spend(b"1", "down", key(), "lost") in out
+    assert "a" not in s.roster.workers
+
+
+def test_among_free_workers_the_least_busy_and_then_the_one_that_had_the_client_gets_a_task():
+    s = server()
+    ready(s, b"1", "a", range(3), slots=2)
+    ready(s, b"2", "b", range(3))
+    s.begin(1, 0, "train", [job(i, cost=3 - i) for i in range(3)], Rules(), 0.0)
+    assert [s.tasks.by_client[i].worker for i in range(3)] == ["a", "b", "a"]
+    for conn, client in ((b"1", 0), (b"2", 1), (b"1", 2)):
+        say(s, conn, reply(client), body=memoryview(b"abc"))
+        s.accept(key(client), 0.0)
+    s.begin(2, 0, "train", [job(1)], Rules(), 0.0)
+    assert s.tasks.by_client[1].worker == "b"  # which has its data in memory
+
+
+def test_of_a_task_only_its_worker_sends_the_reply_and_only_over_one_connection_its_parts():
+    s = server()
+    ready(s, b"1", "a", [0])
+    ready(s, b"2", "b", [0])
+    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    assert s.tasks.by_client[0].worker == "a"
+    assert say(s, b"2", reply(0), body=memoryview(b"abc"))[0] == Stray("late")
+    assert say(s, b"1", reply(0, inc=0), body=memoryview(b"abc"))[0] == Stray("late")
+    say(s, b"1", reply(0, 3 * m.PART))
+    part = m.Part(run="r", inc=1, key=key(0), index=0)
+    out = say(s, b"2", part, body=memoryview(bytes(m.PART)))
+    assert out[0] == Stray("late")
+    assert of(out, Store) == []
+
+
+def test_a_task_that_starts_from_a_state_goes_to_a_worker_that_has_it():
+    s = server()
+    ready(s, b"1", "a", [0])
+    ready(s, b"2", "b", [0])
+    start = job(0, start="1-0-0")
+    s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
+    assert given_to(lacking(b"1", 0, 0, 1.0, s)) == [b"2"]
+    assert given_to(s.begin(2, 0, "train", [start], s.tasks.rules, 2.0)) == [b"2"]
