@@ -75,7 +75,7 @@ class KernelSocket:
 
     def bytes(self) -> tuple[int, int] | None:
         """(sent, received) so far, each byte counted once however often it was sent; None if it
-        ended before the first look.
+        ended before the first look, or the kernel does not count these (Linux before 4.19).
         """
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
@@ -86,7 +86,7 @@ class KernelSocket:
                 self._fin = self._fin or self._ended(state)
                 self.over = self._fin or state == _CLOSED
             self._last = (sent - again, received - self._fin)
-        except OSError:
+        except (OSError, struct.error):
             pass  # it has ended: what was last known stands
         return self._last
 

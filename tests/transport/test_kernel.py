@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 
 import pytest
 
+from fednet.transport import kernel as kernels
 from fednet.transport.kernel import KernelSocket
 
 
@@ -43,3 +45,14 @@ def test_an_end_is_no_byte_whether_it_is_a_fin_a_reset_or_both(looked: bool, unr
         assert kernel.over
         assert kernel.bytes() == (1, 10)
         kernel.close()
+
+
+def test_a_kernel_that_counts_less_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_STATE_RECEIVED_SENT_RETRANSMITTED", struct.Struct("=B511x"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    with near, far:
+        kernel = KernelSocket(near.fileno())
+        assert kernel.bytes() is None
+        assert kernel.close() is None
