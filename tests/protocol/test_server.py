@@ -781,10 +781,11 @@ def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
 
 
 def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
-    s = begun([job(0), job(1)], rules=Rules(closed=0.0))
+    s = begun([job(0), job(1), job(2)], rules=Rules(closed=0.0))
+    assert s.roster.workers["w"].queue == [0, 1]
     s.closed(b"1", 1.0)
     s.tick(1.0)
-    assert sorted(w.deaths for w in s.tasks.by_client.values()) == [0, 1]
+    assert [s.tasks.by_client[i].deaths for i in range(3)] == [1, 0, 0]
 
 
 def test_no_process_is_given_more_than_it_can_be_working_on():
@@ -914,8 +915,40 @@ def test_of_a_task_only_its_worker_sends_the_reply_and_only_over_one_connection_
 def test_a_task_that_starts_from_a_state_goes_to_a_worker_that_has_it():
     s = server()
     ready(s, b"1", "a", [0])
-    ready(s, b"2", "b", [0])
+    ready(s, b"2", "b", [0, 1])
     start = job(0, start="1-0-0")
     s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
     assert given_to(lacking(b"1", 0, 0, 1.0, s)) == [b"2"]
-    assert given_to(s.begin(2, 0, "train", [start], s.tasks.rules, 2.0)) == [b"2"]
+    s.begin(2, 0, "train", [job(1, cost=9), start], s.tasks.rules, 2.0)
+    assert s.tasks.by_client[1].worker == "b"
+    assert s.tasks.by_client[0].status is TaskState.WAITING  # for b, though a is free
+
+
+def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
+    revoked: set[int] = set()
+    s = server(key_refusal=lambda user, client: "key revoked" if client in revoked else "")
+    ready(s, ids=[0, 1], slots=2)
+    s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    revoked.add(0)
+    out = say(s, b"1", reply(0), body=memoryview(b"abc"))
+    assert "may not speak for client 0 any more" in refusal(out)
+    assert of(out, Arrived) == []
+    assert s.tasks.by_client[0].status is TaskState.WAITING
+    assert len(of(say(s, b"1", reply(1), body=memoryview(b"abc")), Arrived)) == 1
+
+
+def test_parts_of_senders_that_are_slow_count_in_the_budget():
+    s = server(40)
+    for i in range(40):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 0.0)
+    for i in range(40):
+        say(s, b"%d" % i, reply(i, 9 * m.PART), 0.1)
+    for i in range(16):
+        part = m.Part(run="r", inc=1, key=key(i), index=0)
+        say(s, b"%d" % i, part, 1.5, memoryview(bytes(m.PART)))
+    s.tick(0.1 + UNUSED_S)
+    first = [s.tasks.by_client[i].up.ahead for i in range(16)]
+    assert first == [3] * 16
+    # What was granted to the others at second 1.5 is theirs for as long.
+    assert sum(s.tasks.by_client[i].up.ahead for i in range(16, 40)) <= 2 * (64 - sum(first))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.transfers import Receiving, Sending, before_cut
+from fednet.protocol.transfers import WINDOW, Receiving, Sending, before_cut
 from fednet.wire.codec import Body
 from tests.protocol.net import PART
 
@@ -57,3 +57,19 @@ def test_a_part_that_is_short_elsewhere_than_at_the_planned_cut_is_refused():
     assert receiving.take(0, part) == 0
     assert not receiving.cut_off(1, part[:4])
     assert receiving.cut_off(1, part[:3])
+
+
+def test_a_part_that_was_not_granted_is_refused():
+    window, body = Receiving(6 * PART, PART), memoryview(bytes(PART))
+    assert window.grant() == (0, WINDOW)
+    for index in range(WINDOW):
+        assert window.take(index, body) == index * PART
+    with pytest.raises(RemoteProtocolError, match=f"expected part {WINDOW} of {PART}"):
+        window.take(WINDOW, body)
+
+
+def test_no_more_than_a_window_is_sent_at_once():
+    sending = Sending(Body([bytes(6 * PART)]), PART)
+    with pytest.raises(RemoteProtocolError, match=f"pull of parts 0 to {WINDOW}"):
+        sending.pulled(0, WINDOW + 1)
+    assert [index for index, _ in sending.pulled(0, WINDOW)] == list(range(WINDOW))

@@ -57,6 +57,8 @@ CONDENSING = {
     },
 }
 IMAGES = {
+    "float labels": lambda s: Samples(s.x, s.y.float()),
+    "labels beyond the classes": lambda s: Samples(s.x, s.y + 3),
     "a mapping": lambda s: Samples({"x": s.x}, s.y),
     "another shape": lambda s: Samples(s.x[:, :, :2], s.y),
 }

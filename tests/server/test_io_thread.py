@@ -16,6 +16,7 @@ from fednet.client.tasks import Prepared
 from fednet.client.worker import Outgoing
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
+from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
@@ -365,3 +366,56 @@ def test_of_a_flood_of_refusals_the_first_are_written_and_then_one_a_second(monk
     for _ in range(50):
         events.tell("refused", {"what": "frame", "reason": "noise", "worker": "flood"})
     assert notes[31:] == ["flood"]
+
+
+def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    limit = time.monotonic() + LIMIT_S
+    while not any(name[2] == "beat" for name in both.link.ledger.open()):
+        assert time.monotonic() < limit
+        both.io.rest(0.01)
+    both.io.book_round(1)
+    beats = [r for r in both.rows if r["type"] == "beat"]
+    assert sorted(r["direction"] for r in beats) == ["down", "up"]
+    assert all(
+        r["round"] == 1 and r["worker"] == "w" and r["count"] >= 1 and r["client"] == -1
+        for r in beats
+    )
+
+
+def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own(
+    tmp_path, monkeypatch
+):
+    network, done = Inproc(), []
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    (last,) = both.io.protocol.roster.by_conn
+    send, io = both.transport.send, both.io
+    monkeypatch.setattr(
+        both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
+    )
+    monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
+    io._send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
+    again = network.client()
+    session = both.loop.protocol.session
+    again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
+    io._step(0.0)
+    assert done[:2] == [("sent", last), ("bound", again.conn)]
+
+
+def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(monkeypatch):
+    at = 100.0
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
+    now = server_io.ListeningClock()
+    now.listened()
+    before, at = now(), at + 3600
+    assert now() == before + server_io.PAUSE_S  # a command that waited for it
+    now.listened()
+    assert now() == before + server_io.PAUSE_S
+    at += 60
+    now.listened(alone=True)  # nobody was waited for: all of it counts
+    assert now() == before + server_io.PAUSE_S + 60
+    at += 3600  # somebody came, and the server is at something else
+    assert now() == before + 2 * server_io.PAUSE_S + 60

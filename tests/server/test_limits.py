@@ -118,3 +118,11 @@ def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
         io._step(0.0)
         beats = sum(r["count"] for r in rows if r["type"] in ("beat", "refused"))
         assert beats >= sent  # what came after it was hung up on, too
+
+
+def test_no_more_peers_are_remembered_than_there_is_room_for():
+    rate = Rate(1.0, 1.0)
+    for n in range(2 * server_io.PEERS):
+        assert rate.allows(n, 0.0)
+    assert not rate.allows(2 * server_io.PEERS - 1, 0.0)
+    assert rate.allows(0, 0.0)  # forgotten

@@ -99,3 +99,10 @@ def test_what_compressors_remember_is_written_where_it_changed(tmp_path: Path) -
     del found["client 3/up/0/w/h"]  # forgotten
     assert not save(later, memories, found)
     assert len(names()) == 5
+
+
+def test_what_no_state_names_goes(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    names = [rows.write(row(float(k))) for k in range(3)]
+    rows.prune({names[1]})
+    assert [p.stem for p in tmp_path.iterdir()] == [names[1]]

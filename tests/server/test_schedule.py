@@ -146,3 +146,36 @@ def test_a_long_run_counts_every_reply_once():
     assert len(counted) == len(set(counted)) == 49 * 3
     assert set(counted) <= set(given_out)
     assert len(given_out) == len(set(given_out))
+
+
+def test_a_client_whose_reply_waits_is_not_asked_before_it_is_counted():
+    s = schedule(clients=2, at_once=2, buffer=2)
+    s.begin()
+    assert s.replied(0, 1.0) == []
+    assert updates(s.replied(1, 9.0)) == [(1, {0: 1, 1: 1})]
+    assert gives(updated(s)) == [(0, 2), (1, 2)]
+
+
+def test_when_all_are_lost_or_waiting_what_is_there_makes_the_update():
+    s = schedule(clients=3, at_once=3, buffer=3)
+    s.begin()
+    assert s.replied(1, 1.0) == []
+    assert s.lost(0, 2.0) == []
+    assert s.lost(2, 3.0) == [Update(1, {1: 1}, 3.0)]
+
+
+def test_a_period_in_which_nothing_came_makes_no_update():
+    s = schedule(clients=3, at_once=3, buffer=None, every=10.0)
+    s.begin()
+    assert (s.tick(10.0), s.round, s.wakes()) == ([], 1, 20.0)
+
+
+def test_no_task_ends_before_the_second_that_others_were_held_back_by():
+    """Whoever knows the end later, and finds it earlier, must not turn the order around."""
+    order = Order()
+    order.given(1, 5.0)
+    order.given(2, 4.0)
+    order.known(2, 4.5)
+    assert order.next(9.0) == (4.5, 2, "")
+    order.known(1, 3.0)
+    assert order.next(9.0) == (5.0, 1, "")

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 import torch
 
 from fednet.errors import RemoteProtocolError, StateError
-from fednet.files import digest
+from fednet.files import checked, digest
 from fednet.server import inbox
 from fednet.server.inbox import LOG
 from fednet.tensors import Layout, Tensors
@@ -258,3 +259,48 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(tmp_pat
     spool.clear(1)
     reply_of(Key(2, 0, 0, 0))
     assert not list(tmp_path.glob("round-2/*.bin"))
+
+
+@pytest.mark.parametrize("size", [100, len(LARGE)])
+def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path, size):
+    spool = inbox_in(tmp_path)
+    spool.store(KEY, 0, memoryview(bytes(50)), size)
+    spool.abandon(KEY)
+    with pytest.raises(KeyError):
+        taken(spool, KEY, bytes(size))
+    assert spool.found(1, 0) == {}
+
+
+def test_a_reply_that_turned_out_to_be_unusable_is_not_found(tmp_path):
+    spool = inbox_in(tmp_path)
+    spool.revoke(logged(spool, KEY, b"payload"))
+    assert inbox_in(tmp_path).found(1, 0) == {}
+
+
+def test_a_whole_line_that_is_no_record_is_an_error(tmp_path):
+    by_an_earlier_server(tmp_path)
+    with log_of(tmp_path).open("ab") as log:
+        log.write(b"5\n")
+    with pytest.raises(StateError, match=r"replies\.log: record 2 is not what was written there"):
+        inbox_in(tmp_path).found(1, 0)
+
+
+def test_a_record_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
+    by_an_earlier_server(tmp_path)
+    message = m.Reply(key=Key(1, 0, 0, 4), form=[], size=0)
+    record = msgspec.json.encode(inbox.ReplyRecord(message=message, inline=1 << 40))
+    with log_of(tmp_path).open("ab") as log:
+        log.write(checked(record) + b"some")
+    spool = inbox_in(tmp_path)
+    assert list(spool.found(1, 0)) == [(3, "train")]
+    logged(spool, Key(1, 0, 0, 5), b"another")
+    assert log_of(tmp_path).stat().st_size < 4096  # what it announced is not made room for
+
+
+def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
+    spool = inbox_in(tmp_path)
+    logged(spool, KEY, LARGE)
+    spool.clear(1)
+    assert list((tmp_path / "spare").iterdir())
+    spool.close()
+    assert list(tmp_path.iterdir()) == []

@@ -374,3 +374,9 @@ def test_one_of_two_keys_is_revoked(tmp_path):
         revoke(tmp_path, [3], old)
     revoke(tmp_path, [3])
     assert not ring.may_speak_for(new, 3)
+
+
+def test_revoking_what_was_never_allowed_is_an_error(tmp_path):
+    make_server_keys(tmp_path)
+    with pytest.raises(ConfigError, match="client 7 has no key to revoke"):
+        revoke(tmp_path, [7])

@@ -446,3 +446,16 @@ def test_the_chains_of_a_section_are_by_kind_and_name_their_place():
     }
     with pytest.raises(ConfigError, match=r"wire\.down\.delta: unknown compressor"):
         compress.chains({"delta": ["gzip"]}, "wire.down")
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "k"), [(0.01, 1000, 10), (0.01, 10, 1), (0.25, 10, 3), (1, 7, 7), (0.5, 0, 0)]
+)
+def test_topk_keeps_its_share_rounded_and_at_least_one(share, n, k):
+    assert int((sent(compress.parse([f"topk({share})"]), normal(n)) != 0).sum()) == k
+
+
+def test_the_values_after_topk_are_written_by_the_codec_that_follows():
+    chain = compress.parse(["topk(0.5)", "sign"])
+    assert sent(chain, torch.tensor([1.0, -3.0, 0.0, 5.0])).tolist() == [0, -4, 0, 4]
+    assert chain.nbytes(4) == (1 + 4 + 1, True)  # a bitmap, a scale, two signs

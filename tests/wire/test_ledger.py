@@ -55,3 +55,32 @@ def test_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rou
     ledger.write(Account("down", "task", round=1, envelope=5), False)  # late
     assert ledger.take(2).spent == {"up": 1000, "down": 5}
     assert ledger.take(2).spent == {"up": 0, "down": 0}
+
+
+def test_account_is_settled_once():
+    ledger, rows = book()
+    ledger.account("a", "up", "reply").add({}, 1, 0)
+    ledger.settle("a", True)
+    ledger.settle("a", True)
+    ledger.settle("never opened", True)
+    assert len(rows) == 1
+
+
+def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round():
+    rows = []
+    ledger = Ledger(rows.append, by_round=False)
+    for round in range(1, 4):
+        ledger.write(
+            Account("up", "reply", round=round, kinds={"state": 10}, envelope=2, count=1), True
+        )
+    assert (len(rows), ledger.totals["up"], ledger.useful["up"]) == (3, 36, {"state": 30})
+    assert ledger.take(3).spent == {"up": 0, "down": 0}
+
+
+def test_useless_bytes_are_spent_all_the_same():
+    ledger, rows = book()
+    ledger.account("a", "down", "task").add({"state": 10}, 5, 10)
+    ledger.settle("a", False, reason="deadline")
+    assert (rows[0]["useful"], rows[0]["reason"]) == (False, "deadline")
+    assert ledger.totals == {"up": 0, "down": 15}
+    assert ledger.useful["down"] == {}

@@ -188,3 +188,14 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
         assert whole.up_rows == cut.up_rows
         assert whole.down_rows == cut.down_rows
         assert sum(row["kinds"].get("state", 0) for row in whole.down_rows) == size
+
+
+def test_connection_is_billed_both_ways():
+    ends = Ends()
+    ends.server.opened(b"c")
+    ends.client.opened(b"c")
+    assert (
+        sorted((r["direction"], r["bytes"]) for r in ends.up_rows)
+        == sorted((r["direction"], r["bytes"]) for r in ends.down_rows)
+        == [("down", 43), ("up", 64)]
+    )
