@@ -135,7 +135,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ReplyRecord).decode
 
 
-HELD_BYTES = 256 << 20  # of decoded payloads in memory
+HELD_BYTES = 64 << 20  # of decoded payloads in memory
 GPU_BYTES = 1 << 30  # the same where tensors stay on a GPU: to write them to a file takes long
 
 
