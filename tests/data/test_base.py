@@ -65,8 +65,12 @@ def test_the_hash_covers_every_sample():
     ("fields", "says"),
     [
         ({"train": (X, Y[:3])}, "train: 4 samples in x but 3 in y"),
+        ({"train": ({"a": X, "b": X[:2]}, Y)}, r"2 samples in x\['b'\] but 4 in y"),
         ({"classes": 2}, r"labels are in 0\.\.2, expected 0\.\.1 for classes=2"),
         ({"train": (X, Y - 1)}, r"labels are in -1\.\.1"),
+        ({"classes": None}, "say classes=C"),
+        ({"mean": (0.5,)}, "give both or neither"),
+        ({"test": ({"a": X}, Y)}, "train has the inputs one tensor, test has 'a'"),
         ({"train": (X, Y.astype(float))}, "y holds floats but classes=3"),
         (
             {"test": (X[:, :1], Y)},

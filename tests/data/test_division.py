@@ -115,6 +115,17 @@ def test_like_train_follows_the_realised_share_of_each_class():
     assert federation.test_table().tolist() == [[6, 0], [2, 4]]
 
 
+def test_a_class_nobody_trains_on_is_tested_by_size():
+    groups = np.array([0, 0, 0, 1])
+    d = data([0, 0, 0, 0], [1] * 8, groups=groups, classes=2)
+    assert split(d, section("natural"), 2, 0).test_table().tolist() == [[0, 6], [0, 2]]
+
+
+def test_no_client_tests_on_its_own_where_client_test_is_none():
+    federation = split(data([0, 1] * 4, [0, 1]), section(tests="none"), 2, 0)
+    assert [len(t) for t in federation.tests] == [0, 0]
+
+
 def test_public_samples_are_class_balanced():
     d = data([0] * 50 + [1] * 10 + [2] * 10, [0, 1, 2])
     federation = split(d, section(public={"samples": 16, "fraction": 0.0}), 2, 0)

@@ -45,6 +45,15 @@ def test_digits_are_all_there_with_one_in_five_of_each_class_for_testing():
     assert d.sha256()[:16] == "ac2b329e46a91f99"
 
 
+def test_synthetic_samples_follow_the_seed():
+    one, same, other = (
+        load(section("synthetic", samples=20, shape=[5]), seed=s) for s in (1, 1, 2)
+    )
+    assert one.sha256() == same.sha256()
+    for which in ("train", "test"):  # the labels are drawn as the noise is
+        assert not torch.equal(getattr(one, which)[1], getattr(other, which)[1])
+
+
 @pytest.mark.parametrize("shape", [[20], [3, 8, 8]])
 def test_synthetic_classes_can_be_told_apart(shape):
     d = load(section("synthetic", samples=200, shape=shape, classes=4), seed=0)

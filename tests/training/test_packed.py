@@ -112,6 +112,27 @@ def test_a_pack_comes_to_what_each_comes_to_by_itself(recipe, hooks, apart, monk
         assert lane.order.integers(1 << 30) == other.order.integers(1 << 30)  # as many draws
 
 
+class Scaled(nn.Module):
+    """One of its parameters is a number without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(256, CLASSES), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.head(x.flatten(1)) * self.scale
+
+
+def test_a_parameter_that_is_one_number_is_clipped_with_the_others(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "build", lambda name: Scaled())
+    recipe = dataclasses.replace(RECIPE, clip_norm=0.1)
+    (lane, other), beside = (client(0, recipe=recipe) for _ in range(2)), client(1, recipe=recipe)
+    packed.descend([lane, beside], 3, TASK)
+    alone(other)
+    start = weights(lane.scratch.layout, 0)
+    assert close(lane.scratch.values() - start, other.scratch.values() - start, 2e-4)
+
+
 def test_kernels_whose_channels_lie_innermost_are_read_and_written_right():
     lanes = [client(k, channels_last=last) for k, last in ((0, True), (1, True), (0, False))]
     packed.descend(lanes, 3, TASK)
