@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -58,6 +59,20 @@ def test_what_a_killed_process_held_is_free(tmp_path, other):
     with lock.holding(tmp_path / "run"):
         assert lock.read(tmp_path / "run" / "lock").pid == os.getpid()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_lock_that_could_not_be_written_is_held_by_nobody(tmp_path, monkeypatch):
+    """As where the disk is full: the same process may try again."""
+
+    def full(file, *_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(lock.os, "pwrite", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/run/lock'"):
+            lock.take(tmp_path / "run" / "lock")
+    with lock.holding(tmp_path / "run"):
+        assert lock.read(tmp_path / "run" / "lock").pid == os.getpid()
 
 
 def test_a_holder_from_whom_another_machine_took_it_writes_no_more(tmp_path):
