@@ -67,6 +67,27 @@ def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
     assert by["samples"] == pytest.approx(by["samples_classes"] * 3)
 
 
+@pytest.mark.parametrize("margin", ["m_p", "m_n", "m_nn"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_margins_are_strict(margin, dtype):
+    """A term whose q is at its margin does not count; with the next number beyond it does."""
+    q = torch.tensor([[0.2]], dtype=dtype)
+    beyond = torch.nextafter(q, torch.full_like(q, 0.0 if margin == "m_p" else 1.0))
+    positive, present = torch.tensor([[margin == "m_p"]]), torch.tensor([margin != "m_nn"])
+    margins = {"m_p": 1.0, "m_n": 0.0, "m_nn": 0.0, margin: 0.2}
+    assert not kept(q, positive, present, **margins).item()
+    assert kept(beyond, positive, present, **margins).item()
+
+
+def test_margins_that_keep_nothing_give_a_loss_of_0_that_can_be_stepped_on():
+    for norm in ("samples", "kept", "samples_classes"):
+        z = logits()
+        loss = abc_loss(z, labels(), HERE, 0, 1, 1, 2, norm)
+        loss.backward()
+        assert loss.item() == 0
+        assert z.grad.abs().max() == 0
+
+
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 def test_loss_and_gradient_stay_finite_for_huge_logits(gamma):
     z = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 1e4]], requires_grad=True)

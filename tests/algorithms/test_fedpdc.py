@@ -82,3 +82,19 @@ def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p():
     ).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.5).x) < 1e-6
+
+
+def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
+    f = forced(
+        Federation("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75
+    ).rounds(1)
+    plain = Federation("fedavg", train={"lr": 0.15}).rounds(1)
+    for i in range(4):
+        assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5
+
+
+def test_the_adaptive_strength_is_half_the_number_of_the_round():
+    f = Federation("fedpdc", penalty="prox", **{"lambda": "adaptive"}).rounds(1)
+    forced(f, 0.75).rounds(1)
+    for i in range(4):  # 0.5 * 2 * (1 - 0.75)
+        assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.25).x) < 1e-6
