@@ -64,3 +64,10 @@ def test_successive_updates_are_orthogonal():
     for t in (2, 3):
         now, before = run.servers[t].delta, run.servers[t - 1].delta
         assert abs(now.dot(before)) <= 1e-6 * now.norm() * before.norm()
+
+
+def test_updates_are_divided_by_the_rate_of_the_round():
+    f = Federation(train={"schedule": "step(1, 0.5)"})
+    run = f.run("feddpc", projection=False, scaling=False)
+    plain = f.run("fedavg", weighting="uniform")
+    assert (run.x - plain.x).norm() <= 1e-5 * plain.x.norm()

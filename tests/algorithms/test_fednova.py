@@ -7,6 +7,7 @@ import pytest
 from fednet.algorithms.base import Run
 from fednet.algorithms.fednova import gradient_weight
 from tests.algorithms.harness import Desk, Federation, serve, vector
+from tests.algorithms.reference import Reference, agrees, whole_batches
 
 F = Federation()
 
@@ -45,3 +46,22 @@ def test_updates_are_normalised_and_scaled_together():
     }
     after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2))
     assert float(after.x.vector[0]) == 10 - (1 / 4 * 1 + 3 / 4 * 4) * 2  # tau_eff = 3.25
+
+
+def test_momentum_and_the_pull_count_in_the_norm():
+    algorithm = F.make("fednova", mu=1.0)
+    ups = {
+        0: algorithm.Up(d=vector(1.0), run=Run(1, 1, 0.0)),  # a = 1
+        1: algorithm.Up(d=vector(5.0), run=Run(1, 3, 0.0)),  # a = 1, 1, 0.5
+    }
+    host = Desk(2, lr=0.5, momentum=0.5)
+    after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, host)
+    assert float(after.x.vector[0]) == 10 - (1 + 2.5) / 2 * (1 / 1 + 5 / 2.5) / 2
+
+
+def test_equal_work_with_momentum_and_a_pull_recomputed_in_float64():
+    f = whole_batches(train={"epochs": 3, "momentum": 0.9}, rounds=1)
+    run, reference = f.run("fednova", mu=0.5), Reference(f)
+    x, sizes = reference.start, [len(part) for part in f.parts]
+    local = [reference.descend(x, k, 3, 0.9, lambda g, w: g + 0.5 * (w - x)) for k in range(4)]
+    assert agrees(run.x, sum(n * w for n, w in zip(sizes, local)) / sum(sizes))

@@ -71,6 +71,17 @@ def test_a_draw_is_a_client_s_own_or_the_same_for_all_whenever_a_client_joins():
     )
 
 
+def test_shared_samples_are_pairs_of_the_public_set_none_twice_and_differ_by_the_seed():
+    f, other = Federation("fedrds"), Federation("fedrds", seed=4)
+    x, y = f.federation.public_data.train
+    known = {(image.numpy().tobytes(), int(label)) for image, label in zip(x, y)}
+    samples = f.rounds(1).enrolments[0].samples
+    shared = {(a.numpy().tobytes(), int(b)) for a, b in zip(samples.x, samples.y)}
+    assert shared <= known
+    assert len(shared) == len(samples) == 20
+    assert samples.y.tolist() != other.rounds(1).enrolments[0].samples.y.tolist()
+
+
 def test_data_sharing_alone_is_fedavg_on_private_and_shared_samples():
     f = Federation("fedrds", **FIXED_0).rounds(1)
     x, y = f.host(3).data

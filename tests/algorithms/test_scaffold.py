@@ -91,6 +91,11 @@ def test_effective_steps_are_the_total_weight_of_all_gradients(k, rho, expected)
     assert tau(k, rho) == pytest.approx(expected)  # k = 3, rho = 0.5: 1.75 + 1.5 + 1
 
 
+def test_post_correction_without_momentum_is_the_same_method():
+    f = Federation(train={"epochs": 2})
+    assert close(f.run("scaffold", correction="post").x, f.run("scaffold").x, 1e-4)
+
+
 def test_the_server_divides_variates_by_all_clients_and_updates_by_participants():
     algorithm = Federation().make("scaffold", server_lr=2.0)
     server = algorithm.init_server(vector(1.0))
