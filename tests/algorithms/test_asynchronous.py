@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from fednet.algorithms.base import Run
 from fednet.algorithms.staleness import rebased, weight
-from tests.algorithms.harness import Federation, close
+from tests.algorithms.harness import Federation, close, vector
 from tests.algorithms.reference import Reference, agrees, whole_batches
 
 F = Federation()
@@ -106,3 +107,10 @@ def test_a_method_made_for_rounds_runs_under_fedbuffs_rule():
 )
 def test_staleness_counts_as_the_papers_say(rule, expected):
     assert [weight(rule, tau) for tau in (0, 1, 2, 8)] == pytest.approx(expected)
+
+
+def test_buffers_of_a_stale_model_stay_as_they_came():
+    up = F.make("fedavg").Up(x=vector(5.0, buffers=[9.0]), run=Run(1, 1, 0.0))
+    moved = rebased(up, vector(1.0, buffers=[0.0]), vector(10.0, buffers=[2.0]), 3)
+    assert float(moved.x.vector[0]) == 12.0  # 10 + (5 - 1) / sqrt(4)
+    assert float(moved.x.buffers[0]) == 9.0

@@ -79,6 +79,14 @@ def test_a_class_that_nobody_of_a_round_has_keeps_its_prototype():
     assert not torch.equal(second.c[:2], first.c[:2])
 
 
+def test_a_class_that_nobody_had_yet_is_unknown_and_predicted_by_nobody():
+    run = few_classes(rounds=2).run("fedproto", cohorts=[[0], [0]])
+    assert run.servers[1].known.tolist() == [1, 1, 0, 0, 0]
+    outputs = run.algorithm.personal_model(run.clients[0], run.clients[0].w, run.site(0))
+    x, _ = run.federation.samples(3)
+    assert set(outputs(x).argmax(1).tolist()) <= {0, 1}
+
+
 @pytest.mark.parametrize("predict", ["prototypes", "own_prototypes"])
 def test_a_client_that_got_no_prototypes_yet_predicts_by_its_head(predict):
     run = few_classes(rounds=1).run("fedproto", predict=predict)

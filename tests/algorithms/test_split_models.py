@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fednet.algorithms import fedrep
+from fednet.algorithms.base import Run
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from tests.algorithms.small import Federation, same
@@ -27,6 +28,7 @@ def names(x):
         ("lgfedavg", {"global_layers": "all"}, ALL),
         ("fedper", {}, ALL - HEAD),
         ("fedper", {"personal_layers": 2}, ALL - LINEAR),
+        ("fedper", {"personal_layers": 3}, ALL - LINEAR),  # there are two
         ("fedper", {"personal_layers": 0}, ALL),
         ("fedrep", {}, ALL - HEAD),
     ],
@@ -116,3 +118,8 @@ def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
             .run.steps
             == steps
         )
+
+
+def test_statistics_of_phases_add_up():
+    assert fedrep.together([Run(10, 4, 1.0), Run(10, 1, 6.0)], 10) == Run(10, 5, 2.0)
+    assert fedrep.together([], 10) == Run(10, 0, 0.0)
