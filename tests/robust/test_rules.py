@@ -88,6 +88,16 @@ def test_krum_as_the_paper_has_it_sums_over_one_neighbour_less():
     assert rules.krum(rows, 0, keep=3) == [1, 0, 2]
 
 
+def test_with_few_replies_krum_still_takes_the_nearest_to_another():
+    # m - f - 2 is 0: the one nearest counts.
+    assert rules.krum(torch.tensor([[0.0], [9.0], [8.0]]), 1) == [1]
+
+
+def test_without_a_bound_the_median_norm_is_one():
+    # Norms 1, 2, 9: the last is scaled to 2.
+    assert rules.norm_bound(torch.tensor([[1.0], [2.0], [9.0]]), None).item() == 5 / 3
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**16), st.integers(1, 9))
 def test_a_minority_as_large_as_it_likes_moves_the_robust_rules_no_further_than_the_honest(seed, m):
@@ -131,6 +141,20 @@ def test_a_stack_gives_what_the_rule_makes_of_the_updates():
         1 + (-1 / 2**0.5 - 1 / 10**0.5 + 89 / (89**2 * 2) ** 0.5) / 3,
     ]
     assert made == pytest.approx(by_hand, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        # 29 of 100 are left out at either end, although the product of the floats is a little less
+        # than 29: the mean of 29 ... 70.
+        ({"rule": "trimmed_mean", "tolerate": 0.29}, 49.5),
+        ({"rule": "multi_krum", "tolerate": 0.29}, 35.0),  # of the 71 that are close together
+    ],
+)
+def test_so_many_replies_are_tolerated_as_the_share_says(section, expected):
+    rows = [[float(k) if k < 71 else 1e6 * k, 0.0, 0.0] for k in range(100)]
+    assert aggregated(rows, None, aggregation=section)[0] == expected
 
 
 def test_buffers_are_the_median_of_the_replies_that_count_in_float64():
@@ -192,6 +216,9 @@ def test_noise_differs_by_round_and_client_and_repeats():
     ]
     assert torch.equal(made[0], made[3])
     assert len({tuple(v.tolist()) for v in made}) == 3
+    noisier = config(faults={"malicious": {"clients": 0.5, "attack": "gaussian", "strength": 0.2}})
+    twice = attacks.attacked_vector(x, x, noisier, 1, 0).vector
+    torch.testing.assert_close(twice - x.vector, 2 * (made[0] - x.vector))
 
 
 def test_malicious_clients_are_drawn_once_and_rounded_down():
