@@ -117,3 +117,8 @@ def test_epochs_batch_and_learning_rate_of_the_fine_tuning():
     # The clients' lr by default.
     again = f.io.fit(average(f), Samples(*union(f)), epochs=10, lr=0.1, batch_size=256)
     assert same(f.server.x, again)
+
+
+def test_the_mean_can_be_uniform():
+    f = fed(ft_epochs=0, weighting="uniform").rounds(1)
+    assert same(f.server.x, mean((f.ups[i].x, 1) for i in range(4)))
