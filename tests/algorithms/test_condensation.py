@@ -15,6 +15,7 @@ from fednet.algorithms import condensation
 from fednet.algorithms.condensation import (
     Condensation,
     condense,
+    matched_tensors,
     present,
 )
 from fednet.errors import ConfigError
@@ -180,3 +181,11 @@ def test_a_class_does_not_depend_on_the_others_or_on_the_order_of_samples_of_oth
 def test_samples_that_are_no_float_images_are_refused(x):
     with pytest.raises(ConfigError, match="one float tensor"):
         condensation.check(Conv(), x)
+
+
+def test_classes_in_groups_are_the_same(monkeypatch):
+    whole = run()
+    floats = sum(p.numel() for p in matched_tensors(Conv()).values())
+    for classes in (1, 2):  # at a time, of three
+        monkeypatch.setattr(condensation, "GROUP", classes * floats)
+        assert torch.allclose(run().x, whole.x, atol=1e-4)
