@@ -5,6 +5,7 @@ step, what the sum is then, and what is never said.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import struct
 
 import numpy as np
@@ -290,3 +291,10 @@ def test_a_client_whose_neighbours_are_gone_makes_the_round_void():
 def test_terms_under_which_nothing_can_be_summed_say_so(change, why):
     assert why in terms(**{"protocol": "secagg"} | change).wrong()
     assert not terms("secagg").wrong()
+
+
+def test_the_ring_is_wide_enough_for_the_largest_sum_and_no_wider():
+    for n, largest in itertools.product((3, 127, 128, 129), (1, 127, 32767)):
+        t = terms("secagg", n=n, largest=largest)
+        assert n * largest < 1 << (8 * t.width - 1)
+        assert t.width == 1 or n * largest >= 1 << (8 * t.width - 9)

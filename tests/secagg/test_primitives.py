@@ -136,3 +136,10 @@ def test_what_was_sealed_is_opened_by_its_key_and_under_its_name_alone():
 def test_a_sum_that_no_honest_vectors_have_is_told(total, most, clients, can_be):
     point = FixedPoint(bits=4, clip=1.0, most=most)
     assert point.possible(np.array(total, dtype=np.int64), clients) == can_be
+
+
+def test_the_residue_half_way_is_positive():
+    assert fixed.lift(np.array([Q // 2, Q // 2 + 1], dtype=np.uint64), Q).tolist() == [
+        Q // 2,
+        -(Q // 2),
+    ]
