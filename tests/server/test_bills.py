@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fednet.records.manifest import RunProgress
+from fednet.records.manifest import RunProgress, UnderWay
 from fednet.server.books import WriteAheadLog, recover
 from fednet.wire.ledger import Ledger, Row
 from fednet.wire.messages import Key
@@ -124,3 +124,16 @@ def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_
     assert [(r["type"], r["reason"]) for r in rows] == [("reply", "the server ended")]
     ledger.settle_bill(bills[KEY], False, "the server ended")
     assert (rows[1]["type"], rows[1]["lost"], rows[1]["incarnation"]) == ("task", True, 1)
+
+
+def test_useful_rows_of_a_task_that_waits_for_its_reply_are_useful_again(tmp_path: Path) -> None:
+    """As of an asynchronous run: the round is over, and its task may still be answered."""
+    waits = UnderWay(round=2, at=0.0, start="", sent="")
+    bills = []
+    for under_way in ({7: waits}, {}):
+        flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+        progress = RunProgress(run="r", round=2, under_way=under_way)
+        ledger = Ledger([].append, 2, numbered=True)
+        bills.append(recover(flight, ledger, [row(*TASK, 1, 100)], set(), progress))
+        flight.close()
+    assert [list(found) for found in bills] == [[KEY], []]

@@ -106,3 +106,14 @@ def test_what_no_state_names_goes(tmp_path: Path) -> None:
     names = [rows.write(row(float(k))) for k in range(3)]
     rows.prune({names[1]})
     assert [p.stem for p in tmp_path.iterdir()] == [names[1]]
+
+
+def test_a_row_of_which_a_byte_is_another_is_refused(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    name = rows.write(row(1.0))
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StateError, match="not the row that was written"):
+        rows.read(name, LAYOUT)

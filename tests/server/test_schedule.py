@@ -148,12 +148,13 @@ def test_a_long_run_counts_every_reply_once():
     assert len(given_out) == len(set(given_out))
 
 
-def test_a_client_whose_reply_waits_is_not_asked_before_it_is_counted():
-    s = schedule(clients=2, at_once=2, buffer=2)
-    s.begin()
-    assert s.replied(0, 1.0) == []
-    assert updates(s.replied(1, 9.0)) == [(1, {0: 1, 1: 1})]
-    assert gives(updated(s)) == [(0, 2), (1, 2)]
+def test_a_client_whose_stale_reply_waits_is_not_asked_before_it_is_counted():
+    s = schedule(clients=3, at_once=2, buffer=2)
+    assert gives(s.begin()) == [(0, 1), (1, 1)]
+    assert gives(s.replied(0, 1.0)) == [(2, 1)]
+    assert updates(s.replied(2, 2.0)) == [(1, {0: 1, 2: 1})]
+    assert gives(updated(s)) == [(0, 2)]
+    assert gives(s.replied(1, 3.0)) == [(2, 2)]
 
 
 def test_when_all_are_lost_or_waiting_what_is_there_makes_the_update():

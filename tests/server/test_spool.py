@@ -304,3 +304,21 @@ def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
     assert list((tmp_path / "spare").iterdir())
     spool.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"payload", LARGE], ids=["small", "large"])
+def test_a_payload_that_was_damaged_on_its_way_is_refused_and_leaves_nothing(tmp_path, data):
+    spool = inbox_in(tmp_path)
+    spool.store(KEY, 0, memoryview(data), len(data))
+    with pytest.raises(RemoteProtocolError, match="damaged on its way"):
+        taken(spool, KEY, data[:-1] + b"?")
+    spool.flush()
+    assert spool.found(1, 0) == {}
+    assert not list(tmp_path.glob("round-1/*.bin"))
+
+
+def test_bytes_at_another_place_than_the_next_are_an_error(tmp_path):
+    spool = inbox_in(tmp_path)
+    spool.store(KEY, 0, memoryview(b"one"), 9)
+    with pytest.raises(StateError, match="3 bytes are there, the next come at 6"):
+        spool.store(KEY, 6, memoryview(b"two"), 9)

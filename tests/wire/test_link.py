@@ -121,6 +121,7 @@ def test_nothing_is_billed_for_a_connection_that_is_gone():
     ends.stands = False
     assert ends.client.send(b"c", m.Leave()) is False
     assert ends.up_rows == []
+    assert ends.client.ledger.crossed() == {"up": 0, "down": 0}
 
 
 def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
