@@ -126,3 +126,42 @@ def test_no_more_peers_are_remembered_than_there_is_room_for():
         assert rate.allows(n, 0.0)
     assert not rate.allows(2 * server_io.PEERS - 1, 0.0)
     assert rate.allows(0, 0.0)  # forgotten
+
+
+def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(tmp_path):
+    network = Inproc()
+    with ExitStack() as stack:
+        io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
+        stack.callback(io.close, linger_s=0.0)
+        honest, flood = network.client(), network.client()
+        honest.send([encode(m.Join(worker="w", ids=[0]))])
+        beat, sent = encode(m.Alive(run="run", inc=1)), 1
+        flood.send([beat])
+        io._step(0.0)
+        conn, kept = flood.conn, honest.conn
+        limit = time.monotonic() + LIMIT_S
+        while flood.conn == conn:
+            assert time.monotonic() < limit
+            for _ in range(50):
+                flood.send([beat])
+            sent += 50
+            honest.send([beat])
+            io._step(0.0)
+        assert sent >= server_io.JOINS_AT_ONCE
+        assert honest.conn == kept
+
+
+def test_of_a_connection_that_is_hung_up_on_nothing_more_is_taken_in(tmp_path):
+    network = Inproc()
+    with ExitStack() as stack:
+        io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
+        stack.callback(io.close, linger_s=0.0)
+        flood = network.client()
+        flood.send([encode(m.Join(worker="w", ids=[0]))])
+        io._step(0.0)
+        (worker,) = io.protocol.roster.workers.values()
+        for _ in range(2 * server_io.USELESS_AT_ONCE):
+            flood.send([encode(m.Alive(run="run", inc=1))])
+        flood.send([encode(m.Slots(run="run", inc=1, slots=3))])
+        io._step(0.0)
+        assert worker.slots == 1
