@@ -96,6 +96,8 @@ class RunSpec:
         whole = configuration.from_mapping(self.config, self.name)
         if self.state == "done":
             path = self.run / "config.yaml"
+            if not path.exists():
+                raise ConfigError(f"{path} is missing; put it back, or delete the run.")
             before = _results_config(read_text(path, "delete the run"), str(path))
             now = _results_config(configuration.to_yaml(whole), self.name)
             if changed := [k for k in now if before.get(k) != now[k]]:

@@ -160,6 +160,9 @@ def test_a_done_cell_under_another_configuration_is_an_error(three):
     assert ran(three, sets=["data.root=elsewhere"])[0] == ["done"] * 3  # no result changes
     with pytest.raises(ConfigError, match=r"another configuration \(rounds\)"):
         ran(three, sets=["rounds=3"])
+    (three.parent / "three" / "lr0.1_seed0" / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"config.yaml is missing; put it back"):
+        ran(three)
 
 
 def test_a_cell_that_another_process_is_at_is_left_to_it(three, tmp_path):

@@ -87,6 +87,11 @@ def test_what_a_methods_equations_have_alike_for_all_clients_is_refused(algorith
         config.from_mapping({"algorithm": algorithm, "train": {"per_client": {"1/2": own}}})
 
 
+def test_a_run_trains_with_its_class_weights(tmp_path):
+    weights = {"train": {"class_weights": [1.0, 2.0, 0.5]}}
+    assert hashes(run(tmp_path / "a", **weights)) != hashes(run(tmp_path / "b"))
+
+
 def test_class_weights_are_as_many_as_classes(tmp_path):
     with pytest.raises(ConfigError, match="one weight for each of the 3 classes, got 2"):
         run(tmp_path, train={"per_client": {"0": {"class_weights": [1, 2]}}})
