@@ -47,9 +47,9 @@ def test_a_client_that_claims_a_million_samples_of_a_class_counts_as_the_one_it_
     f = whole_batches(rounds=1)
     run = f.run("fedproto")
     fold = run.algorithm.init_accumulator(run.servers[0], 0)
-    for up in run.ups.values():
-        lying = dataclasses.replace(up, n=up.n * 1_000_000)
-        fold = run.algorithm.accumulate(fold, run.servers[0], 0, lying, None)
+    for client, up in run.ups.items():
+        said = dataclasses.replace(up, n=up.n * (1_000_000 if client == 0 else 1))
+        fold = run.algorithm.accumulate(fold, run.servers[0], client, said, None)
     made = run.algorithm.server_update(fold, run.servers[0], None, None)
     torch.testing.assert_close(made.c, run.servers[1].c)
 

@@ -139,6 +139,13 @@ def test_a_run_whose_name_is_a_path_is_no_run(tmp_path, run):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["answers.jsonl", "masked.jsonl", "Answers.JSONL"])
+def test_a_run_with_the_name_of_a_sites_account_is_refused(tmp_path, name):
+    text = refused(Liar(told(), run=name), tmp_path)
+    assert "is the name of an account of this site's" in text
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_of_something_else_is_neither_written_nor_cut_nor_pruned(tmp_path):
     photos = tmp_path / "photos"
     (photos / "client-0").mkdir(parents=True)
