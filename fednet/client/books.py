@@ -30,12 +30,14 @@ from fednet.secagg import SecureClient, Terms
 
 class Book:
     """Writes the book of a process's messages. It keeps rows that come before it is opened. Several
-    processes may share a file.
+    processes may share a file: one of them writes at a time, after it has cut off a line that
+    another process did not finish before it was killed.
     """
 
     def __init__(self) -> None:
         self.rows: list[JsonDict] = []  # wait for a file
         self._file = -1
+        self._path = Path()
 
     def open(self, path: Path) -> None:
         """Writes rows to this file from now on."""
@@ -43,8 +45,7 @@ class Book:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = opened(path, flags)
-        with alone(self._file):
-            repair(path)
+        self._path = path
         waiting, self.rows = self.rows, []
         self._add(waiting)
 
@@ -60,8 +61,12 @@ class Book:
             self._file = -1
 
     def _add(self, rows: Iterable[JsonDict]) -> None:
+        text = b"".join(map(plain_line, rows))
         with alone(self._file):
-            write_all(self._file, b"".join(map(plain_line, rows)))
+            end = os.fstat(self._file).st_size
+            if end and os.pread(self._file, 1, end - 1) != b"\n":
+                repair(self._path)
+            write_all(self._file, text)
 
 
 class Account:

@@ -36,13 +36,15 @@ def row(round, client):
     return {**same, **task, "kinds": {"state": 10}, "envelope": 3, "bytes": 13}
 
 
-def test_a_line_that_a_killed_process_did_not_finish_is_cut_off_before_the_next(tmp_path):
+def test_a_line_that_a_process_was_killed_in_is_cut_off_before_another_one_adds_its_own(tmp_path):
     path = tmp_path / "wire.jsonl"
-    opened(path).write(row(1, 0))
-    with path.open("ab") as killed:
-        killed.write(b'{"round":1,"cl')
-    opened(path).write(row(1, 1))
-    assert [r["client"] for r in lines(path)] == [0, 1]
+    mine = opened(path)
+    mine.write(row(1, 0))
+    for client in (1, 2):
+        with path.open("ab") as killed:
+            killed.write(b'{"round":1,"cl')
+        mine.write(row(1, client))
+    assert [r["client"] for r in lines(path)] == [0, 1, 2]
 
 
 def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(file):
