@@ -141,11 +141,8 @@ class Blocks(Values):
         share = np.frombuffer(data[4:cut], dtype="<f2").astype(np.float32)
         if not bool(((share >= 0) & (share <= 1)).all()):
             raise RemoteProtocolError(f"int{self.bits}: a block's scale is not from 0 to 1.")
-        codes = unpacked(data[cut:], self.bits, n, f"int{self.bits}")
-        if n and int(codes.max()) > 2 * self.s:
-            raise RemoteProtocolError(f"int{self.bits}: a code is above {2 * self.s}.")
-        levels = np.arange(-self.s, self.s + 1, dtype=np.float32) / np.float32(self.s)  # -1 .. 1
-        return levels[codes] * np.repeat(m * share, self.block)[:n]
+        levels = unpacked(data[cut:], self.bits, n, f"int{self.bits}")
+        return levels * np.repeat(m * share, self.block)[:n]
 
     def _blocks(self, n: int) -> int:
         return -(-n // self.block)
@@ -231,11 +228,8 @@ class Qsgd(Values):
     def decode(self, data: memoryview, n: int) -> Floats:
         head = 4 * _buckets(n)
         m = scales(data[:head], "qsgd")
-        codes = unpacked(data[head:], self.bits, n, f"qsgd({self.bits})")
-        if n and int(codes.max()) > 2 * self.s:
-            raise RemoteProtocolError(f"qsgd({self.bits}): a code is above {2 * self.s}.")
-        levels = np.arange(-self.s, self.s + 1, dtype=np.float32) / np.float32(self.s)  # -1 .. 1
-        return levels[codes] * np.repeat(m, BUCKET)[:n]
+        levels = unpacked(data[head:], self.bits, n, f"qsgd({self.bits})")
+        return levels * np.repeat(m, BUCKET)[:n]
 
 
 def _buckets(n: int) -> int:
@@ -256,13 +250,22 @@ def packed(codes: npt.NDArray[np.floating], bits: int) -> bytes:
     return out.tobytes()
 
 
-def unpacked(data: memoryview, bits: int, n: int, name: str) -> npt.NDArray[np.uint8 | np.uint16]:
-    """The n numbers that `packed` wrote. name: of the compressor, for an error."""
+def unpacked(data: memoryview, bits: int, n: int, name: str) -> Floats:
+    """The n numbers that `packed` wrote, which are from 0 to 2s, as shares of s from -1 to 1. name:
+    of the compressor, for an error.
+    """
+    s = 2 ** (bits - 1) - 1
+    codes: npt.NDArray[np.uint8 | np.uint16]
     if bits == 16:
-        return np.frombuffer(data, dtype="<u2")
-    bytes_, each, mask = np.frombuffer(data, dtype=np.uint8), 8 // bits, np.uint8(2**bits - 1)
-    columns = [(bytes_ >> np.uint8(k * bits)) & mask for k in range(each)]
-    codes = np.stack(columns, axis=1).reshape(-1)
-    if bool(codes[n:].any()):
-        raise RemoteProtocolError(f"{name}: the bits after the last value are not 0.")
-    return codes[:n]
+        codes = np.frombuffer(data, dtype="<u2")
+    else:
+        bytes_, each, mask = np.frombuffer(data, dtype=np.uint8), 8 // bits, np.uint8(2**bits - 1)
+        columns = [(bytes_ >> np.uint8(k * bits)) & mask for k in range(each)]
+        codes = np.stack(columns, axis=1).reshape(-1)
+        if bool(codes[n:].any()):
+            raise RemoteProtocolError(f"{name}: the bits after the last value are not 0.")
+        codes = codes[:n]
+    if n and int(codes.max()) > 2 * s:
+        raise RemoteProtocolError(f"{name}: a code is above {2 * s}.")
+    shares = np.arange(-s, s + 1, dtype=np.float32) / np.float32(s)
+    return shares[codes]
