@@ -21,9 +21,8 @@ from fednet.client.policy import BudgetSection
 from fednet.config import Config, PrivacySection
 from fednet.descriptors import synced
 from fednet.errors import ConfigError, LeftRound, StateError
-from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
-from fednet.files import line, opened, plain_line, repair, unchecked, write_all
+from fednet.files import alone, line, opened, plain_line, repair, unchecked, write_all
 from fednet.plain import JsonDict
 from fednet.secagg import SecureClient, Terms
 

@@ -236,15 +236,3 @@ def _lock_part(file: int, kind: int, start: int, nbytes: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def alone(file: int) -> Iterator[None]:
-    """Inside, no other process of this machine is inside with that file. A process that is forked
-    meanwhile holds nothing up.
-    """
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)

@@ -5,7 +5,6 @@ here.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from fednet.data.base import Data
 from fednet.errors import DataError
+from fednet.files import alone
 from fednet.registry import dataset
 
 
@@ -83,8 +83,7 @@ def _cifar(
 def _one_at_a_time(root: Path) -> Iterator[None]:
     """Waits until no other process of this machine fetches data into the folder."""
     root.mkdir(parents=True, exist_ok=True)
-    with open(root / ".fednet.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(root / ".fednet.lock", "w") as lock, alone(lock.fileno()):
         yield
 
 
