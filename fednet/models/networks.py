@@ -188,9 +188,8 @@ def convnet3(
     layers: dict[str, nn.Module] = {}
     h, w = h + 2 * padding - 2, w + 2 * padding - 2
     for k in (1, 2, 3):
-        layers[f"conv{k}"] = nn.Conv2d(
-            c if k == 1 else width, width, 3, padding=padding if k == 1 else 1
-        )
+        layers[f"conv{k}"] = nn.Conv2d(c, width, 3, padding=padding)
+        c, padding = width, 1
         layers[f"norm{k}"] = instance_norm(width)
         layers |= {f"relu{k}": nn.ReLU(), f"pool{k}": nn.AvgPool2d(2)}
     return Net(
@@ -229,11 +228,11 @@ def vgg11(
             continue
         k += 1
         wide = step * width
-        layers[f"conv{k}"] = nn.Conv2d(c, wide, 3, padding=padding if k == 1 else 1)
+        layers[f"conv{k}"] = nn.Conv2d(c, wide, 3, padding=padding)
         if (normed := NORMS[norm]) is not None:
             layers[f"norm{k}"] = normed(wide)
         layers[f"relu{k}"] = nn.ReLU()
-        c = wide
+        c, padding = wide, 1
     return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(c * (h // 32) * (w // 32), classes))
 
 

@@ -553,8 +553,8 @@ class ServerProtocol:
         self._turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
 
     def _grant(self) -> None:
-        """Grants parts to those whose replies come in, whoever waits longest first, within the
-        window and the budget. Costs no look at the others that wait.
+        """Grants parts of replies that come in, within the window and the budget, first to the
+        client that has waited longest. The time does not depend on how many wait.
         """
         now, turn = self._turn.now, self._turn
         self._asked = {c: t for c, t in self._asked.items() if _ahead(t)}

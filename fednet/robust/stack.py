@@ -39,8 +39,8 @@ def equal_weights(config: Config) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Replies in the order in which they were added. x: what they started from; None: they are
-    updates.
+    """Holds the replies of a round, in the order in which they were added. x: the model that they
+    started from; None: the replies are updates, and not models.
     """
 
     x: Tensors | None = None

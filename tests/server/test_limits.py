@@ -94,6 +94,25 @@ def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(tmp_path):
         assert len(io.link.ledger._untaken) == tables
 
 
+BEAT = encode(m.Alive(run="run", inc=1))
+
+
+def heartbeats_until_hung_up(io, flood, honest, at_once: int) -> int:
+    """Send so many heartbeats to each one of an honest client, until the server ends the flood's
+    connection. Return how many were sent.
+    """
+    conn, sent = flood.conn, 0
+    limit = time.monotonic() + LIMIT_S
+    while flood.conn == conn:
+        assert time.monotonic() < limit
+        for _ in range(at_once):
+            flood.send([BEAT])
+        sent += at_once
+        honest.send([BEAT])
+        io._step(0.0)
+    return sent
+
+
 def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
     network = Inproc()
     with ExitStack() as stack:
@@ -103,16 +122,8 @@ def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
         for n, one in enumerate((honest, flood)):
             one.send([encode(m.Join(worker=f"w-{n}", ids=[n]))])
         io._step(0.0)
-        conn, kept = flood.conn, honest.conn
-        beat, sent = encode(m.Alive(run="run", inc=1)), 0
-        limit = time.monotonic() + LIMIT_S
-        while flood.conn == conn:
-            assert time.monotonic() < limit
-            for _ in range(200):
-                flood.send([beat])
-            sent += 200
-            honest.send([beat])
-            io._step(0.0)
+        kept = honest.conn
+        sent = heartbeats_until_hung_up(io, flood, honest, 200)
         assert sent > server_io.USELESS_AT_ONCE
         assert honest.conn == kept
         io._step(0.0)
@@ -135,18 +146,10 @@ def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(tmp_
         stack.callback(io.close, linger_s=0.0)
         honest, flood = network.client(), network.client()
         honest.send([encode(m.Join(worker="w", ids=[0]))])
-        beat, sent = encode(m.Alive(run="run", inc=1)), 1
-        flood.send([beat])
+        flood.send([BEAT])
         io._step(0.0)
-        conn, kept = flood.conn, honest.conn
-        limit = time.monotonic() + LIMIT_S
-        while flood.conn == conn:
-            assert time.monotonic() < limit
-            for _ in range(50):
-                flood.send([beat])
-            sent += 50
-            honest.send([beat])
-            io._step(0.0)
+        kept = honest.conn
+        sent = 1 + heartbeats_until_hung_up(io, flood, honest, 50)
         assert sent >= server_io.JOINS_AT_ONCE
         assert honest.conn == kept
 

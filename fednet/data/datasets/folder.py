@@ -68,7 +68,11 @@ def folder(
                 f"{top}: there are no test images in test/ or val/, so {test_share:g} of each "
                 f"class is kept for testing; not read: {', '.join(beside[:5])}."
             )
-    sides = (size, size) if isinstance(size, int) else tuple(size) if size else None
+    sides: tuple[int, ...] | None = None
+    if isinstance(size, int):
+        sides = (size, size)
+    elif size:
+        sides = tuple(size)
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
     x, y = _pixels(train, sides, grey)

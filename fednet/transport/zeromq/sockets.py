@@ -105,8 +105,8 @@ def monitor_of(
     socket.monitor(address, _MONITORED)
     events = context.socket(zmq.PAIR)
     events.setsockopt(zmq.LINGER, 0)
-    # However many are not read: else libzmq's own thread waits for a reader, and whoever ends the
-    # monitor for that thread, once thousands of connections have ended together.
+    # No limit on events that wait: with one, libzmq's own thread would wait for us to read them
+    # after thousands of connections have ended together, and we, who end the monitor, for it.
     events.setsockopt(zmq.RCVHWM, 0)
     events.connect(address)
     return events
