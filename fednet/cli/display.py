@@ -31,21 +31,23 @@ def redrawn() -> bool:
 
 
 class Display:
-    """Called by the engine's loop; holds nothing that the run needs."""
+    """Called by the engine's loop; holds nothing that the run needs. live: whether it draws a line
+    on how the run goes on. Only the process that has entered it does, so that there is one.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-        self.live = redrawn() and not quiet
+        self.quiet, self.live = quiet, False
+        self._redrawn = redrawn()
         self.round, self.head = 0, "starting"
         self.waiting: JsonDict = {}
         self.started = time.monotonic()
 
     def __enter__(self) -> Display:
+        self.live = self._redrawn and not self.quiet
         return self
 
     def __exit__(self, *what: object) -> None:
-        if self.live:
-            self._write(ERASE)
+        self._end_line()
 
     # -- called by the engine ----------------------------------------------------------------------
     def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
@@ -70,7 +72,8 @@ class Display:
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self._write(f"{ERASE if self.live else ''}{text}\n")
+            # Another process may be drawing its line.
+            self._write(f"{ERASE if self._redrawn else ''}{text}\n")
             self._draw()
 
     def warn(self, text: str) -> None:
@@ -79,15 +82,18 @@ class Display:
 
     def finished(self, summary: JsonMapping) -> None:
         """The final table."""
-        if self.live:
-            self._write(ERASE)
-            self.live = False
+        self._end_line()
         rows = words.summary_rows(summary)
         width = max((len(name) for name, _ in rows), default=0) + 2
         for name, value in rows:
             self.note(f"{name:<{width}}{value}")
 
     # -- how it looks ------------------------------------------------------------------------------
+    def _end_line(self) -> None:
+        if self.live:
+            self._write(ERASE)
+        self.live = False
+
     def _line(self) -> str:
         spent = words.span(time.monotonic() - self.started)
         return f"{self.head}  {words.waiting_for(self.waiting, time.time())}  {spent}".strip()

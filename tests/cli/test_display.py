@@ -169,4 +169,24 @@ def test_a_terminal_has_a_live_line_of_the_newest_round_and_is_left_without_it()
 def test_a_cell_of_a_notebook_that_runs_the_command_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("JPY_PARENT_PID", "1")
-    assert not Display().live
+    with Display() as display:
+        assert not display.live
+
+
+def test_a_process_that_has_not_entered_its_display_draws_no_live_line(monkeypatch):
+    """The launcher says how a run goes on while its server draws, and after that has ended."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    display = Display()
+    display.note("before")
+    with display:
+        display.round_started(3, 9, [0])
+    display.note("after")
+    lines = stream.getvalue().split("\r\x1b[2K")
+    assert [line.split("  ")[0] for line in lines] == [
+        "",
+        "before\n",
+        "round 3/9: client 0",
+        "",
+        "after\n",
+    ]
