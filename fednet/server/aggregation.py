@@ -1,11 +1,16 @@
 """The replies of one exchange, added up and made into the server's next state.
 
-Replies are accumulated as they come, in ascending order of the clients. Before a result is made the
-postprocessors review all of them together. Each reply was checked when it came; what is wrong with
-it may show only here: the method raises, or what comes of it is no model. Then that client's reply
-is left out, with its reason. Wherever a review, or a reply that failed, changes who counts or for
-how much, the others are accumulated again, in the same order: the result has the bits of a round in
-which the client was lost. (It still is one of the replies that bounds are taken from.)
+Replies are accumulated as they come, in ascending order of the clients. Before a result is made all
+of them are reviewed together (`security.max_norm: auto`, `round.max_share`). Each reply was checked
+when it came; what is wrong with it may show only here: the method raises, or what comes of it is no
+model. Then that client's reply is left out, with its reason. Wherever a review, or a reply that
+failed, changes who counts or for how much, the others are accumulated again, in the same order: the
+result has the bits of a round in which the client was lost. A review still sees every reply that
+could be read: one that fails cannot take away a bound that the others are held to.
+
+On its way into the sum a reply's samples are lowered to what it counts for, its update is clipped
+(`privacy.clip`), and a stale one is rebased. A robust rule makes its sum of all replies after the
+last one; then the server's noise is added.
 
 A shared model of more than `GROWTH` times its initial norm is no result: it is treated as one that
 is not finite.
@@ -15,76 +20,79 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from fednet.algorithms.base import Run, Samples, Tensors
+from fednet.algorithms.staleness import rebased
 from fednet.algorithms.state import State
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
-from fednet.server import exports, postprocessors
-from fednet.server.exchange import Exchange
+from fednet.robust import stack
+from fednet.server import exports
 from fednet.server.inbox import Reply
-from fednet.server.postprocessors import Summary, norm
-from fednet.training.hosts import ServerHost
 from fednet.wire.payload import Payload, run_of
 
+if TYPE_CHECKING:
+    from fednet.server.exchange import Exchange, Exchanges
+
 GROWTH = 1e6
+OUTLIER = 1e3
+ENOUGH = 3  # replies: of fewer none can have less than half
 
 
 class Aggregation:
     """noise: what the server adds to a sum of clipped updates. before, server: the state that the
-    round and that this exchange began with. sent: the weights that each client was sent. declared:
-    samples by client, at most.
-    leave_out(client, reason): the reply does not count; may raise, where the configuration says to
-    stop.
+    round and that this exchange began with.
     """
 
     def __init__(
         self,
-        experiment: Experiment,
-        host: ServerHost,
-        noise: privacy.Noise | None,
+        exchanges: Exchanges,
+        exchange: Exchange,
         before: State,
         server: State,
-        exchange: Exchange,
-        sent: Mapping[int, Tensors],
-        declared: Mapping[int, int],
-        leave_out: Callable[[int, str], None],
+        noise: privacy.Noise | None,
     ) -> None:
-        """See above for the arguments."""
-        self.experiment, self.method, self.host = experiment, experiment.algorithm, host
-        self.server, self.exchange = server, exchange
-        self._sent, self._declared = sent, declared
+        self.experiment = experiment = exchanges.experiment
+        self.config, self.method, self.host = experiment.config, exchanges.method, exchanges.host
+        self.exchanges, self.exchange, self.server = exchanges, exchange, server
+        self._noise = noise
         self._fill = filling(experiment, before)  # buffers for replies without any
-        self._leave_out = leave_out
-        self._steps = postprocessors.of(experiment, noise, server, exchange, sent)
+        self._shared = self.method.shared_model(server)
+        self._stacked = stack.needs_stack(self.config)
+        # Under secure aggregation the count is in the masked vector: privacy.secagg.max_samples.
+        # With clipping, or a rule that bears malicious clients, all replies count the same.
+        by_samples = self.method.weight(Run(1, 1, 0.0)) != self.method.weight(Run(2, 1, 0.0))
+        self._bounds_shares = (
+            by_samples and not self.method.in_memory and not stack.equal_weights(self.config)
+        )
         self._replies: dict[int, Reply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
-        self._summaries: dict[int, Summary] = {}  # of all whose reply could be read
+        # Of all whose reply could be read. Norms by field, as its tensors were sent: of `Weights`
+        # the model's norm, not the update's (which `privacy.updates` gives).
+        self._norms: dict[int, dict[str, float]] = {}
+        self._runs: dict[int, Run | None] = {}
         self._images: dict[int, Samples] = {}  # condensed ones, by client
         self._counts: dict[int, int] = {}  # samples, where they count for fewer than were sent
-        self._reported, self._warnings = dict(host.reported), list(host.warnings)
+        self._reported, self._warnings = dict(self.host.reported), list(self.host.warnings)
         self._versions = versions(server)
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
-
-    @property
-    def completed(self) -> tuple[int, ...]:
-        return tuple(sorted(self._replies))
 
     @property
     def runs(self) -> dict[int, Run]:
         """What each client's training was, with the samples that it counts for."""
         found: dict[int, Run] = {}
-        for client in self.completed:
-            run = self._summaries[client].run
-            if run is not None and client in self._counts:
-                run = _lowered(run, self._counts[client])
+        for client in self._replies:
+            run = self._runs[client]
             if run is not None:
-                found[client] = run
+                n = min(run.n, self._counts.get(client, run.n))
+                found[client] = dataclasses.replace(run, n=n)
         return found
 
     @property
@@ -97,7 +105,10 @@ class Aggregation:
         self._replies[client] = reply
         try:
             up = self._read(client)
-            self._summaries[client] = Summary.of(up)
+            if self.config.security.max_norm == "auto":
+                values = ((name, getattr(up, name)) for name in up.fields)
+                self._norms[client] = {n: norm(x) for n, x in values if isinstance(x, Tensors)}
+            self._runs[client] = run_of(up)
             images = exports.condensed(up)
             if images is not None:
                 self._images[client] = images
@@ -113,7 +124,7 @@ class Aggregation:
         self._review()
         while len(self._replies) >= least:
             try:
-                after, wrong, whose = self._try(self.completed)
+                after, wrong, whose = self._try(tuple(self._replies))
             except RoundVoid as void:
                 self.host.warn(str(void))
                 return None
@@ -131,7 +142,7 @@ class Aggregation:
                 self.host.warn(wrong)
                 return None
             else:
-                self._blame(wrong)
+                self._drop_unsound(wrong)
             self._review()
         return None
 
@@ -140,18 +151,24 @@ class Aggregation:
         self.host.begin(self.exchange.round, self.exchange.index, self.exchange.cohort)
         self.host.reported, self.host.warnings = dict(self._reported), list(self._warnings)
         accumulator = self.method.init_accumulator(self.server, self.exchange.index)
-        for step in self._steps:
-            accumulator = step.start(accumulator)
+        if self._stacked:
+            fields = self.method.exchanges[self.exchange.index].up.fields
+            kinds = {name: f.kind for name, f in fields.items() if f.form == "tensors"}
+            accumulator = stack.with_stacks(accumulator, self._shared, kinds)
         return accumulator
 
     def _read(self, client: int) -> Payload:
-        """The client's reply; its samples are no more than its site first declared."""
+        """The client's reply; its samples are no more than its site first declared.
+
+        Tensors that came from a GPU of this process stay there if they are only added, in whose
+        memory nothing else may be put before.
+        """
         reply, exp = self._replies[client], self.experiment
         up = reply.take_payload()
         if up is not None:
             self.exchange.asked[client].memory.update(reply.remembered)
         else:
-            received = self._sent.get(client)
+            received = self.exchanges.sent.get(client)
             up = exp.up.decode(
                 self.method.exchanges[self.exchange.index].up,
                 reply.message.form,
@@ -161,13 +178,6 @@ class Aggregation:
                 sound=True,
                 past=self.exchange.past(client, "up", reply.message.key.round),
             )
-        up, declared = self._placed(up), self._declared.get(client)
-        return up if declared is None else _counted(up, declared)
-
-    def _placed(self, up: Payload) -> Payload:
-        """The reply with its tensors where they are added up: those that came from a GPU of this
-        process stay there if they are only added, in whose memory nothing else may be put before.
-        """
         moved: dict[str, Tensors] = {}
         for name in up.fields:
             value = getattr(up, name)
@@ -178,19 +188,24 @@ class Aggregation:
                     part.record_stream(torch.cuda.current_stream(value.device))
             else:
                 moved[name] = value.to("cpu")
-        return dataclasses.replace(up, **moved) if moved else up
+        if moved:
+            up = dataclasses.replace(up, **moved)
+        return _lowered(up, self.exchanges.io.protocol.sites.declared.get(client))
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
-        if client in self._counts:
-            up = _counted(up, self._counts[client])
-        for step in self._steps:
-            up = step.change(up, client)
-        self.host.staleness = self.exchange.asked[client].staleness or 0
+        sent, staleness = self.exchanges.sent.get(client), self.exchange.asked[client].staleness
+        up = _lowered(up, self._counts.get(client))
+        if self.config.privacy.clip is not None:
+            up = privacy.received(up, sent, self.config.privacy)
+        if staleness and not self.method.weighs_staleness:
+            up = rebased(up, sent, self._shared, staleness)
+        self.host.staleness = staleness or 0
         return self.method.accumulate(accumulator, self.server, client, up, self.host)
 
     def _try(self, clients: tuple[int, ...]) -> tuple[State | None, str, int | None]:
         """(the next state, "", None) of these clients, or (None, why none comes of them, by whose
-        reply where one alone could not be added).
+        reply where one alone could not be added). A new shared model keeps the old one's buffers
+        where the clients' do not come up.
         """
         accumulator, self._accumulator = self._accumulator, None
         if accumulator is None:
@@ -201,7 +216,19 @@ class Aggregation:
                 except Exception as broken:
                     return None, f"its reply could not be aggregated: {_theirs(broken)}", client
         try:
-            after = self._finish(accumulator, clients)
+            if self._stacked:
+                accumulator = stack.with_sums(accumulator, self.config, clients)
+            if self._noise is not None:
+                section, round = self.config.privacy, self.exchange.round
+                accumulator = privacy.noised(accumulator, section, self._noise, round)
+            self.host.begin(self.exchange.round, self.exchange.index, clients)
+            after = self.method.server_update(accumulator, self.server, clients, self.host)
+            x, shared = self.method.shared_model(after), self.experiment.shared
+            if x is not None and x.device.type != "cpu":
+                x = x.to("cpu")
+                after = self.method.with_model(after, x)
+            if x is not None and x.layout != shared and x.layout == shared.parameters:
+                after = self.method.with_model(after, x.with_buffers(self._fill))
         except Exception as broken:
             return None, f"its reply gives no model: {_theirs(broken)}", None
         wrong = self._unsound(after)
@@ -209,31 +236,33 @@ class Aggregation:
             return None, f"its reply gives no model: {wrong}", None
         return after, "", None
 
-    def _finish(self, accumulator: State, clients: tuple[int, ...]) -> State:
-        """The next state. A new shared model keeps the old one's buffers where the clients' do not
-        come up.
-        """
-        for step in self._steps:
-            accumulator = step.finish(accumulator, clients, self.exchange.round)
-        self.host.begin(self.exchange.round, self.exchange.index, clients)
-        after = self.method.server_update(accumulator, self.server, clients, self.host)
-        x, shared = self.method.shared_model(after), self.experiment.shared
-        if x is not None and x.device.type != "cpu":
-            x = x.to("cpu")
-            after = self.method.with_model(after, x)
-        if x is not None and x.layout != shared and x.layout == shared.parameters:
-            return self.method.with_model(after, x.with_buffers(self._fill))
-        return after
-
     # -- who is left out, and who counts less ------------------------------------------------------
     def _review(self) -> None:
-        """What the postprocessors say of all replies is done."""
-        counts: dict[int, int] = {}
-        for step in self._steps:
-            verdict = step.review(self._summaries, self.completed)
-            for client, reason in verdict.left_out.items():
-                self._drop(client, reason)
-            counts |= verdict.counts
+        """Leaves out replies whose field is longer than `OUTLIER` times the largest of 1, the norm
+        of the shared model, and the median of the replies' norms (`security.max_norm: auto`). With
+        fewer than three replies no median can be trusted. The bound is that wide because honest
+        updates differ by their numbers of steps; what an honest run sends never comes near it.
+
+        Lowers the sample counts of clients that would weigh more than `round.max_share`.
+        """
+        if len(self._norms) >= ENOUGH:
+            least = 1.0 if self._shared is None else max(1.0, norm(self._shared))
+            for name in next(iter(self._norms.values())):
+                median = statistics.median_low([norms[name] for norms in self._norms.values()])
+                most = OUTLIER * max(least, median)
+                for client in tuple(self._replies):
+                    found = self._norms[client][name]
+                    if found > most:
+                        self._drop(
+                            client,
+                            f"{name} has norm {found:.4g}; among this round's replies "
+                            f"security.max_norm: auto allows {most:.4g}",
+                        )
+        share = share_of_one(self.experiment, len(self._runs)) if self._bounds_shares else None
+        if share is None:
+            return
+        runs = {client: self._runs[client] for client in self._replies}
+        counts = lowered({c: run.n for c, run in runs.items() if run is not None}, share)
         if counts != self._counts:
             self._counts = counts
             self._accumulator = None
@@ -242,16 +271,16 @@ class Aggregation:
         del self._replies[client]
         self.left_out[client] = reason
         self._accumulator = None
-        self._leave_out(client, reason)
+        self.exchanges.leave_out(self.exchange, client, reason)
 
-    def _blame(self, wrong: str) -> None:
+    def _drop_unsound(self, wrong: str) -> None:
         """Leaves out those whose replies give no sound state by themselves; where each alone does,
         the one with the largest values.
         """
-        alone = {c: self._try((c,))[1] for c in self.completed}
+        alone = {c: self._try((c,))[1] for c in self._replies}
         bad = {c: reason for c, reason in alone.items() if reason}
         if not bad:
-            largest = max(self.completed, key=lambda c: (_size(self._read(c)), c))
+            largest = max(self._replies, key=lambda c: (_size(self._read(c)), c))
             bad = {largest: wrong}
         for client, reason in bad.items():
             self._drop(client, reason)
@@ -268,6 +297,20 @@ class Aggregation:
             return f"a model of norm {norm(x):.3g}, where {most:.3g} is {GROWTH:g} times its first"
         return ""
 
+    def _finite(self, value: object) -> bool:
+        """Rows of a PerClient are what clients sent, and were checked when it came."""
+        for _, part in leaves("", value):
+            if isinstance(part, Tensors):
+                # Buffers that the model began with as masks of infinities stay so.
+                if not part.is_finite(self.experiment.up.exempt):
+                    return False
+            elif isinstance(part, torch.Tensor):
+                if part.is_floating_point() and not torch.isfinite(part).all():
+                    return False
+            elif isinstance(part, float) and not math.isfinite(part):
+                return False
+        return True
+
     def _check_unchanged(self) -> None:
         """Raises WrongPart if the method has written into the state before the exchange: clients
         in this process, a round that is aggregated again and a checkpoint may still read it.
@@ -281,44 +324,32 @@ class Aggregation:
                     f"(server.{name}.clone(), for example)."
                 )
 
-    def _finite(self, value: object) -> bool:
-        if isinstance(value, Tensors):
-            # Buffers that the model began with as masks of infinities stay so.
-            return value.is_finite(self.experiment.up.exempt)
-        if isinstance(value, torch.Tensor):
-            return not value.is_floating_point() or bool(torch.isfinite(value).all())
-        if isinstance(value, float):
-            return math.isfinite(value)
-        if isinstance(value, State):
-            return all(self._finite(v) for v in vars(value).values())
-        if isinstance(value, dict):
-            return all(self._finite(v) for v in value.values())
-        if isinstance(value, (tuple, list)):
-            return all(self._finite(v) for v in value)
-        return True  # rows of a PerClient are what clients sent, and were checked when it came
+
+def leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yields the parts of a state that are no collections, each with its place in the state."""
+    if isinstance(value, State):
+        for field in dataclasses.fields(value):
+            place = f"{name}.{field.name}" if name else field.name
+            yield from leaves(place, getattr(value, field.name))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(f"{name}[{key!r}]", part)
+    elif isinstance(value, (tuple, list)):
+        for at, part in enumerate(value):
+            yield from leaves(f"{name}[{at}]", part)
+    else:
+        yield name, value
 
 
 def versions(state: State) -> dict[str, int]:
     """How often each tensor of a state was written into, by its place in the state."""
     found: dict[str, int] = {}
-
-    def look(name: str, value: object) -> None:
+    for name, value in leaves("", state):
         if isinstance(value, torch.Tensor):
             found[name] = value._version
         elif isinstance(value, Tensors):
             for part in ("vector", "buffers", "counters"):
-                look(f"{name}.{part}", getattr(value, part))
-        elif isinstance(value, State):
-            for field in dataclasses.fields(value):
-                look(f"{name}.{field.name}" if name else field.name, getattr(value, field.name))
-        elif isinstance(value, dict):
-            for key, part in value.items():
-                look(f"{name}[{key!r}]", part)
-        elif isinstance(value, (tuple, list)):
-            for place, part in enumerate(value):
-                look(f"{name}[{place}]", part)
-
-    look("", state)
+                found[f"{name}.{part}"] = getattr(value, part)._version
     return found
 
 
@@ -331,33 +362,65 @@ def filling(experiment: Experiment, before: State) -> Tensors:
     return x if x is not None and whole else experiment.agreed
 
 
-def _lowered(run: Run, n: int) -> Run:
-    """The run with at most n samples."""
-    return run if run.n <= n else dataclasses.replace(run, n=n)
+def norm(value: Tensors) -> float:
+    """The Euclidean norm of its parameters."""
+    return math.sqrt(value.square)
 
 
-def _counted(up: Payload, n: int) -> Payload:
+def share_of_one(experiment: Experiment, replies: int) -> float | None:
+    """The largest part that one client may have in a mean by samples (`round.max_share`); None:
+    there is no bound.
+    """
+    share = experiment.config.round.max_share
+    if share == "auto":
+        return 0.5 if experiment.federation is None and replies >= ENOUGH else None
+    return share
+
+
+def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
+    """The counts that have to be lowered so that none is more than `share` of their sum, or of an
+    equal part where so few cannot have less.
+    """
+    share = max(share, 1 / max(1, len(counts)))
+    ordered = sorted(counts.items(), key=lambda item: item[1])
+    high: list[int] = []
+    rest = sum(counts.values())
+    most = share * rest
+    while ordered and ordered[-1][1] > most:
+        client, n = ordered.pop()
+        high.append(client)
+        rest -= n
+        left = 1 - share * len(high)
+        if left > 1e-9:
+            most = share * rest / left
+        elif ordered:
+            most = float(ordered[-1][1])
+        else:
+            most = float(n)
+    cap = max(1, math.floor(most))
+    return {c: cap for c in high if counts[c] > cap}
+
+
+def _lowered(up: Payload, n: int | None) -> Payload:
     """The reply with at most n samples."""
     run, name = run_of(up), up.roles.run
-    if run is None or name is None:
+    if n is None or run is None or name is None or run.n <= n:
         return up
-    return dataclasses.replace(up, **{name: _lowered(run, n)})
+    return dataclasses.replace(up, **{name: dataclasses.replace(run, n=n)})
 
 
 def _size(up: Payload) -> float:
     """The largest absolute value of a reply's arrays."""
-    values = [getattr(up, name) for name in up.fields]
-    arrays = [
-        *(v.vector for v in values if isinstance(v, Tensors)),
-        *(v.x for v in values if isinstance(v, Samples)),
-        *values,
-    ]
-    found = [
-        float(a.abs().max())
-        for a in arrays
-        if isinstance(a, torch.Tensor) and a.numel() and a.is_floating_point()
-    ]
-    return max(found, default=0.0)
+    largest = 0.0
+    for name in up.fields:
+        value = getattr(up, name)
+        if isinstance(value, Tensors):
+            value = value.vector
+        elif isinstance(value, Samples):
+            value = value.x
+        if isinstance(value, torch.Tensor) and value.numel() and value.is_floating_point():
+            largest = max(largest, float(value.abs().max()))
+    return largest
 
 
 def _theirs(broken: Exception) -> str:

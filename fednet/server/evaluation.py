@@ -22,9 +22,9 @@ from fednet.records import Client
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exports
+from fednet.server.aggregation import lowered, share_of_one
 from fednet.server.exchange import Exchanges, RunState
 from fednet.server.inbox import Reply
-from fednet.server.postprocessors import lowered, share_of_one
 from fednet.server.round import OpenRound, reached
 from fednet.tensors import combine
 from fednet.training import metrics

@@ -291,18 +291,8 @@ class Rounds:
 
     def aggregation(self, round: OpenRound) -> Aggregation:
         """What adds up the replies of the exchange that is open."""
-        exchange = round.exchange
-        return Aggregation(
-            self.experiment,
-            self.host,
-            self._noise,
-            round.before.server,
-            round.after.server,
-            exchange,
-            self.exchanges.sent,
-            self.io.protocol.sites.declared,
-            lambda client, reason: self.exchanges.leave_out(exchange, client, reason),
-        )
+        before, server = round.before.server, round.after.server
+        return Aggregation(self.exchanges, round.exchange, before, server, self._noise)
 
     # -- its end -----------------------------------------------------------------------------------
     def conclude(self, round: OpenRound) -> None:
