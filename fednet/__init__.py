@@ -13,118 +13,67 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _FROM = {
-    "fednet.cli.api": ("run",),
-    "fednet.report.read": ("open_run",),
-    "fednet.registry": ("algorithm", "model", "dataset", "partitioner", "compressor", "task"),
+    "fednet.cli.api": "run",
+    "fednet.report.read": "open_run",
+    "fednet.registry": "algorithm model dataset partitioner compressor task",
     "fednet.algorithms.base": (
-        "Algorithm",
-        "AlgorithmConfig",
-        "Exchange",
-        "NonNegative",
-        "Positive",
-        "Fraction",
-        "Count",
+        "Algorithm AlgorithmConfig Exchange NonNegative Positive Fraction Count"
     ),
-    "fednet.algorithms.state": ("State", "Empty", "PerClient"),
+    "fednet.algorithms.state": "State Empty PerClient",
     "fednet.wire.payload": (
-        "Payload",
-        "Nothing",
-        "Run",
-        "Samples",
-        "kind",
-        "Weights",
-        "Delta",
-        "Control",
-        "Accuracy",
-        "Scalar",
-        "Statistics",
-        "Condensed",
-        "Shared",
+        "Payload Nothing Run Samples kind Weights Delta Control Accuracy Scalar Statistics "
+        "Condensed Shared"
     ),
-    "fednet.tensors": ("Tensors", "Layout", "Sum", "mean"),
-    "fednet.training.metrics": ("metric",),
-    "fednet.data": ("Data",),
-    "fednet.errors": ("FednetError", "ConfigError", "DataError"),
+    "fednet.tensors": "Tensors Layout Sum mean",
+    "fednet.training.metrics": "metric",
+    "fednet.data": "Data",
+    "fednet.errors": "FednetError ConfigError DataError",
 }
-_HOME = {name: module for module, names in _FROM.items() for name in names}
+_HOME = {name: module for module, names in _FROM.items() for name in names.split()}
 
-__all__ = [
-    "__version__",
-    "Accuracy",
-    "Algorithm",
-    "AlgorithmConfig",
-    "Condensed",
-    "ConfigError",
-    "Control",
-    "Count",
-    "Data",
-    "DataError",
-    "Delta",
-    "Empty",
-    "Exchange",
-    "FednetError",
-    "Fraction",
-    "Layout",
-    "NonNegative",
-    "Nothing",
-    "Payload",
-    "PerClient",
-    "Positive",
-    "Run",
-    "Samples",
-    "Scalar",
-    "Shared",
-    "State",
-    "Statistics",
-    "Sum",
-    "Tensors",
-    "Weights",
-    "algorithm",
-    "compressor",
-    "dataset",
-    "kind",
-    "mean",
-    "metric",
-    "model",
-    "open_run",
-    "partitioner",
-    "run",
-    "task",
-]
+__all__ = ["__version__", *_HOME]
 
-if TYPE_CHECKING:
-    from fednet.algorithms.base import (
-        Algorithm,
-        AlgorithmConfig,
-        Count,
-        Exchange,
-        Fraction,
-        NonNegative,
-        Positive,
-    )
-    from fednet.algorithms.state import Empty, PerClient, State
-    from fednet.cli.api import run
-    from fednet.data import Data
-    from fednet.errors import ConfigError, DataError, FednetError
-    from fednet.registry import algorithm, compressor, dataset, model, partitioner, task
-    from fednet.report.read import open_run
-    from fednet.tensors import Layout, Sum, Tensors, mean
-    from fednet.training.metrics import metric
-    from fednet.wire.payload import (
-        Accuracy,
-        Condensed,
-        Control,
-        Delta,
-        Nothing,
-        Payload,
-        Run,
-        Samples,
-        Scalar,
-        Shared,
-        Statistics,
-        Weights,
-        kind,
-    )
+if TYPE_CHECKING:  # `as`: they are exported
+    from fednet.algorithms.base import Algorithm as Algorithm
+    from fednet.algorithms.base import AlgorithmConfig as AlgorithmConfig
+    from fednet.algorithms.base import Count as Count
+    from fednet.algorithms.base import Exchange as Exchange
+    from fednet.algorithms.base import Fraction as Fraction
+    from fednet.algorithms.base import NonNegative as NonNegative
+    from fednet.algorithms.base import Positive as Positive
+    from fednet.algorithms.state import Empty as Empty
+    from fednet.algorithms.state import PerClient as PerClient
+    from fednet.algorithms.state import State as State
+    from fednet.cli.api import run as run
+    from fednet.data import Data as Data
+    from fednet.errors import ConfigError as ConfigError
+    from fednet.errors import DataError as DataError
+    from fednet.errors import FednetError as FednetError
+    from fednet.registry import algorithm as algorithm
+    from fednet.registry import compressor as compressor
+    from fednet.registry import dataset as dataset
+    from fednet.registry import model as model
+    from fednet.registry import partitioner as partitioner
+    from fednet.registry import task as task
+    from fednet.report.read import open_run as open_run
+    from fednet.tensors import Layout as Layout
+    from fednet.tensors import Sum as Sum
+    from fednet.tensors import Tensors as Tensors
+    from fednet.tensors import mean as mean
+    from fednet.training.metrics import metric as metric
+    from fednet.wire.payload import Accuracy as Accuracy
+    from fednet.wire.payload import Condensed as Condensed
+    from fednet.wire.payload import Control as Control
+    from fednet.wire.payload import Delta as Delta
+    from fednet.wire.payload import Nothing as Nothing
+    from fednet.wire.payload import Payload as Payload
+    from fednet.wire.payload import Run as Run
+    from fednet.wire.payload import Samples as Samples
+    from fednet.wire.payload import Scalar as Scalar
+    from fednet.wire.payload import Shared as Shared
+    from fednet.wire.payload import Statistics as Statistics
+    from fednet.wire.payload import Weights as Weights
+    from fednet.wire.payload import kind as kind
 
 
 def __getattr__(name: str) -> object:

@@ -56,27 +56,24 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
     nbytes = n * np.dtype(dtype).itemsize
     if nbytes < FROM_BYTES:
         return np.empty(n, dtype)
-    array = next(
-        (found for name in list(_idle) if (found := _take(name, nbytes)) is not None), None
-    )
-    if array is None:
-        array = _made(nbytes)
+    for name in list(_idle):
+        array = _idle.get(name)
+        # Else another thread took it first.
+        if array is not None and array.nbytes == nbytes and _idle.pop(name, None) is not None:
+            break
+    else:
+        # New memory of the system and not of malloc's heap: what is allocated between two such
+        # arrays would keep the place of one that is let go of.
+        try:
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as none:
+            raise MemoryError(f"{nbytes} bytes") from none
+        with contextlib.suppress(OSError):  # not every system has them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        array = np.frombuffer(memory, np.uint8)
     lease = Lease(array)
     weakref.finalize(lease, _give_back, array).atexit = False
     return np.asarray(lease).view(dtype)
-
-
-def _made(nbytes: int) -> Array:
-    """Returns new memory, of the system and not of malloc's heap: what is allocated between two
-    such arrays would keep the place of one that is let go of.
-    """
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as none:
-        raise MemoryError(f"{nbytes} bytes") from none
-    with contextlib.suppress(OSError):  # not every system has them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
 
 
 def copied(values: Array) -> Array:
@@ -84,14 +81,6 @@ def copied(values: Array) -> Array:
     own = lend(len(values), values.dtype)
     own[:] = values
     return own
-
-
-def _take(name: int, nbytes: int) -> Array | None:
-    array = _idle.pop(name, None)  # another thread may have been first
-    if array is not None and array.nbytes != nbytes:
-        _idle[name] = array
-        return None
-    return array
 
 
 def _give_back(array: Array) -> None:

@@ -22,11 +22,6 @@ def require_linux() -> None:
         raise ConfigError(f"fednet runs on Linux alone, and this system is {sys.platform}.")
 
 
-def processors() -> int:
-    """Returns how many processors this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def free_memory() -> int:
     """Returns bytes of memory that a process could still use: free or in the system's caches, and
     within the limit of its control group. What cannot be read is no limit.

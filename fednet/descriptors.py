@@ -16,16 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+# Some systems allow a thousand times as many, and programs that are started then try them all.
 MOST = 1 << 20
-"""Some systems allow a thousand times as many, and programs that are started then try them all."""
-
+# Descriptors beyond the limit, for files of this process; an eighth of all where there are fewer
+# than eight times as many.
 KEPT = 128
-"""Descriptors beyond the limit, for files of this process; an eighth of all where there are fewer
-than eight times as many."""
-
+# How long a file is tried to be opened where even those are taken: connections are hung up on
+# meanwhile.
 PATIENCE_S = 2.0
-"""How long a file is tried to be opened where even those are taken: connections are hung up on
-meanwhile."""
 
 Opened = TypeVar("Opened")
 _reaching = threading.Lock()
@@ -36,7 +34,10 @@ def limit(raised: bool = False) -> int:
     """Returns how many descriptors this process may have. raised: it first raises the limit as far
     as the system allows.
     """
-    soft, most = _limits()
+    soft, most = (
+        n if 0 <= n < MOST else MOST  # unlimited is -1
+        for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     if raised and soft < most and _set(most):
         soft = most
     return soft
@@ -85,15 +86,6 @@ def synced(file: int, path: Path | str) -> None:
         os.fsync(file)
     except OSError as broken:
         raise OSError(broken.errno, broken.strerror, str(path)) from broken
-
-
-def _limits() -> tuple[int, int]:
-    """Returns the limit as it is, and as it may be."""
-    soft, hard = (
-        n if 0 <= n < MOST else MOST  # unlimited is -1
-        for n in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    return soft, hard
 
 
 def _set(soft: int) -> bool:

@@ -1,4 +1,5 @@
-"""Files whose damage is noticed: JSON records with a digest, files of lines, whole files.
+"""Files whose damage is noticed: JSON records with a digest, files of lines, whole files. And files
+that are mapped into memory.
 
 A file from which a run resumes must be whole and unchanged; otherwise it is refused by name. So
 each record has the digest of its own text as its last field, `check`, whether it is a file
@@ -14,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import re
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -63,34 +66,45 @@ def alone(file: int) -> Iterator[None]:
 ASIDE = re.compile(r"\..+\.[0-9]+")
 
 
-def aside_of(path: Path) -> Path:
-    """Returns the name under which this process writes a file; no other process uses it, on any
-    machine.
-    """
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-
-
 def write_aside(
-    path: Path, data: Buffer | str | Iterable[Buffer], mode: int | None = None, fsync: bool = False
-) -> None:
+    path: Path,
+    data: Buffer | str | Iterable[Buffer],
+    mode: int | None = None,
+    fsync: bool = False,
+    first: bool = False,
+) -> bool:
     """Writes a file so that a reader sees the old or the new one, never half. data: its content,
     or the parts of it. mode: of the new file, from its first byte on. fsync: it survives a power
-    cut.
+    cut. first: only if there is no such file yet. Returns whether it was written.
     """
-    with unfinished(path) as aside:
-        _fill(aside, path, data, mode, fsync)
-        appear(aside, path, fsync)
-
-
-def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool:
-    """Writes a file as `write_aside` does, unless it exists. Returns whether it was written."""
-    try:
-        with unfinished(path) as aside:
-            _fill(aside, path, data, mode, False)
-            os.link(aside, path)
-    except FileExistsError:
-        return False
-    aside.unlink()
+    # No other process writes under this name, on any machine.
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    with _whole_or_gone(aside, path):
+        if mode is not None:  # what a process of that id left would keep its own
+            aside.unlink(missing_ok=True)
+        new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)  # whatever this process masks
+            for part in [data] if isinstance(data, (str, bytes, bytearray, memoryview)) else data:
+                write_all(file.fileno(), part)
+            if fsync:
+                synced(file.fileno(), path)
+        if first:
+            try:
+                os.link(aside, path)
+            except FileExistsError:
+                return False
+            finally:
+                aside.unlink()
+        else:
+            aside.replace(path)
+        if fsync:
+            folder = opened(path.parent, os.O_RDONLY)
+            try:
+                synced(folder, path.parent)
+            finally:
+                os.close(folder)
     return True
 
 
@@ -101,14 +115,6 @@ def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(opened(path, new, mode), "wb", buffering=0) as file, _whole_or_gone(path, path):
         write_all(file.fileno(), data)
-
-
-@contextlib.contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
-    """Gives the name under which to write a file, and removes that file unless it was renamed."""
-    aside = aside_of(path)
-    with _whole_or_gone(aside, path):
-        yield aside
 
 
 @contextlib.contextmanager
@@ -127,41 +133,11 @@ def _whole_or_gone(file: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def _fill(
-    aside: Path,
-    path: Path,
-    data: Buffer | str | Iterable[Buffer],
-    mode: int | None,
-    fsync: bool,
-) -> None:
-    if mode is not None:  # what a process of that id left would keep its own
-        aside.unlink(missing_ok=True)
-    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
-        if mode is not None:
-            os.fchmod(file.fileno(), mode)  # whatever this process masks
-        for part in [data] if isinstance(data, (str, bytes, bytearray, memoryview)) else data:
-            write_all(file.fileno(), part)
-        if fsync:
-            synced(file.fileno(), path)
-
-
 def clear_asides(folder: Path) -> None:
     """Removes what a killed process left half written. Call it with the folder's lock."""
     for aside in folder.glob(".*"):
         if ASIDE.fullmatch(aside.name) and aside.is_file():
             aside.unlink(missing_ok=True)
-
-
-def appear(aside: Path, path: Path, fsync: bool = False) -> None:
-    """Renames a whole file to its own name. fsync: it survives a power cut."""
-    aside.replace(path)
-    if fsync:
-        folder = opened(path.parent, os.O_RDONLY)
-        try:
-            synced(folder, path.parent)
-        finally:
-            os.close(folder)
 
 
 def write_all(file: int, data: Buffer | str) -> None:
@@ -202,15 +178,12 @@ def plain_line(record: JsonDict) -> bytes:
     """Returns the same line, for a record of strings and whole numbers only, in a fifth of the
     time.
     """
-    return checked(_encode(record))
+    return checked(msgspec.json.encode(record))
 
 
 def checked(text: bytes) -> bytes:
     """Returns the text of a JSON object, with at least one field, as a line with its digest."""
     return b'%b%b%b"}\n' % (text[:-1], _CHECK, xxhash.xxh3_64_hexdigest(text).encode())
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def unchecked(text: bytes) -> bytes:
@@ -346,3 +319,42 @@ def repair(path: Path) -> None:
             at = start
         if whole != size:
             file.truncate(whole)
+
+
+# -- files in memory -------------------------------------------------------------------------------
+MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
+
+# By (device, inode), the mappings of a file that are in use.
+_mapped: dict[tuple[int, int], weakref.WeakSet[mmap.mmap]] = {}
+
+
+def copy_on_write(file: int) -> mmap.mmap:
+    """Maps the file with that descriptor. Writing to the mapping does not change the file."""
+    # Without MAP_NORESERVE the system refuses to map more than its memory, since all might be
+    # written to.
+    alone = mmap.MAP_PRIVATE | MAP_NORESERVE
+    return mmap.mmap(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def pages(path: str) -> memoryview:
+    """Maps a file, for as long as anything refers to the bytes. Writing to them does not change the
+    file.
+    """
+    file = opened(path, os.O_RDONLY | OWN)
+    try:
+        about = os.fstat(file)
+        found = reaching(lambda: copy_on_write(file))  # it has a descriptor of its own
+        _mapped.setdefault((about.st_dev, about.st_ino), weakref.WeakSet()).add(found)
+    finally:
+        os.close(file)
+    return memoryview(found)
+
+
+def is_read(path: str) -> bool:
+    """Returns whether something refers to bytes of that file, which then must not change."""
+    about = os.stat(path)
+    name = about.st_dev, about.st_ino
+    if _mapped.get(name):
+        return True
+    _mapped.pop(name, None)
+    return False

@@ -32,9 +32,10 @@ class WrongPart(ConfigError):
 class Loaded:
     path: Path
     sha256: str
+    module: str  # the name of the module that the file became
 
 
-PREFIX = "fednet_user_"  # of the names of the modules that loaded files become
+PREFIX = "fednet_user_"  # of these names
 _loaded: dict[str, Loaded] = {}  # by resolved path
 _tried: list[Path] = []
 
@@ -80,12 +81,12 @@ def _load(path: Path) -> Loaded:
     if known is not None and known.sha256 == sha256:
         return known
     if known is not None:  # edited since
-        _drop(_module(known.path, known.sha256))
+        _drop(known.module)
         del _loaded[str(path)]
     for other in _loaded.values():  # a copy, such as that in a run's code/, is the same file
         if other.sha256 == sha256:
             return other
-    name = _module(path, sha256)
+    name = f"{PREFIX}{path.stem}_{sha256[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: cannot be loaded; expected a file whose name ends in .py.")
@@ -101,23 +102,13 @@ def _load(path: Path) -> Loaded:
         # A file may raise anything; the user sees it.
         _drop(name)
         raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
-    _loaded[str(path)] = Loaded(path, sha256)
+    _loaded[str(path)] = Loaded(path, sha256, name)
     return _loaded[str(path)]
 
 
 def _drop(module: str) -> None:
     sys.modules.pop(module, None)
     registry.forget(module)
-
-
-def _module(path: Path, sha256: str) -> str:
-    return f"{PREFIX}{path.stem}_{sha256[:12]}"
-
-
-def module_of(path: Path) -> str | None:
-    """Returns the name of the module that the file became; None if it was not loaded."""
-    known = _loaded.get(str(path.resolve()))
-    return _module(known.path, known.sha256) if known else None
 
 
 def paths() -> list[Path]:
@@ -180,16 +171,13 @@ def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
     def call(part: object, *given: object, **named: object) -> object:
         found = own(part, *given, **named)
         if (expected := check(part, given, found)) is not None:
+            shown = type(found).__name__
+            if isinstance(found, tuple):
+                shown = f"({', '.join(type(value).__name__ for value in found)})"
             raise WrongPart(
-                f"{name} of {type(part).__name__} ({place(own)}) returned {_shown(found)}, "
+                f"{name} of {type(part).__name__} ({place(own)}) returned {shown}, "
                 f"expected {expected}"
             )
         return found
 
     return call
-
-
-def _shown(found: object) -> str:
-    if isinstance(found, tuple):
-        return f"({', '.join(type(value).__name__ for value in found)})"
-    return type(found).__name__

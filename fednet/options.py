@@ -33,7 +33,13 @@ def options_of(
     declared: type[msgspec.Struct] | None = getattr(part, "Options", None)
     if declared is not None:
         return declared
-    hints = hints_of(part)
+    target = part
+    if isinstance(part, type) and part.__init__ is not object.__init__:  # type: ignore[misc]
+        target = part.__init__  # type: ignore[misc]
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError):  # a user's annotation that cannot be resolved is ignored
+        hints = {}
     fields: list[tuple[str, object] | tuple[str, object, object]] = []
     for name, p in inspect.signature(part).parameters.items():
         if p.kind is p.VAR_KEYWORD:
@@ -41,7 +47,18 @@ def options_of(
         if name in given or p.kind not in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
             continue
         hint = hints.get(name, Any)  # without an annotation anything is allowed
-        fields.append((name, hint) if p.default is p.empty else (name, hint, _default(p.default)))
+        try:
+            msgspec.convert(None, hint)
+        except msgspec.ValidationError:
+            pass
+        except TypeError:  # msgspec cannot check it
+            hint = Any
+        if p.default is p.empty:
+            fields.append((name, hint))
+        elif isinstance(p.default, (list, dict, set)):
+            fields.append((name, hint, msgspec.field(default_factory=p.default.copy)))
+        else:
+            fields.append((name, hint, p.default))
     return msgspec.defstruct(
         f"{getattr(part, '__name__', 'Part')}Options",
         fields,
@@ -57,35 +74,6 @@ def takes(part: Callable[..., object], option: str) -> bool:
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def hints_of(part: object) -> dict[str, object]:
-    """Returns the annotations of the parameters of a function or class that msgspec can check."""
-    target = part
-    if isinstance(part, type) and part.__init__ is not object.__init__:  # type: ignore[misc]
-        target = part.__init__  # type: ignore[misc]
-    try:
-        hints = typing.get_type_hints(target, include_extras=True)
-    except (NameError, TypeError):
-        # A user's annotation that cannot be resolved is ignored.
-        return {}
-    return {name: hint for name, hint in hints.items() if _checkable(hint)}
-
-
-def _checkable(hint: object) -> bool:
-    try:
-        msgspec.convert(None, hint)
-    except msgspec.ValidationError:
-        return True
-    except TypeError:
-        return False
-    return True
-
-
-def _default(value: object) -> object:
-    if isinstance(value, (list, dict, set)):
-        return msgspec.field(default_factory=lambda: value)
-    return value
-
-
 def call(text: object) -> tuple[str, tuple[int | float, ...]]:
     """Reads `topk(0.01)` as ("topk", (0.01,)). Raises ConfigError for anything but a name with
     numbers.
@@ -94,17 +82,18 @@ def call(text: object) -> tuple[str, tuple[int | float, ...]]:
         raise ConfigError(
             f"{text!r}: expected a name, its numbers in parentheses, such as fp16 or topk(0.01)."
         )
-    return found[1], tuple(_number(a, text) for a in (found[2] or "").split(",") if a.strip())
-
-
-def _number(part: str, text: str) -> int | float:
-    try:
-        value = float(part)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"{text!r}: {part.strip()!r} is not a number.")
-    return int(value) if value.is_integer() else value
+    numbers: list[int | float] = []
+    for part in (found[2] or "").split(","):
+        if not part.strip():
+            continue
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ConfigError(f"{text!r}: {part.strip()!r} is not a number.")
+        numbers.append(int(value) if value.is_integer() else value)
+    return found[1], tuple(numbers)
 
 
 def instance(parts: Registry, text: object) -> object:

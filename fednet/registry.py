@@ -110,8 +110,23 @@ class Registry:
         """Returns an entry for each part, sorted by name. Imports nothing."""
         known = dict(self.index())
         for module, text in self._files():
-            known |= {entry.name: entry for entry in self._read(text, module)}
-        return [known[n] if n in known else self._describe(n) for n in self.names()]
+            for node in ast.parse(text).body:
+                if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                    continue
+                for mark in node.decorator_list:
+                    if (
+                        isinstance(mark, ast.Call)
+                        and isinstance(mark.func, ast.Name)
+                        and mark.func.id == self.kind
+                    ):
+                        name = ast.literal_eval(mark.args[0])
+                        about = _first_paragraph(ast.get_docstring(node))
+                        known[name] = Entry(name, module, about)
+        for name in self.names():
+            if name not in known:
+                part = self._parts[name]
+                known[name] = Entry(name, part.__module__, _first_paragraph(part.__doc__))
+        return [known[name] for name in sorted(known)]
 
     def index(self) -> dict[str, Entry]:
         """Returns an entry for each part of fednet and of installed packages, by name."""
@@ -125,10 +140,6 @@ class Registry:
                 self._index.setdefault(point.name, Entry(point.name, module, "", attribute))
         return self._index
 
-    def _describe(self, name: str) -> Entry:
-        part = self._parts[name]
-        return Entry(name, part.__module__, _first_paragraph(part.__doc__))
-
     def _files(self) -> Iterator[tuple[str, str]]:
         """Yields the name and the text of each module of fednet's own package."""
         spec = importlib.util.find_spec(self.package)
@@ -136,23 +147,6 @@ class Registry:
         for folder in spec.submodule_search_locations or []:
             for path in sorted(Path(folder).glob("*.py")):
                 yield f"{self.package}.{path.stem}", path.read_text(encoding="utf-8")
-
-    def _read(self, text: str, module: str) -> list[Entry]:
-        """Returns an entry with a summary for each part that a module's text defines."""
-        found = []
-        for node in ast.parse(text).body:
-            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-                continue
-            for mark in node.decorator_list:
-                if (
-                    isinstance(mark, ast.Call)
-                    and isinstance(mark.func, ast.Name)
-                    and mark.func.id == self.kind
-                ):
-                    name = ast.literal_eval(mark.args[0])
-                    about = _first_paragraph(ast.get_docstring(node))
-                    found.append(Entry(name, module, about))
-        return found
 
 
 def _shipped(module: str) -> bool:

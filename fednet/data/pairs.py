@@ -12,7 +12,7 @@ import torch
 
 from fednet import capacity
 from fednet.errors import ConfigError, DataError, unknown
-from fednet.pages import copy_on_write
+from fednet.files import copy_on_write
 
 if TYPE_CHECKING:
     import datasets

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-from fednet.capacity import processors
 from fednet.errors import ConfigError
 
 
@@ -14,7 +13,7 @@ def cores() -> int:
     """Returns how many cores this process may use: the least of its affinity, its cgroup's quota
     and what Slurm granted.
     """
-    found = [processors()]
+    found = [len(os.sched_getaffinity(0))]
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():
         most, _, period = quota.read_text().partition(" ")

@@ -33,7 +33,7 @@ from fednet.algorithms.state import S
 from fednet.config import Config, PrivacySection
 from fednet.errors import ConfigError, StateError, lacking
 from fednet.experiment import selection
-from fednet.files import digest, write_first
+from fednet.files import digest, write_aside
 from fednet.tensors import Sum, Tensors
 from fednet.wire.payload import P, Payload, run_of
 
@@ -94,7 +94,7 @@ class Noise:
         if not file.exists() and not drawn:
             file.parent.mkdir(parents=True, exist_ok=True)
             secret = secrets.token_bytes(32)
-            write_first(file, secret + digest([secret]), 0o600)
+            write_aside(file, secret + digest([secret]), 0o600, first=True)
         found = file.read_bytes() if file.exists() else b""
         self._secret = found[:32]
         if digest([self._secret]) != found[32:]:

@@ -26,9 +26,9 @@ from fednet.algorithms.state import (
     write_state,
     written,
 )
-from fednet.descriptors import reaching, synced
+from fednet.descriptors import reaching
 from fednet.errors import StateAbsent, StateError
-from fednet.files import appear, clear_asides, digest, unfinished, write_all
+from fednet.files import clear_asides, digest, write_aside
 from fednet.tensors import Layout, Tensors
 from fednet.wire.codec import Past
 
@@ -224,16 +224,11 @@ class RowStore:
 
     def write(self, row: Tensors) -> str:
         """Writes a row and returns its name."""
-        name = digest(_segments(row)).hex()
+        parts = (p.to("cpu").contiguous() for p in (row.vector, row.buffers, row.counters))
+        segments = [p.numpy().data.cast("B") for p in parts if p.numel()]
+        name = digest(segments).hex()
         self._names.add(name)
-        path = self._path(name)
-        with unfinished(path) as aside:
-            with reaching(lambda: aside.open("wb", buffering=0)) as file:
-                for part in _segments(row):
-                    write_all(file.fileno(), part)
-                if self._fsync:
-                    synced(file.fileno(), path)
-            appear(aside, path)
+        write_aside(self._path(name), segments, fsync=self._fsync)
         return name
 
     def read(self, name: str, layout: Layout) -> Tensors:
@@ -260,12 +255,6 @@ class RowStore:
         for name in self._names - keep:
             self._path(name).unlink(missing_ok=True)
         self._names &= keep
-
-
-def _segments(row: Tensors) -> list[memoryview]:
-    """Returns a row's bytes, in the order of its file."""
-    parts = (p.to("cpu").contiguous() for p in (row.vector, row.buffers, row.counters) if p.numel())
-    return [p.numpy().data.cast("B") for p in parts]
 
 
 def on_disk(state: State, rows: RowStore) -> State:

@@ -25,7 +25,7 @@ from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ConfigError, StateError, why
 from fednet.experiment import lock
-from fednet.files import line, read_record, write_first, write_record
+from fednet.files import line, read_record, write_aside, write_record
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 OPEN = ("waiting", "running")
@@ -111,7 +111,7 @@ class Queue:
                 text = configuration.to_yaml(config.replace(name=name, load=files))
                 entry = QueuedRun(number=number, name=name, config=text, at=time.time())
                 # If several processes submit, the first to write a number has it.
-                if write_first(self._path(number), line(msgspec.to_builtins(entry))):
+                if write_aside(self._path(number), line(msgspec.to_builtins(entry)), first=True):
                     break
         return entry
 

@@ -39,9 +39,8 @@ from fednet.descriptors import reaching
 from fednet.errors import RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.privacy import updates
-from fednet.files import OWN, checked, digest, opened, unchecked, write_all
+from fednet.files import OWN, checked, digest, is_read, opened, pages, unchecked, write_all
 from fednet.loading import WrongPart
-from fednet.pages import is_read, pages
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m

@@ -42,7 +42,7 @@ def check(path: Path, data: Path | None = None) -> Iterator[str]:
         (kind, name)
         for kind, parts in registry.ALL.items()
         for name, part in parts.own().items()
-        if part.__module__ == loading.module_of(path)
+        if part.__module__ == known.module
     ]
     if not found:
         raise ConfigError(

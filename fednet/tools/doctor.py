@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from fednet.capacity import processors
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism, placement
 from fednet.tools.fingerprint import fingerprint
@@ -88,7 +87,7 @@ def card(number: int) -> str:
 
 
 def cores() -> str:
-    return f"{processors()} for this process, of {os.cpu_count()} of the machine"
+    return f"{len(os.sched_getaffinity(0))} for this process, of {os.cpu_count()} of the machine"
 
 
 def bits(kind: str, args: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ from fednet.algorithms.state import write_state
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import clear_run
 from fednet.experiment.store import ClientStore, Record, RowStore
-from fednet.files import ASIDE, clear_asides, write_aside, write_first
+from fednet.files import ASIDE, clear_asides, write_aside
 from fednet.server.checkpoint import Checkpoints, RunProgress
 from fednet.tensors import Layout, Slot, Tensors
 
@@ -55,7 +55,7 @@ def left(folder: Path) -> list[str]:
         (lambda p: RowStore(p).write(ROW), RowStore),
         (lambda p: Checkpoints(p).save(RECORD, RunProgress(run="a"), {}), Checkpoints),
         (lambda p: write_aside(p / "a", "text"), clear_asides),
-        (lambda p: write_first(p / "a", "text"), clear_asides),
+        (lambda p: write_aside(p / "a", "text", first=True), clear_asides),
         (lambda p: Noise(p / "noise.key"), clear_asides),
     ],
     ids=["state", "row", "checkpoint", "file", "first", "noise"],
@@ -114,8 +114,8 @@ def test_what_a_signal_breaks_off_leaves_nothing_aside(
 
 def test_of_several_that_write_a_file_first_one_stays(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    assert write_first(path, "one", 0o600)
-    assert not write_first(path, "two", 0o600)
+    assert write_aside(path, "one", 0o600, first=True)
+    assert not write_aside(path, "two", 0o600, first=True)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("one", 0o600)
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
@@ -137,5 +137,5 @@ def test_what_cannot_be_written_is_said_of_the_file_that_was_asked_for(
         assert not left(tmp_path)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space") as said:
-        write_first(tmp_path / "y", "{}")
+        write_aside(tmp_path / "y", "{}", first=True)
     assert said.value.filename == str(tmp_path / "y")

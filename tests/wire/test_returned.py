@@ -66,7 +66,7 @@ def there_and_back(text, tmp_path):
     path = tmp_path / "parts.py"
     path.write_text(text)
     try:
-        loading.load_parts([path])
+        (known,) = loading.load_parts([path])
         chain = compress.parse(CHAIN)
         x = torch.tensor([3.0, 0, 1, 0, -2, 0, 0, -1, 5, 0])
         memory = compress.Memory({}, {}, "x")
@@ -74,7 +74,7 @@ def there_and_back(text, tmp_path):
         assert len(data) == chain.nbytes(10)[0]
         return decoded.tolist()
     finally:
-        loading._drop(loading.module_of(path))
+        loading._drop(known.module)
 
 
 def test_compressors_that_keep_to_their_declarations_are_left_alone(tmp_path):
