@@ -305,7 +305,7 @@ class ServerIO:
         self._tick_at = self._shown_at = self._booked = 0.0
         self._limits = Limits(protocol, transport, link, events, self._receive, self._closed)
         self._now = ListeningClock()
-        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0, "sites": []}
+        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": []}
         self._lock, self._owner = threading.Lock(), 0  # a thread's number
         self._wanted = self._closing = False
         self._back, self._free = threading.Event(), threading.Event()
@@ -451,9 +451,9 @@ class ServerIO:
         """Whether the clients work in this process, while the server waits."""
         return self._pump_clients is not None
 
-    def rest(self, timeout_s: float) -> None:
-        """Lets so much time pass."""
-        self._pump(timeout_s, lambda: False)
+    def rest(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Lets so much time pass, or less if there is enough."""
+        self._pump(timeout_s, enough)
 
     def _pump(self, timeout_s: float, enough: Callable[[], bool]) -> None:
         """Does the I/O for so long, in one process also the clients', or until there is enough."""
@@ -539,7 +539,6 @@ class ServerIO:
             self._booked = now
             self._leave()
             self.link.settle_counted(NOBODY)
-        self.snapshot["present"] = len(self.protocol.roster.present())
         if now >= self._shown_at:
             protocol, offset = self.protocol, time.time() - now
             self.snapshot["waiting"] = protocol.tasks.waiting(offset)

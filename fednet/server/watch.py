@@ -209,10 +209,11 @@ class Watch:
 
     def present(self, among: range | None = None) -> int:
         """How many clients are ready. among: ids; None: all."""
-        if among is None:
-            return int(self._io.snapshot["present"])
         with self._io.own():
-            return len(self._io.protocol.roster.present().intersection(among))
+            hosting = self._io.protocol.roster.hosting
+            if among is None:
+                return len(hosting)
+            return sum(client in hosting for client in among)
 
     def await_clients(
         self, wanted: int, join_s: float | None, round: int = 1, among: range | None = None
@@ -233,7 +234,7 @@ class Watch:
                 there = f"{self.present(among)} of {all} are here"
                 self.display.note(f"waiting for clients: {there}, {wanted} are needed")
                 noted = True
-            self._io.rest(0.05)
+            self._io.rest(0.05, lambda: self.present(among) >= wanted)
             self.check()
         self._awaiting = 0
         if among is None and until is not None and not self.present():

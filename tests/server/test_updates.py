@@ -157,7 +157,7 @@ def test_what_ended_while_clients_are_awaited_is_kept_for_the_updates(
 
     def missing(self: Watch, among: range | None = None) -> int:
         looks.append(self._awaiting)
-        return 0 if len(looks) % 5 else present(self, among)
+        return 0 if len(looks) % 40 < 20 else present(self, among)
 
     monkeypatch.setattr(Watch, "present", missing)
     _, records = run(

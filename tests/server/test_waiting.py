@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,17 +18,19 @@ class Clock:
 
     def __init__(self, after: int) -> None:
         self.now, self.after, self.looks = 0.0, after, 0
-        self.snapshot = {"present": 0}
-        self.protocol = SimpleNamespace(clients=3)
+        self.protocol = SimpleNamespace(clients=3, roster=SimpleNamespace(hosting={}))
         self.in_process = False
 
     def monotonic(self) -> float:
         return self.now
 
+    def own(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
     def rest(self, *_: Any) -> None:
         self.now += 60.0
         self.looks += 1
-        self.snapshot["present"] = 2 if self.looks >= self.after else 0
+        self.protocol.roster.hosting = {0: {}, 1: {}} if self.looks >= self.after else {}
 
 
 @pytest.mark.parametrize(
