@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,10 @@ JsonMapping = Mapping[str, Any]  # the same, to be read only
 
 _meeting = threading.RLock()
 _met: set[type] = set()
+
+
+fields = functools.cache(msgspec.structs.fields)
+"""The fields of a Struct type. msgspec reads the annotations at each call."""
 
 
 # Raised for annotations that cannot be read.

@@ -14,6 +14,7 @@ import msgspec
 
 from fednet.config.tree import Node, compose, walk
 from fednet.errors import ConfigError, nearest
+from fednet.plain import fields
 
 T = TypeVar("T")
 # A type as in an annotation: a class, a union, Annotated, Literal or Any.
@@ -64,14 +65,14 @@ def _plain(node: Node, kind: Hint) -> object:
     """
     if _shape(kind) != "struct" or not isinstance(node.value, dict):
         return node.plain()
-    fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
-    is_open = fields.pop("options", None) is not None
+    declared = {f.encode_name: f.type for f in fields(kind)}
+    is_open = declared.pop("options", None) is not None
     # A key that no field declares may have any value.
-    made = {k: _plain(n, fields.get(k, Any)) for k, n in node.value.items()}
+    made = {k: _plain(n, declared.get(k, Any)) for k, n in node.value.items()}
     if not is_open:
         return made
-    known = {k: v for k, v in made.items() if k in fields}
-    return {**known, "options": {k: v for k, v in made.items() if k not in fields}}
+    known = {k: v for k, v in made.items() if k in declared}
+    return {**known, "options": {k: v for k, v in made.items() if k not in declared}}
 
 
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(\.\.\.)\]")
@@ -91,7 +92,7 @@ def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str
         if outer is None:  # a user's own annotation, of a kind that is not known here
             return _misfit(node, kind, path)
         if name:
-            kind = {f.encode_name: f.type for f in msgspec.structs.fields(outer)}[name]
+            kind = {f.encode_name: f.type for f in fields(outer)}[name]
         else:
             kind = get_args(outer)[0 if index else 1]
         step: str | int = int(index) if index else name
@@ -102,9 +103,7 @@ def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str
         known = [*keys(_of(kind, "struct")), *beside]
         return unknown_key(node.value[found[1]], found[1], path, known)
     if found := re.fullmatch(r"Object missing required field `(.*)`", what):
-        field = next(
-            f for f in msgspec.structs.fields(_of(kind, "struct")) if f.encode_name == found[1]
-        )
+        field = next(f for f in fields(_of(kind, "struct")) if f.encode_name == found[1])
         return ConfigError(
             f"{node.key_at or node.at}: {dotted(path, (found[1],))} is missing; expected "
             f"{describe(field.type)}."
@@ -135,7 +134,7 @@ def dotted(path: str, steps: Iterable[str | int]) -> str:
 
 
 def keys(kind: Hint) -> list[str]:
-    return [f.encode_name for f in msgspec.structs.fields(kind) if f.name != "options"]
+    return [f.encode_name for f in fields(kind) if f.name != "options"]
 
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
@@ -49,6 +50,7 @@ GIVEN = {
 }
 
 
+@functools.cache
 def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | None:
     """Returns the declared options of a part: an algorithm's Config, else see `options.options_of`.
     None: it takes any.

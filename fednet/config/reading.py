@@ -13,7 +13,7 @@ from fednet.config import fit, parts, rules
 from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
 from fednet.errors import ConfigError
-from fednet.plain import JsonDict, JsonMapping
+from fednet.plain import JsonDict, JsonMapping, fields
 
 
 def load(
@@ -269,7 +269,7 @@ def to_mapping(config: Config) -> JsonDict:
 
 def _plain(section: msgspec.Struct) -> JsonDict:
     made: JsonDict = {}
-    for field in msgspec.structs.fields(section):
+    for field in fields(type(section)):
         value = getattr(section, field.name)
         if field.name == "options":
             continue

@@ -56,19 +56,35 @@ _RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
 ]
 
 
+def _compose_node(loader: Any, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+    """Refuses aliases: a few of them can stand for any number of values."""
+    if loader.check_event(yaml.AliasEvent):
+        alias = loader.peek_event()
+        problem = f"the alias *{alias.anchor} is not allowed; write the value again"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+    return yaml.composer.Composer.compose_node(loader, parent, index)
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuses aliases: a few of them can stand for any number of values."""
-        if self.check_event(yaml.AliasEvent):
-            alias = self.peek_event()  # type: ignore[no-untyped-call]
-            problem = f"the alias *{alias.anchor} is not allowed; write the value again"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
-        return super().compose_node(parent, index)
+    compose_node = _compose_node
 
 
-class _Dumper(yaml.SafeDumper):
+# libyaml's, where PyYAML was built with it: eight times as fast.
+_CLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Fast(yaml.composer.Composer, _CLoader):  # type: ignore[misc]
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+    compose_node = _compose_node
+
+    def __init__(self, text: str) -> None:
+        _CLoader.__init__(self, text)
+        yaml.composer.Composer.__init__(self)
+
+
+class _Dumper(_CDumper):  # type: ignore[misc]
     """Quotes whatever this loader or any YAML 1.1 reader would take for something else than
     text.
     """
@@ -95,7 +111,10 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         return source if one_place else f"{source}:{mark.line + 1}"
 
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        try:
+            root = yaml.compose(text, Loader=_Fast)
+        except (yaml.YAMLError, UnicodeError):  # whose words depend on libyaml
+            root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         raise ConfigError(
