@@ -47,7 +47,8 @@ from fednet.training.hosts import ClientHost
 from fednet.training.lanes import Pack
 from fednet.training.setting import Pair, Splits
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content, Encoded, Past
+from fednet.wire.codec import Body, Content, Encoded
+from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Key
 from fednet.wire.payload import Payload, weights_of
 
@@ -214,7 +215,7 @@ class Worker:
                     ),
                     past.next,
                     reference,
-                    past=dataclasses.replace(past, where=f"{key.phase}/"),
+                    past=dataclasses.replace(past, field=f"{key.phase}/"),
                     stay=here,
                 )
                 if task.judge and main:
@@ -320,7 +321,7 @@ class Worker:
         body: Content,
         record: Record,
         host: ClientHost,
-        past: Past,
+        past: Memory,
     ) -> tuple[State, Payload]:
         """Returns the client's state, which an enrolment in the task changes, and the broadcast."""
         method = exp.algorithm

@@ -43,6 +43,7 @@ from fednet.training.tasks.classification import Classification
 from fednet.training.tasks.regression import Regression
 from fednet.wire import compress
 from fednet.wire.codec import Codec, Encoded, not_finite
+from fednet.wire.compress import Chain
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,11 @@ class Experiment:
         """Encodes the model for an evaluation, with lossless compressors only."""
         return Codec(
             self.shared,
-            {k: c.plain() for k, c in self.down.chains.items() if not c.lossy and c.plain().parts},
+            {
+                kind: Chain(lossless=chain.lossless, text=chain.text[-1:])
+                for kind, chain in self.down.chains.items()
+                if not chain.lossy and chain.lossless is not None
+            },
             self.down.buffers,
         )
 

@@ -30,7 +30,7 @@ from fednet.descriptors import reaching
 from fednet.errors import StateAbsent, StateError
 from fednet.files import clear_asides, digest, write_aside
 from fednet.tensors import Layout, Tensors
-from fednet.wire.codec import Past
+from fednet.wire.compressors.base import Memory
 
 
 class Record(State):
@@ -51,12 +51,12 @@ class Record(State):
         own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
         return own and self.buffers is None and not self.residuals
 
-    def past(self, where: str, round: int) -> Past:
+    def past(self, where: str, round: int) -> Memory:
         """Returns what compressors remember: for its next messages, and to be kept in the next
         record.
         """
         known = self.residuals or {}
-        return Past(known, dict(known), where, round)
+        return Memory(known, dict(known), where, round)
 
     def own(self, initial: Tensors) -> Tensors | None:
         """Returns the whole initial model with the client's own buffers. None if it has none."""

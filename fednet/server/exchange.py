@@ -40,7 +40,8 @@ from fednet.server.io import LEFT_OUT, Outcome, ServerIO
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
-from fednet.wire.codec import Body, Encoded, Past
+from fednet.wire.codec import Body, Encoded
+from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Field, Key, Purpose
 from fednet.wire.payload import weights_of
 
@@ -158,10 +159,10 @@ class Exchange:
         """Names a client's task in this exchange, at its first attempt."""
         return Key(self.round, self.index, 0, client, self.purpose)
 
-    def past(self, client: int, way: str, round: int) -> Past:
+    def past(self, client: int, way: str, round: int) -> Memory:
         """What is remembered with a client of earlier messages that way."""
         memory = self.asked[client].memory
-        return Past(self.residuals, memory, f"client {client}/{way}/{self.index}/", round)
+        return Memory(self.residuals, memory, f"client {client}/{way}/{self.index}/", round)
 
 
 class Exchanges:

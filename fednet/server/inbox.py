@@ -44,7 +44,8 @@ from fednet.loading import WrongPart
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import SMALL_BYTES, Body, Content, Past
+from fednet.wire.codec import SMALL_BYTES, Body, Content
+from fednet.wire.compressors.base import Memory
 from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload, Run, Samples, run_of
@@ -538,11 +539,11 @@ class Sent(dict[int, Tensors]):
         super().__init__()
         self.remembered, self.fill = {}, None
 
-    def past(self, key: Key, following: dict[str, torch.Tensor]) -> Past:
+    def past(self, key: Key, following: dict[str, torch.Tensor]) -> Memory:
         """What compressors remember of the client's earlier replies. following: takes what
         follows from this one.
         """
-        return Past(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
+        return Memory(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
 
 
 def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:

@@ -175,7 +175,9 @@ def predict(
     exchange, clients = method.exchanges[open.index], list(completed)
     if experiment.base is not None and open.index == 0:
         first = sum(1 for c in clients if not open.asked[c].job.start)
-        add_kinds(sums["down"], {BASE: first * experiment.base.raw} if first else {})
+        if first:
+            raw = sum(field.raw for field in experiment.base.form)
+            add_kinds(sums["down"], {BASE: first * raw})
     if not experiment.sized_by_client:  # all are alike
         enrolled = [c for c in clients if open.asked[c].enrolled]
         for way, kind, who in (

@@ -11,7 +11,7 @@ broadcast is encoded once and all sends share it. Within one process it is not e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,7 +76,7 @@ class Body:
 
     @cached_property
     def segments(self) -> list[memoryview]:
-        """Its bytes, in pieces."""
+        """Its bytes, in pieces that are not empty."""
         found: list[memoryview] = []
         for value in self.values:
             if isinstance(value, Tensors):
@@ -89,9 +89,7 @@ class Body:
         """What is sent as one frame: its bytes. Between two ends in one process that do not cut
         payloads (part: `WHOLE`), a large payload with Tensors is itself the frame.
         """
-        if part == WHOLE and self.by_reference:
-            return self
-        return self.whole()
+        return self if part == WHOLE and self.by_reference else self.whole()
 
     def slice(self, start: int, end: int) -> memoryview:
         """Bytes [start, end): a view where they lie in one segment, else a copy."""
@@ -107,7 +105,7 @@ class Body:
         return math.ceil(self.size / size)
 
     def part(self, index: int, size: int = PART) -> memoryview:
-        return self.slice(index * size, min(self.size, (index + 1) * size))
+        return self.slice(index * size, (index + 1) * size)
 
     def whole(self) -> memoryview:
         return self.slice(0, self.size)
@@ -128,75 +126,12 @@ class Encoded:
     body: Body
     seen: Payload
 
-    @property
-    def raw(self) -> int:
-        return sum(f.raw for f in self.form)
 
-
-@dataclass(frozen=True)
-class Past:
-    """What one end remembers of its earlier messages with one peer, and the round, from 1. known:
-    as it was; next: where what follows from this message is written; where: before each field's
-    name.
-    """
-
-    known: Mapping[str, torch.Tensor]
-    next: dict[str, torch.Tensor]
-    where: str = ""
-    round: int = 0
-
-    def of(self, field: str) -> Memory:
-        """What is remembered for one field."""
-        return Memory(self.known, self.next, self.where + field)
-
-
-NO_PAST = Past({}, {})
+NO_PAST = Memory({}, {})
 
 # What one broadcast has compressed, by field: (its value, the bytes sent, what the receiver has
 # then, what arrived there).
 Cache = dict[str, tuple[Tensors, bytes, torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class _Sender:
-    """How `Codec.encode` compresses a vector, with the arguments that it was given."""
-
-    rng: Callable[[str], np.random.Generator] | None
-    residuals: dict[str, torch.Tensor] | None
-    cache: Cache | None
-    slot: str
-    past: Past
-
-    def send(
-        self,
-        chain: Chain,
-        name: str,
-        value: Tensors,
-        vector: torch.Tensor,
-        base: torch.Tensor | None,
-    ) -> tuple[bytes, torch.Tensor]:
-        """(its bytes, the vector that the receiver has then)."""
-        feedback, memory, mark = chain.feedback if chain.shared else None, None, name
-        if feedback is not None:
-            memory = self.past.of(name)
-            mark = f"{name}/{feedback.said(memory).hex()}"
-        # The cache holds the value: an identity alone could be a later one's.
-        known = self.cache.get(mark) if self.cache is not None else None
-        if known is not None and known[0] is value:
-            if feedback is not None and memory is not None:
-                feedback.again(known[3], memory)
-            return known[1], known[2]
-        # A broadcast feeds one error back, that of the value which all share; a value of one
-        # client's own has none.
-        if memory is None and self.residuals is not None and known is None:
-            memory = Memory(self.residuals, self.residuals, (self.slot or self.past.where) + name)
-        draws = self.rng(name) if self.rng else np.random.default_rng(0)
-        wanted = vector if base is None else vector - base
-        data, arrived = chain.send(wanted, draws, memory, self.past.round)
-        decoded = arrived if base is None else base + arrived
-        if self.cache is not None:
-            self.cache.setdefault(mark, (value, data, decoded, arrived))
-        return data, decoded
 
 
 @dataclass(frozen=True)
@@ -248,7 +183,7 @@ class Codec:
         reference: Tensors | None = None,
         cache: Cache | None = None,
         slot: str = "",
-        past: Past = NO_PAST,
+        past: Memory = NO_PAST,
         stay: bool = False,
     ) -> Encoded:
         """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot`
@@ -258,7 +193,6 @@ class Codec:
         too, where a chain needs it. stay: tensors may stay on a GPU, for a receiver in this
         process.
         """
-        sender = _Sender(rng, residuals, cache, slot, past)
         form: list[Field] = []
         values: list[Buffer | Tensors] = []
         seen: dict[str, object] = {}
@@ -268,40 +202,69 @@ class Codec:
             if found is not None:
                 where = f"{type(payload).__qualname__}.{name}"
                 raise ConfigError(f"{where}: expected {VALUES[field.form][1]}, got {found}")
-            chain = self.chains.get(field.kind)
+            seen[name] = value
             parts: list[tuple[str, str, list[int]]] = []
+            raw = None  # the bytes before compression; None: as many as are sent
             if field.form in ("tensors", "parameters"):
-                part = self._tensors(value, field.form)
+                layout = self.crossing(field.form)
+                part = value
+                if value.layout != layout:
+                    if value.layout.parameters != layout.parameters:
+                        raise LocalProtocolError(
+                            "a payload's tensors must have the layout of what is sent"
+                        )
+                    part = value.params
+                    if layout != layout.parameters:
+                        part = Tensors.zeros(layout, value.device).with_vector(value.vector)
+                chain = self.chains.get(field.kind)
                 if not stay or chain is not None:
                     part = part.to("cpu")
-                raw = part.layout.nbytes
                 if chain is None:
-                    size = raw
+                    form.append(Field(name, field.kind, layout.nbytes, layout.nbytes, parts))
                     values.append(part)
+                    continue
+                raw = layout.nbytes
+                feedback = chain.feedback if chain.shared else None
+                memory = None if feedback is None else past.of(name)
+                mark = name
+                if feedback is not None and memory is not None:
+                    mark = f"{name}/{feedback.said(memory).hex()}"
+                # The cache holds the value: an identity alone could be a later one's.
+                known = cache.get(mark) if cache is not None else None
+                if known is not None and known[0] is value:
+                    _, data, decoded, arrived = known
+                    if feedback is not None and memory is not None:
+                        feedback.again(arrived, memory)
                 else:
+                    # A broadcast feeds one error back, that of the value which all share; a value
+                    # of one client's own has none.
+                    if memory is None and residuals is not None and known is None:
+                        memory = Memory(residuals, residuals, (slot or past.field) + name)
                     base = self.base(field.kind, reference)
-                    data, decoded = sender.send(chain, name, value, part.vector, base)
-                    arrays = [memoryview(data), _raw(part.buffers), _raw(part.counters)]
-                    size = sum(map(len, arrays))
-                    values.append(_joined(arrays))
-                    value = value.to("cpu").with_vector(decoded)
+                    wanted = part.vector if base is None else part.vector - base
+                    draws = rng(name) if rng else np.random.default_rng(0)
+                    data, arrived = chain.send(wanted, draws, memory, past.round)
+                    decoded = arrived if base is None else base + arrived
+                    if cache is not None:
+                        cache.setdefault(mark, (value, data, decoded, arrived))
+                seen[name] = value.to("cpu").with_vector(decoded)
+                arrays = [memoryview(data), _raw(part.buffers), _raw(part.counters)]
+            elif field.form in NUMBERS:
+                arrays = [memoryview(pack_number(field.form, value))]
             else:
-                arrays, parts = _pack(field.form, value)
-                size = raw = sum(map(len, arrays))
-                values.append(_joined(arrays))
-            seen[name] = value
-            form.append(Field(name, field.kind, size, raw, parts))
+                if field.form != "samples":
+                    named = {"": value}
+                elif isinstance(value.x, dict):
+                    named = {**{f"x.{key}": x for key, x in value.x.items()}, "y": value.y}
+                else:
+                    named = {"x": value.x, "y": value.y}
+                parts = [(key, NAMES[v.dtype], list(v.shape)) for key, v in named.items()]
+                arrays = [_raw(v) for v in named.values()]
+            arrays = [array for array in arrays if len(array)]
+            values.append(arrays[0] if len(arrays) == 1 else b"".join(arrays))
+            size = sum(map(len, arrays))
+            form.append(Field(name, field.kind, size, size if raw is None else raw, parts))
         return Encoded(tuple(form), Body(values), type(payload)(**seen))
-
-    def _tensors(self, value: Tensors, form: str) -> Tensors:
-        layout = self.crossing(form)
-        if value.layout == layout:
-            return value
-        if value.layout.parameters != layout.parameters:
-            raise LocalProtocolError("a payload's tensors must have the layout of what is sent")
-        if form == "parameters" or not self.buffers:
-            return value.params
-        return Tensors.zeros(layout, value.device).with_vector(value.vector)
 
     # -- checking ----------------------------------------------------------------------------------
     def check(
@@ -345,14 +308,14 @@ class Codec:
         if form in ("tensors", "parameters"):
             layout = self.crossing(form)
             chain = self.chains.get(kind)
-            rest = layout.nbytes - 4 * layout.sizes[0]
             if chain is None:
                 return layout.nbytes, layout.nbytes
+            rest = layout.nbytes - 4 * layout.sizes[0]
             size, exact = chain.nbytes(layout.sizes[0], round)
             return (size if exact else 0) + rest, size + rest
         if form in NUMBERS:
             return NUMBERS[form].size, NUMBERS[form].size
-        return 0, bound if bound is not None else 0
+        return 0, bound or 0
 
     def finite(self, value: Tensors, name: str) -> None:
         """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers
@@ -370,7 +333,7 @@ class Codec:
         reference: Tensors | None = None,
         fill: Tensors | None = None,
         sound: bool = False,
-        past: Past = NO_PAST,
+        past: Memory = NO_PAST,
     ) -> P:
         """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers:
         local | server`). sound: its form was checked, and its tensors are known to be finite, or
@@ -382,46 +345,44 @@ class Codec:
         size = sum([f.size for f in form])
         if size != len(body):
             raise RemoteProtocolError(f"payload of {len(body)} bytes, announced were {size}")
-        given = body.values if isinstance(body, Body) else _fields(body, form)
+        view = None if isinstance(body, Body) else memoryview(body).cast("B")
         values: dict[str, Any] = {}
-        for got, data, (name, field) in zip(form, given, kind.fields.items()):
-            if field.form in ("tensors", "parameters"):
-                if isinstance(data, Tensors):
-                    value = data
+        at = 0
+        for i, (name, field) in enumerate(kind.fields.items()):
+            data: Any = body.values[i] if isinstance(body, Body) else None
+            if view is not None:
+                data = view[at : at + form[i].size]
+                at += form[i].size
+            if field.form not in ("tensors", "parameters"):
+                values[name] = _unpack(field, memoryview(data), form[i], name)
+                continue
+            if isinstance(data, Tensors):
+                value = data
+            else:
+                layout = self.crossing(field.form)
+                data = memoryview(data)
+                cut = len(data) - (layout.nbytes - 4 * layout.sizes[0])  # the vector ends there
+                buffers, counters = _NO_FLOATS, _NO_INTEGERS
+                if cut < len(data):
+                    end = cut + 4 * layout.sizes[1]
+                    buffers = floats(data[cut:end])
+                    last = np.frombuffer(data[end:], "<i8")
+                    counters = torch.from_numpy(last.astype(np.int64))
+                chain = self.chains.get(field.kind)
+                if chain is None:
+                    vector = floats(data[:cut])
                 else:
+                    vector = chain.receive(data[:cut], layout.sizes[0], past.of(name), past.round)
                     base = self.base(field.kind, reference)
-                    value = self._read(memoryview(data), field, base, past, name)
-                if not sound:
-                    self.finite(value, name)
-                if field.form == "tensors" and fill is not None and not self.buffers:
-                    value = value.with_buffers(fill)
-                values[name] = value
-            elif not isinstance(data, Tensors):
-                values[name] = _unpack(field.form, memoryview(data), got, name)
-                _check_range(field, values[name], name)
+                    if base is not None:
+                        vector = base + vector
+                value = Tensors(layout, vector, buffers, counters)
+            if not sound:
+                self.finite(value, name)
+            if field.form == "tensors" and fill is not None and not self.buffers:
+                value = value.with_buffers(fill)
+            values[name] = value
         return kind(**values)
-
-    def _read(
-        self,
-        data: memoryview,
-        field: payloads.Field,
-        base: torch.Tensor | None,
-        past: Past,
-        name: str,
-    ) -> Tensors:
-        layout = self.crossing(field.form)
-        p, b, i = layout.sizes
-        rest = 4 * b + 8 * i
-        head, buffers, counters = data, _NO_FLOATS, _NO_INTEGERS
-        if rest:
-            head, tail = data[: len(data) - rest], data[len(data) - rest :]
-            buffers = floats(tail[: 4 * b])
-            counters = torch.from_numpy(np.frombuffer(tail[4 * b :], "<i8").astype(np.int64))
-        chain = self.chains.get(field.kind)
-        if chain is None:
-            return Tensors(layout, floats(head), buffers, counters)
-        vector = chain.receive(head, p, past.of(name), past.round)
-        return Tensors(layout, vector if base is None else base + vector, buffers, counters)
 
 
 def not_finite(initial: Tensors) -> frozenset[str]:
@@ -432,21 +393,6 @@ def not_finite(initial: Tensors) -> frozenset[str]:
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
 
 
-def _fields(body: Buffer, form: Sequence[Field]) -> Iterator[memoryview]:
-    """The bytes of each field."""
-    view, at = memoryview(body).cast("B"), 0
-    for field in form:
-        yield view[at : at + field.size]
-        at += field.size
-
-
-def _joined(arrays: Sequence[memoryview]) -> Buffer:
-    """The bytes of a field that has several arrays."""
-    found = [array for array in arrays if len(array)]
-    return found[0] if len(found) == 1 else b"".join(found)
-
-
-# -- one field to bytes ----------------------------------------------------------------------------
 def _raw(values: torch.Tensor) -> memoryview:
     """A tensor's bytes, without a copy where it is contiguous on the CPU."""
     if not values.numel():
@@ -457,24 +403,6 @@ def _raw(values: torch.Tensor) -> memoryview:
     return flat.numpy().data.cast("B")
 
 
-def _pack(
-    form: str,
-    value: Any,  # of the type that the form says
-) -> tuple[list[memoryview], list[tuple[str, str, list[int]]]]:
-    """(a field's bytes, the (name, dtype, shape) of its arrays)."""
-    if form in NUMBERS:
-        return [memoryview(pack_number(form, value))], []
-    if form != "samples":
-        arrays = {"": value}
-    elif isinstance(value.x, dict):
-        arrays = {**{f"x.{k}": v for k, v in value.x.items()}, "y": value.y}
-    else:
-        arrays = {"x": value.x, "y": value.y}
-    parts = [(name, NAMES[v.dtype], list(v.shape)) for name, v in arrays.items()]
-    return [_raw(v) for v in arrays.values()], parts
-
-
-# -- and back --------------------------------------------------------------------------------------
 def floats(data: Buffer) -> torch.Tensor:
     """Values that share the memory of `data` where it may be written to and is aligned."""
     values = np.frombuffer(data, dtype="<f4")
@@ -483,29 +411,47 @@ def floats(data: Buffer) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
-    """The value of a field that came, of the type that the form says. Raises RemoteProtocolError
-    for what can be none.
+def _unpack(declared: payloads.Field, data: memoryview, got: Field, name: str) -> Any:
+    """The value of a field that came, other than tensors, of the type that its form says. Raises
+    RemoteProtocolError for what can be none, or is not of the dtype, rank or range declared.
     """
-    if form == "run":
-        n, steps, loss = NUMBERS[form].unpack(data)
+    if declared.form == "run":
+        n, steps, loss = NUMBERS["run"].unpack(data)
         # The mean of float32 losses lies within float32.
         if n < 0 or steps < 0 or not abs(loss) <= torch.finfo(torch.float32).max:
             raise RemoteProtocolError(
                 f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0"
             )
         return Run(n, steps, loss)
-    if form in NUMBERS:
-        (number,) = NUMBERS[form].unpack(data)
-        if not math.isfinite(number):
-            raise RemoteProtocolError(f"field {name}: {number} is not finite")
-        return number
-    arrays = _arrays(data, got, name)
-    if form == "samples":
-        return _samples(arrays, name)
-    if list(arrays) != [""]:
-        raise RemoteProtocolError(f"field {name}: expected one array")
-    return arrays[""]
+    value: Any
+    if declared.form in NUMBERS:
+        (value,) = NUMBERS[declared.form].unpack(data)
+        if not math.isfinite(value):
+            raise RemoteProtocolError(f"field {name}: {value} is not finite")
+        low = high = value
+    else:
+        arrays = _arrays(data, got, name)
+        if declared.form == "samples":
+            value = _samples(arrays, name)
+            x = value.x
+        elif list(arrays) != [""]:
+            raise RemoteProtocolError(f"field {name}: expected one array")
+        else:
+            value = x = arrays[""]
+        for part in x.values() if isinstance(x, dict) else (x,):
+            other = misdeclared(declared, part)
+            if other is not None:
+                raise RemoteProtocolError(f"field {name}: {other}")
+        open_ended = declared.low == -math.inf and declared.high == math.inf
+        if isinstance(x, dict) or not x.numel() or open_ended:
+            return value
+        low, high = float(x.min()), float(x.max())
+    if not declared.low <= low <= high <= declared.high:
+        raise RemoteProtocolError(
+            f"field {name}: values from {low:g} to {high:g}, declared are "
+            f"{declared.low:g} to {declared.high:g}"
+        )
+    return value
 
 
 def _arrays(data: memoryview, got: Field, name: str) -> dict[str, torch.Tensor]:
@@ -555,26 +501,3 @@ def _samples(arrays: dict[str, torch.Tensor], name: str) -> Samples:
     if not all(k.startswith("x.") for k in arrays):
         raise RemoteProtocolError(f"field {name}: arrays {list(arrays)} are no samples")
     return Samples({k[2:]: v for k, v in arrays.items()}, y)
-
-
-def _check_range(declared: payloads.Field, value: object, name: str) -> None:
-    """Raises RemoteProtocolError for a value of another type, rank or range than is declared."""
-    if isinstance(value, (int, float)):
-        low = high = float(value) if isinstance(value, float) else value
-    elif isinstance(value, (torch.Tensor, Samples)):
-        x = value.x if isinstance(value, Samples) else value
-        for part in x.values() if isinstance(x, dict) else (x,):
-            other = misdeclared(declared, part)
-            if other is not None:
-                raise RemoteProtocolError(f"field {name}: {other}")
-        open_ended = declared.low == -math.inf and declared.high == math.inf
-        if isinstance(x, dict) or not x.numel() or open_ended:
-            return
-        low, high = float(x.min()), float(x.max())
-    else:
-        return
-    if not declared.low <= low <= high <= declared.high:
-        raise RemoteProtocolError(
-            f"field {name}: values from {low:g} to {high:g}, declared are "
-            f"{declared.low:g} to {declared.high:g}"
-        )

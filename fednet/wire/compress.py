@@ -62,18 +62,11 @@ class Chain:
         return any(p.lossy for p in self.parts)
 
     @property
-    def needs_feedback(self) -> bool:
-        """True if what is lost must be sent later (topk, sign); what qsgd loses has no bias, and
-        rounding is small.
-        """
-        if self.feedback is not None:
-            return not self.feedback.turned_off
-        return any(p.biased for p in self.parts)
-
-    @property
     def remembers(self) -> bool:
         """Whether the sender keeps anything from message to message."""
-        return self.needs_feedback or (self.select is not None and self.select.remembers)
+        return (self.feedback is not None and not self.feedback.turned_off) or (
+            self.select is not None and self.select.remembers
+        )
 
     @property
     def shared(self) -> bool:
@@ -88,28 +81,17 @@ class Chain:
     def __str__(self) -> str:
         return "[" + ", ".join(self.text) + "]"
 
-    def plain(self) -> Chain:
-        """Only what loses nothing and remembers nothing of it."""
-        return Chain(lossless=self.lossless, text=self.text[-1:] if self.lossless else ())
-
-    def fitted(self, shapes: tuple[tuple[int, ...], ...]) -> Chain:
-        """The chain for vectors that hold tensors of these shapes, one behind the other."""
-        return (
-            self
-            if self.select is None
-            else dataclasses.replace(self, select=self.select.fitted(shapes))
-        )
-
-    def nbytes(self, numel: int, round: int = 0, kept: int | None = None) -> tuple[int, bool]:
+    def nbytes(self, numel: int, round: int = 0) -> tuple[int, bool]:
         """Length of numel encoded values, and whether that is exact; without, it is an upper
-        bound. round: from 1; 0: past any warm-up. kept: how many values cross, where these decide.
+        bound. round: from 1; 0: past any warm-up.
         """
-        raw = self._raw(numel, self._select(round), kept) + self._head
-        exact = self.fixed or (self.lossless is None and kept is not None)
-        if self.lossless is None:
-            return raw, exact
-        more = 0 if self.select is None or self.select.fixed else LENGTH
-        return self.lossless.bound(raw - self._head) + more + self._head, False
+        head = 0 if self.feedback is None else self.feedback.head
+        size = self._raw(numel, self._select(round))
+        if self.lossless is not None:
+            size = self.lossless.bound(size)
+            if self.select is not None and not self.select.fixed:
+                size += LENGTH
+        return head + size, self.fixed
 
     # -- with what is remembered -------------------------------------------------------------------
     def send(
@@ -118,25 +100,25 @@ class Chain:
         """(what crosses, what the receiver makes of it) of a vector. memory: read and written;
         None: what is left out is lost.
         """
-        feedback = self._feedback
-        if feedback is None or memory is None:
+        if self.feedback is None or memory is None:
             data = self.encode(x, rng, memory, round)
             return data, self.decode(data, x.numel(), round)
-        wanted = feedback.wanted(x, memory)
+        wanted = self.feedback.wanted(x, memory)
         data = self.encode(wanted, rng, memory, round)
         decoded = self.decode(data, x.numel(), round)
-        return feedback.said(memory) + data, feedback.kept(wanted, decoded, memory)
+        return self.feedback.said(memory) + data, self.feedback.kept(wanted, decoded, memory)
 
     def receive(self, data: memoryview, numel: int, memory: Memory, round: int = 0) -> torch.Tensor:
         """What `send` made, for whoever remembers the same. Raises RemoteProtocolError as `decode`
         does, and where something else is remembered.
         """
-        if not self.shared or self.feedback is None:
+        if self.feedback is None or not self.feedback.shared:
             return self.decode(data, numel, round)
-        if len(data) < self._head:
+        head = self.feedback.head
+        if len(data) < head:
             raise RemoteProtocolError(f"{self}: {len(data)} bytes for {numel} values.")
-        memory = self.feedback.heard(bytes(data[: self._head]), memory)
-        return self.feedback.received(self.decode(data[self._head :], numel, round), memory)
+        memory = self.feedback.heard(bytes(data[:head]), memory)
+        return self.feedback.received(self.decode(data[head:], numel, round), memory)
 
     # -- without -----------------------------------------------------------------------------------
     def encode(
@@ -154,16 +136,14 @@ class Chain:
             found = f"{tuple(vector.shape)} {vector.dtype} {vector.device}"
             raise TypeError(f"expected a (n,) float32 tensor on the CPU, got {found}")
         x: Floats = vector.detach().numpy()
-        pieces, select = [], self._select(round)
+        select = self._select(round)
+        head = b""
         if select is not None:
             head, x = select.reduce(x, rng, memory)
-            pieces.append(head)
-        pieces.append(
-            x.astype("<f4", copy=False).tobytes()
-            if self.values is None
-            else self.values.encode(x, rng)
-        )
-        raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self.values is None:
+            raw = head + x.astype("<f4", copy=False).tobytes()
+        else:
+            raw = head + self.values.encode(x, rng)
         if self.lossless is None:
             return raw
         packed = self.lossless.encode(raw)
@@ -176,65 +156,50 @@ class Chain:
         """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
         values.
         """
-        view, select = memoryview(data).cast("B"), self._select(round)
-        expected = self._raw(numel, select)
+        view = memoryview(data).cast("B")
+        select = self._select(round)
         if self.lossless is not None:
-            view = self._lengthened(view, numel, select, expected)
-        elif self.fixed and len(view) != expected:
+            size = self._raw(numel, select)
+            if select is not None and not select.fixed:
+                most = size
+                size = int.from_bytes(view[:LENGTH], "little")
+                view = view[LENGTH:]
+                if size > most:
+                    raise RemoteProtocolError(
+                        f"{self}: {size} bytes announced for {numel} values, expected at most "
+                        f"{most}."
+                    )
+            most = self.lossless.bound(size)
+            if len(view) > most:
+                raise RemoteProtocolError(
+                    f"{self}: {len(view)} bytes for {numel} values, expected at most {most}."
+                )
+            view = memoryview(self.lossless.decode(view, size))
+        k = numel  # how many numbers cross
+        head = 0
+        if select is not None:
+            k = select.left(view, numel)
+            head = select.head(numel, k)
+        expected = self._raw(numel, select, k)
+        if len(view) != expected:
             raise RemoteProtocolError(
-                f"{self}: {len(view)} bytes for {numel} values, expected {expected}."
+                f"{self}: {len(view)} bytes for {k} of {numel} values, expected {expected}."
             )
-        if select is None:
-            return self._vector(self._written(view, numel), numel)
-        k = select.left(view, numel)
-        cut, most = select.head(numel, k), self._raw(numel, select, k)
-        if len(view) != most:
-            raise RemoteProtocolError(
-                f"{self}: {len(view)} bytes for {k} of {numel} values, expected {most}."
-            )
+        values: Floats
         try:
-            values = select.expand(view[:cut], self._written(view[cut:], k), numel)
+            if self.values is None:
+                values = np.frombuffer(view[head:], dtype="<f4").astype(np.float32)
+            else:
+                values = self.values.decode(view[head:], k)
+            if select is not None:
+                values = select.expand(view[:head], values, numel)
         except RemoteProtocolError as wrong:
             raise RemoteProtocolError(f"{self}: {wrong}") from None
-        return self._vector(values, numel)
-
-    def _vector(self, values: Floats, numel: int) -> torch.Tensor:
         if values.shape != (numel,):
             raise RemoteProtocolError(
                 f"{self}: an array of shape {values.shape}, expected ({numel},)."
             )
         return torch.from_numpy(values.astype(np.float32, copy=False))
-
-    def _lengthened(
-        self, view: memoryview, numel: int, select: Reduce | None, expected: int
-    ) -> memoryview:
-        """What lies in the bytes that `lossless` shortened."""
-        assert self.lossless is not None
-        if select is not None and not select.fixed:
-            said = int.from_bytes(view[:LENGTH], "little")
-            if said > expected:
-                raise RemoteProtocolError(
-                    f"{self}: {said} bytes announced for {numel} values, expected at most "
-                    f"{expected}."
-                )
-            expected, view = said, view[LENGTH:]
-        most = self.lossless.bound(expected)
-        if len(view) > most:
-            raise RemoteProtocolError(
-                f"{self}: {len(view)} bytes for {numel} values, expected at most {most}."
-            )
-        return memoryview(self.lossless.decode(view, expected))
-
-    @property
-    def _feedback(self) -> Feedback | None:
-        """What sees to what is left out: where none is named and it is needed, error feedback."""
-        if self.feedback is None and self.needs_feedback:
-            return ErrorFeedback()
-        return self.feedback
-
-    @property
-    def _head(self) -> int:
-        return 0 if self.feedback is None else self.feedback.head
 
     def _select(self, round: int) -> Reduce | None:
         if self.select is None or self.feedback is None or not round:
@@ -242,43 +207,50 @@ class Chain:
         return self.feedback.selecting(self.select, round)
 
     def _raw(self, numel: int, select: Reduce | None, kept: int | None = None) -> int:
-        if select is None:
-            return 4 * numel if self.values is None else self.values.nbytes(numel)
-        k = select.count(numel) if kept is None else kept
-        return select.head(numel, k) + (4 * k if self.values is None else self.values.nbytes(k))
-
-    def _written(self, view: memoryview, n: int) -> Floats:
-        if self.values is None:
-            return np.frombuffer(view, dtype="<f4").astype(np.float32)
-        return self.values.decode(view, n)
+        """Bytes before they are shortened. kept: how many numbers cross; None: at most."""
+        k = numel
+        head = 0
+        if select is not None:
+            k = select.count(numel) if kept is None else kept
+            head = select.head(numel, k)
+        return head + (4 * k if self.values is None else self.values.nbytes(k))
 
 
-def parse(items: Sequence[str]) -> Chain:
+def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Chain:
     """The chain of a configuration's list, such as ["topk(0.01)", "qsgd(8)"]. Raises
-    ConfigError.
+    ConfigError. shapes: of the tensors in the vectors.
     """
+    places = {Feedback: "feedback", Reduce: "select", Values: "values", Lossless: "lossless"}
     chain = Chain()
     for item in items:
-        part = _part(item)
-        place = next(
-            i
-            for i, kind in enumerate((Feedback, Reduce, Values, Lossless))
-            if isinstance(part, kind)
-        )
+        part: Any = instance(registry.compressor, item)
+        returns = next((known for base, known in RETURNS.items() if isinstance(part, base)), None)
+        if returns is None:
+            raise ConfigError(
+                f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and "
+                f"Lossless."
+            )
+        held(type(part), returns)
+        place = next(i for i, base in enumerate(places) if isinstance(part, base))
         taken = (chain.feedback, chain.select, chain.values, chain.lossless)
         if any(p is not None for p in taken[place:]):
             raise ConfigError(f"{chain}: {item!r} cannot follow; {ORDER}")
-        name = ("feedback", "select", "values", "lossless")[place]
+        name = list(places.values())[place]
         # Its field has the part's type.
         more: dict[str, Any] = {name: part, "text": (*chain.text, str(item).replace(" ", ""))}
         chain = dataclasses.replace(chain, **more)
-    if chain.feedback is None:
-        return chain
-    why = chain.feedback.refused(chain.select, chain.values)
-    if why:
-        raise ConfigError(f"{chain}: {chain.text[0]} {why}.")
-    select = None if chain.select is None else chain.select.under(chain.feedback)
-    return dataclasses.replace(chain, select=select)
+    feedback = chain.feedback
+    select = chain.select
+    if feedback is not None:
+        if why := feedback.refused(select, chain.values):
+            raise ConfigError(f"{chain}: {chain.text[0]} {why}.")
+        select = None if select is None else select.under(feedback)
+    elif any(p.biased for p in chain.parts):
+        # What is lost must be sent later (topk, sign); what qsgd loses has no bias, and rounding is
+        # small.
+        feedback = ErrorFeedback()
+    select = None if select is None else select.fitted(shapes)
+    return dataclasses.replace(chain, feedback=feedback, select=select)
 
 
 def chains(
@@ -287,31 +259,20 @@ def chains(
     shapes: tuple[tuple[int, ...], ...] = (),
 ) -> dict[str, Chain]:
     """The chains of `wire.up` or `wire.down`, by kind; kinds with an empty list are left out.
-    Errors name the key. shapes: of the tensors in the vectors.
+    Errors name the key. shapes: see `parse`.
     """
     found = {}
     for kind, items in section.items():
         try:
-            chain = parse(items)
+            chain = parse(items, shapes)
         except ConfigError as e:
             raise ConfigError(f"{where}.{kind}: {e}") from e
         way = where.rpartition(".")[2]
         if chain.feedback is not None and (why := chain.feedback.misplaced(way, kind)):
             raise ConfigError(f"{where}.{kind}: {chain}: {chain.text[0]} {why}.")
         if chain.parts:
-            found[kind] = chain.fitted(shapes)
+            found[kind] = chain
     return found
-
-
-def _part(item: str) -> Part:
-    part = instance(registry.compressor, item)
-    for base, returns in RETURNS.items():
-        if isinstance(part, base):
-            held(type(part), returns)
-            return part
-    raise ConfigError(
-        f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and Lossless."
-    )
 
 
 # -- what the functions of a user's own compressor return ------------------------------------------

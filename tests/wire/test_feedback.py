@@ -17,7 +17,7 @@ class End:
     """A sender, or a receiver, of one field, by a chain."""
 
     def __init__(self, *items: str, shapes: tuple[tuple[int, ...], ...] = ()) -> None:
-        self.chain, self.known = compress.parse(items).fitted(shapes), dict[str, torch.Tensor]()
+        self.chain, self.known = compress.parse(items, shapes), dict[str, torch.Tensor]()
         self.rng = np.random.default_rng(1)
 
     @property
@@ -46,8 +46,8 @@ def test_ef_adds_what_was_left_and_noef_does_not():
         assert end.sends(vector(1, 2))[1].tolist() == [0, 2]
     assert fed.sends(vector(1.5, 2))[1].tolist() == [2.5, 0]
     assert free.sends(vector(1.5, 2))[1].tolist() == [0, 2]
-    assert compress.parse(["topk(0.5)"]).needs_feedback
-    assert compress.parse(["ef", "topk(0.5)"]).needs_feedback
+    assert compress.parse(["topk(0.5)"]).remembers
+    assert compress.parse(["ef", "topk(0.5)"]).remembers
     assert not compress.parse(["noef", "topk(0.5)"]).remembers
 
 

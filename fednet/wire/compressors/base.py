@@ -9,7 +9,8 @@ RemoteProtocolError for what it cannot make sense of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,13 +40,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """What one end keeps from message to message for one field, by name, in a mapping of all that
-    it keeps. known: as it was; next: where what follows is written.
+    """What one end keeps from message to message, by name. known: as it was; next: where what
+    follows is written; field: before each name; round: from 1, 0 if there is none.
     """
 
     known: Mapping[str, torch.Tensor]
-    next: MutableMapping[str, torch.Tensor]
-    field: str
+    next: dict[str, torch.Tensor]
+    field: str = ""
+    round: int = 0
+
+    def of(self, field: str) -> Memory:
+        """Returns what is kept for one field of the messages."""
+        return dataclasses.replace(self, field=self.field + field)
 
     def get(self, name: str = "") -> torch.Tensor | None:
         """What was remembered under that name, not to be written to; None where nothing was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import torch
@@ -101,7 +102,7 @@ class Shift(Feedback):
 
     def heard(self, said: bytes, memory: Memory) -> Memory:
         if said == ANEW:
-            return Memory({}, memory.next, memory.field)
+            return dataclasses.replace(memory, known={})
         if said != self.said(memory):
             raise RemoteProtocolError(
                 "compressed with another memory of earlier messages than here"
