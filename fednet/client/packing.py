@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fednet.training.lanes import Lane
-    from fednet.training.loop import Course
+    from fednet.training.loop import Descent
     from fednet.training.packed import Plans
     from fednet.training.tasks import Task
+    from fednet.wire.payload import Run
 
 
 @dataclass(eq=False)
 class _Ticket:
     """A training run that waits for a pack. done: its thread may go on."""
 
-    lane: Lane
+    lane: Descent
     done: bool = False
 
 
@@ -71,10 +71,7 @@ class Packing:
                 self._running[device] -= 1
                 self._changed.notify_all()
 
-    def on(self, device: int) -> DevicePack:
-        return DevicePack(self, device)
-
-    def descend(self, device: int, lane: Lane) -> Course:
+    def descend(self, device: int, lane: Descent) -> Run:
         """Trains the lane in a pack, and returns when it is done. Raises what its own `progress`
         raised, or what ended the pack. To be called within `at_work`.
         """
@@ -90,8 +87,8 @@ class Packing:
             self._turn.acquire()
         if lane.error is not None:
             raise lane.error
-        assert lane.course is not None
-        return lane.course
+        assert lane.run is not None
+        return lane.run
 
     def _descend(self, device: int, own: _Ticket) -> None:
         pack: list[_Ticket] = []
@@ -146,17 +143,6 @@ class Packing:
                 for ticket in pack:
                     ticket.done = True
                 self._changed.notify_all()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class DevicePack:
-    """The packing of one device, as a `ClientHost` gets it."""
-
-    packing: Packing
-    device: int
-
-    def descend(self, lane: Lane) -> Course:
-        return self.packing.descend(self.device, lane)
 
 
 def _copy(error: BaseException) -> BaseException:

@@ -154,7 +154,7 @@ class Preparer:
                 functools.partial(data.site, device=device),
                 device,
                 balanced=functools.partial(data.balanced, device) if data.has_balanced else None,
-                pack=packing.on(number) if packing is not None else None,
+                pack=None if packing is None else functools.partial(packing.descend, number),
                 policy=self.policy,
                 answers=answers,
                 secrets=secrets,

@@ -44,13 +44,13 @@ from fednet.models.start import BASE, unpacked
 from fednet.robust import attacks
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
-from fednet.training.lanes import Pack
+from fednet.training.loop import Descent
 from fednet.training.setting import Pair, Splits
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content, Encoded
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Key
-from fednet.wire.payload import Payload, weights_of
+from fednet.wire.payload import Payload, Run, weights_of
 
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
 
@@ -94,9 +94,9 @@ class Worker:
     """Does tasks on one device, with one scratch model a thread. Any thread may call it.
 
     site(client) returns a client's data. balanced() returns a test set with as many samples of each
-    class; None where there is none. pack trains clients together. policy says what may leave;
-    without one, everything. answers is the account of what leaves with noise. secrets are the
-    clients' keys in secure aggregation, which all workers of a process share.
+    class; None where there is none. pack(descent) trains clients together. policy: what may leave.
+    answers is the account of what leaves with noise. secrets are the clients' keys in secure
+    aggregation, which all workers of a process share.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Worker:
         device: str = "cpu",
         *,
         balanced: Callable[[], Pair] | None = None,
-        pack: Pack | None = None,
+        pack: Callable[[Descent], Run] | None = None,
         policy: Policy | None = None,
         answers: Answers | None = None,
         secrets: Secrets | None = None,

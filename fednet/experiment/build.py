@@ -162,7 +162,7 @@ class Experiment:
         last = wanted == "channels_last" or (
             wanted == "auto" and torch.device(device).type == "cpu" and setting.innermost
         )
-        return Scratch(setting.module(), setting.layout, device, channels_last=last)
+        return Scratch(setting.module, setting.layout, device, channels_last=last)
 
     def state_dict(self, x: Tensors, setting: Setting | None = None) -> dict[str, torch.Tensor]:
         """Returns the state dict of the configuration's model, as `load_state_dict(strict=True)`

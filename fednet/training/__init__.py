@@ -2,5 +2,5 @@
 given, evaluation by counts.
 
 Imported by `algorithms` and all above; imports only `data`, `models`, `wire` and below.
-Read in this order: loop, hosts, correction, evaluation, scratch, packed, tasks.
+Read in this order: loop, optimizers, hosts, evaluation, scratch, packed, tasks.
 """

@@ -6,24 +6,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 from fednet.tensors import Inputs, mapped
 
-Step = Callable[..., None]  # of a batch: inputs, and further tensors
-
+DEVICES = ("cuda",)  # on which steps can be captured
 KEPT = 4  # kinds of training that are kept for later ones
 
 T = TypeVar("T")
 _capturing = threading.Lock()
-
-
-def usable(device: torch.device) -> bool:
-    """Whether steps on the device can be captured."""
-    return device.type == "cuda"
 
 
 def kept(known: dict[object, T], key: object, make: Callable[[], T]) -> T:
@@ -38,43 +31,33 @@ def kept(known: dict[object, T], key: object, make: Callable[[], T]) -> T:
 
 
 class Captured:
-    """A step on the current stream. The first call captures it; each call copies the batch to where
-    the graph reads it, and replays the graph. A step may not wait for the device, and must leave
-    its results in tensors that it always uses.
+    """The step of one kind of training of a scratch model, captured on the current stream. The
+    first call captures it; each call copies the batch to where the graph reads it, and replays the
+    graph. A step may not wait for the device, and must leave its results in tensors that it always
+    uses. total: the sum of the samples' losses; trainings: that there have been.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    step: Callable[..., None]  # of a batch: inputs, and further tensors
+
+    def __init__(self, device: torch.device) -> None:
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.trainings = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: list[torch.Tensor] = []
 
     def __call__(self, x: Inputs, *more: torch.Tensor) -> None:
         if self._graph is None:
-            self._graph = self._capture(x, more)
-        for own, given in zip(self._batch, [*_tensors(x), *more]):
-            own.copy_(given)
+            own, others = mapped(x, torch.clone), [part.clone() for part in more]
+            self._batch = [*_tensors(own), *others]
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream()
+            mode = "thread_local"  # other threads go on with the device meanwhile
+            with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+                self.step(own, *others)
+            self._graph = graph
+        for held, given in zip(self._batch, [*_tensors(x), *more]):
+            held.copy_(given)
         self._graph.replay()
-
-    def _capture(self, x: Inputs, more: tuple[torch.Tensor, ...]) -> torch.cuda.CUDAGraph:
-        own, others = mapped(x, torch.clone), [part.clone() for part in more]
-        self._batch = [*_tensors(own), *others]
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream()
-        # Other threads go on with the device meanwhile.
-        with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self._step(own, *others)
-        return graph
-
-
-@dataclass(eq=False)
-class Replay:
-    """The captured step of one kind of training of a scratch model. The first training, which
-    chooses kernels, is not captured. total: the sum of the samples' losses.
-    """
-
-    total: torch.Tensor
-    step: Captured | None = None
-    trainings: int = 0
 
 
 def _tensors(x: Inputs) -> list[torch.Tensor]:

@@ -20,11 +20,8 @@ from fednet import seeds
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.tensors import Inputs, Tensors
-from fednet.training.correction import Hooks
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
-from fednet.training.lanes import Lane, Pack
-from fednet.training.loop import Course, Descent, Loss, Recipe, Trained, descend, full_gradient
-from fednet.training.samples import joined
+from fednet.training.loop import Descent, Hooks, Loss, Recipe, Trained, descend, full_gradient
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
 from fednet.training.tasks.classification import weighted
@@ -47,9 +44,9 @@ class ClientHost:
 
     The process that makes it for a task gives it: splits: the client's samples on the scratch's
     device. rest: tensors that are not sent (a client's own buffers); None: those of `initial`.
-    progress(step, steps): called after each optimizer step. pack: trains this client together with
-    others (`train.pack`) if the method uses the task's loss. memory: where `train.keep_optimizer`
-    has its state; of several trainings in a task each has its own.
+    progress(step, steps): called after each optimizer step. pack(descent): trains this client
+    together with others (`train.pack`) if the method uses the task's loss. memory: where
+    `train.keep_optimizer` has its state; of several trainings in a task each has its own.
     """
 
     def __init__(
@@ -63,7 +60,7 @@ class ClientHost:
         splits: Splits | Site,
         rest: Tensors | None = None,
         progress: Callable[[int, int], None] | None = None,
-        pack: Pack | None = None,
+        pack: Callable[[Descent], Run] | None = None,
     ) -> None:
         self.setting = setting
         self.scratch, self.pack = scratch, pack
@@ -80,11 +77,13 @@ class ClientHost:
         self.initial = setting.initial
         self.classes, self.device = setting.classes, scratch.device
         self.train_config = train_config = setting.config.train_of(client_id)
-        self.task = weighted(setting.task, train_config.class_weights, self.device)
+        self.task = setting.task
+        if train_config.class_weights:
+            self.task = weighted(setting.task, train_config.class_weights, self.device)
         self.n = splits.n
         self.lr = train_config.lr_at(round, setting.config.rounds)
         self.momentum = float(train_config.momentum)
-        scratch.take_back()
+        scratch.lent = 0
 
     @cached_property
     def data(self) -> Pair:
@@ -173,59 +172,61 @@ class ClientHost:
         stay frozen are in eval mode. more: samples trained on too. stream: name of the random
         stream for the order of samples. Each of the arguments is in some paper's local update.
         """
-        self.scratch.load(self.whole(x))
-        hooks = Hooks(proximal, toward, add_to_grad, scale_grad, add_to_step, only)
-        descent = Descent(
-            self.scratch,
-            self._with(more),
-            Recipe.of(self.train_config, self.lr, epochs, steps),
-            self.rng(stream),
-            hooks,
-            progress=self.progress,
-            graphs=self.train_config.graphs and loss is None and self.task is self.setting.task,
+        setting, scratch, config = self.setting, self.scratch, self.train_config
+        scratch.load(self.whole(x))
+        inputs, labels = self.data
+        if more is not None and len(more):
+            added, given = self.inputs(more)
+            labels = torch.cat([labels, given.to(labels.dtype)])
+            if isinstance(inputs, dict) and isinstance(added, dict):
+                inputs = {name: torch.cat([part, added[name]]) for name, part in inputs.items()}
+            else:
+                inputs = torch.cat([inputs, added])  # type: ignore[list-item]
+        where = "" if stream == "order" else f"/{stream}"  # part of the names of random draws
+        recipe = Recipe(
+            lr=self.lr,
+            epochs=config.epochs if epochs is None else epochs,
+            steps=config.steps if epochs is None and steps is None else steps,
+            batch_size=config.batch_size,
+            optimizer=config.optimizer,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            schedule=config.local_schedule,
+            clip_norm=config.clip_norm,
+            precision=config.precision,
         )
-        where = f"optimizer/{self.phase}/{self.trainings}/"
+        descent = Descent(
+            scratch,
+            (inputs, labels),
+            recipe,
+            self.rng(stream),
+            Hooks(proximal, toward, add_to_grad, scale_grad, add_to_step, only),
+            progress=self.progress,
+            graphs=config.graphs and loss is None and self.task is setting.task,
+        )
+        place = f"optimizer/{self.phase}/{self.trainings}/"
         self.trainings += 1
-        if (kept := self.memory) is not None:
-            found = {k.removeprefix(where): v for k, v in kept.items() if k.startswith(where)}
-            descent.memory = found
-        course = self._packed(descent, stream) if loss is None else None
-        if course is None:
-            course = self._by_itself(descent, loss, stream, extra)
+        kept = self.memory
         if kept is not None:
-            kept.update({where + name: value for name, value in (descent.memory or {}).items()})
-        self.trained = self.scratch.trained()
-        run = Run(descent.n, course.steps, course.loss)
-        return Trained(self.trained.select(x.layout), run, course.extra)
-
-    def _packed(self, descent: Descent, stream: str) -> Course | None:
-        """Trains together with other clients. Returns None without a pack, or if there is nothing
-        to train.
-        """
-        if self.pack is None:
-            return None
-        purpose = "dropout" if stream == "order" else f"dropout/{stream}"
-        draws = seeds.key(self.setting.config.seed, purpose, self.round, self.client_id)
-        lane = Lane.of(descent, draws)
-        return None if lane.idle else self.pack.descend(lane)
-
-    def _by_itself(
-        self, descent: Descent, loss: Loss | None, stream: str, extra: Tensors | None
-    ) -> Course:
-        """Trains this client alone. The stream's name is part of the names of its random draws."""
-        where = "" if stream == "order" else f"/{stream}"
-        augment = None
-        if (change := self.setting.augment) is not None:
-            seed = self.setting.config.seed
-            draws = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id)
-            augment = lambda batch: change(batch, draws)  # noqa: E731
-        with self.drawing("dropout" + where, loss):
-            return descend(
-                descent,
-                self._loss if loss is None else loss,
-                extra=None if extra is None else extra.to(self.device),
-                augment=augment,
-            )
+            found = {k.removeprefix(place): v for k, v in kept.items() if k.startswith(place)}
+            descent.memory = found
+        if self.pack is not None and loss is None and descent.steps and descent.trained:
+            seed = setting.config.seed
+            descent.draws = seeds.key(seed, "dropout" + where, self.round, self.client_id)
+            run = self.pack(descent)
+        else:
+            augment = None
+            if (change := setting.augment) is not None:
+                seed = setting.config.seed
+                draws = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id)
+                augment = lambda batch: change(batch, draws)  # noqa: E731
+            beside = None if extra is None else extra.to(self.device)
+            with self.drawing("dropout" + where, loss):
+                run, extra = descend(descent, self.task, loss, extra=beside, augment=augment)
+        if kept is not None:
+            kept.update({place + name: value for name, value in (descent.memory or {}).items()})
+        self.trained = scratch.trained()
+        return Trained(self.trained.select(x.layout), run, extra)
 
     def gradient(self, x: Tensors) -> Trained:
         """Returns the gradient of the mean loss over the whole local set at x, in eval mode for
@@ -238,15 +239,9 @@ class ClientHost:
             self.trained = at
         config = self.train_config
         gradient, loss = full_gradient(
-            self.scratch, self.data, self._loss, config.batch_size, config.precision
+            self.scratch, self.data, self.task, config.batch_size, config.precision
         )
         return Trained(gradient.select(x.layout), Run(self.n, 0, loss))
-
-    def _with(self, more: Samples | None) -> Pair:
-        return joined(*self.data, self.inputs(more) if more is not None and len(more) else None)
-
-    def _loss(self, module: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-        return self.task.loss(module(x), y)
 
     def recalibrated(self, x: Tensors) -> Tensors:
         """Returns the whole model x with BatchNorm statistics of the client's training samples."""
@@ -379,8 +374,6 @@ class ServerHost:
         """
         self.model(x)
         inputs = moved(samples.x, self.device), samples.y.to(self.device)
-        task = self.task
-        chosen = loss or (lambda module, x, y: task.loss(module(x), y))
         recipe = Recipe(
             lr=lr,
             epochs=epochs,
@@ -389,7 +382,7 @@ class ServerHost:
         )
         descent = Descent(self.scratch, inputs, recipe, self.rng("fit"))
         with seeds.scope(self.setting.config.seed, "dropout/fit", self.round, device=self.device):
-            descend(descent, chosen)
+            descend(descent, self.task, loss)
         return self.scratch.values().select(x.layout)
 
     def rng(self, purpose: str) -> np.random.Generator:

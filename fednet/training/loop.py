@@ -6,7 +6,7 @@ It does not wait for the device before the end of the training: the loss is summ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,15 +18,14 @@ import torch
 from fednet.config.schema import scheduled
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
-from fednet.training.correction import NEUTRAL, Correction, Hooks
-from fednet.training.graphs import Captured, Replay, kept, usable
-from fednet.training.optimizers import SGD, Optimizer, optimizer, restore, set_rate, states
-from fednet.training.samples import batches, channels_innermost, length, piece, take
+from fednet.training import graphs
+from fednet.training.optimizers import Corrected, Optimizer, optimizer
+from fednet.training.samples import batches, length, piece, take
 from fednet.training.scratch import Scratch
 from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
-    from fednet.config.schema import TrainSection
+    from fednet.training.tasks import Task
 
 Loss = Callable[..., torch.Tensor]
 
@@ -60,84 +59,102 @@ class Recipe:
     # fp32 | tf32 (a switch of the device's, set elsewhere) | bf16 | fp16: autocast
     precision: str = "fp32"
 
-    @classmethod
-    def of(
-        cls, train: TrainSection, lr: float, epochs: int | None = None, steps: int | None = None
-    ) -> Recipe:
-        """Returns the run's recipe, with other epochs or steps if they are given."""
-        return cls(
-            lr=lr,
-            epochs=train.epochs if epochs is None else epochs,
-            steps=train.steps if epochs is None and steps is None else steps,
-            batch_size=train.batch_size,
-            optimizer=train.optimizer,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            schedule=train.local_schedule,
-            clip_norm=train.clip_norm,
-            precision=train.precision,
-        )
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Hooks:
+    """A method's changes to a descent. The raw gradient is clipped, then multiplied by
+    `scale_grad`, then `add_to_grad` and proximal * (w - toward) are added to it; `add_to_step` is
+    added to the weights after each optimizer step. toward: None for the start of the descent. only:
+    names of the parameters to train; None: all.
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """The result of a descent. steps: optimizer steps; loss: mean over the samples of all steps, 0
-    without any.
+    A hook at its neutral value is skipped: it costs nothing and does not change bits.
     """
 
-    steps: int
-    loss: float
-    extra: Tensors | None = None
+    proximal: float = 0.0
+    toward: Tensors | None = None
+    add_to_grad: Tensors | None = None
+    scale_grad: float = 1.0
+    add_to_step: Tensors | None = None
+    only: Sequence[str] | None = None
+
+    @property
+    def neutral(self) -> bool:
+        """Whether gradients and steps stay as they are."""
+        changes = self.add_to_grad is not None or self.add_to_step is not None
+        return self.proximal == 0.0 and self.scale_grad == 1.0 and not changes
 
 
 @dataclass(eq=False)
 class Descent:
-    """One training of the model in `scratch`. data: samples (x, y); `order` draws their order.
-    progress(step, steps): called after each optimizer step; an exception ends the training. graphs:
-    see `train.graphs`. memory: the optimizer's state, by names of tensors, read before the first
-    step and written after the last; None: it starts empty.
+    """One training of the model in `scratch`, by itself or as a lane of a pack. data: samples (x,
+    y); `order` draws their order. progress(step, steps): called after each optimizer step; an
+    exception ends the training. graphs: see `train.graphs`. memory: the optimizer's state, by names
+    of tensors, read before the first step and written after the last; None: it starts empty.
+
+    n: samples. cuts: (start, end) of the batches of one epoch. steps: optimizer steps in all.
+    trained: names of the trained parameters, in the model's order; `only` may name a tied one by
+    any of its names. Raises ConfigError for one that the model does not have.
+
+    Of a lane: draws: a number of this client's task, from which its dropout is drawn. loaded: after
+    it the scratch holds what the descent begins with; None: it does already. run or error: what
+    came of it.
     """
 
     scratch: Scratch
     data: tuple[Inputs, torch.Tensor]
     recipe: Recipe
     order: np.random.Generator
-    hooks: Hooks = NEUTRAL
+    hooks: Hooks = Hooks()
     progress: Callable[[int, int], None] | None = None
     graphs: bool = False
     memory: dict[str, torch.Tensor] | None = None
+    draws: int = 0
+    loaded: torch.cuda.Event | None = None
+    run: Run | None = None
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        recipe, only = self.recipe, self.hooks.only
+        self.n = length(self.data[0])
+        self.cuts = batches(self.n, recipe.batch_size, self.scratch.batch_norm)
+        self.steps = recipe.epochs * len(self.cuts)
+        if recipe.steps is not None and self.cuts:
+            self.steps = recipe.steps
+        self.trained = list(self.scratch.parameters)
+        if only is not None:
+            layout = self.scratch.layout.parameters
+            if missing := [name for name in only if not layout.has(name)]:
+                raise ConfigError(
+                    f"no trainable parameter of the model is named {', '.join(sorted(missing))}."
+                )
+            self.trained = list(layout.select(only).names)
 
     @cached_property
-    def n(self) -> int:
-        """Samples."""
-        return length(self.data[0])
-
-    @cached_property
-    def cuts(self) -> list[tuple[int, int]]:
-        """(start, end) of the batches of one epoch."""
-        return batches(self.n, self.recipe.batch_size, self.scratch.batch_norm)
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps in all."""
-        if not self.cuts:
-            return 0
-        given = self.recipe.steps
-        return given if given is not None else self.recipe.epochs * len(self.cuts)
-
-    @cached_property
-    def trained(self) -> list[str]:
-        """Names of the trained parameters, in the model's order. `only` may name a tied one by any
-        of its names. Raises ConfigError for one that the model does not have.
+    def width(self) -> int:
+        """Rows of a lane's batch as it is computed: the batch size, or the power of two above n
+        where all samples are fewer. It depends on this client alone, else its bits would depend on
+        the others.
         """
-        only, layout = self.hooks.only, self.scratch.layout.parameters
-        if only is None:
-            return list(layout.names)
-        if missing := [name for name in only if not layout.has(name)]:
-            raise ConfigError(
-                f"no trainable parameter of the model is named {', '.join(sorted(missing))}."
-            )
-        return list(layout.select(only).names)
+        return min(self.recipe.batch_size, 1 << (self.n - 1).bit_length())
+
+    @cached_property
+    def kind(self) -> tuple[object, ...]:
+        """What the lanes of one pack have in common."""
+        (x, y), hooks = self.data, self.hooks
+        inputs = x.items() if isinstance(x, dict) else [("", x)]
+        return (
+            self.recipe,
+            self.width,
+            tuple((name, part.dtype, part.shape[1:]) for name, part in inputs),
+            y.dtype,
+            y.shape[1:],
+            tuple(self.trained),
+            hooks.proximal,
+            hooks.toward is None,
+            hooks.add_to_grad is None,
+            hooks.scale_grad,
+            hooks.add_to_step is None,
+        )
 
 
 def autocast(precision: str, device: torch.device) -> tuple[AbstractContextManager[object], float]:
@@ -152,54 +169,51 @@ def autocast(precision: str, device: torch.device) -> tuple[AbstractContextManag
     return contextlib.nullcontext(), 1.0
 
 
-# -- the loop --------------------------------------------------------------------------------------
 def descend(
     descent: Descent,
-    loss: Loss,
+    task: Task,
+    loss: Loss | None = None,
     *,
     extra: Tensors | None = None,
     augment: Callable[[Inputs], Inputs] | None = None,
-) -> Course:
+) -> tuple[Run, Tensors | None]:
     """Trains in place, with a new optimizer that has the state in `memory`. loss(module, x, y), or
-    loss(module, x, y, extra) with `extra`, tensors that are trained beside the model.
+    loss(module, x, y, extra) with `extra`, tensors that are trained beside the model; default: the
+    task's. Returns (the run, the extra tensors after it).
     """
-    scratch = descent.scratch
-    if descent.hooks.only is not None:
+    scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
+    if hooks.only is not None:
         for name, parameter in scratch.parameters.items():
             parameter.requires_grad_(name in descent.trained)
     try:
-        scratch.train_mode(alone=descent.recipe.batch_size == 1 or descent.n == 1)
-        beside = (
-            {name: t.clone().requires_grad_(True) for name, t in extra.items()}
-            if extra is not None
-            else None
-        )
+        scratch.train_mode(alone=recipe.batch_size == 1 or descent.n == 1)
+        beside = {}
+        if extra is not None:
+            beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()}
         if not descent.steps or not (descent.trained or beside):
-            return Course(0, 0.0, extra)
-        course = _run(descent, loss, beside, augment)
-        if extra is not None and beside is not None:
-            course = Course(course.steps, course.loss, Tensors.pack(extra.layout, beside))
-        return course
+            return Run(descent.n, 0, 0.0), extra
+        run = _descend(descent, task, loss, None if extra is None else beside, augment)
+        return run, None if extra is None else Tensors.pack(extra.layout, beside)
     finally:
         for parameter in scratch.parameters.values():
             parameter.requires_grad_(True).grad = None
 
 
-def _run(
+def _descend(
     descent: Descent,
-    loss: Loss,
+    task: Task,
+    loss: Loss | None,
     beside: dict[str, torch.Tensor] | None,
     augment: Callable[[Inputs], Inputs] | None,
-) -> Course:
+) -> Run:
     """Takes all steps of a descent that has some."""
-    scratch, recipe = descent.scratch, descent.recipe
-    module, device = scratch.module, scratch.device
-    parameters = [scratch.parameters[name] for name in descent.trained]
+    scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
+    module, device, trained = scratch.module, scratch.device, descent.trained
+    own: list[torch.Tensor] = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
-    change = Correction.of(scratch, descent.trained, descent.hooks)
-    # The extra tensors are not corrected.
-    groups: list[list[torch.Tensor]] = [group for group in ([*parameters], others) if group]
+    parameters = [*own, *others]
+    groups = [group for group in (own, others) if group]
     made = [
         optimizer(
             recipe.optimizer,
@@ -210,120 +224,114 @@ def _run(
         )
         for group in groups
     ]
-    names = [*descent.trained, *(f"+{name}" for name in beside or ())]
-    if descent.memory is not None:
-        _remember(made, names, descent.memory)
-    take_steps = [one.step for one in made]
-    if change is not None:
-        first = made[0]
-        if isinstance(first, SGD):
-            take_steps[0] = change.sgd(first)
-        else:
-            take_steps[0] = change.around(parameters, first.step)
+    memory = descent.memory
+    names = [*trained, *(f"+{name}" for name in beside or ())]
+    owners = [one for one, group in zip(made, groups) for _ in group]
+    if memory is not None:
+        of = {name: (p, one) for name, p, one in zip(names, parameters, owners)}
+        for key, value in memory.items():
+            name, _, what = key.rpartition("/")
+            p, one = of[name]
+            # In the parameter's own order in memory; Adam's number of steps is a scalar.
+            held = value.to(p.device, copy=True)
+            if value.shape == p.shape:
+                held = torch.empty_like(p, requires_grad=False).copy_(value)
+            one.state.setdefault(p, {})[what] = held
+    steppers: list[Optimizer | Corrected] = [*made]
+    if trained and not hooks.neutral:  # the extra tensors are not corrected
+        toward, anchor, added, drift = hooks.toward, None, None, None
+        if hooks.proximal != 0.0:
+            anchor = scratch.flat(scratch.values() if toward is None else toward, trained)
+        if hooks.add_to_grad is not None:
+            added = scratch.flat(hooks.add_to_grad, trained)
+        if hooks.add_to_step is not None:
+            drift = scratch.flat(hooks.add_to_step, trained)
+        steppers[0] = Corrected(
+            made[0], hooks.scale_grad, added, hooks.proximal, anchor, toward is None, drift
+        )
     cast, scale = autocast(recipe.precision, device)
-    replay = None if change is not None else _replay(descent, beside)
+    replay = None
+    # Steps that draw, or depend on earlier ones, cannot be captured.
+    if (
+        descent.graphs
+        and device.type in graphs.DEVICES
+        and not scratch.may_draw
+        and not beside
+        and steppers == made
+        and (recipe.optimizer, recipe.momentum, recipe.schedule) == ("sgd", 0.0, "constant")
+    ):
+        key = (recipe, tuple(trained))
+        replay = graphs.kept(scratch.replays, key, lambda: graphs.Captured(device))
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
 
     def train_batch(x: Inputs, y: torch.Tensor) -> None:
         with cast:
-            value = loss(module, x, y, *extras)
+            if loss is None:
+                value = task.loss(module(x), y)
+            else:
+                value = loss(module, x, y, *extras)
         if scale == 1.0:
             value.backward()
         else:
             (value * scale).backward()
-            torch._foreach_mul_(
-                [p.grad for p in (*parameters, *others) if p.grad is not None], 1.0 / scale
-            )
+            found = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_mul_(found, 1.0 / scale)
         if recipe.clip_norm is not None:
             # The extra tensors must not change the model's step.
             for group in groups:
                 torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
-        for take_step in take_steps:
-            take_step()
+        for stepper in steppers:
+            stepper.step()
         # None, so that autograd stores the next gradient without an addition.
-        for p in (*parameters, *others):
+        for p in parameters:
             p.grad = None
         total.add_(value.detach(), alpha=len(y))
 
+    # The first training of a kind chooses kernels, the second is captured.
     if replay is not None and replay.trainings == 1:
-        replay.step = Captured(train_batch)
+        replay.step = train_batch
     steps, seen, step = descent.steps, 0, 0
     while step < steps:
-        xs, ys = _shuffled(descent, augment)
+        # The samples are gathered in the epoch's order once; a batch is a view.
+        order = torch.from_numpy(descent.order.permutation(descent.n))
+        index = order.to(device, non_blocking=True)
+        xs, ys = take(descent.data[0], index), descent.data[1].index_select(0, index)
+        if augment is not None:
+            xs = augment(xs)
+        if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
+            xs = xs.contiguous(memory_format=torch.channels_last)
         for start, end in descent.cuts[: steps - step]:
-            whole = end - start == recipe.batch_size
-            captured = replay.step if replay is not None and whole else None
             if recipe.schedule != "constant":
                 for one in made:
-                    set_rate(one, scheduled(recipe.schedule, recipe.lr, step + 1, steps))
-            (captured or train_batch)(piece(xs, start, end), ys[start:end])
+                    one.param_groups[0]["lr"] = scheduled(
+                        recipe.schedule, recipe.lr, step + 1, steps
+                    )
+            if replay is not None and replay.trainings and end - start == recipe.batch_size:
+                replay(piece(xs, start, end), ys[start:end])
+            else:
+                train_batch(piece(xs, start, end), ys[start:end])
             seen += end - start
             step += 1
             if descent.progress is not None:
                 descent.progress(step, steps)
     if replay is not None:
         replay.trainings += 1
-    if descent.memory is not None:
-        parts = zip(names, (state for one in made for state in states(one)))
-        descent.memory.update({f"{n}/{what}": x for n, own in parts for what, x in own.items()})
-    return Course(step, float(total) / seen)
-
-
-def _replay(descent: Descent, beside: object) -> Replay | None:
-    """Returns the captured step of this kind of training. None if steps cannot be captured, because
-    they draw or depend on earlier steps. A host sets `graphs` only with the task's own loss, since
-    a method's loss may differ in each training.
-    """
-    scratch, recipe = descent.scratch, descent.recipe
-    if not descent.graphs or not usable(scratch.device) or scratch.may_draw or beside:
-        return None
-    if recipe.optimizer != "sgd" or recipe.momentum:
-        return None
-    if recipe.schedule != "constant":
-        return None
-    key = (recipe, tuple(descent.trained))
-    return kept(
-        scratch.replays,
-        key,
-        lambda: Replay(torch.zeros((), dtype=torch.float64, device=scratch.device)),
-    )
-
-
-def _shuffled(
-    descent: Descent, augment: Callable[[Inputs], Inputs] | None
-) -> tuple[Inputs, torch.Tensor]:
-    """Returns the samples in the next epoch's order. They are gathered once; a batch is a view."""
-    (x, y), scratch = descent.data, descent.scratch
-    order = descent.order.permutation(descent.n)
-    index = torch.from_numpy(order).to(scratch.device, non_blocking=True)
-    xs, ys = take(x, index), y.index_select(0, index)
-    if augment is not None:
-        xs = augment(xs)
-    return channels_innermost(xs) if scratch.channels_last else xs, ys
-
-
-def _remember(made: list[Optimizer], names: list[str], memory: dict[str, torch.Tensor]) -> None:
-    """Gives the optimizers the state in `memory`. names: of their parameters, in order."""
-    kept: dict[str, dict[str, torch.Tensor]] = {name: {} for name in names}
-    for key, value in memory.items():
-        name, _, what = key.rpartition("/")
-        kept[name][what] = value
-    rest = list(kept.values())
-    for one in made:
-        restore(one, rest)
-        rest = rest[len(states(one)) :]
+    if memory is not None:
+        for name, p, one in zip(names, parameters, owners):
+            memory.update({f"{name}/{what}": x for what, x in one.state.get(p, {}).items()})
+    return Run(descent.n, step, float(total) / seen)
 
 
 def full_gradient(
     scratch: Scratch,
     data: tuple[Inputs, torch.Tensor],
-    loss: Loss,
+    task: Task,
     batch_size: int,
     precision: str,
 ) -> tuple[Tensors, float]:
-    """Returns (gradient, loss) of the mean loss over all samples, for the model in `scratch`. It is
-    in eval mode, so its buffers do not change. Batches are weighted by their size.
+    """Returns (gradient, loss) of the task's mean loss over all samples, for the model in
+    `scratch`. It is in eval mode, so its buffers do not change. Batches are weighted by their size.
     """
     module, (x, y) = scratch.module.eval(), data
     n = length(x)
@@ -333,7 +341,7 @@ def full_gradient(
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
             with cast:
-                value = loss(module, piece(x, start, end), y[start:end])
+                value = task.loss(module(piece(x, start, end)), y[start:end])
             share = (end - start) / n
             (value if share * scale == 1.0 else value * (share * scale)).backward()
             total.add_(value.detach(), alpha=share)

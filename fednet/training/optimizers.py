@@ -1,8 +1,9 @@
-"""Optimizers, by the names of `train.optimizer`."""
+"""Optimizers, by the names of `train.optimizer`, and steps that a method corrects."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.optim.sgd import sgd
@@ -22,7 +23,7 @@ class SGD:
 
     Without the `Optimizer` around it, whose first step imports torch._dynamo (more than a second
     and 100 MB a process), and every step of which costs as much again as the update of a small
-    model.
+    model. It has an Optimizer's `param_groups` and `state`.
     """
 
     def __init__(
@@ -32,67 +33,44 @@ class SGD:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> None:
-        self.parameters = list(parameters)
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.fused = self.parameters[0].device.type in ("cpu", "cuda")
-        self.buffers: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self.group: dict[str, Any] = {
+            "params": list(parameters),
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "fused": parameters[0].device.type in ("cpu", "cuda"),
+        }
+        self.param_groups = [self.group]
+        self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One step along the gradients that there are."""
-        moved = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        buffers = [self.buffers[i] for i in moved]
+    def step(self, pull: float = 0.0) -> None:
+        """One step along the gradients that there are. pull: is added to the weight decay."""
+        group = self.group
+        moved = [p for p in group["params"] if p.grad is not None]
+        buffers: list[torch.Tensor | None] = [None] * len(moved)
+        if self.state:  # torch's function begins with all buffers or with none
+            buffers = [
+                self.state[p]["momentum"] if p in self.state else torch.zeros_like(p) for p in moved
+            ]
         sgd(
-            [self.parameters[i] for i in moved],
-            [p.grad for p in self.parameters if p.grad is not None],
+            moved,
+            [p.grad for p in moved],
             buffers,
-            fused=self.fused,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=self.lr,
+            fused=group["fused"],
+            weight_decay=group["weight_decay"] + pull,
+            momentum=group["momentum"],
+            lr=group["lr"],
             dampening=0.0,
             nesterov=False,
             maximize=False,
         )
-        for i, buffer in zip(moved, buffers):
-            self.buffers[i] = buffer
+        for p, buffer in zip(moved, buffers):
+            if buffer is not None:
+                self.state[p] = {"momentum": buffer}
 
 
 Optimizer = SGD | torch.optim.Adam
-
-
-def set_rate(made: Optimizer, lr: float) -> None:
-    """Changes the learning rate of the next steps."""
-    if isinstance(made, SGD):
-        made.lr = lr
-    else:
-        made.param_groups[0]["lr"] = lr
-
-
-def states(made: Optimizer) -> list[dict[str, torch.Tensor]]:
-    """Returns the optimizer's state by parameter: its tensors by name; none before its first
-    step.
-    """
-    if isinstance(made, SGD):
-        return [{} if b is None else {"momentum": b} for b in made.buffers]
-    return [dict(made.state.get(p, {})) for p in made.param_groups[0]["params"]]
-
-
-def restore(made: Optimizer, kept: Sequence[dict[str, torch.Tensor]]) -> None:
-    """Gives a new optimizer what `states` returned of an earlier one."""
-    parameters = made.parameters if isinstance(made, SGD) else made.param_groups[0]["params"]
-    for i, (p, state) in enumerate(zip(parameters, kept)):
-        # In the parameter's own order in memory; Adam's number of steps is a scalar.
-        own = {
-            name: torch.empty_like(p, requires_grad=False).copy_(x)
-            if x.shape == p.shape
-            else x.to(p.device, copy=True)
-            for name, x in state.items()
-        }
-        if isinstance(made, SGD):
-            made.buffers[i] = own.get("momentum")
-        elif own:
-            made.state[p] = own
 
 
 def optimizer(
@@ -103,17 +81,103 @@ def optimizer(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """A new optimizer; fused where the device has it. Momentum is SGD's;
-    Adam keeps its own betas.
+    """A new optimizer; fused where the device has it. Momentum is SGD's; Adam keeps its own
+    betas.
     """
     if name == "sgd":
         return SGD(parameters, lr, momentum, weight_decay)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if name not in kinds:
         raise ConfigError("train.optimizer: " + unknown("optimizer", name, ["sgd", *kinds]))
-    return kinds[name](
-        parameters,
-        lr=lr,
-        weight_decay=weight_decay,
-        fused=parameters[0].device.type in ("cpu", "cuda"),
-    )
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    return kinds[name](parameters, lr=lr, weight_decay=weight_decay, fused=fused)
+
+
+class Corrected:
+    """The steps of an optimizer, corrected: FedProx's proximal term, SCAFFOLD's and FedCM's
+    constants.
+
+        gradient <- scale * gradient + added + proximal * (w - anchor)
+        a step of the optimizer
+        w <- w + drift
+
+    where parts without an effect are left out. All but w and the gradient is constant during a
+    training, so the sum is one constant and a multiple of w: constant = added - proximal * anchor.
+    A step of a large model is bound by memory; this one costs one read more than plain SGD's.
+
+    added, anchor, drift: one flat vector a parameter, in the parameter's own order in memory, or
+    None. at_anchor: the training starts at the anchor, so that the proximal term is exactly 0 at
+    the first step.
+    """
+
+    def __init__(
+        self,
+        made: Optimizer,
+        scale: float,
+        added: list[torch.Tensor] | None,
+        proximal: float,
+        anchor: list[torch.Tensor] | None,
+        at_anchor: bool,
+        drift: list[torch.Tensor] | None,
+    ) -> None:
+        self._made, self._scale, self._proximal = made, scale, proximal
+        self.added = self.constant = added
+        self.drift = drift
+        self._at_anchor = at_anchor and proximal != 0.0
+        if proximal != 0.0:
+            assert anchor is not None
+            self.constant = list(torch._foreach_mul(anchor, -proximal))
+            if added is not None:
+                torch._foreach_add_(self.constant, added)  # type: ignore[arg-type]
+        self._parameters: list[torch.Tensor] = made.param_groups[0]["params"]
+        self._weights = [_vector(p.detach()) for p in self._parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        made, scale, weights = self._made, self._scale, self._weights
+        constant, pull = self.constant, self._proximal
+        if self._at_anchor:
+            constant, pull = self.added, 0.0
+            self._at_anchor = False
+        gradients = []
+        for p in self._parameters:  # 0 if the loss does not depend on it
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.grad.stride() != p.stride():
+                p.grad = torch.empty_like(p).copy_(p.grad)
+            gradients.append(_vector(p.grad))
+        group = made.param_groups[0]
+        if isinstance(made, SGD) and constant is not None and not group["momentum"] and scale:
+            # One pass: v <- momentum * v + (g + weight_decay * w), w <- w - lr * v takes the raw
+            # gradient as v, scale as the momentum and the constant as g. Without momentum there is
+            # no v.
+            torch._fused_sgd_(
+                weights,
+                constant,
+                gradients,
+                lr=group["lr"],
+                momentum=scale,
+                weight_decay=group["weight_decay"] + pull,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+        else:
+            if scale != 1.0:
+                torch._foreach_mul_(gradients, scale)  # type: ignore[arg-type]
+            if constant is not None:
+                torch._foreach_add_(gradients, constant)  # type: ignore[arg-type]
+            if isinstance(made, SGD):
+                made.step(pull)
+            else:
+                if pull:
+                    torch._foreach_add_(gradients, weights, alpha=pull)  # type: ignore[arg-type]
+                made.step()
+        if self.drift is not None:
+            torch._foreach_add_(weights, self.drift)  # type: ignore[arg-type]
+
+
+def _vector(x: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of a dense tensor as one vector, in their order in memory."""
+    return x.as_strided((x.numel(),), (1,))

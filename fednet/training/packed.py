@@ -20,25 +20,24 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.errors import ConfigError
-from fednet.tensors import Inputs, Tensors, mapped
-from fednet.training.correction import Correction
+from fednet.tensors import Inputs, Tensors, mapped, to_device
 from fednet.training.graphs import kept
-from fednet.training.lanes import Feed, Lane, computed
-from fednet.training.loop import Course
-from fednet.training.optimizers import SGD
+from fednet.training.loop import Descent
+from fednet.training.optimizers import SGD, Corrected
 from fednet.training.samples import piece
 from fednet.training.scratch import OwnState, draws
+from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
     from fednet.training.tasks import Task
@@ -49,21 +48,23 @@ if TYPE_CHECKING:
 APART = ("cpu",)
 # Devices on which a convolution is computed as a product of matrices.
 AS_PRODUCTS = ("cuda",)
+CHUNK_BYTES = 128 << 20  # of samples that are gathered at once, for some steps
 
 Plans = dict[object, "Plan"]
 
 
-def descend(lanes: Sequence[Lane], n: int, task: Task, plans: Plans | None = None) -> None:
+def descend(lanes: Sequence[Descent], n: int, task: Task, plans: Plans | None = None) -> None:
     """Descends in at most n lanes of one kind, each from what its scratch holds, in place; sets
-    each one's course, or its error where its own `progress` raised one. Nothing waits for the
-    device before the end. plans: what earlier packs of the same kind have prepared, kept for the
-    next ones.
+    each one's run, or its error where its own `progress` raised one. Nothing waits for the device
+    before the end. plans: what earlier packs of the same kind have prepared, kept for the next
+    ones.
     """
     assert 0 < len(lanes) <= n
     first = lanes[0]
     key = (first.scratch.layout, first.scratch.device, first.kind)
     plan = kept({} if plans is None else plans, key, lambda: Plan(first, n, task))
-    with plan.lock, plan.on_stream():
+    on = contextlib.nullcontext() if plan.stream is None else torch.cuda.stream(plan.stream)
+    with plan.lock, on:
         for lane in lanes:
             if plan.stream is not None and lane.loaded is not None:
                 plan.stream.wait_event(lane.loaded)
@@ -78,82 +79,108 @@ class Plan:
     under `lock`.
     """
 
-    def __init__(self, first: Lane, n: int, task: Task) -> None:
-        self.n, self.task, self.device = n, task, first.scratch.device
+    def __init__(self, first: Descent, n: int, task: Task) -> None:
+        scratch = first.scratch
+        self.n, self.task, self.device = n, task, scratch.device
         self.lock = threading.Lock()
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.apart = self.device.type in APART
-        self.module = self._module(first)
-        self._own = OwnState(self.module, first.scratch.layout)
+        for name, parameter in scratch.parameters.items():
+            parameter.requires_grad_(name in first.trained)
+        try:
+            scratch.train_mode(alone=False)
+            self.module = copy.deepcopy(scratch.module)
+        finally:
+            for parameter in scratch.parameters.values():
+                parameter.requires_grad_(True)
+        self._own = OwnState(self.module, scratch.layout)
         self.dropout = Dropout(self.module, n, self.device)
         if self.device.type in AS_PRODUCTS:
             for part in self.module.modules():
                 if isinstance(part, nn.Conv2d) and is_plain(part):
                     part.forward = functools.partial(convolved, part)  # type: ignore[method-assign]
-        held = {
-            name: p.detach().new_empty((n, *p.shape))
-            for name, p in first.scratch.parameters.items()
+        self.stacked = {
+            name: p.detach().new_empty((n, *p.shape)) for name, p in scratch.parameters.items()
         }
-        self.parameters = [nn.Parameter(held[name]) for name in first.trained]
-        self.stacked = held
-        self.held = held | dict(zip(first.trained, self.parameters))
-        self.weights = [part for p in self.parameters for part in _parts(p.detach(), self.apart)]
-        self.forward = vmap(self._one)
+        self.parameters = [nn.Parameter(self.stacked[name]) for name in first.trained]
+        self.held = self.stacked | dict(zip(first.trained, self.parameters))
+        self.weights = [part for p in self.parameters for part in self._parts(p.detach())]
         self.total = torch.zeros(n, dtype=torch.float64, device=self.device)
         if self.stream is not None:  # what was made above is made in this thread's stream
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def _module(self, first: Lane) -> nn.Module:
-        """A copy of the first lane's module, in training mode, that this plan may change."""
-        scratch = first.scratch
-        for name, parameter in scratch.parameters.items():
-            parameter.requires_grad_(name in first.trained)
-        try:
-            scratch.train_mode(alone=False)
-            return copy.deepcopy(scratch.module)
-        finally:
-            for parameter in scratch.parameters.values():
-                parameter.requires_grad_(True)
+    def _parts(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """A stacked tensor as what a step takes: whole, or each lane's row by itself."""
+        return x.unbind(0) if self.apart else [x]
 
-    def _one(
-        self, held: dict[str, torch.Tensor], x: Inputs, masks: list[torch.Tensor]
-    ) -> torch.Tensor:
-        """One lane's outputs, under vmap."""
-        self.dropout.masks = masks
-        return computed(self.module, held, x)
-
-    def on_stream(self) -> AbstractContextManager[object]:
-        """Returns this plan's CUDA stream as a context; on the CPU one that does nothing."""
-        if self.stream is None:
-            return contextlib.nullcontext()
-        return torch.cuda.stream(self.stream)
-
-    def train(self, lanes: list[Lane]) -> None:
+    def train(self, lanes: list[Descent]) -> None:
         """Trains the lanes from what their scratches hold, in place."""
-        first, n = lanes[0], self.n
+        first, n, recipe = lanes[0], self.n, lanes[0].recipe
         rows = lanes + [first] * (n - len(lanes))
         self._own.restore()
         with torch.no_grad():
             for name, stack in self.stacked.items():
                 torch.stack([row.scratch.parameters[name].detach() for row in rows], out=stack)
             self.total.zero_()
-        change, still = _corrected(rows, self.weights, self.apart)
+        made = SGD(self.weights, recipe.lr, recipe.momentum, recipe.weight_decay)
+        corrected = None if first.hooks.neutral else self._corrected(rows, made)
+
+        def still(i: int) -> None:
+            """Takes from a lane all that would move it without a gradient."""
+            if corrected is None:
+                return
+            for vectors in (corrected.added, corrected.constant, corrected.drift):
+                if vectors is not None:
+                    own = vectors[i::n] if self.apart else [v.view(n, -1)[i] for v in vectors]
+                    for v in own:
+                        v.zero_()
+
+        def one(
+            held: dict[str, torch.Tensor], x: Inputs, masks: list[torch.Tensor]
+        ) -> torch.Tensor:
+            self.dropout.masks = masks
+            return computed(self.module, held, x)
+
+        forward = vmap(one)
         for i in range(len(lanes), n):
             still(i)
         feed = Feed(lanes, n)
         self.dropout.begin([row.draws for row in rows], piece(first.data[0], 0, 1), first.width)
-        step_of = self._step_of(first, change)
         losses: dict[int, torch.Tensor] = {}
-        most = max(lane.steps for lane in lanes)
         step = 0
-        while step < most:
+        while any(lane.error is None and step < lane.steps for lane in lanes):
+            most = max(lane.steps for lane in lanes)
             xs, ys, shares, sizes = feed.next(min(feed.chunk, most - step))
             for k in range(len(shares)):
-                step_of(_step(xs, k), ys[:, k], shares[k], sizes[k])
+                x, y = mapped(xs, lambda part: part[:, k]), ys[:, k]  # noqa: B023
+                outputs = forward(self.held, x, self.dropout.next())
+                # All lanes' samples as one batch: a sample's loss is its own.
+                each = self.task.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(n, -1)
+                value = (each * shares[k]).sum(1)
+                value.sum().backward()
+                if recipe.clip_norm is not None:
+                    _clip(self.parameters, recipe.clip_norm)
+                # To the parts that a step takes; None where the loss does not reach them.
+                into = iter(self.weights)
+                for p in self.parameters:
+                    for part in self._parts(p.detach() if p.grad is None else p.grad):
+                        next(into).grad = None if p.grad is None else part
+                    p.grad = None
+                (corrected or made).step()
+                for w in self.weights:
+                    w.grad = None
+                self.total += value.detach() * sizes[k]
                 step += 1
-                ended = [i for i, lane in enumerate(lanes) if self._ends(lane, step, i in losses)]
-                for i in ended:
-                    lane = lanes[i]
+                for i, lane in enumerate(lanes):
+                    if lane.error is not None or step > lane.steps:
+                        continue
+                    try:  # a lane may be cancelled, or fail as was planned, at each step
+                        if lane.progress is not None:
+                            lane.progress(step, lane.steps)
+                    except BaseException as broken:  # raised again by the thread whose lane it is
+                        lane.error = broken
+                    if lane.error is None and step < lane.steps:
+                        continue
                     if lane.error is None:
                         losses[i] = self.total[i].clone()
                         with torch.no_grad():
@@ -164,49 +191,112 @@ class Plan:
                     # It goes on without a gradient: to leave it out would cost the others.
                     still(i)
                 if all(lane.error is not None or lane.steps <= step for lane in lanes):
-                    step = most
                     break
         if losses:
             for i, summed in zip(losses, torch.stack(list(losses.values())).tolist()):
-                lanes[i].course = Course(lanes[i].steps, summed / feed.seen[i])
+                lanes[i].run = Run(lanes[i].n, lanes[i].steps, summed / feed.seen[i])
 
-    def _ends(self, lane: Lane, step: int, has_ended: bool) -> bool:
-        """Whether the lane ends with this step: it was its last one, or its `progress` raised."""
-        if has_ended or lane.error is not None or step > lane.steps:
-            return False
-        return not _tell(lane, step) or step == lane.steps
+    def _corrected(self, rows: Sequence[Descent], made: SGD) -> Corrected:
+        """The lanes' corrections as one: of tensors that are N times as long or, apart, N times as
+        many.
+        """
+        first = rows[0]
+        hooks = first.hooks
 
-    def _step_of(
-        self, first: Lane, change: Correction | None
-    ) -> Callable[[Inputs, torch.Tensor, torch.Tensor, torch.Tensor], None]:
-        """Returns what takes one step with a batch (x, y, shares, sizes)."""
-        recipe = first.recipe
-        made = SGD(self.weights, recipe.lr, recipe.momentum, recipe.weight_decay)
-        take = made.step if change is None else change.sgd(made)
-        return functools.partial(self._compute, first, take)
+        def flat(which: Callable[[Descent], Tensors | None]) -> list[torch.Tensor] | None:
+            given = [(row, x) for row in rows if (x := which(row)) is not None]
+            if not given:
+                return None
+            views = zip(*(row.scratch.views(x, row.trained) for row, x in given))
+            return [
+                part.reshape(-1).clone()
+                for parts in views
+                for part in (parts if self.apart else [torch.stack(parts)])
+            ]
 
-    def _compute(
-        self,
-        first: Lane,
-        take: Callable[[], object],
-        x: Inputs,
-        y: torch.Tensor,
-        shares: torch.Tensor,
-        sizes: torch.Tensor,
-    ) -> None:
-        masks = self.dropout.next()
-        outputs = self.forward(self.held, x, masks)
-        # All lanes' samples as one batch: a sample's loss is its own.
-        each = self.task.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(self.n, -1)
-        value = (each * shares).sum(1)
-        value.sum().backward()
-        if first.recipe.clip_norm is not None:
-            _clip(self.parameters, first.recipe.clip_norm)
-        _hand_over(self.parameters, self.weights, self.apart)
-        take()
-        for w in self.weights:
-            w.grad = None
-        self.total += value.detach() * sizes
+        anchor = None
+        if hooks.proximal != 0.0:
+            anchor = flat(lambda row: row.hooks.toward)
+            if hooks.toward is None:
+                anchor = [w.clone().view(-1) for w in self.weights]
+        added = flat(lambda row: row.hooks.add_to_grad)
+        drift = flat(lambda row: row.hooks.add_to_step)
+        at_anchor = hooks.toward is None
+        return Corrected(made, hooks.scale_grad, added, hooks.proximal, anchor, at_anchor, drift)
+
+
+class Feed:
+    """The lanes' batches, some steps at a time: one gather a lane, into one tensor for all. chunk:
+    steps. seen: samples of each lane so far.
+    """
+
+    def __init__(self, lanes: list[Descent], n: int) -> None:
+        self.lanes, self.n = lanes, n
+        self.draws = [_batches(lane) for lane in lanes]
+        self.seen = [0] * len(lanes)
+        x, width = lanes[0].data[0], lanes[0].width
+        sample = sum(part[:1].nbytes for part in (x.values() if isinstance(x, dict) else [x]))
+        self.chunk = max(1, CHUNK_BYTES // (n * width * sample))
+
+    def next(self, steps: int) -> tuple[Inputs, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(x (N, steps, width, ...), y alike, shares (steps, N, width): of each sample in its
+        batch's mean, sizes (steps, N): of the batches). A lane without further steps repeats its
+        first sample, with a share of 0.
+        """
+        first, n = self.lanes[0], self.n
+        width, device = first.width, first.scratch.device
+        index = np.zeros((n, steps, width), dtype=np.int64)
+        shares = np.zeros((steps, n, width), dtype=np.float32)
+        sizes = np.zeros((steps, n), dtype=np.float64)
+        for i, draw in enumerate(self.draws):
+            for s, (rows, size) in zip(range(steps), draw):
+                index[i, s], shares[s, i, :size], sizes[s, i] = rows, 1.0 / size, size
+            self.seen[i] += int(sizes[:, i].sum())
+        at = to_device(torch.from_numpy(index), device)
+        data = [lane.data for lane in self.lanes] + [first.data] * (n - len(self.lanes))
+
+        def gathered(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            shape = parts[0].shape[1:]
+            out = torch.empty((n, steps * width, *shape), dtype=parts[0].dtype, device=device)
+            for i, part in enumerate(parts):
+                torch.index_select(part, 0, at[i].view(-1), out=out[i])
+            return out.view(n, steps, width, *shape)
+
+        inputs = [x for x, _ in data]
+        if isinstance(inputs[0], dict):
+            xs: Inputs = {
+                name: gathered([x[name] for x in inputs if isinstance(x, dict)])
+                for name in inputs[0]
+            }
+        else:
+            xs = gathered(inputs)  # type: ignore[arg-type]
+        ys = gathered([y for _, y in data])
+        return (
+            xs,
+            ys,
+            to_device(torch.from_numpy(shares), device),
+            to_device(torch.from_numpy(sizes), device),
+        )
+
+
+def _batches(lane: Descent) -> Iterator[tuple[np.ndarray, int]]:
+    """(rows of each step's batch, filled up with its first one; how many of them count): the order
+    of a `Descent` by itself.
+    """
+    step = 0
+    while step < lane.steps:
+        order = lane.order.permutation(lane.n)
+        for start, end in lane.cuts[: lane.steps - step]:
+            rows = np.full(lane.width, order[start])
+            rows[: end - start] = order[start:end]
+            yield rows, end - start
+            step += 1
+
+
+def computed(module: nn.Module, parameters: dict[str, torch.Tensor], x: Inputs) -> torch.Tensor:
+    """The module's outputs for x, (n, ...), with these parameters in the place of its own."""
+    out: torch.Tensor = functional_call(module, parameters, (x,))
+    return out
 
 
 class Dropout:
@@ -310,79 +400,6 @@ def convolved(part: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
     return out.view(x.shape[0], part.out_channels, rows, columns)
 
 
-def _parts(x: torch.Tensor, apart: bool) -> Sequence[torch.Tensor]:
-    """A stacked tensor as what a step takes: whole, or each lane's row by itself."""
-    return x.unbind(0) if apart else [x]
-
-
-def _hand_over(parameters: list[nn.Parameter], weights: list[torch.Tensor], apart: bool) -> None:
-    """The gradients, None where the loss does not reach them, to the parts that a step takes."""
-    into = iter(weights)
-    for p in parameters:
-        for part in _parts(p.detach() if p.grad is None else p.grad, apart):
-            next(into).grad = None if p.grad is None else part
-        p.grad = None
-
-
-def _step(xs: Inputs, k: int) -> Inputs:
-    return mapped(xs, lambda part: part[:, k])
-
-
-def _tell(lane: Lane, step: int) -> bool:
-    """Whether the lane is to go on: it may be cancelled, or fail as was planned, at each step."""
-    try:
-        if lane.progress is not None:
-            lane.progress(step, lane.steps)
-    except BaseException as broken:  # raised again by the thread whose lane it is
-        lane.error = broken
-    return lane.error is None
-
-
-def _corrected(
-    lanes: Sequence[Lane], weights: list[torch.Tensor], apart: bool
-) -> tuple[Correction | None, Callable[[int], None]]:
-    """The lanes' corrections as one, None where there is nothing to correct: of tensors that are N
-    times as long or, apart, N times as many. And what takes from a lane all that would move it
-    without a gradient.
-    """
-    first, n = lanes[0], len(lanes)
-
-    def flat(which: Callable[[Lane], Tensors | None]) -> list[torch.Tensor] | None:
-        given = [(lane, x) for lane in lanes if (x := which(lane)) is not None]
-        if not given:
-            return None
-        views = zip(*(lane.scratch.views(x, lane.trained) for lane, x in given))
-        return [
-            part.reshape(-1).clone()
-            for parts in views
-            for part in (parts if apart else [torch.stack(parts)])
-        ]
-
-    anchor = None
-    if first.hooks.proximal != 0.0:
-        anchor = (
-            [w.clone().view(-1) for w in weights]
-            if first.hooks.toward is None
-            else flat(lambda lane: lane.hooks.toward)
-        )
-    change = Correction.between(
-        first.hooks.scale_grad,
-        flat(lambda lane: lane.hooks.add_to_grad),
-        first.hooks.proximal,
-        anchor,
-        first.hooks.toward is None,
-        flat(lambda lane: lane.hooks.add_to_step),
-    )
-
-    def still(i: int) -> None:
-        for vectors in () if change is None else (change.added, change.constant, change.drift):
-            if vectors is not None:
-                for v in vectors[i::n] if apart else [v.view(n, -1)[i] for v in vectors]:
-                    v.zero_()
-
-    return change, still
-
-
 def _clip(parameters: Sequence[nn.Parameter], most: float) -> None:
     """torch's clip_grad_norm_, of each lane for itself."""
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -413,7 +430,7 @@ def check_model(module: nn.Module, stateful: bool) -> None:
             )
 
 
-def check_lane(task: Task, lane: Lane) -> None:
+def check_lane(task: Task, lane: Descent) -> None:
     """Raises ConfigError for a model that cannot be computed for several clients at once, or that
     mixes the samples of a batch, or a task whose loss is not the mean of its losses, tried on a
     lane's own samples. Waits for the device: to be asked once.

@@ -24,24 +24,6 @@ def piece(x: Inputs, start: int, end: int) -> Inputs:
     return mapped(x, lambda part: part[start:end])
 
 
-def joined(
-    x: Inputs, y: torch.Tensor, more: tuple[Inputs, torch.Tensor] | None
-) -> tuple[Inputs, torch.Tensor]:
-    """The samples (x, y) followed by those of `more`, along the first axis; (x, y) where `more` is
-    None.
-    """
-    if more is None or not len(more[1]):
-        return x, y
-    other = more[0]
-    if isinstance(x, dict) and isinstance(other, dict):
-        both: Inputs = {k: torch.cat([v, other[k]]) for k, v in x.items()}
-    else:
-        assert isinstance(x, torch.Tensor)
-        assert isinstance(other, torch.Tensor)
-        both = torch.cat([x, other])
-    return both, torch.cat([y, more[1].to(y.dtype)])
-
-
 def batch_count(n: int, size: int, batch_norm: bool = False) -> int:
     """The number of batches of one epoch, see `batches`."""
     count = -(-n // size)
@@ -57,10 +39,3 @@ def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]
     """
     count = batch_count(n, size, batch_norm)
     return [(start, min(start + size, n)) for start in range(0, count * size, size)]
-
-
-def channels_innermost(x: Inputs) -> Inputs:
-    """Returns images in channels-last layout; other samples as they are."""
-    if isinstance(x, torch.Tensor) and x.dim() == 4:
-        return x.contiguous(memory_format=torch.channels_last)
-    return x

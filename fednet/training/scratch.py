@@ -7,9 +7,8 @@ of one client reaches the next one that the same process hosts.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from fednet.errors import ConfigError, StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
 from fednet.tensors.values import room
-from fednet.training.graphs import Replay
+from fednet.training.graphs import Captured
 
 DRAWS = (
     nn.modules.dropout._DropoutNd,
@@ -65,47 +64,30 @@ class OwnState:
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
-        self._buffers = [
+        self._beside = [
             (buffer, buffer.clone())
             for name, buffer in module.named_buffers()
             if name not in layout.places
         ]
-        self._parts = [(part, dict(part._buffers)) for part in module.modules()]
-        self._own = [part for part, _ in self._parts if not type(part).__module__.startswith(KNOWN)]
+        parts = list(module.modules())
+        self._buffers = [(part, dict(part._buffers)) for part in parts]
+        self._own = [part for part in parts if not type(part).__module__.startswith(KNOWN)]
         # Attributes may name these too, which are not copied.
-        self._shared = [*module.modules(), *module.parameters(), *module.buffers()]
-        self._attributes = self._copied([_attributes(part) for part in self._own])
+        self._shared = [*parts, *module.parameters(), *module.buffers()]
+        self._attributes = self._copied(
+            [{k: v for k, v in vars(part).items() if k not in OF_MODULES} for part in self._own]
+        )
 
     def restore(self) -> None:
-        self._put(self._parts, self._buffers, self._copied(self._attributes))
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Inside, what the module keeps is restored; afterwards it is as before. Nothing of that is
-        copied: a value that a model computed and keeps cannot be, as it has a graph.
-        """
-        parts = [(part, dict(part._buffers)) for part, _ in self._parts]
-        buffers = [(buffer, buffer.clone()) for buffer, _ in self._buffers]
-        attributes = [_attributes(part) for part in self._own]
-        self.restore()
-        try:
-            yield
-        finally:
-            self._put(parts, buffers, attributes)
-
-    def _put(
-        self,
-        parts: list[tuple[nn.Module, dict[str, torch.Tensor | None]]],
-        buffers: list[tuple[torch.Tensor, torch.Tensor]],
-        attributes: list[dict[str, object]],
-    ) -> None:
-        for part, held in parts:
+        for part, held in self._buffers:
             part._buffers.clear()
             part._buffers.update(held)
-        for buffer, value in buffers:
+        for buffer, value in self._beside:
             buffer.copy_(value)
-        for part, own in zip(self._own, attributes):
-            for name in _attributes(part):
+        if not self._own:
+            return
+        for part, own in zip(self._own, self._copied(self._attributes)):
+            for name in vars(part).keys() - OF_MODULES:
                 del vars(part)[name]
             vars(part).update(own)
 
@@ -118,17 +100,9 @@ class OwnState:
             ) from broken
 
 
-def _attributes(part: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(part).items() if name not in OF_MODULES}
-
-
-def _do_nothing(*_: object) -> None:
-    """Replaces `nn.RNNBase.flatten_parameters`, which on a GPU would move the parameters."""
-
-
 class Scratch:
-    """`module`, moved to `device`, with its parameters and buffers as views of flat vectors in the
-    order of `layout`.
+    """A module that make() returns, moved to `device`, with its parameters and buffers as views of
+    flat vectors in the order of `layout`.
 
     Parameters that the layout leaves out (`train.only`) keep their initial values and take no
     gradient. Buffers that it leaves out, and attributes of the model's own, get their initial
@@ -142,18 +116,19 @@ class Scratch:
 
     def __init__(
         self,
-        module: nn.Module,
+        make: Callable[[], nn.Module],
         layout: Layout,
         device: torch.device | str = "cpu",
         channels_last: bool = False,
     ) -> None:
-        self.module = module.to(device)
+        self._make = make
+        self.module = make().to(device)
         self.channels_last = channels_last
         self.layout = layout
         self.device = torch.device(device)
-        self.replays: dict[object, Replay] = {}
+        self.replays: dict[object, Captured] = {}
         self._spares: list[Scratch] = []
-        self._lent = 0
+        self.lent = 0  # of the spares, to the current task
         parameters, buffers, counters = layout.sizes
         self.vector = room(parameters, torch.float32, self.device)
         self.buffers = torch.zeros(buffers, device=self.device)
@@ -185,8 +160,8 @@ class Scratch:
                 self._buffer_views.append((owner, leaf, view))
         self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
         for part, _ in self._parts:
-            if isinstance(part, nn.RNNBase):
-                part.flatten_parameters = _do_nothing  # type: ignore[method-assign]
+            if isinstance(part, nn.RNNBase):  # on a GPU it would move the parameters
+                part.flatten_parameters = lambda: None  # type: ignore[method-assign]
         self._own = OwnState(self.module, self.layout)
         frozen = {id(part) for part in self.frozen}
         self.batch_norm = any(
@@ -286,15 +261,9 @@ class Scratch:
 
     def lend(self) -> Scratch:
         """Returns a further scratch of the same architecture, a different one at each call until
-        `take_back`.
+        `lent` is 0 again.
         """
-        if self._lent == len(self._spares):
-            with self._own.restored():  # the copy must not have what the current task has changed
-                module = copy.deepcopy(self.module)
-            self._spares.append(Scratch(module, self.layout, self.device, self.channels_last))
-        self._lent += 1
-        return self._spares[self._lent - 1]
-
-    def take_back(self) -> None:
-        """Makes all lent scratches free again, for a new task."""
-        self._lent = 0
+        if self.lent == len(self._spares):
+            self._spares.append(Scratch(self._make, self.layout, self.device, self.channels_last))
+        self.lent += 1
+        return self._spares[self.lent - 1]

@@ -154,9 +154,12 @@ class Run:
         fed, algorithm = self.federation, self.algorithm
         self.setting = fed.setting(algorithm)
         # Initialised otherwise: a task must overwrite all of it.
-        self.scratch = Scratch(fed.build(99), fed.layout)
+        self.scratch = Scratch(lambda: fed.build(99), fed.layout)
         self.io = ServerHost(
-            self.setting, lambda: Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data
+            self.setting,
+            lambda: Scratch(lambda: fed.build(98), fed.layout),
+            fed.clients,
+            fed.public_data,
         )
         self.servers = [
             algorithm.prepare(

@@ -9,6 +9,7 @@ at a card's slots, as without `train.pack`. In turn, several times, in one proce
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +23,9 @@ from fednet.errors import ConfigError, unknown
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
 from fednet.training.hosts import ClientHost
-from fednet.training.lanes import Pack
+from fednet.training.loop import Descent
 from fednet.training.setting import Splits
+from fednet.wire.payload import Run
 from tests.bench.run import spread
 
 
@@ -152,9 +154,9 @@ class Clients:
 
     def _in_pack(self, k: int) -> None:
         with self.packing.at_work(0):
-            self._in_stream(k, self.packing.on(0))
+            self._in_stream(k, functools.partial(self.packing.descend, 0))
 
-    def _in_stream(self, k: int, pack: Pack | None = None) -> None:
+    def _in_stream(self, k: int, pack: Callable[[Descent], Run] | None = None) -> None:
         stream = self.streams[k]
         if stream is None:
             self._client(k, k, pack)
@@ -162,7 +164,7 @@ class Clients:
             with torch.cuda.stream(stream):
                 self._client(k, k, pack)
 
-    def _client(self, k: int, scratch: int, pack: Pack | None) -> None:
+    def _client(self, k: int, scratch: int, pack: Callable[[Descent], Run] | None) -> None:
         host = ClientHost(
             self.built.setting,
             self.scratches[scratch],

@@ -24,7 +24,7 @@ class Lane:
     def __init__(self, name: int, kind: str = "a", fails: BaseException | None = None) -> None:
         self.name, self.kind, self.fails = name, (kind,), fails
         self.scratch = SimpleNamespace(device=torch.device("cpu"))
-        self.course: Any = None
+        self.run: Any = None
         self.error: BaseException | None = None
 
 
@@ -51,9 +51,9 @@ class Scene:
         if self.broken is not None:
             raise self.broken
         for lane in lanes:
-            lane.error, lane.course = (
+            lane.error, lane.run = (
                 lane.fails,
-                None if lane.fails is not None else f"course {lane.name}",
+                None if lane.fails is not None else f"run {lane.name}",
             )
 
     def task(
@@ -106,7 +106,7 @@ def test_as_many_of_a_kind_as_fit_go_together_and_all_that_can_come_are_waited_f
     for k, kind in enumerate(kinds):
         s.task(k, Lane(k, kind))
     assert sorted(s.over()) == packs, s.ends
-    assert s.ends == {k: [f"course {k}"] for k in range(len(kinds))}
+    assert s.ends == {k: [f"run {k}"] for k in range(len(kinds))}
 
 
 @pytest.mark.parametrize("end", [None, ValueError("broken")])
@@ -136,7 +136,7 @@ def test_what_ends_one_lane_leaves_the_others_and_what_ends_a_pack_is_raised_in_
     for k in range(3):
         s.task(k, Lane(k, fails=cancelled if k == 1 else None))
     s.over()
-    assert s.ends == {0: ["course 0"], 1: cancelled, 2: ["course 2"]}
+    assert s.ends == {0: ["run 0"], 1: cancelled, 2: ["run 2"]}
     s.broken = torch.OutOfMemoryError("CUDA out of memory.")
     s.due(3)
     for k in range(3):

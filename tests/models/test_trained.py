@@ -74,7 +74,7 @@ def test_what_is_not_trained_stands_still_in_training():
     """Its dropout is off, its statistics are used and stay."""
     module = Net()
     layout = named_by(Layout.of(module), ("head.*",))
-    scratch = Scratch(module, layout)
+    scratch = Scratch(lambda: module, layout)
     before = {name: t.clone() for name, t in module.state_dict().items()}
     scratch.train_mode(alone=False)
     modes = {name: part.training for name, part in module.named_modules()}

@@ -40,7 +40,9 @@ def test_the_server_judges_on_its_public_set_or_on_what_it_is_given():
 
 
 def test_reports_and_warnings_are_of_one_round():
-    h = ServerHost(F5.setting(F5.make("fedavg")), lambda: Scratch(F5.build(1), F5.layout), 4)
+    h = ServerHost(
+        F5.setting(F5.make("fedavg")), lambda: Scratch(lambda: F5.build(1), F5.layout), 4
+    )
     h.begin(1)
     h.report(eta=2.0)
     h.warn("mind")

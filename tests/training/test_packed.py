@@ -18,11 +18,8 @@ from fednet import models, registry, seeds
 from fednet.algorithms.base import Samples
 from fednet.errors import ConfigError
 from fednet.tensors import Layout, Tensors
-from fednet.training import lanes as pack_lanes
 from fednet.training import packed
-from fednet.training.correction import Hooks
-from fednet.training.lanes import Lane
-from fednet.training.loop import Recipe, descend
+from fednet.training.loop import Descent, Hooks, Recipe, descend
 from fednet.training.scratch import Scratch
 from tests.algorithms import harness
 from tests.algorithms.harness import Federation, close, images
@@ -50,17 +47,17 @@ def weights(layout: Layout, k: int, size: float = 0.1) -> Tensors:
 
 def client(
     k: int, name: str = "lenet5", recipe: Recipe = RECIPE, channels_last: bool = False, **hooks
-) -> Lane:
+) -> Descent:
     """Client k's descent, with data, weights and hooks of its own."""
     module = build(name)
     layout = Layout.of(module)
-    scratch = Scratch(module, layout, channels_last=channels_last)
+    scratch = Scratch(lambda: module, layout, channels_last=channels_last)
     scratch.load(weights(layout, k))
     own = {
         key: weights(layout, 100 * i + k, 0.01) if value is ... else value
         for i, (key, value) in enumerate(hooks.items(), 1)
     }
-    return Lane(
+    return Descent(
         scratch,
         images(SIZES[k], CLASSES, SHAPE, seed=k + 1),
         recipe,
@@ -69,13 +66,13 @@ def client(
     )
 
 
-def alone(lane: Lane):
-    return descend(lane, lambda m, x, y: TASK.loss(m(x), y))
+def alone(lane: Descent):
+    return descend(lane, TASK)[0]
 
 
-def bits(lane: Lane) -> str:
+def bits(lane: Descent) -> str:
     assert lane.error is None
-    return lane.scratch.values().sha256() + hashlib.sha256(repr(lane.course).encode()).hexdigest()
+    return lane.scratch.values().sha256() + hashlib.sha256(repr(lane.run).encode()).hexdigest()
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "whole"])
@@ -102,8 +99,8 @@ def test_a_pack_comes_to_what_each_comes_to_by_itself(recipe, hooks, apart, monk
     packed.descend([lane for lane in lanes if lane.kind != lanes[0].kind], 4, TASK)
     for lane, other in zip(lanes, others):
         course = alone(other)
-        assert lane.course.steps == course.steps
-        assert lane.course.loss == pytest.approx(course.loss, rel=1e-5)
+        assert lane.run.steps == course.steps
+        assert lane.run.loss == pytest.approx(course.loss, rel=1e-5)
         moved = other.scratch.values() - weights(other.scratch.layout, lanes.index(lane))
         assert close(
             lane.scratch.values() - weights(lane.scratch.layout, lanes.index(lane)), moved, 2e-4
@@ -195,7 +192,7 @@ def test_who_fails_at_a_step_spoils_nothing_for_the_others():
     packed.descend(lanes, 4, TASK)
     packed.descend(others, 4, TASK)
     assert isinstance(lanes[0].error, KeyError)
-    assert lanes[0].course is None
+    assert lanes[0].run is None
     assert torch.equal(before.vector, lanes[0].scratch.values().vector)
     assert told == [(1, 6), (2, 6)]
     assert [bits(lane) for lane in lanes[1:]] == [bits(lane) for lane in others[1:]]
@@ -205,7 +202,7 @@ def test_more_steps_than_are_gathered_at_once(monkeypatch):
     whole, parts = client(0), client(0)
     packed.descend([whole, client(1)], 2, TASK)
     # Of two lanes of 16 images: 4 steps.
-    monkeypatch.setattr(pack_lanes, "CHUNK_BYTES", 4 * 2 * 16 * 256 * 4)
+    monkeypatch.setattr(packed, "CHUNK_BYTES", 4 * 2 * 16 * 256 * 4)
     packed.descend([parts, client(1)], 2, TASK)
     assert whole.steps > 4
     assert bits(whole) == bits(parts)
@@ -242,11 +239,10 @@ DROPPING = nn.Sequential(
 )
 
 
-def dropping(k: int, draws: int, **changes) -> Lane:
-    module = copy.deepcopy(DROPPING)
-    scratch = Scratch(module, Layout.of(module))
+def dropping(k: int, draws: int, **changes) -> Descent:
+    scratch = Scratch(lambda: copy.deepcopy(DROPPING), Layout.of(DROPPING))
     lane = client(k)
-    return Lane(scratch, lane.data, lane.recipe, lane.order, draws=draws, **changes)
+    return Descent(scratch, lane.data, lane.recipe, lane.order, draws=draws, **changes)
 
 
 def test_dropout_is_drawn_for_each_client_whoever_shares_its_pack():
@@ -348,10 +344,10 @@ class Alone:
     def __init__(self) -> None:
         self.lanes = 0
 
-    def descend(self, lane: Lane):
+    def __call__(self, lane: Descent):
         self.lanes += 1
         packed.descend([lane], 3, TASK)
-        return lane.course
+        return lane.run
 
 
 @pytest.mark.parametrize(

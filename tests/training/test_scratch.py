@@ -117,7 +117,7 @@ def test_a_model_may_have_its_recurrent_layers_flattened(monkeypatch):
 def test_a_large_model_gives_its_memory_away_after_training():
     module = nn.Sequential(nn.Linear(1100, 1000), nn.BatchNorm1d(1000))
     layout = Layout.of(module)
-    own = Scratch(module, layout)
+    own = Scratch(lambda: module, layout)
     x = Tensors.of(nn.Sequential(nn.Linear(1100, 1000), nn.BatchNorm1d(1000)), layout)
     own.load(x)
     place = own.vector.data_ptr()
@@ -147,7 +147,7 @@ def model():
 def test_a_step_is_the_same_step_up_to_rounding(model):
     found = []
     for last in (False, True):
-        scratch = Scratch(small(), model.layout, channels_last=last)
+        scratch = Scratch(small, model.layout, channels_last=last)
         module = scratch.load(model)
         x = torch.linspace(-1, 1, 2 * 3 * 6 * 6).view(2, 3, 6, 6)
         nn.functional.cross_entropy(module(x), torch.tensor([0, 1])).backward()
@@ -163,7 +163,7 @@ def test_corrections_reach_the_right_elements(model):
     """`views` gives a control variate in the usual order: adding it to a kernel must not permute
     it.
     """
-    scratch = Scratch(small(), model.layout, channels_last=True)
+    scratch = Scratch(small, model.layout, channels_last=True)
     scratch.load(model)
     for parameter, view in zip(
         scratch.parameters.values(), scratch.views(model, scratch.parameters)
