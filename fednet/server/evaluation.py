@@ -442,7 +442,7 @@ def model_hashes(method: Algorithm, server: State) -> tuple[str, dict[str, str]]
     """
     shared = method.shared_model(server)
     if shared is not None:
-        by_name = shared.tensor_sha256()
+        by_name = shared.tensor_sha256
         return combine(by_name.values()), by_name
     rows: JsonDict = {
         name: PerClient(value.layout, dict(value))

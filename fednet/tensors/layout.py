@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -44,10 +45,7 @@ class Slot:
 
     @property
     def numel(self) -> int:
-        n = 1
-        for side in self.shape:
-            n *= side
-        return n
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,12 @@ class Layout:
         memory: dict[int, str] = {}
         slots = []
         for name, tensor in module.state_dict(keep_vars=True).items():
-            if not _is_writable(tensor):
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.is_meta
+                or tensor.layout != torch.strided
+                or any(side > 1 and step == 0 for side, step in zip(tensor.shape, tensor.stride()))
+            ):
                 raise ConfigError(
                     f"{name} of the model cannot be written to; expected a dense tensor with "
                     f"values of its own, not one of the meta device, expand or get_extra_state."
@@ -118,14 +121,13 @@ class Layout:
             places[s.name] = (s.role, start, ends[s.role], s.shape)
         return places
 
-    def size(self, role: Role) -> int:
-        """Returns number of elements of that role."""
-        return sum(s.numel for s in self.slots if s.role == role)
-
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
         """Returns elements of parameters, buffers, counters."""
-        return self.size("parameter"), self.size("buffer"), self.size("counter")
+        found = dict.fromkeys(ITEM, 0)
+        for s in self.slots:
+            found[s.role] += s.numel
+        return found["parameter"], found["buffer"], found["counter"]
 
     @cached_property
     def nbytes(self) -> int:
@@ -158,15 +160,13 @@ class Layout:
         wanted = set(names)
         if missing := wanted - self._firsts.keys():
             raise KeyError(f"no tensor of that name: {', '.join(sorted(missing))}")
-        return self._of({self._firsts[name] for name in wanted})
+        firsts = {self._firsts[name] for name in wanted}
+        return Layout(tuple(s for s in self.slots if s.name in firsts))
 
     def without(self, names: Iterable[str]) -> Layout:
         """Returns the layout less these names; those that it does not have are passed over."""
         gone = {self._firsts.get(name) for name in names}
-        return self._of({s.name for s in self.slots} - gone)
-
-    def _of(self, firsts: Container[str]) -> Layout:
-        return Layout(tuple(s for s in self.slots if s.name in firsts))
+        return Layout(tuple(s for s in self.slots if s.name not in gone))
 
     @cached_property
     def parameters(self) -> Layout:
@@ -193,9 +193,3 @@ def first_names(module: nn.Module) -> dict[str, str]:
     for name, tensor in module.state_dict(keep_vars=True).items():
         found[name] = seen.setdefault(id(tensor), name)
     return found
-
-
-def _is_writable(tensor: object) -> bool:
-    if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout != torch.strided:
-        return False
-    return not any(side > 1 and step == 0 for side, step in zip(tensor.shape, tensor.stride()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fednet.tensors.layout import Layout
-from fednet.tensors.values import Tensors, accumulate, blockwise, quotient
+from fednet.tensors.values import Tensors, accumulate, blockwise
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,16 +70,15 @@ class Sum:
         """Returns sum of weight * x, over `divisor` (SCAFFOLD's N). Buffers are averaged all the
         same.
         """
-        return self.around(quotient(self.vector, divisor))
+        return self.around(blockwise(lambda total: (total / divisor).float(), self.vector))
 
     def step(self, x: Tensors, rate: float = 1.0, divisor: float | None = None) -> Tensors:
         """Returns x + rate * mean in one pass, with the buffers of the mean; `divisor` as in
         `total`.
         """
         over = self.weight if divisor is None else divisor
-        return self.around(
-            blockwise(lambda total, x: x + rate * (total / over).float(), self.vector, x)
-        )
+        moved = blockwise(lambda total, x: x + rate * (total / over).float(), self.vector, x)
+        return self.around(moved)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -116,18 +115,12 @@ class TwoSums:
     def weighted(self, divisor: float) -> Tensors:
         """Returns the parameters of the second sum, over `divisor`."""
         common = self.common
-        whole = self.plain.around(self.plain.vector).params
-        if self.rest is None:
-            return whole.with_vector(
-                blockwise(lambda total: (total * common / divisor).float(), whole.vector)
-            )
-        return whole.with_vector(
-            blockwise(
-                lambda total, rest: ((total * common + rest) / divisor).float(),
-                whole.vector,
-                self.rest,
-            )
-        )
+
+        def over(total: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+            return (sum(rest, total * common) / divisor).float()
+
+        rest = () if self.rest is None else (self.rest,)
+        return self.plain.around(blockwise(over, self.plain.vector, *rest)).params
 
 
 def mean(values: Iterable[tuple[Tensors, float]]) -> Tensors:

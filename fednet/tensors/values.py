@@ -19,7 +19,7 @@ from torch import nn
 
 from fednet.buffers import FROM_BYTES, lend
 from fednet.errors import StateError
-from fednet.tensors.layout import Layout, Role
+from fednet.tensors.layout import Layout
 
 # Huge pages for 2 MB or more (torch reads this once): 45 MB are 11,000 faults of small pages else.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -89,15 +89,13 @@ class Tensors:
     def __getitem__(self, name: str) -> torch.Tensor:
         """Returns a view of one tensor, shaped; by any name of a tied one."""
         role, start, end, shape = self.layout.places[self.layout.first(name)]
-        return self._role(role)[start:end].view(shape)
+        flat = {"parameter": self.vector, "buffer": self.buffers, "counter": self.counters}[role]
+        return flat[start:end].view(shape)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, view) of each tensor, in state-dict order."""
         for slot in self.layout.slots:
             yield slot.name, self[slot.name]
-
-    def _role(self, role: Role) -> torch.Tensor:
-        return {"parameter": self.vector, "buffer": self.buffers, "counter": self.counters}[role]
 
     def into(self, module: nn.Module) -> nn.Module:
         """Writes these tensors into a module of that layout, in place."""
@@ -114,19 +112,15 @@ class Tensors:
     @property
     def params(self) -> Tensors:
         """Returns the parameters alone: what control variates and momenta are shaped like."""
-        none_f = self.buffers[:0]
-        none_i = self.counters[:0]
-        return Tensors(self.layout.parameters, self.vector, none_f, none_i)
+        return Tensors(self.layout.parameters, self.vector, self.buffers[:0], self.counters[:0])
 
     def select(self, layout: Layout) -> Tensors:
         """Returns the part that `layout` names: a copy, unless it is the whole."""
         if layout == self.layout:
             return self
-        return (
-            Tensors.pack(layout, {s.name: self[s.name] for s in layout.slots})
-            if layout.slots
-            else Tensors.zeros(layout)
-        )
+        if not layout.slots:
+            return Tensors.zeros(layout)
+        return Tensors.pack(layout, {s.name: self[s.name] for s in layout.slots})
 
     def merge(self, part: Tensors | None) -> Tensors:
         """Returns these tensors with those of `part` in their places. `part` may name only what is
@@ -148,9 +142,10 @@ class Tensors:
 
     def with_buffers(self, other: Tensors) -> Tensors:
         """Returns these parameters with the buffers and counters of `other`."""
-        layout = other.layout if self.layout != other.layout else self.layout
         device = self.vector.device
-        return Tensors(layout, self.vector, other.buffers.to(device), other.counters.to(device))
+        return Tensors(
+            other.layout, self.vector, other.buffers.to(device), other.counters.to(device)
+        )
 
     def clone(self) -> Tensors:
         """Returns a copy that shares no memory with this one."""
@@ -220,13 +215,10 @@ class Tensors:
         return float(torch.dot(self.vector, self.vector))
 
     # -- identity ----------------------------------------------------------------------------------
-    def tensor_sha256(self) -> dict[str, str]:
-        """Returns SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
-        return dict(self._hashes)
-
     # A round's record and its checkpoint both ask, of a value that does not change.
     @cached_property
-    def _hashes(self) -> dict[str, str]:
+    def tensor_sha256(self) -> dict[str, str]:
+        """Returns SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
         here = self.to("cpu")
         return {
             name: hashlib.sha256(value.contiguous().view(-1).numpy().data).hexdigest()
@@ -235,7 +227,7 @@ class Tensors:
 
     def sha256(self) -> str:
         """Returns SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
-        return combine(self.tensor_sha256().values())
+        return combine(self.tensor_sha256.values())
 
     def is_finite(self, exempt: Collection[str] = ()) -> bool:
         """Returns whether every parameter and buffer is finite, but for those of these names. The
@@ -343,7 +335,8 @@ def blockwise(
     """
     vectors = [v if isinstance(v, torch.Tensor) else v.vector for v in values]
     vectors = [v.to(vectors[0].device) for v in vectors]
-    n, block = len(vectors[0]), _block(vectors[0], CHUNK)
+    n = len(vectors[0])
+    block = CHUNK if vectors[0].device.type == "cpu" else GPU_BLOCK
     if n <= block:
         return function(*vectors)
     made: list[torch.Tensor] = []
@@ -362,11 +355,6 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
     if nbytes < FROM_BYTES or torch.device(device).type != "cpu":
         return torch.empty(n, dtype=dtype, device=device)
     return torch.from_numpy(lend(nbytes)).view(dtype)
-
-
-def _block(x: torch.Tensor, on_cpu: int) -> int:
-    """Returns the elements of x that are computed at once."""
-    return on_cpu if x.device.type == "cpu" else GPU_BLOCK
 
 
 def blocks(x: torch.Tensor, n: int = CHUNK) -> Sequence[torch.Tensor]:
@@ -394,7 +382,7 @@ def accumulate(
         total = room(len(x), torch.float64, x.device)
     if not len(x):
         return total
-    length = _block(x, BLOCK)
+    length = BLOCK if x.device.type == "cpu" else GPU_BLOCK
     lesser = itertools.repeat(None) if less is None else blocks(less, length)
     for into, part, other in zip(blocks(total, length), blocks(x, length), lesser):
         wide = (part if other is None else part - other).double()
@@ -403,15 +391,6 @@ def accumulate(
         else:
             into.add_(wide, alpha=weight)
     return total
-
-
-def quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:
-    """Returns total / divisor, divided in float64 and rounded to float32."""
-    result = room(len(total), torch.float32, total.device)
-    block = _block(total, BLOCK)
-    for into, part in zip(blocks(result, block), blocks(total, block)):
-        into.copy_(part / divisor)
-    return result
 
 
 def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:

@@ -34,7 +34,7 @@ def row(value: float) -> Tensors:
 
 
 def same(a: Tensors, b: Tensors) -> bool:
-    return a.tensor_sha256() == b.tensor_sha256()
+    return a.tensor_sha256 == b.tensor_sha256
 
 
 def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from types import ModuleType
+import importlib
 from typing import Annotated
 
 from fednet.errors import ConfigError, RemoteProtocolError, lacking
@@ -18,28 +18,22 @@ class Zstd(Lossless):
         if level != int(level) or not 1 <= level <= 19:
             raise ConfigError(f"zstd({level}): expected a level from 1 to 19.")
         self.level = int(level)
-        self.library()
-
-    @staticmethod
-    def library() -> ModuleType:
         try:
-            import zstandard
+            self.library = importlib.import_module("zstandard")
         except ImportError:
             raise ConfigError(lacking("zstd", "zstandard")) from None
-        return zstandard
 
     def bound(self, nbytes: int) -> int:
         # ZSTD_COMPRESSBOUND of zstd.h
         return nbytes + (nbytes >> 8) + max(0, (128 * 1024 - nbytes) >> 11)
 
     def encode(self, data: bytes) -> bytes:
-        packed: bytes = (
-            self.library().ZstdCompressor(level=self.level, write_content_size=True).compress(data)
-        )
+        writer = self.library.ZstdCompressor(level=self.level, write_content_size=True)
+        packed: bytes = writer.compress(data)
         return packed
 
     def decode(self, data: memoryview, nbytes: int) -> bytes:
-        zstandard = self.library()
+        zstandard = self.library
         try:
             # The declared size is what will be allocated, so it is checked before anything is.
             declared = zstandard.get_frame_parameters(data).content_size
