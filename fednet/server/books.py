@@ -10,17 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import cast
+
+import msgspec
 
 from fednet.descriptors import synced
-from fednet.files import opened, plain_line, read_lines, repair, write_all, write_aside
+from fednet.files import checked, opened, read_rows, repair, write_all, write_aside
 from fednet.records.manifest import RunProgress
-from fednet.wire.ledger import Bill, Ledger, Row
-from fednet.wire.messages import Key
+from fednet.wire.ledger import Account, Bill, Ledger, Row
+from fednet.wire.messages import Key, Purpose
 
 LONG = 4 << 20
-"""The size of the file in bytes from which on it is rewritten with the open accounts alone, each
-time that it has doubled.
-"""
+"""The size of the file in bytes from which on it is rewritten with the open accounts alone."""
+
+_decode = msgspec.json.Decoder(Account).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class WriteAheadLog:
@@ -36,34 +40,39 @@ class WriteAheadLog:
     def _open(self) -> int:
         return opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def rows(self) -> dict[tuple[int, int], Row]:
+    def accounts(self) -> dict[tuple[int, int], Account]:
         """Returns the accounts that earlier servers left open, by incarnation and number; the last
         line of each counts.
         """
-        return {(row["incarnation"], row["number"]): row for row in read_lines(self.path)}
+        return {(a.incarnation, a.number): a for a in read_rows(self.path, _decode)}
 
     def note(self, ledger: Ledger) -> None:
         """Writes the accounts that have changed, before their bytes leave."""
-        rows = ledger.changed()
-        if not rows:
+        accounts = ledger.changed()
+        if not accounts:
             return
-        text = b"".join(map(plain_line, rows))
+        text = _lines(accounts)
         write_all(self._file, text)
         if self._fsync:
             synced(self._file, self.path)
         self._size += len(text)
-        if self._size > max(LONG, 2 * self._kept):
+        # What is open is written again: seldom enough for this not to count, however much it is.
+        if self._size > max(LONG, 8 * self._kept):
             self.keep(ledger)
 
     def keep(self, ledger: Ledger) -> None:
         """Rewrites the file with the open accounts alone."""
-        text = b"".join(map(plain_line, ledger.under_way()))
+        text = _lines(ledger.under_way())
         write_aside(self.path, text, fsync=self._fsync)
         os.close(self._file)
         self._file, self._size, self._kept = self._open(), len(text), len(text)
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _lines(accounts: Iterable[Account]) -> bytes:
+    return b"".join([checked(_encode(a)) for a in accounts])
 
 
 def recover(
@@ -80,29 +89,32 @@ def recover(
     may not have arrived: its bytes are an upper bound.
     """
     bills: dict[Key, Bill] = {}
-    open_rows = flight.rows()
+    open_accounts = flight.accounts()
     under_way = set(progress.tasks()) if progress is not None else set()
     for row in rows:
         ledger.recall(row)
-        open_rows.pop((row["incarnation"], row.get("number", 0)), None)
+        open_accounts.pop((row["incarnation"], row.get("number", 0)), None)
         if progress is None or not row["useful"] or row["purpose"] != "train":
             continue
         # The round is done again, and the same bytes are useful again.
         if row["round"] > progress.round or (row["round"], row["client"]) in under_way:
-            bills.setdefault(key_of(row), Bill()).add(ledger.adopt(row, written=True))
+            account = msgspec.convert(row, Account)
+            account.written = True
+            bills.setdefault(_key_of(account), Bill()).add(ledger.adopt(account))
     if progress is not None:
         ledger.taken(progress.totals)
-    for row in open_rows.values():
-        task = row["direction"] == "down" and row["type"] in ("task", "evaluate")
-        if key_of(row) not in on_record and not task:
-            ledger.enter({**row, "reason": "the server ended"})
-            continue
-        account = ledger.adopt(row)
-        account.cut = account.cut or key_of(row) not in on_record
-        bills.setdefault(key_of(row), Bill()).add(account)
+    for account in open_accounts.values():
+        key = _key_of(account)
+        account.cut = key not in on_record
+        task = account.direction == "down" and account.type in ("task", "evaluate")
+        if account.cut and not task:
+            account.cut = False
+            ledger.write(account, False, reason="the server ended")
+        else:
+            bills.setdefault(key, Bill()).add(ledger.adopt(account))
     return bills
 
 
-def key_of(row: Row) -> Key:
-    """The task that a payload's row belongs to."""
-    return Key(row["round"], row["phase"], row["attempt"], row["client"], row["purpose"])
+def _key_of(a: Account) -> Key:
+    """The task that a payload's account belongs to."""
+    return Key(a.round, a.phase, a.attempt, a.client, cast(Purpose, a.purpose))

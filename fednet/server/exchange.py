@@ -254,7 +254,7 @@ class Exchanges:
         )
         if self.config.evaluate.clients == "auto" and index == self.method.main_exchange:
             exchange.evaluated = evaluation_due(self.config, round)
-        with self.io.own():
+        with self.io:
             exchange.found = self.io.inbox.found(round, index)
         return exchange
 
@@ -486,7 +486,7 @@ class Exchanges:
 
     def forget(self, client: int, residuals: dict[str, torch.Tensor]) -> None:
         """Removes what compressors remember of messages with a client."""
-        with self.io.own():  # replies are decoded with them
+        with self.io:  # replies are decoded with them
             for name in [n for n in residuals if n.startswith(f"client {client}/")]:
                 del residuals[name]
 
@@ -527,7 +527,7 @@ class Exchanges:
         exchange.drop(client, f"refused: {reason}")
         self._note_dropped(exchange, client)
         if reply is not None:
-            with self.io.own():
+            with self.io:
                 self.io.inbox.revoke(reply)
         self.may_stop(exchange.round, client, reason)
 
@@ -538,7 +538,7 @@ class Exchanges:
 
     def record_bills(self, exchange: Exchange) -> None:
         """Records in the books which replies, and tasks, were useful, now that this is known."""
-        with self.io.own():
+        with self.io:
             for asked in exchange.asked.values():
                 if asked.reply is not None:
                     self.record_bill(asked.reply, asked.reason, asked.staleness)

@@ -14,12 +14,11 @@ nothing, count against the connection too. Connections are capped by the transpo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from fednet.errors import RemoteProtocolError, timed
@@ -41,7 +40,7 @@ from fednet.protocol.instructions import (
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server.inbox import Inbox, Reply
-from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport, pause
+from fednet.transport.base import Closed, Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
 from fednet.wire.ledger import Bill, Tally
 from fednet.wire.link import NOBODY, Link, Outgoing
@@ -91,21 +90,6 @@ SITES = {
     "asked_to_join": "asks to join the run",
 }
 EXPECTED = ("joined", "ready")  # which are for the log alone
-
-
-def in_words(event: str, fields: JsonDict) -> str:
-    """Describes a site that came, went or was refused; "" for other events."""
-    if event == "refused" and fields["what"] in ("join", "connection", "ready"):
-        whose = fields.get("address") or fields.get("worker") or "a client process"
-        if whose == "unknown":
-            whose = "a connection"
-        return f"refused {whose}: {fields['reason']}"
-    if event not in SITES:
-        return ""
-    who = f"client(s) {as_text(fields['clients'])}"
-    if fields.get("host"):
-        who += f" on {fields['host']}, process {fields['pid']}"
-    return f"{who}: {fields['why'] if event == 'away' else SITES[event]}"
 
 
 JOINS_A_SECOND, JOINS_AT_ONCE = 10, 256
@@ -165,77 +149,21 @@ class Events:
             if not self._loud.allows(kind, time.monotonic()):
                 return
         self._write(event, fields)
-        if text := in_words(event, fields):
-            log.info("%s", text)
-            if self.say is not None and event not in EXPECTED:
-                self.say(timed(text))
-
-
-class Limits:
-    """Passes on what came, and closes the connection of a peer that sends too much. receive(event):
-    handles a message, and returns whether it was useless to the run. closed(event): a connection
-    has ended, after all its messages were handled.
-    """
-
-    def __init__(
-        self,
-        protocol: ServerProtocol,
-        transport: ServerTransport,
-        link: Link,
-        events: Events,
-        receive: Callable[[Received], bool],
-        closed: Callable[[Closed], None],
-    ) -> None:
-        self._protocol, self._transport = protocol, transport
-        self._link, self._events = link, events
-        self._receive, self._closed = receive, closed
-        everyone = 1 + protocol.clients
-        self._joins = Rate(JOINS_A_SECOND, at_once(protocol.clients))
-        self._of_connection = Rate(USELESS_A_SECOND, USELESS_AT_ONCE)
-        self._of_peer = Rate(everyone * USELESS_A_SECOND, everyone * USELESS_AT_ONCE)
-        self._addresses: dict[bytes, str] = {}  # by connection
-        self._hung_up: set[bytes] = set()  # connections of which nothing is taken in any more
-
-    def came(self, event: Event) -> None:
-        conn = event.conn
-        if isinstance(event, Opened):
-            self._link.opened(conn, stranger=True)
-            self._addresses[conn] = self._transport.peer(conn).rpartition(":")[0]
-        elif isinstance(event, Closed):
-            self._closed(event)
-            self._hung_up.discard(conn)
-            self._addresses.pop(conn, None)
-        elif conn in self._hung_up:
-            self._link.refused(conn, event.frames)
-        elif conn not in self._protocol.roster.joined:
-            if self._joins.allows(self._peer(event), time.monotonic()):
-                self._receive(event)
-            else:
-                self._hang_up(conn, "more joins than this server accepts from one peer")
-                self._link.refused(conn, event.frames)
-        elif self._receive(event):
-            now = time.monotonic()
-            here = self._of_connection.allows(conn, now)
-            if not (self._of_peer.allows(self._peer(event), now) and here):
-                self._hang_up(conn, "more unusable messages than this server accepts from one peer")
-
-    def worth_a_row(self, conn: bytes, stray: str, key: m.Key) -> bool:
-        """Whether a payload that belongs to nothing has a line of the book of its own: not where it
-        is of rounds or clients that a peer has made up, nor among very many.
-        """
-        known = stray != "refused" and key.round <= self._protocol.tasks.round
-        return known and self._protocol.refusals.strikes.get(conn, 0) <= REFUSALS
-
-    def _peer(self, event: Received) -> str:
-        """Who sent it: a key, or an address where there are no keys."""
-        return event.user or self._addresses.get(event.conn, "")
-
-    def _hang_up(self, conn: bytes, reason: str) -> None:
-        if conn not in self._hung_up:
-            self._hung_up.add(conn)
-            fields = {"what": "connection", "reason": reason, "worker": ""}
-            self._events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
-            self._transport.drop(conn, hang_up=True)
+        if event == "refused" and fields["what"] in ("join", "connection", "ready"):
+            whose = fields.get("address") or fields.get("worker") or "a client process"
+            if whose == "unknown":
+                whose = "a connection"
+            text = f"refused {whose}: {fields['reason']}"
+        elif event in SITES:
+            who = f"client(s) {as_text(fields['clients'])}"
+            if fields.get("host"):
+                who += f" on {fields['host']}, process {fields['pid']}"
+            text = f"{who}: {fields['why'] if event == 'away' else SITES[event]}"
+        else:
+            return
+        log.info("%s", text)
+        if self.say is not None and event not in EXPECTED:
+            self.say(timed(text))
 
 
 TOGETHER = 64  # messages of a wake-up that are dealt with before anything leaves
@@ -266,11 +194,13 @@ GRACE_S = 0.002  # how long the rounds may be away before the caretaker does the
 class ServerIO:
     """The server's sockets, protocol, books and inbox, and the clock that they go by.
 
-    All of it belongs to one thread at a time, the one inside `own`: to the rounds' while they are
-    in a method of this class, also while they wait; else to the caretaker, a thread that goes on
-    with it. In one process there is no caretaker, and who waits steps the clients too.
+    All of it belongs to one thread at a time: to the rounds' while they are in a method of this
+    class, also while they wait, or within `with io:`, which raises what broke it before; else to
+    the caretaker, a thread that goes on with it. In one process there is no caretaker, and who
+    waits steps the clients too.
 
     outcomes: of clients whose part is over, in the order in which they came; `wait` takes them.
+    inline: the clients work in this process, while the server waits.
     """
 
     def __init__(
@@ -303,10 +233,17 @@ class ServerIO:
         self._tasks_left = False  # whether a task has left since the last step
         self._sent_any = False
         self._tick_at = self._shown_at = self._booked = 0.0
-        self._limits = Limits(protocol, transport, link, events, self._receive, self._closed)
+        # Of what peers send that brings the run nothing: so much each, see above.
+        everyone = 1 + protocol.clients
+        self._joins = Rate(JOINS_A_SECOND, at_once(protocol.clients))
+        self._of_connection = Rate(USELESS_A_SECOND, USELESS_AT_ONCE)
+        self._of_peer = Rate(everyone * USELESS_A_SECOND, everyone * USELESS_AT_ONCE)
+        self._addresses: dict[bytes, str] = {}  # by connection
+        self._hung_up: set[bytes] = set()  # connections of which nothing is taken in any more
         self._now = ListeningClock()
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": []}
-        self._lock, self._owner = threading.Lock(), 0  # a thread's number
+        self._lock = threading.Lock()
+        self._owner, self._within = 0, 0  # a thread's number; how often it has entered
         self._wanted = self._closing = False
         self._back, self._free = threading.Event(), threading.Event()
         self._broken: BaseException | None = None
@@ -317,23 +254,24 @@ class ServerIO:
             self._caretaker.start()
 
     # -- whose it is -------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
-        """The I/O is this thread's within. Raises what broke it before."""
-        if self._owner == threading.get_ident():
-            yield
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._owner == me:
+            self._within += 1
             return
         self._wanted = True
         self._back.set()
         if not self._lock.acquire(blocking=False):
             self.transport.wake()
             self._lock.acquire()
-        self._owner, self._wanted = threading.get_ident(), False
-        try:
-            if self._broken is not None:
-                raise self._broken
-            yield
-        finally:
+        self._owner, self._within, self._wanted = me, 1, False
+        if self._broken is not None:
+            self.__exit__()
+            raise self._broken
+
+    def __exit__(self, *raised: object) -> None:
+        self._within -= 1
+        if not self._within:
             self._owner = 0
             self._back.clear()
             self._lock.release()
@@ -347,11 +285,11 @@ class ServerIO:
             if self._back.wait(GRACE_S):
                 continue
             with self._lock:
-                self._owner = threading.get_ident()
+                self._owner, self._within = threading.get_ident(), 1
                 try:
                     while not (self._wanted or self._closing):
                         self._step(TICK_S)
-                except BaseException:  # `own` raises it
+                except BaseException:  # raised where the rounds use it
                     return
                 finally:
                     self._owner = 0
@@ -359,18 +297,18 @@ class ServerIO:
     # -- for the rounds ----------------------------------------------------------------------------
     def begin(self, phase: tuple[int, int, m.Purpose], jobs: Sequence[Job], rules: Rules) -> None:
         """Opens an exchange or evaluation; what is left of the one before is called off."""
-        with self.own():
+        with self:
             self._taken.clear()
             self._act(self.protocol.begin(*phase, jobs, rules, self._now()))
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
         """More tasks beside those under way."""
-        with self.own():
+        with self:
             self._act(self.protocol.add(round, jobs, self._now()))
 
     def cancel(self, reason: str) -> None:
         """Cancels the tasks that are open."""
-        with self.own():
+        with self:
             self._act(self.protocol.cancel(reason, self._now()))
 
     def finish(self, over: bool, reason: str) -> None:
@@ -379,7 +317,7 @@ class ServerIO:
         """
         if self._broken is not None:
             return
-        with self.own():
+        with self:
             self._act(self.protocol.finish(over, reason))
             if self.inline:
                 self._step(0.0)
@@ -396,7 +334,7 @@ class ServerIO:
         """Records in the books whether the bytes of a bill were useful. reason: why not; staleness:
         of the reply.
         """
-        with self.own():
+        with self:
             self.link.ledger.settle_bill(bill, useful, reason, staleness)
 
     def unused(self, outcome: Outcome) -> None:
@@ -412,7 +350,7 @@ class ServerIO:
         useful.
         """
         ledger, bills = self.link.ledger, self.inbox.bills
-        with self.own():
+        with self:
             for key in [k for k in bills if k.round <= round]:
                 if (key.round, key.client) not in under_way:
                     ledger.settle_bill(bills.pop(key), False, "the server ended")
@@ -420,45 +358,36 @@ class ServerIO:
 
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""
-        with self.own():
+        with self:
             for conn, worker in self.protocol.roster.by_conn.items():
                 self.link.settle_counted(conn, round=round, worker=worker.name)
 
     def clients_wanted(self) -> int:
         """Returns how many clients the run has with those that ask to join it."""
-        with self.own():
+        with self:
             return self.protocol.clients_wanted()
 
     def turn_away(self, reason: str) -> None:
         """Tells the clients that ask to join the run why they cannot."""
-        with self.own():
+        with self:
             self._act(self.protocol.turn_away(reason, self._now()))
 
     def client_processes(self) -> list[tuple[str, int]]:
         """Returns host and process id of each client process that is connected."""
-        with self.own():
+        with self:
             workers = self.protocol.roster.workers.values()
             return [(x.host, x.pid) for x in workers if x.here]
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """The next outcome; None after `timeout_s`. Each is returned once."""
         if not self.outcomes:
-            self._pump(timeout_s, lambda: bool(self.outcomes))
+            self.rest(timeout_s, lambda: bool(self.outcomes))
         return self.outcomes.popleft() if self.outcomes else None
 
-    @property
-    def in_process(self) -> bool:
-        """Whether the clients work in this process, while the server waits."""
-        return self._pump_clients is not None
-
     def rest(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Lets so much time pass, or less if there is enough."""
-        self._pump(timeout_s, enough)
-
-    def _pump(self, timeout_s: float, enough: Callable[[], bool]) -> None:
         """Does the I/O for so long, in one process also the clients', or until there is enough."""
         until = time.monotonic() + timeout_s
-        with self.own():
+        with self:
             while True:
                 left = max(0.0, until - time.monotonic())
                 if self._pump_clients is None:
@@ -505,31 +434,34 @@ class ServerIO:
     def _step(self, timeout_s: float) -> bool:
         """Takes in what has come, waiting so long for it; whether anything happened."""
         try:
-            return self._wake_up(timeout_s)
+            if self._tasks_left:  # with the last one
+                if not self._sent_any:  # the event shows how long a restarted server took to it
+                    self._sent_any = True
+                    self._log.tell("first_task", {"round": self.protocol.tasks.round})
+                self._at("broadcasting", self.protocol.tasks.round)
+                self._tasks_left = False
+            alone = not self.protocol.roster.workers and not self.protocol.tasks.by_client
+            came = self.transport.poll(timeout_s)
+            self._now.listened(not self.inline, alone=alone)
+            for event in came:
+                if isinstance(event, Received):
+                    self._received(event)
+                elif isinstance(event, Opened):
+                    self.link.opened(event.conn, stranger=True)
+                    address = self.transport.peer(event.conn).rpartition(":")[0]
+                    self._addresses[event.conn] = address
+                else:
+                    self._closed(event)
+            now = self._now()
+            due = now >= self._tick_at
+            if due:
+                self._tick(now)
+            if came or due:
+                self._conclude()
+            return bool(came) or due
         except BaseException as broken:
             self._broken = broken
             raise
-
-    def _wake_up(self, timeout_s: float) -> bool:
-        if self._tasks_left:  # with the last one
-            if not self._sent_any:  # the event shows how long a restarted server took to it
-                self._sent_any = True
-                self._log.tell("first_task", {"round": self.protocol.tasks.round})
-            self._at("broadcasting", self.protocol.tasks.round)
-            self._tasks_left = False
-        alone = not self.protocol.roster.workers and not self.protocol.tasks.by_client
-        came = self.transport.poll(timeout_s)
-        self._now.listened(not self.inline, alone=alone)
-        for event in came:
-            self._limits.came(event)
-        now = self._now()
-        due = now >= self._tick_at
-        if due:
-            self._tick(now)
-        busy = bool(came) or due
-        if busy:
-            self._conclude()
-        return busy
 
     def _tick(self, now: float) -> None:
         """Time passes: less often where there are so many clients that each look takes long."""
@@ -557,33 +489,62 @@ class ServerIO:
         self.link.undecoded(conn, event.received, **where)
         self.link.settle_counted(conn, **where)
         self.link.closed(conn, awaited=True)
+        self._hung_up.discard(conn)
+        self._addresses.pop(conn, None)
 
-    def _receive(self, event: Received) -> bool:
-        """Handles a message; returns whether it was useless to the run."""
+    def _received(self, event: Received) -> None:
+        """Handles a message; a peer that sends too many useless ones is hung up on."""
         conn, frames, now = event.conn, event.frames, self._now()
+        if conn in self._hung_up:
+            self.link.refused(conn, frames)
+            return
+        stranger = conn not in self.protocol.roster.joined
+        peer = event.user or self._addresses.get(conn, "")  # an address where there are no keys
+        if stranger and not self._joins.allows(peer, time.monotonic()):
+            self._hang_up(conn, "more joins than this server accepts from one peer")
+            self.link.refused(conn, frames)
+            return
         try:
             message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
             self._do(self.protocol.undecodable(conn, str(broken), now))
-            return True
-        instructions = self.protocol.received(conn, message, body, now, event.user)
-        first = instructions[0] if instructions else None
-        stray = first.reason if isinstance(first, Stray) else ""
-        if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
-            self._leave()  # what is for its last connection, which a new one ends
-            self.transport.vouch(conn)
-            self.link.joined(conn)
-            self.link.settle_counted(NOBODY)
-        key: m.Key | None = getattr(message, "key", None)
-        if stray and key is not None and not self._limits.worth_a_row(conn, stray, key):
-            self.link.refused(conn, frames)
+            useless = True
         else:
-            self.link.book(conn, message, body, frames, stray)
-        self._do(instructions)
-        self._heard += 1
-        if self._heard >= TOGETHER or (body is not None and len(body) >= LARGE_BYTES):
-            self._conclude()
-        return bool(stray) or isinstance(message, m.BEATS)
+            instructions = self.protocol.received(conn, message, body, now, event.user)
+            first = instructions[0] if instructions else None
+            stray = first.reason if isinstance(first, Stray) else ""
+            useless = bool(stray) or isinstance(message, m.BEATS)
+            if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
+                self._leave()  # what is for its last connection, which a new one ends
+                self.transport.vouch(conn)
+                self.link.joined(conn)
+                self.link.settle_counted(NOBODY)
+            # A payload that belongs to nothing has a row of its own, but not where it is of rounds
+            # or clients that a peer has made up, nor among very many.
+            key: m.Key | None = getattr(message, "key", None) if stray else None
+            if key is not None and (
+                stray == "refused"
+                or key.round > self.protocol.tasks.round
+                or self.protocol.refusals.strikes.get(conn, 0) > REFUSALS
+            ):
+                self.link.refused(conn, frames)
+            else:
+                self.link.book(conn, message, body, frames, stray)
+            self._do(instructions)
+            self._heard += 1
+            if self._heard >= TOGETHER or (body is not None and len(body) >= LARGE_BYTES):
+                self._conclude()
+        if useless and not stranger:
+            at = time.monotonic()
+            here = self._of_connection.allows(conn, at)
+            if not (self._of_peer.allows(peer, at) and here):
+                self._hang_up(conn, "more unusable messages than this server accepts from one peer")
+
+    def _hang_up(self, conn: bytes, reason: str) -> None:
+        self._hung_up.add(conn)
+        fields = {"what": "connection", "reason": reason, "worker": ""}
+        self._log.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
+        self.transport.drop(conn, hang_up=True)
 
     def _act(self, instructions: list[Instruction]) -> None:
         """Does what a command of the rounds leads to."""
@@ -595,9 +556,11 @@ class ServerIO:
         pending = list(instructions)
         for i in pending:
             if isinstance(i, Send):
-                self._send(i)
-            elif isinstance(i, Spend):
-                self._spend(i)
+                # Messages leave in this order, and are in the books before.
+                out = self.link.compose(i.conn, i.message, i.body)
+                self._outgoing.append(out)
+                self._unsent.add((out.conn, out.name[-1]))
+                self._tasks_left = self._tasks_left or isinstance(i.message, m.Task)
             elif isinstance(i, Store):
                 self.inbox.store(i.key, i.offset, i.data, i.size)
                 self._at("spooling", i.key.round)
@@ -605,18 +568,17 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending += self._arrived(i)
             elif isinstance(i, Resolved):
-                self._resolved.append(self._outcome(i))
+                self._resolve(i)
+            elif isinstance(i, Spend):
+                self._before_settling(i.conn, i.key)
+                if i.direction == "up":
+                    self.inbox.abandon(i.key)
+                self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
             elif isinstance(i, Note):
                 self._log.tell(i.event, i.fields)
             elif isinstance(i, Forget):
                 self._leave()
                 self.transport.drop(i.conn, i.hang_up)
-
-    def _spend(self, i: Spend) -> None:
-        self._before_settling(i.conn, i.key)
-        if i.direction == "up":
-            self.inbox.abandon(i.key)
-        self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
@@ -638,7 +600,7 @@ class ServerIO:
         self._taken[key.client, key.purpose] = reply
         return self.protocol.accept(key, self._now())
 
-    def _outcome(self, resolved: Resolved) -> Outcome:
+    def _resolve(self, resolved: Resolved) -> None:
         key = resolved.key
         reply = self._taken.pop((key.client, key.purpose), None)
         # Within a training task it comes before the reply.
@@ -647,17 +609,10 @@ class ServerIO:
             for unused in (reply, evaluation):
                 if unused is not None:
                     unused.let_go()
-            return Outcome(key, resolved.reason)
-        return Outcome(key, "", reply, evaluation)
+            reply = evaluation = None
+        self._resolved.append(Outcome(key, resolved.reason, reply, evaluation))
 
     # -- its end -----------------------------------------------------------------------------------
-    def _send(self, send: Send) -> None:
-        """Messages leave in the order of these calls, and are in the books before."""
-        out = self.link.compose(send.conn, send.message, send.body)
-        self._outgoing.append(out)
-        self._unsent.add((out.conn, out.name[-1]))
-        self._tasks_left = self._tasks_left or isinstance(send.message, m.Task)
-
     def _before_settling(self, conn: bytes, key: m.Key) -> None:
         """Sends the messages of an account before it is closed: what cannot leave is subtracted."""
         if (conn, key) in self._unsent:
@@ -681,10 +636,10 @@ class ServerIO:
         self._flush()
         self.inbox.flush()
         self._leave()
-        logged, self._logged = self._logged, []
-        for reply in logged:
+        for reply in self._logged:
             key = reply.message.key
             if key.purpose == "train":
                 self._at("receiving", key.round)
+        self._logged.clear()
         self.outcomes += self._resolved
-        self._resolved = []
+        self._resolved.clear()

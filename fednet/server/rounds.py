@@ -409,5 +409,5 @@ class Rounds:
         self.directory.flush()
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
-        with self.io.own():
+        with self.io:
             self.inbox.clear(self.progress.round, under_way)

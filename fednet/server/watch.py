@@ -181,7 +181,7 @@ class Watch:
     def _who(self) -> JsonDict:
         """Ranges of client ids: those ready, those that joined and prepare, those missing."""
         protocol = self._io.protocol
-        with self._io.own():
+        with self._io:
             here = protocol.roster.present()
             workers = [w.ids for w in protocol.roster.workers.values() if w.gone_at is None]
         joined = set[int]().union(*workers)
@@ -209,7 +209,7 @@ class Watch:
 
     def present(self, among: range | None = None) -> int:
         """How many clients are ready. among: ids; None: all."""
-        with self._io.own():
+        with self._io:
             hosting = self._io.protocol.roster.hosting
             if among is None:
                 return len(hosting)
@@ -222,7 +222,7 @@ class Watch:
         CannotGoOn if none came to a run that begins. Clients in this process always come, however
         long they prepare.
         """
-        if self._io.in_process:
+        if self._io.inline:
             join_s = None
         until, noted = None if join_s is None else time.monotonic() + join_s, False
         self._awaiting = round

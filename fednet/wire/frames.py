@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -23,66 +24,71 @@ import msgspec
 
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.ids import expanded, ranges
-from fednet.plain import JsonDict
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content
 
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
 MAX_LIST = 1 << 16
-Kinds = Mapping[object, type[m.Message]]  # of messages, by type
-_FROM_CLIENT: Kinds = {kind.__struct_config__.tag: kind for kind in m.FROM_CLIENT}
-_FROM_SERVER: Kinds = {kind.__struct_config__.tag: kind for kind in m.FROM_SERVER}
+_encode = msgspec.msgpack.Encoder().encode
+_pack_map = msgpack.Packer().pack_map_header
+_VERSION = msgpack.packb("v") + msgpack.packb(m.PROTOCOL)
+_SUM = msgpack.packb("c") + b"\xce"  # a uint32 follows
 
 
 def encode(message: m.Message) -> bytes:
     """The header frame of a message. Raises LocalProtocolError for one that no receiver would
     take.
     """
-    fields: JsonDict = msgspec.to_builtins(message, builtin_types=(bytes,))
     if isinstance(message, (m.Join, m.Welcome)):
-        fields["ids"] = ranges(fields["ids"])
-    covered = msgpack.packb({"v": m.PROTOCOL, **fields, "c": 0xFFFFFFFF})[:-4]
-    header: bytes = covered + _sum(covered)
+        message = msgspec.structs.replace(message, ids=ranges(message.ids))
+    fields = _encode(message)  # a map, of fewer than 16 fields or with their number in two bytes
+    start = 1 if fields[0] < 0xDE else 3
+    number = fields[0] & 15 if start == 1 else int.from_bytes(fields[1:3], "big")
+    covered = _pack_map(number + 2) + _VERSION + fields[start:] + _SUM
+    header = covered + zlib.crc32(covered).to_bytes(4, "big")
     if len(header) > m.MAX_HEADER:
         raise LocalProtocolError(
-            f"a {fields['t']} message has a header of {len(header)} bytes; allowed are "
-            f"{m.MAX_HEADER}."
+            f"a {message.__struct_config__.tag} message has a header of {len(header)} bytes; "
+            f"allowed are {m.MAX_HEADER}."
         )
     return header
 
 
-def _sum(covered: bytes | memoryview) -> bytes:
-    """The last four bytes of a header, after what they cover."""
-    return zlib.crc32(covered).to_bytes(4, "big")
-
-
-def decode_from_client(
-    frames: Sequence[Any], most: int = m.PART
+def _decode(
+    kinds: Mapping[object, type[m.Message]], frames: Sequence[Any], most: int = m.PART
 ) -> tuple[m.Message, Content | None]:
-    """The message and the body that a client sent. most: bytes of a body. Raises
-    RemoteProtocolError.
+    """The message and the body that came. kinds: that may come, by type; most: bytes of a body.
+    Raises RemoteProtocolError.
     """
-    return _decode(_FROM_CLIENT, frames, most)
-
-
-def decode_from_server(
-    frames: Sequence[Any], most: int = m.PART
-) -> tuple[m.Message, Content | None]:
-    """The message and the body that the server sent. most: bytes of a body. Raises
-    RemoteProtocolError.
-    """
-    return _decode(_FROM_SERVER, frames, most)
-
-
-def _decode(kinds: Kinds, frames: Sequence[Any], most: int) -> tuple[m.Message, Content | None]:
     if not 1 <= len(frames) <= 2:
         raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
-    fields = _fields(memoryview(frames[0]))
+    header = memoryview(frames[0])
+    if len(header) > m.MAX_HEADER:
+        raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {m.MAX_HEADER}")
+    if header[-4:] != zlib.crc32(header[:-4]).to_bytes(4, "big"):
+        raise RemoteProtocolError("the header was damaged on its way")
+    try:
+        # An item takes a byte at least. Lists in lists, each announced long, would else cost a
+        # tenth of a second a header.
+        longest = min(MAX_LIST, len(header))
+        fields = msgpack.unpackb(
+            header,
+            strict_map_key=True,
+            ext_hook=_no_ext,
+            max_array_len=longest,
+            max_map_len=longest,
+        )
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
+        raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
+    if not isinstance(fields, dict):
+        raise RemoteProtocolError("header is no map")
     tag = fields.get("t")
     kind = kinds.get(tag) if isinstance(tag, str) else None
     if kind is None:
-        raise RemoteProtocolError(f"unknown message type {_shown(tag)}")
+        # What is nested is not shown: to write it out can exhaust the stack.
+        shown = repr(tag)[:40] if isinstance(tag, (str, int, float)) else type(tag).__name__
+        raise RemoteProtocolError(f"unknown message type {shown}")
     try:
         if isinstance(fields.get("ids"), list):
             fields["ids"] = expanded(fields["ids"], m.MAX_IDS)
@@ -97,31 +103,8 @@ def _decode(kinds: Kinds, frames: Sequence[Any], most: int) -> tuple[m.Message, 
     return message, body
 
 
-def _fields(header: memoryview) -> JsonDict:
-    """The map that a header is."""
-    if len(header) > m.MAX_HEADER:
-        raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {m.MAX_HEADER}")
-    if header[-4:] != _sum(header[:-4]):
-        raise RemoteProtocolError("the header was damaged on its way")
-    try:
-        # An item takes a byte at least. Lists in lists, each announced long, would else cost a
-        # tenth of a second a header.
-        most = min(MAX_LIST, len(header))
-        fields = msgpack.unpackb(
-            header, strict_map_key=True, ext_hook=_no_ext, max_array_len=most, max_map_len=most
-        )
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
-        raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
-    if not isinstance(fields, dict):
-        raise RemoteProtocolError("header is no map")
-    return fields
-
-
-def _shown(value: object) -> str:
-    """A value as text for an error. What is nested is not shown: to write it out can exhaust the
-    stack.
-    """
-    return repr(value)[:40] if isinstance(value, (str, int, float)) else type(value).__name__
+decode_from_client = partial(_decode, {kind.__struct_config__.tag: kind for kind in m.FROM_CLIENT})
+decode_from_server = partial(_decode, {kind.__struct_config__.tag: kind for kind in m.FROM_SERVER})
 
 
 def _no_ext(code: int, data: bytes) -> None:

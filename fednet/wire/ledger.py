@@ -7,51 +7,53 @@ until it is known whether what crossed was useful; `settle` writes its row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fednet.plain import JsonDict, JsonMapping
+import msgspec
+
+from fednet.plain import JsonDict
 from fednet.wire.messages import Key
 
 Direction = Literal["up", "down"]
 OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 Row = JsonDict
+Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 
 
-@dataclass(slots=True)
-class Account:
-    """A row that is still being written. counted: its messages are alike, and the row has their
-    number. number: of the account, where those under way are written down. incarnation: of the
-    process that opened it, 0: this one. cut: its connection
-    ended before it was known whether its bytes were useful: if they were not, they may not have
-    arrived. written: an earlier process has written its row, as useful.
+class Account(msgspec.Struct, omit_defaults=True):
+    """A row that is still being written, and the line of the write-ahead log that it has until
+    then. counted: its messages are alike, and the row has their number. number: of the account,
+    where those under way are written down. incarnation: of the process that opened it. cut: its
+    connection ended before it was known whether its bytes were useful: if they were not, they may
+    not have arrived. written: an earlier process has written its row, as useful.
     """
 
     direction: Direction
     type: str
+    kinds: dict[str, int] = {}
     client: int = -1
     round: int = 0
     phase: int = 0
     attempt: int = 0
     purpose: str = "connection"
     counted: bool = False
-    kinds: dict[str, int] = field(default_factory=dict)
     envelope: int = 0
-    raw: int = 0
+    raw_bytes: int = 0
     count: int = 0
     number: int = 0
     incarnation: int = 0
-    cut: bool = False
     final: bool = False
+    cut: bool = False
     written: bool = False
 
     def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         """Adds one message. raw: its payload uncompressed."""
-        for kind, n in kinds.items():
-            self.kinds[kind] = self.kinds.get(kind, 0) + n
+        if kinds:
+            add_kinds(self.kinds, kinds)
         self.envelope += envelope
-        self.raw += raw
+        self.raw_bytes += raw
         self.count += 1
 
 
@@ -72,9 +74,6 @@ class Bill:
         accounts.append(account)
 
 
-Kinds = dict[str, dict[str, int]]
-
-
 @dataclass(slots=True)
 class Tally:
     """Sums over settled rows. spent: all bytes by direction; useful: payload bytes of the
@@ -83,12 +82,6 @@ class Tally:
 
     spent: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
-
-    def add(self, row: JsonMapping) -> None:
-        """Adds a settled row of the book."""
-        self.spent[row["direction"]] += row["bytes"]
-        if row["useful"] and row["purpose"] == "train":
-            add_kinds(self.useful[row["direction"]], row["kinds"])
 
     def columns(self) -> dict[str, int]:
         """What was spent, as a round's record has it."""
@@ -118,8 +111,7 @@ class Ledger:
     totals: all bytes settled so far, by earlier processes too. useful: payload
     bytes that were of use, by direction and kind. by_round: keeps what was settled for each round
     until it is taken. final: (round, phase) of the evaluation after the last round, whose rows say
-    so. numbered: accounts that are open have numbers, and are told as rows by
-    `changed` and `under_way`.
+    so. numbered: accounts that are open have numbers, and are told by `changed` and `under_way`.
     """
 
     def __init__(
@@ -140,8 +132,9 @@ class Ledger:
         self.final: tuple[int, int] | None = None
         self.totals: dict[str, int] = {"up": 0, "down": 0}
         self._own: dict[str, int] = {"up": 0, "down": 0}  # settled, that crossed by this process
-        self.useful: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+        self.useful: Kinds = {"up": {}, "down": {}}
 
+    # -- open accounts -----------------------------------------------------------------------------
     def account(
         self,
         name: Name,
@@ -153,12 +146,11 @@ class Ledger:
         """The open account of that name, to be added to; opened if need be. key: of the task that
         it belongs to.
         """
-        mine = self._open.get(name[0])
-        if mine is None:
-            mine = self._open[name[0]] = {}
+        mine = self._open.setdefault(name[0], {})
         found = mine.get(name)
         if found is None:
-            found = mine[name] = Account(direction, type, counted=counted)
+            found = Account(direction, type, counted=counted, incarnation=self.incarnation)
+            mine[name] = found
             if key is not None:
                 found.round, found.phase, found.attempt = key.round, key.phase, key.attempt
                 found.client, found.purpose = key.client, key.purpose
@@ -170,89 +162,20 @@ class Ledger:
             self._changed[found.number] = found
         return found
 
-    def changed(self) -> list[Row]:
+    def open(self, whose: bytes | None = None) -> dict[Name, Account]:
+        """The accounts that are open, by name: of one connection, or of all."""
+        if whose is not None:
+            return dict(self._open.get(whose, ()))
+        return {name: a for mine in self._open.values() for name, a in mine.items()}
+
+    def changed(self) -> list[Account]:
         """The open accounts that were added to since this was asked last."""
         accounts, self._changed = self._changed, {}
-        return [self._row(a, False) for a in accounts.values() if a.count]
+        return [a for a in accounts.values() if a.count]
 
-    def under_way(self) -> list[Row]:
-        """All accounts that are open, as rows."""
-        return [self._row(a, False) for a in self._all()]
-
-    def _all(self) -> Iterator[Account]:
-        for mine in self._open.values():
-            yield from mine.values()
-        yield from self._billed.values()
-
-    def move(self, names: Iterable[Name], bill: Bill) -> None:
-        """Takes these accounts from their connections into a bill, for `settle_bill`."""
-        for name in names:
-            mine = self._open.get(name[0], {})
-            account = mine.pop(name, None)
-            if account is not None:
-                account.cut = False  # its task was answered, so that all of it arrived
-                self._billed[id(account)] = account
-                bill.add(account)
-                if not mine:
-                    del self._open[name[0]]
-
-    def adopt(self, row: Row, written: bool = False) -> Account:
-        """An account of an earlier process, by its row. written: the row is in the book."""
-        account = Account(
-            row["direction"],
-            row["type"],
-            row["client"],
-            row["round"],
-            row["phase"],
-            row["attempt"],
-            row["purpose"],
-            kinds=row["kinds"],
-            envelope=row["envelope"],
-            raw=row["raw_bytes"],
-            count=1,
-            number=row.get("number", 0),
-            incarnation=row["incarnation"],
-            cut=row.get("lost", False),
-            final=row.get("final", False),
-            written=written,
-        )
-        if not written:
-            self._billed[id(account)] = account
-        return account
-
-    def settle_bill(
-        self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
-    ) -> None:
-        """Writes the rows of a bill. Of a payload that crossed to several servers the last one
-        is useful. reason: why nothing is. staleness: of the reply.
-        """
-        for way, more in ((bill.down, {}), (bill.up, {"staleness": staleness})):
-            own = self.incarnation
-            last = max([a.incarnation or own for a in way if any(a.kinds.values())], default=0)
-            for a in way:
-                counts = useful and (a.incarnation or own) >= last
-                if a.written:
-                    if counts:  # in no round's record yet
-                        tally = self._untaken.setdefault(a.round, Tally())
-                        add_kinds(tally.useful[a.direction], a.kinds)
-                    continue
-                del self._billed[id(a)]
-                if not a.incarnation:
-                    self._changed.pop(a.number, None)
-                why = "sent again" if useful else reason
-                lost = True if a.cut and not counts else None
-                self.write(a, counts, **more, reason=None if counts else why, lost=lost)
-            way.clear()
-
-    def open(self, whose: bytes | None = None) -> list[Name]:
-        """Names of the accounts that are open: of one connection, or of all."""
-        if whose is not None:
-            return list(self._open.get(whose, ()))
-        return [name for mine in self._open.values() for name in mine]
-
-    def cut(self, name: Name, sent: bool) -> None:
-        """The connection of that account has ended. sent: over it, by this side."""
-        self._open[name[0]][name].cut = sent
+    def under_way(self) -> list[Account]:
+        """All accounts whose rows are not written yet."""
+        return [*self.open().values(), *self._billed.values()]
 
     def take_back(self, name: Name, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         """What was added did not leave."""
@@ -265,41 +188,74 @@ class Ledger:
             self._close(name)
 
     def _close(self, name: Name) -> Account | None:
-        """The account of that name, which is open no more; None where there was none."""
-        mine = self._open.get(name[0])
-        account = None if mine is None else mine.pop(name, None)
-        if mine is None or account is None:
-            return None
-        if not mine:
+        """Returns the account of that name, which is open no more; None where there was none."""
+        mine = self._open.get(name[0], {})
+        account = mine.pop(name, None)
+        if account is not None and not mine:
             del self._open[name[0]]
-        self._changed.pop(account.number, None)
         return account
 
     def crossed(self) -> dict[str, int]:
         """All bytes that crossed the network to or from this process, settled or not."""
         crossed = dict(self._own)
-        for a in self._all():
-            if not a.incarnation:
+        for a in self.under_way():
+            if a.incarnation == self.incarnation:
                 crossed[a.direction] += sum(a.kinds.values()) + a.envelope
         return crossed
 
+    # -- bills -------------------------------------------------------------------------------------
+    def move(self, names: Iterable[Name], bill: Bill) -> None:
+        """Takes these accounts from their connections into a bill, for `settle_bill`."""
+        for name in names:
+            account = self._close(name)
+            if account is not None:
+                account.cut = False  # its task was answered, so that all of it arrived
+                self._billed[id(account)] = account
+                bill.add(account)
+
+    def adopt(self, account: Account) -> Account:
+        """Takes in an account of an earlier process, for `settle_bill`."""
+        if not account.written:
+            self._billed[id(account)] = account
+        return account
+
+    def settle_bill(
+        self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
+    ) -> None:
+        """Writes the rows of a bill. Of a payload that crossed to several servers the last one
+        is useful. reason: why nothing is. staleness: of the reply.
+        """
+        for way, of_reply in ((bill.down, None), (bill.up, staleness)):
+            last = max([a.incarnation for a in way if any(a.kinds.values())], default=0)
+            for a in way:
+                counts = useful and a.incarnation >= last
+                if a.written:
+                    if counts:  # in no round's record yet
+                        tally = self._untaken.setdefault(a.round, Tally())
+                        add_kinds(tally.useful[a.direction], a.kinds)
+                    continue
+                del self._billed[id(a)]
+                why = None if counts else reason
+                if useful and not counts:
+                    why = "sent again"
+                self.write(a, counts, staleness=of_reply, reason=why)
+            way.clear()
+
+    # -- rows --------------------------------------------------------------------------------------
     def settle(self, name: Name, useful: bool, **more: object) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing
         is written.
         """
         account = self._close(name)
-        if account is None:
-            return
-        if account.cut and not useful:  # it may not have arrived: its bytes are an upper bound
-            more = {"lost": True, **more}
-        self.write(account, useful, **more)
+        if account is not None:
+            self.write(account, useful, **more)
 
     def write(self, a: Account, useful: bool, **more: object) -> None:
-        """Writes a row; `more` is added to its fields or replaces them."""
-        self.enter(self._row(a, useful, **more))
-
-    def _row(self, a: Account, useful: bool, **more: object) -> Row:
-        """Makes a row with the fields of `records.Wire`."""
+        """Writes the row of an account, with the fields of `records.Wire`; those in `more` that are
+        not None are added, or replace others.
+        """
+        if a.incarnation == self.incarnation:
+            self._changed.pop(a.number, None)
         row: Row = {
             "round": a.round,
             "client": a.client,
@@ -308,10 +264,10 @@ class Ledger:
             "kinds": a.kinds,
             "envelope": a.envelope,
             "bytes": sum(a.kinds.values()) + a.envelope,
-            "raw_bytes": a.raw,
+            "raw_bytes": a.raw_bytes,
             "useful": useful,
             "purpose": a.purpose,
-            "incarnation": a.incarnation or self.incarnation,
+            "incarnation": a.incarnation,
             "phase": a.phase,
             "attempt": a.attempt,
         }
@@ -321,13 +277,11 @@ class Ledger:
             row["count"] = a.count
         if a.number:
             row["number"] = a.number
+        if a.cut and not useful:  # it may not have arrived: its bytes are an upper bound
+            row["lost"] = True
         for name, value in more.items():
             if value is not None:
                 row[name] = value
-        return row
-
-    def enter(self, row: Row) -> None:
-        """A row of this server's, or one that an earlier one left under way."""
         self.recall(row)
         self._write(row)
 
@@ -335,16 +289,19 @@ class Ledger:
         """Counts a row: one just written, or by an earlier process of this side. What was spent is
         spent.
         """
-        self.totals[row["direction"]] += row["bytes"]
+        direction, nbytes = row["direction"], row["bytes"]
+        self.totals[direction] += nbytes
         if row["incarnation"] == self.incarnation:
-            self._own[row["direction"]] += row["bytes"]
+            self._own[direction] += nbytes
         if row["useful"]:
-            add_kinds(self.useful[row["direction"]], row["kinds"])
+            add_kinds(self.useful[direction], row["kinds"])
         if self._by_round:
             tally = self._untaken.get(row["round"])
             if tally is None:
                 tally = self._untaken[row["round"]] = Tally()
-            tally.add(row)
+            tally.spent[direction] += nbytes
+            if row["useful"] and row["purpose"] == "train":
+                add_kinds(tally.useful[direction], row["kinds"])
 
     def taken(self, before: Mapping[str, int]) -> None:
         """So many bytes were taken by an earlier process; what else it spent is taken with the next

@@ -21,8 +21,6 @@ COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
 ONCE = "once"  # a row of its own
 CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
-PAYLOADS = ("task", "reply", "part", "pull")  # messages whose account is their payload's
-
 
 Frame = Any  # bytes, as the transport has them
 
@@ -62,42 +60,13 @@ class Link:
         self._send = send
         self._framing = framing
         self._greeting, self._part = greeting, part
+        self._most = max(part, m.PART)  # bytes of a body
         self.ledger = ledger
         self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
         self._strangers: set[bytes] = set()
         self._booked: dict[bytes, int] = {}  # bytes that came, by connection
 
-    def opened(self, conn: bytes, stranger: bool = False) -> None:
-        """Bills the greeting and the handshake of a new connection. stranger: until `joined` its
-        bytes are counted with those of all strangers, who may be as many as they like.
-        """
-        if stranger:
-            self._strangers.add(conn)
-        self._booked[conn] = self._greeting[1]
-        for direction, nbytes in zip((self.out, self.back), self._greeting):
-            if stranger:
-                self._count(NOBODY, direction, "connection", nbytes)
-            else:
-                self.ledger.write(Account(direction, "connection", envelope=nbytes, count=1), False)
-
-    def joined(self, conn: bytes) -> None:
-        """From now on there are rows of this connection's own."""
-        self._strangers.discard(conn)
-
-    def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
-        """Bills what came, unread or of no use, without a row of its own."""
-        nbytes = self._size(frames)
-        if conn in self._booked:  # else it has ended, and been counted
-            self._booked[conn] += nbytes
-        self._count(self._whose(conn), self.back, "refused", nbytes)
-
-    def _whose(self, conn: bytes) -> bytes:
-        return NOBODY if conn in self._strangers else conn
-
-    def _count(self, conn: bytes, direction: Direction, name: str, nbytes: int) -> None:
-        account = self.ledger.account((conn, direction, name), direction, name, counted=True)
-        account.add({}, nbytes, 0)
-
+    # -- messages ----------------------------------------------------------------------------------
     def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
         return self.leave(self.compose(conn, message, body))
@@ -124,7 +93,7 @@ class Link:
         billed as refused, and raises RemoteProtocolError.
         """
         try:
-            return self._decode(frames, max(self._part, m.PART))
+            return self._decode(frames, self._most)
         except RemoteProtocolError:
             self.refused(conn, frames)
             raise
@@ -144,15 +113,25 @@ class Link:
         nbytes = self._size(frames)
         if conn in self._booked:  # else it has ended, and been counted
             self._booked[conn] += nbytes
-        name, *_ = self._entry(conn, self.back, message, body, nbytes, stray)
+        name = self._entry(conn, self.back, message, body, nbytes, stray)[0]
         if name[2] == ONCE:
-            self.ledger.settle(name, False, **({"reason": stray} if stray else {}))
+            self.ledger.settle(name, False, reason=stray or None)
+
+    def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
+        """Bills what came, unread or of no use, without a row of its own."""
+        nbytes = self._size(frames)
+        if conn in self._booked:  # else it has ended, and been counted
+            self._booked[conn] += nbytes
+        self._count(conn, self.back, "refused", nbytes)
 
     def _size(self, frames: Sequence[Sized]) -> int:
-        total = 0
-        for f in frames:
-            total += self._framing(len(f))
-        return total
+        return sum([self._framing(len(f)) for f in frames])
+
+    def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> Name:
+        """Adds bytes to a row of many messages; returns the name of its account."""
+        name = (NOBODY if conn in self._strangers else conn, direction, what)
+        self.ledger.account(name, direction, what, counted=True).add({}, nbytes, 0)
+        return name
 
     def _entry(
         self,
@@ -166,19 +145,15 @@ class Link:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
         and what was added: bytes by kind, envelope, raw bytes).
         """
-        tag = str(message.__struct_config__.tag)
         key: m.Key | None = getattr(message, "key", None)
-        name: Name
-        beat = key is None and isinstance(message, m.BEATS)
-        if beat or (stray and key is None):
-            what = "beat" if beat else "refused"
-            whose = self._whose(conn)
-            self._count(whose, direction, what, nbytes)
-            return (whose, direction, what), {}, nbytes, 0
+        if key is None and isinstance(message, m.BEATS):
+            return self._count(conn, direction, "beat", nbytes), {}, nbytes, 0
+        if key is None and stray:
+            return self._count(conn, direction, "refused", nbytes), {}, nbytes, 0
         kinds, raw = dict[str, int](), 0
-        if key is None or tag not in PAYLOADS:
-            name, type = (conn, direction, ONCE, object()), tag
-        else:
+        type = str(message.__struct_config__.tag)
+        name: Name = (conn, direction, ONCE, object())
+        if key is not None and isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
             length = 0 if body is None else len(body)
             form, start = self.forms.get((conn, direction, key), ()), 0
             if isinstance(message, (m.Task, m.Reply)):
@@ -189,15 +164,17 @@ class Link:
                 start = message.index * self._part
             if length:
                 kinds, raw = split(form, start, start + length)
-            what = "pull" if tag == "pull" else CARRIERS[direction]
-            type = "evaluate" if key.purpose == "evaluate" and what != "pull" else what
-            name = (conn, direction, ONCE, object()) if stray else (conn, direction, what, key)
+            if type != "pull":
+                type = CARRIERS[direction]
+            if not stray:
+                name = (conn, direction, type, key)
             if length > m.PART and self._part > m.PART:
                 parts = self._parts(conn, direction, name, message, length)
                 nbytes += parts - self._framing(length)
+            if type != "pull" and key.purpose == "evaluate":
+                type = "evaluate"
         envelope = nbytes - sum(kinds.values())
-        account = self.ledger.account(name, direction, type, key)
-        account.add(kinds, envelope, raw)
+        self.ledger.account(name, direction, type, key).add(kinds, envelope, raw)
         return name, kinds, envelope, raw
 
     def _parts(
@@ -222,6 +199,7 @@ class Link:
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
+    # -- what becomes of them ----------------------------------------------------------------------
     def add_to_bill(self, bill: Bill, key: m.Key, down: bytes | None, up: bytes) -> None:
         """Adds what crossed for a reply that was accepted to its bill. down, up: the connections
         over which the task went and the reply came; down None: the reply is an evaluation within a
@@ -235,25 +213,43 @@ class Link:
         self.ledger.move(names, bill)
 
     def settle(
-        self,
-        conn: bytes,
-        direction: Direction,
-        key: m.Key,
-        useful: bool,
-        **more: object,
+        self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: object
     ) -> None:
         """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
-        name = "task" if direction == "down" else "reply"
-        other: Direction = "up" if direction == "down" else "down"
-        self.ledger.settle((conn, direction, name, key), useful, **more)
-        self.ledger.settle((conn, other, "pull", key), useful, **more)
+        self.ledger.settle((conn, direction, CARRIERS[direction], key), useful, **more)
+        self.ledger.settle((conn, OTHER[direction], "pull", key), useful, **more)
         self.forms.pop((conn, direction, key), None)
 
     def settle_counted(self, conn: bytes, **more: object) -> None:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
-        for name in self.ledger.open(conn):
-            if name[2] in COUNTED:
-                self.ledger.settle(name, False, **more)
+        for direction in (self.out, self.back):
+            for what in COUNTED:
+                self.ledger.settle((conn, direction, what), False, **more)
+
+    # -- connections -------------------------------------------------------------------------------
+    def opened(self, conn: bytes, stranger: bool = False) -> None:
+        """Bills the greeting and the handshake of a new connection. stranger: until `joined` its
+        bytes are counted with those of all strangers, who may be as many as they like.
+        """
+        if stranger:
+            self._strangers.add(conn)
+        self._booked[conn] = self._greeting[1]
+        for direction, nbytes in zip((self.out, self.back), self._greeting):
+            if stranger:
+                self._count(conn, direction, "connection", nbytes)
+            else:
+                self._write_connection(direction, nbytes)
+
+    def _write_connection(self, direction: Direction, nbytes: int, **more: object) -> None:
+        incarnation = self.ledger.incarnation
+        account = Account(
+            direction, "connection", envelope=nbytes, count=1, incarnation=incarnation
+        )
+        self.ledger.write(account, False, **more)
+
+    def joined(self, conn: bytes) -> None:
+        """From now on there are rows of this connection's own."""
+        self._strangers.discard(conn)
 
     def undecoded(self, conn: bytes, received: int | None, **more: object) -> None:
         """A connection has ended over which the kernel received so many bytes: bills what never
@@ -262,10 +258,9 @@ class Link:
         """
         beyond = (received or 0) - self._booked.pop(conn, received or 0)
         if beyond > 0 and conn in self._strangers:
-            self._count(NOBODY, self.back, "refused", beyond)
+            self._count(conn, self.back, "refused", beyond)
         elif beyond > 0:
-            account = Account(self.back, "connection", envelope=beyond, count=1)
-            self.ledger.write(account, False, **{"reason": "not decoded", **more})
+            self._write_connection(self.back, beyond, **{"reason": "not decoded", **more})
 
     def unread(self, traffic: Mapping[bytes | int, tuple[int, int]], round: int) -> None:
         """Nobody reads any more: bills what the kernel has received beside what was read. traffic:
@@ -280,9 +275,9 @@ class Link:
         """The connection is gone: what it was good for is told after this. What was sent and turns
         out to be of no use may not have arrived: it is `lost`, and its bytes are an upper bound.
         """
-        for name in self.ledger.open(conn):
-            if len(name) == 4 and isinstance(name[3], m.Key):
-                self.ledger.cut(name, name[1] == self.out)
+        for name, account in self.ledger.open(conn).items():
+            if isinstance(name[-1], m.Key):
+                account.cut = name[1] == self.out
 
     def closed(self, conn: bytes, awaited: bool = False) -> None:
         """Writes the rows that a connection leaves open. awaited: payloads of tasks stay open, as
@@ -294,14 +289,13 @@ class Link:
         self.ended(conn)
         self.settle_counted(conn)
         for name in self.ledger.open(conn):
-            direction, what, key = name[1], name[2], name[3] if len(name) == 4 else None
-            payload = direction if what != "pull" else OTHER[direction]
+            direction, what, key = name[1], name[2], name[-1]
             if not isinstance(key, m.Key):
-                lost = {"lost": True} if direction == self.out else {}
-                self.ledger.settle(name, False, **lost, reason="cut short")
+                lost = True if direction == self.out else None
+                self.ledger.settle(name, False, lost=lost, reason="cut short")
             elif not awaited:
                 self.ledger.settle(name, False, reason="cut short")
-                self.forms.pop((conn, payload, key), None)
+                self.forms.pop((conn, direction if what != "pull" else OTHER[direction], key), None)
 
 
 def _more_bytes(number: int) -> int:
@@ -319,10 +313,9 @@ def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int]
     kinds: dict[str, int] = {}
     raw, at = 0, 0
     for f in form:
-        inside = max(0, min(end, at + f.size) - max(start, at))
-        if inside:
-            kinds[f.kind] = kinds.get(f.kind, 0) + inside
-            low, high = max(start, at) - at, min(end, at + f.size) - at
+        low, high = max(start - at, 0), min(end - at, f.size)
+        if low < high:
+            kinds[f.kind] = kinds.get(f.kind, 0) + high - low
             # Over all parts this sums to f.raw.
             raw += f.raw * high // f.size - f.raw * low // f.size
         at += f.size

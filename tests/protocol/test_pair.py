@@ -76,7 +76,7 @@ def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
     assert sorted(k.client for k in net.done) == [0, 1, 2]
     assert net.ledger.useful == {"down": {"state": 3 + 40 + 17}, "up": {"delta": 10 + 30 + 50}}
     assert agreed(net.rows, [row for site in sites for row in site.rows])
-    assert net.ledger.open() == []
+    assert net.ledger.open() == {}
     assert sum(r["bytes"] for r in net.rows) == sum(net.ledger.totals.values())
     pulls = rows(net.rows, "pull")
     assert pulls
@@ -98,7 +98,7 @@ def test_evaluation_within_a_task_is_stored_and_billed_on_its_own():
     (row,) = rows(net.rows, "evaluate")
     assert row["kinds"] == {"accuracy": 4}
     assert row["useful"]
-    assert net.ledger.open() == []
+    assert net.ledger.open() == {}
 
 
 def test_evaluation_that_was_lost_in_a_cut_comes_again_with_its_reply():
@@ -194,7 +194,7 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
         (False, {"delta": 32}),
         (True, {"delta": 60}),
     ]
-    assert net.ledger.open() == site.ledger.open() == []
+    assert net.ledger.open() == site.ledger.open() == {}
 
 
 def test_what_was_sent_over_a_connection_that_ended_is_lost_in_the_book_of_whoever_sent_it():

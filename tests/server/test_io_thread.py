@@ -297,9 +297,9 @@ def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
     io = Both(tmp_path, server, client, inline=False).io
     try:
         for n in range(3000):
-            with io.own():
+            with io:
                 assert io._owner == threading.get_ident()
-                with io.own():  # within a method of its own
+                with io:  # within a method of its own
                     pass
                 assert io._owner == threading.get_ident()
             if n % 300 == 0:
@@ -322,7 +322,7 @@ def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
         failed.set()
         raise OSError("no space left")
 
-    io._wake_up = broken
+    io.transport.poll = broken
     assert failed.wait(LIMIT_S)
     for use in (lambda: io.wait(0.0), lambda: io.cancel("over"), lambda: io.tally(1)):
         with pytest.raises(OSError, match="no space left"):
@@ -397,7 +397,7 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
         both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
     )
     monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
-    io._send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
+    io._do([Send(last, m.Cancel(key=m.Key(1, 0, 0, 0)))])
     again = network.client()
     session = both.loop.protocol.session
     again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])

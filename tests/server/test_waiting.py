@@ -13,19 +13,17 @@ from fednet.errors import CannotGoOn
 from fednet.server import endpoint, watch
 
 
-class Clock:
+class Clock(contextlib.nullcontext[None]):
     """A minute passes with each look at the clients, who come after so many."""
 
     def __init__(self, after: int) -> None:
+        super().__init__()
         self.now, self.after, self.looks = 0.0, after, 0
         self.protocol = SimpleNamespace(clients=3, roster=SimpleNamespace(hosting={}))
-        self.in_process = False
+        self.inline = False
 
     def monotonic(self) -> float:
         return self.now
-
-    def own(self) -> contextlib.nullcontext[None]:
-        return contextlib.nullcontext()
 
     def rest(self, *_: Any) -> None:
         self.now += 60.0

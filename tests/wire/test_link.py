@@ -71,7 +71,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one():
         2,
         True,
     )
-    assert ends.server.ledger.open() == []
+    assert ends.server.ledger.open() == {}
     assert ends.server.forms == {}
 
 
@@ -135,7 +135,7 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     assert sorted(
         (r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows
     ) == [("down", 5, False, True), ("up", 5, False, False), ("up", 6, False, False)]
-    assert ends.server.ledger.open() == []
+    assert ends.server.ledger.open() == {}
 
 
 @given(
