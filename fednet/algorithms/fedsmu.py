@@ -13,8 +13,8 @@ gamma_1  global rate            gamma_2  weight decay
 u_i holds -1, 0 and 1; it is 0 where a parameter did not move, as the weights of pixels that are
 always black. It crosses as float32 unless `wire.up` says otherwise. `wire.up: {delta: [qsgd(2)]}`
 sends it in two bits a value, exactly. The paper counts one bit a value. `[noef, sign]` takes one,
-but has no code for 0, which becomes plus or minus the mean magnitude. A compressor that brings
-error feedback unasked, as `sign` alone does, is refused: it would send another vector than u_i.
+but has no code for 0, which becomes plus or minus the mean magnitude. The paper has no error
+feedback: a compressor that adds it by default, as `sign` alone does, is refused.
 
 Buffers are averaged and take no part. The mean is uniform, as printed. The defaults are the paper's
 for CIFAR-10 (its Appendix A). In the authors' code gamma_1 shrinks after each round, of which the
@@ -24,6 +24,7 @@ paper says nothing: `server_lr_decay: 0.9988` is theirs.
 import torch
 
 from fednet.algorithms.base import *
+from fednet.wire.compress import chains
 
 
 @algorithm("fedsmu")
@@ -55,6 +56,17 @@ class FedSMU(Algorithm):
 
     class Accumulator(State):
         u: Sum
+
+    def refusal(self, run):
+        chain = chains(run.wire.up).get("delta")
+        if chain is None or chain.feedback is not None or not chain.needs_feedback:
+            return None
+        return (
+            "wire.up.delta",
+            f"{chain} adds error feedback, so another vector than fedsmu's signs would be sent; "
+            f"qsgd(2) sends -1, 0 and 1 exactly, in two bits a value. To use {chain}, put noef or "
+            f"ef in front of it.",
+        )
 
     def init_client(self, x):
         return self.Client(m=x.params.zeros_like())

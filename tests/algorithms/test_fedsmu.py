@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from fednet.config import from_mapping
+from fednet.errors import ConfigError
 from tests.algorithms.harness import same
 from tests.algorithms.reference import Reference, agrees, whole_batches
 
@@ -34,3 +37,16 @@ def test_who_did_not_take_part_keeps_its_momentum():
     run = f.run("fedsmu", cohorts=[[0, 1], [1]])
     f.rounds = 1
     assert same(run.clients[0].m, f.run("fedsmu", cohorts=[[0, 1]]).clients[0].m)
+
+
+@pytest.mark.parametrize("chain", [["sign"], ["topk(0.1)"]])
+def test_error_feedback_that_nobody_named_is_refused(chain):
+    """It would send another vector than the signs."""
+
+    def config(*named, way="up", kind="delta"):
+        return from_mapping({"algorithm": "fedsmu", "wire": {way: {kind: [*named, *chain]}}})
+
+    with pytest.raises(ConfigError, match=r"wire\.up\.delta: .* qsgd\(2\) sends -1, 0 and 1 exac"):
+        config()
+    for asked in (config("ef"), config("noef"), config(way="down", kind="state")):
+        assert asked.algorithm.name == "fedsmu"
