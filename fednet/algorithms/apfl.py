@@ -32,14 +32,13 @@ class APFL(Algorithm):
     personalised = True
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         alpha: Fraction = 0.5
         """Share of the local model in the personal mixture alpha v + (1 - alpha) w; the start value
         if adaptive.
         """
         adaptive: bool = False
         """Whether each client learns its own alpha: one gradient step per round."""
-        weighting: Weighting = "samples"
 
     class Client(State):
         v: Tensors | None = None
@@ -62,8 +61,7 @@ class APFL(Algorithm):
 def mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
     """alpha v + (1 - alpha) w, with the buffers of w."""
     part = w.select(v.layout) if w.params.layout != v.layout else w.params
-    between = (1 - alpha) * part + alpha * v.to(w.device)
-    return w.merge(between)
+    return w.merge((1 - alpha) * part + alpha * v.to(w.device))
 
 
 def both(task: Task, alpha: float) -> Loss:

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.returned import RETURNS, first
-from fednet.algorithms.state import Empty, PerClient, State, model_field
+from fednet.algorithms.state import Empty, PerClient, State
 from fednet.config.schema import ClientTrainSection
 from fednet.errors import ConfigError, unknown
 from fednet.loading import held
@@ -90,6 +90,7 @@ __all__ = [
     "Tensors",
     "Trained",
     "TwoSums",
+    "WeightedConfig",
     "Weighting",
     "Weights",
     "algorithm",
@@ -113,13 +114,17 @@ OwnConfig = Any  # `Config`: see above
 
 class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The hyper-parameters of a method, with the paper's names and defaults. The string below each
-    describes it, with its symbol; an option that many methods have is described in `described`.
+    describes it, with its symbol.
     """
 
-    described: ClassVar[dict[str, str]] = {
-        "weighting": "Weights of the clients' models or updates in the mean: samples: by their "
-        "numbers of training samples; uniform: all the same."
-    }
+
+class WeightedConfig(AlgorithmConfig):
+    """Those of a method whose mean may be weighted in two ways."""
+
+    weighting: Weighting = "samples"
+    """Weights of the clients' models or updates in the mean: samples: by their numbers of training
+    samples; uniform: all the same.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +233,16 @@ class Algorithm:
             cls.sums_updates = cls.__dict__.get("sums_updates", mean)
             cls.asynchronous = cls.__dict__.get("asynchronous", mean)
         if "Server" in cls.__dict__:
-            cls.model_field = model_field(cls.Server)
+            hints = get_type_hints(cls.Server, include_extras=True)
+            models = [n for n, hint in hints.items() if hint == Weights]
+            models = models or [n for n, hint in hints.items() if hint is Tensors]
+            if len(models) > 1:
+                raise ConfigError(
+                    f"{cls.Server.__qualname__}: {' and '.join(models)} may each be the shared "
+                    f"model; declare it alone as Weights, and other tensors as Tensors."
+                )
+            cls.model_field = next(iter(models), None)
+        cls.uses_public = cls.uses_public or cls.needs_public
         for key in cls.forbids:
             if key not in FORBIDDEN:
                 raise ConfigError(f"{cls.__name__}.forbids: {unknown('key', key, FORBIDDEN)}")
@@ -277,9 +291,18 @@ class Algorithm:
 
     # -- state -------------------------------------------------------------------------------------
     def init_server(self, x: Tensors) -> State:
-        """Returns the server's first state. x: the shared part of the initial model."""
-        model = {} if self.model_field is None else {self.model_field: x}
-        return first(self.Server, "init_server", **model)
+        """Returns the server's first state. x: the shared part of the initial model. Default: x;
+        other fields declared Tensors are zeros shaped like its parameters, PerClient is empty.
+        """
+        values: dict[str, object] = {}
+        for name, declared in get_type_hints(self.Server).items():
+            if name == self.model_field:
+                values[name] = x
+            elif declared is Tensors:
+                values[name] = x.params.zeros_like()
+            elif declared is PerClient:
+                values[name] = PerClient(x.params.layout)
+        return first(self.Server, "init_server", **values)
 
     def prepare(self, server: OwnState, host: ServerHost) -> State:
         """Returns the server's state to start from. Called once, before round 1, and not again
@@ -314,18 +337,24 @@ class Algorithm:
     # -- a round -----------------------------------------------------------------------------------
     def broadcast(self, server: OwnState, phase: int, client_id: int) -> Payload:
         """Returns the message to this client. phase: the index in `exchanges`. The same object for
-        several clients is encoded once. Default: the shared model.
+        several clients is encoded once. Default: the shared model, and for each other field of Down
+        the server's of that name.
         """
-        model = {self._field(self.Down.roles.weights, "Down"): self.shared_model(server)}
-        return first(self.Down, "broadcast", **model)
+        values = {name: getattr(server, name) for name in self.Down.fields if hasattr(server, name)}
+        if (model := self.Down.roles.weights) is not None:
+            values[model] = self.shared_model(server)
+        return first(self.Down, "broadcast", **values)
 
     def client_update(
         self, phase: int, client: OwnState, down: OwnPayload, host: ClientHost
     ) -> tuple[State, Payload]:
         """Does the client's work: returns (its next state, its reply). client: its state before,
-        which it keeps if the reply does not count. Every method has its own.
+        which it keeps if the reply does not count. Default: local training from the model that came
+        down, which the reply has as its only weights.
         """
-        raise NotImplementedError(f"{type(self).__name__}.client_update")
+        y = host.train(getattr(down, self._field(down.roles.weights, "Down")))
+        x, run = self._field(self.Up.roles.weights, "Up"), self._field(self.Up.roles.run, "Up")
+        return client, first(self.Up, "client_update", **{x: y.x, run: y.run})
 
     def outputs(self, module: nn.Module, x: Inputs) -> torch.Tensor:
         """Returns the model's outputs for inputs x, computed as the local loss computes them. Tried

@@ -46,9 +46,6 @@ class CA2FL(Algorithm):
         change: Sum  # of Delta_i - h_i
         h_i: PerClient
 
-    def init_server(self, x):
-        return self.Server(x=x, h_i=PerClient(x.params.layout), h=x.params.zeros_like())
-
     def with_more_clients(self, server, before, now):
         return server.replace(h=before / now * server.h)  # h_i of a new client is 0
 

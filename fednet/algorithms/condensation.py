@@ -32,7 +32,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fednet.algorithms.base import AlgorithmConfig, Count, Fraction, NonNegative, Positive
+from fednet.algorithms.base import Count, Fraction, NonNegative, Positive, WeightedConfig
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.wire.payload import Samples
@@ -46,7 +46,7 @@ CPU_IMAGES = 16  # real images a pass on a CPU
 _NOT_BATCHED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RNNBase)
 
 
-class Condensation(AlgorithmConfig):
+class Condensation(WeightedConfig):
     """The options of the condensation. The defaults are FedDC's; FedDC+ has other values of
     cond_momentum and cond_weight_decay.
     """
@@ -61,7 +61,7 @@ class Condensation(AlgorithmConfig):
     """Weight decay of the condensation."""
     clip_v: Positive | None = 1.0
     """Norm v that the images' gradient is clipped to (Eq. 8); null: no clipping."""
-    match: Literal["dc", "layer"] = "dc"
+    match: Match = "dc"
     """How gradients are compared: dc as in the dataset condensation code, layer as Eq. 6 prints
     it, one cosine per layer.
     """
@@ -102,14 +102,20 @@ def condense(
     """
     counts = torch.bincount(y.cpu()).tolist()
     labels = present(counts, how.cond_min)
-    real = {c: x[y == c] for c in labels}  # gathered once; a batch is then a slice of its class
     if not labels:
-        return Samples(torch.zeros(0, *x.shape[1:]), torch.zeros(0, dtype=torch.int64)), float(
-            "nan"
-        )
-
+        none = Samples(torch.zeros(0, *x.shape[1:]), torch.zeros(0, dtype=torch.int64))
+        return none, float("nan")
+    real = {c: x[y == c] for c in labels}  # gathered once; a batch is then a slice of its class
+    starts = []
+    for c in labels:
+        draws = rng(f"condense/start/{c}")
+        if how.init == "real":
+            starts.append(real[c][int(draws.integers(len(real[c])))].clone())
+        else:
+            noise = draws.standard_normal(tuple(x.shape[1:]), dtype=np.float32)
+            starts.append(torch.from_numpy(noise).to(x.device))
     batches = {c: rng(f"condense/batch/{c}") for c in labels}
-    images = torch.stack([_first(real[c], rng(f"condense/start/{c}"), how.init) for c in labels])
+    images = torch.stack(starts)
     targets = torch.tensor(labels, device=x.device)
     velocity = torch.zeros_like(images)
     batched = not any(isinstance(m, _NOT_BATCHED) for m in model.modules())
@@ -119,14 +125,18 @@ def condense(
     model.train()
     for k in range(how.iterations):
         fresh(k).into(model)
-        matched = matched_tensors(model)
-        for group in _groups(len(labels), sum(p.numel() for p in matched.values())):
-            g_real = [
-                real_gradient(
-                    model, matched, _batch(real[c], batches[c], how.real_batch), c, at_once
-                )
-                for c in labels[group]
-            ]
+        # Biases and the affine parts of norms are not matched.
+        matched = {n: p for n, p in model.named_parameters() if p.dim() > 1 and p.requires_grad}
+        # Classes taken together, so that many classes and a large net still fit in memory.
+        together = max(1, GROUP // max(1, sum(p.numel() for p in matched.values())))
+        for first in range(0, len(labels), together):
+            group, g_real = slice(first, first + together), []
+            for c in labels[group]:
+                batch = real[c]
+                if len(batch) > how.real_batch:
+                    rows = batches[c].choice(len(batch), how.real_batch, replace=False)
+                    batch = batch[torch.from_numpy(rows).to(batch.device)]
+                g_real.append(real_gradient(model, matched, batch, c, at_once))
             goal = {name: torch.stack([g[name] for g in g_real]) for name in matched}
             ask = synthetic_batched if batched else synthetic_plain
             distance[group], g = ask(model, matched, images[group], targets[group], goal, how.match)
@@ -152,36 +162,6 @@ def check(model: nn.Module, x: Inputs) -> None:
             f"fails in train mode: {str(alone).rstrip('.')}. BatchNorm needs several values a "
             f"channel: of one image these are its pixels."
         ) from alone
-
-
-def matched_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the weights that are matched: biases and the affine parts of norms (1-d tensors) are
-    skipped.
-    """
-    return {name: p for name, p in model.named_parameters() if p.dim() > 1 and p.requires_grad}
-
-
-def _first(real: torch.Tensor, rng: np.random.Generator, init: str) -> torch.Tensor:
-    if init == "real":
-        return real[int(rng.integers(len(real)))].clone()
-    return torch.from_numpy(rng.standard_normal(tuple(real.shape[1:]), dtype=np.float32)).to(
-        real.device
-    )
-
-
-def _batch(real: torch.Tensor, rng: np.random.Generator, size: int) -> torch.Tensor:
-    """Up to `size` real images of the class, without replacement: all of them, ungathered, where
-    there are no more.
-    """
-    if len(real) <= size:
-        return real
-    return real[torch.from_numpy(rng.choice(len(real), size, replace=False)).to(real.device)]
-
-
-def _groups(classes: int, floats: int) -> list[slice]:
-    """Classes taken together, so that many classes and a large net still fit in memory."""
-    size = max(1, GROUP // max(1, floats))
-    return [slice(i, min(i + size, classes)) for i in range(0, classes, size)]
 
 
 # -- gradients -------------------------------------------------------------------------------------

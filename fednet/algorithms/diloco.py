@@ -26,7 +26,7 @@ class DiLoCo(Algorithm):
     paper = "Douillard et al., 2023 (arXiv:2311.08105)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         outer_lr: Positive = 0.7
         """Outer (server) learning rate eta."""
         outer_momentum: Fraction = 0.9
@@ -36,13 +36,6 @@ class DiLoCo(Algorithm):
     class Server(State):
         x: Weights
         b: Tensors
-
-    def init_server(self, x):
-        return self.Server(x=x, b=x.params.zeros_like())
-
-    def client_update(self, phase, client, down, host):
-        y = host.train(down.x)  # InnerOpt
-        return client, self.Up(x=y.x, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
         mean, mu, eta = accumulator.x.mean(), self.config.outer_momentum, self.config.outer_lr

@@ -21,13 +21,12 @@ class Ditto(Algorithm):
     personalised = True
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
+    class Config(WeightedConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative = 1.0
         """Strength of the pull of the personal model v_k to the global model w; 0: none."""
         personal_epochs: Count | None = None
         """Epochs of training of the personal model per round; null: the epochs or steps of the run.
         """
-        weighting: Weighting = "samples"
 
     class Client(State):
         v: Tensors | None = None

@@ -25,12 +25,9 @@ FedABC_wi, the paper's ablation, is `m_p: 1`, `m_n: 0`, `m_nn: 0` and `focal_gam
 from typing import Literal
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fednet.algorithms.base import *
-
-Norm = Literal["samples", "kept", "samples_classes"]
 
 
 @algorithm("fedabc")
@@ -43,7 +40,7 @@ class FedABC(Algorithm):
     personalised = True
     classes_only = True
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         m_p: Fraction = 0.75
         """A positive sample is used if its probability q is below this; 1: all. The paper: 0.75 for
         MNIST, 0.85 for CIFAR-10.
@@ -60,46 +57,20 @@ class FedABC(Algorithm):
         """Focal exponent sigma of Eq. 5: how much hard samples count more than easy ones; 0: all
         the same.
         """
-        norm: Norm = "samples"
+        norm: Literal["samples", "kept", "samples_classes"] = "samples"
         """What the loss is divided by: the batch's samples (Eq. 6), the terms kept, or samples
         times classes.
         """
-        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
-        c, present = self.config, torch.as_tensor(host.class_counts > 0, device=host.device)
-
-        def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-            return abc_loss(model(x), y, present, c.m_p, c.m_n, c.m_nn, c.focal_gamma, c.norm)
-
+        present = torch.as_tensor(host.class_counts > 0, device=host.device)
+        loss = lambda model, x, y: abc_loss(model(x), y, present, self.config)  # noqa: E731
         y = host.train(down.x, loss=loss)  # PM_i: the engine keeps a client's last local model
         return client, self.Up(x=y.x, run=y.run)
 
-    # The server's half is the default: the mean of the local models, by samples.
-
-
-def kept(
-    q: torch.Tensor,
-    positive: torch.Tensor,
-    present: torch.Tensor,
-    m_p: float,
-    m_n: float,
-    m_nn: float,
-) -> torch.Tensor:
-    """Which terms count, (B, C) bool. q: (B, C); positive: (B, C) bool; present: (C,) bool, P_i."""
-    margin = torch.where(present, q.new_full((), m_n), q.new_full((), m_nn))
-    return torch.where(positive, q < m_p, q > margin)
-
 
 def abc_loss(
-    z: torch.Tensor,
-    y: torch.Tensor,
-    present: torch.Tensor,
-    m_p: float,
-    m_n: float,
-    m_nn: float,
-    gamma: float,
-    norm: Norm = "samples",
+    z: torch.Tensor, y: torch.Tensor, present: torch.Tensor, c: FedABC.Config
 ) -> torch.Tensor:
     """Eq. 6 for logits z (B, C), classes y (B,) and P_i as a mask (C,); finite for any finite z.
 
@@ -107,11 +78,13 @@ def abc_loss(
     the same two.
     """
     positive = F.one_hot(y, z.shape[1]).bool()
-    mask = kept(torch.sigmoid(z.detach()), positive, present, m_p, m_n, m_nn)
+    q, g = torch.sigmoid(z.detach()), c.focal_gamma
+    margin = torch.where(present, q.new_full((), c.m_n), q.new_full((), c.m_nn))
+    kept = torch.where(positive, q < c.m_p, q > margin)
     not_q, not_p = F.softplus(-z), F.softplus(z)
-    if gamma:
-        not_q, not_p = torch.exp(-gamma * not_p) * not_q, torch.exp(-gamma * not_q) * not_p
-    total = (torch.where(positive, not_q, not_p) * mask).sum()
-    if norm == "kept":
-        return total / mask.sum().clamp(min=1)
-    return total / (z.shape[0] if norm == "samples" else z.numel())
+    if g:
+        not_q, not_p = torch.exp(-g * not_p) * not_q, torch.exp(-g * not_q) * not_p
+    total = (torch.where(positive, not_q, not_p) * kept).sum()
+    if c.norm == "kept":
+        return total / kept.sum().clamp(min=1)
+    return total / (z.shape[0] if c.norm == "samples" else z.numel())

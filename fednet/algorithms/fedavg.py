@@ -16,11 +16,10 @@ class FedAvg(Algorithm):
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
-        weighting: Weighting = "samples"
+    Config = WeightedConfig
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)  # ClientUpdate
         return client, self.Up(x=y.x, run=y.run)
 
-    # The server's half is the default: w <- sum n_i w_i / sum n_i.
+    # The server's half is the default of all methods: w <- sum n_i w_i / sum n_i.

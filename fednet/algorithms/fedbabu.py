@@ -20,13 +20,11 @@ class FedBABU(Algorithm):
     part = "base"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
-        weighting: Weighting = "samples"
+    Config = WeightedConfig
 
     def shared(self, layout, module):
         return layout.without(last_linears(module, 1))
 
     def client_update(self, phase, client, down, host):
-        body = [slot.name for slot in down.x.params.layout.slots]
-        y = host.train(down.x, only=body)
+        y = host.train(down.x, only=down.x.params.layout.names)
         return client, self.Up(x=y.x, run=y.run)

@@ -24,8 +24,7 @@ class FedBN(Algorithm):
     has_global = False
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
-        weighting: Weighting = "samples"
+    Config = WeightedConfig
 
     class Client(State):
         bn: Tensors | None = None
@@ -43,5 +42,3 @@ class FedBN(Algorithm):
         y = host.train(whole_model(down.x, client.bn, host))
         up, own = split_model(y.x, host)
         return self.Client(bn=own), self.Up(x=up, run=y.run)
-
-    # The server's half is the default: the mean of all else.

@@ -48,12 +48,6 @@ class FedCM(Algorithm):
     class Accumulator(State):
         d: TwoSums  # of Delta_i, and of Delta_i / (eta_l K_i)
 
-    def init_server(self, x):
-        return self.Server(x=x, delta=x.params.zeros_like())
-
-    def broadcast(self, server, phase, client_id):
-        return self.Down(x=server.x, delta=server.delta)
-
     def client_update(self, phase, client, down, host):
         alpha = self.config.alpha  # v = alpha g + (1 - alpha) Delta
         y = host.train(

@@ -48,7 +48,6 @@ class FedDC(Algorithm):
         """Learning rate of the fine-tuning; null: the clients' of the round."""
         ft_batch: AtLeastOne = 256
         """Batch size of the fine-tuning, in images."""
-        weighting: Weighting = "samples"
 
     class Up(Payload):
         x: Weights
@@ -126,8 +125,6 @@ class FedDC(Algorithm):
 @algorithm("feddcplus")
 class FedDCPlus(FedDC):
     """FedDC whose condensation has momentum and weight decay."""
-
-    paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
 
     class Config(FedDC.Config):
         cond_momentum: Fraction = 0.9

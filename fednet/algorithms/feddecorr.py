@@ -30,14 +30,13 @@ class FedDecorr(Algorithm):
     paper = "Shi et al., ICLR 2023 (arXiv:2210.00226)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         beta: NonNegative = 0.1
         """Strength of the regulariser; 0.1 belongs to `form: code`."""
         form: Literal["code", "paper"] = "code"
         """The regulariser: code, of the authors' code; paper, as printed, about n times as small
         (n: batch size).
         """
-        weighting: Weighting = "samples"
 
     def outputs(self, module, x):
         return module.head(module.features(x))

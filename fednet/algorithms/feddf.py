@@ -27,25 +27,19 @@ class FedDF(Algorithm):
     paper = "Lin et al., NeurIPS 2020 (arXiv:2006.07242)"
     classes_only = True
     needs_public = True
-    uses_public = True
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         distill_epochs: Count = 1
         """Epochs of distillation over the public samples per round; 0: none."""
         distill_lr: Positive = 0.01
         """Learning rate of the distillation."""
         distill_batch: Count = 128
         """Batch size of the distillation, in samples."""
-        weighting: Weighting = "samples"
 
     class Accumulator(State):
         x: Sum
         logits: torch.Tensor | None = None  # sum of f(x_k, d), (n, C) float64
         models: int = 0
-
-    def client_update(self, phase, client, down, host):
-        y = host.train(down.x)
-        return client, self.Up(x=y.x, run=y.run)
 
     def accumulate(self, accumulator, server, client_id, up, host):
         f = logits(host.model(up.x), host.public_inputs[0], self.config.distill_batch).double()

@@ -64,43 +64,32 @@ class FedDPC(Algorithm):
         gg: float  # <G, G>
         along: float = 0.0  # sum of f_j c_j
 
-    def init_server(self, x):
-        return self.Server(x=x, delta=x.params.zeros_like())
-
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         d = down.x.with_vector(blockwise(lambda x, y: (x - y) / host.lr, down.x, y.x))
         return client, self.Up(d=d.with_buffers(y.x), run=y.run)
 
     def init_accumulator(self, server, phase):
-        return self.Accumulator(
-            u=Sum.empty(), gg=server.delta.dot(server.delta) if self.config.projection else 0.0
-        )
+        gg = server.delta.dot(server.delta) if self.config.projection else 0.0
+        return self.Accumulator(u=Sum.empty(), gg=gg)
 
     def accumulate(self, accumulator, server, client_id, up, host):
-        dd, c = 0.0, 0.0
-        if accumulator.gg > 0.0:
-            dd, dg = up.d.dot(up.d), up.d.dot(server.delta)
-            c = dg / accumulator.gg
-        elif self.config.scaling:
-            dd = up.d.dot(up.d)
+        gg = accumulator.gg
+        c = up.d.dot(server.delta) / gg if gg > 0.0 else 0.0
         f = 1.0
         if self.config.scaling:
-            rr = dd - c * c * accumulator.gg
-            f = self.factor(client_id, dd, rr, host)
-        return self.Accumulator(
-            u=accumulator.u.add(up.d, scale=f), gg=accumulator.gg, along=accumulator.along + f * c
-        )
-
-    def factor(self, client_id, dd, rr, host) -> float:
-        """lambda + ||D_j|| / ||r_j|| of the squares; 0 where the residual is rounding noise."""
-        if rr <= NOISE**2 * dd:
-            host.warn(
-                f"feddpc: client {client_id}'s update is parallel to the last global update; it "
-                f"counts as 0."
-            )
-            return 0.0
-        return self.config.lam + math.sqrt(dd / rr)
+            dd = up.d.dot(up.d)  # ||D_j||^2
+            rr = dd - c * c * gg  # ||r_j||^2
+            if rr > NOISE**2 * dd:
+                f = self.config.lam + math.sqrt(dd / rr)
+            else:
+                f = 0.0
+                host.warn(
+                    f"feddpc: client {client_id}'s update is parallel to the last global update; "
+                    f"it counts as 0."
+                )
+        u = accumulator.u.add(up.d, scale=f)
+        return self.Accumulator(u=u, gg=gg, along=accumulator.along + f * c)
 
     def server_update(self, accumulator, server, cohort, host):
         m, along = accumulator.u.count, accumulator.along

@@ -38,9 +38,6 @@ class FedDyn(Algorithm):
     class Client(State):
         g: Tensors
 
-    def init_server(self, x):
-        return self.Server(x=x, h=x.params.zeros_like())
-
     def init_client(self, x):
         return self.Client(g=x.params.zeros_like())
 

@@ -21,7 +21,7 @@ class FedExP(Algorithm):
 
     paper = "Jhunjhunwala, Wang, Joshi, ICLR 2023 (arXiv:2301.09604)"
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         eps: NonNegative = 1e-3
         """Constant epsilon in the denominator of the server step."""
         weighting: Weighting = "uniform"

@@ -28,17 +28,12 @@ class FedLC(Algorithm):
     classes_only = True
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         tau: NonNegative = 1.0
         """Strength of the calibration by class counts; 0: plain cross-entropy."""
-        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
-        margin = margins(torch.as_tensor(host.class_counts, device=host.device), self.config.tau)
+        n, tau = torch.as_tensor(host.class_counts, device=host.device).float(), self.config.tau
+        margin = tau * n**-0.25 if tau else 0.0  # (C,), infinite for an absent class
         y = host.train(down.x, loss=lambda model, x, y: F.cross_entropy(model(x) - margin, y))
         return client, self.Up(x=y.x, run=y.run)
-
-
-def margins(counts: torch.Tensor, tau: float) -> torch.Tensor:
-    """tau * n_c^(-1/4), (C,) float32; infinite for an absent class, all 0 where tau is 0."""
-    return tau * counts.float() ** -0.25 if tau else torch.zeros_like(counts, dtype=torch.float32)

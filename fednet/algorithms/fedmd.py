@@ -17,7 +17,6 @@ to convergence with Adam. The mean over clients is uniform, as printed.
 from collections.abc import Callable
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fednet import seeds
@@ -43,7 +42,6 @@ class FedMD(Algorithm):
     classes_only = True
     architecture_free = True
     needs_public = True
-    uses_public = True
     model_field = None
 
     class Config(AlgorithmConfig):
@@ -120,27 +118,24 @@ class FedMD(Algorithm):
 
     # -- a round -----------------------------------------------------------------------------------
     def client_update(self, phase, client, down, host):
-        x, y = host.inputs(Samples(client.x, client.y))
-        rows = subset(len(y), self.config.subset, down.draw, host.round).to(y.device)
-        if phase == 0:
-            if not client.begun:
-                client = self.transfer(client, x, y, host)
-            found = logits(host.frozen(client.w), x[rows], BATCH).cpu()
-            return client, self.Answer(scores=found, run=Run(host.n, 0, 0.0))
-        target = down.scores.to(host.device)
-        w = self.fit(
-            client.w, x[rows], target, F.l1_loss, self.config.digest_epochs, "digest", host
-        )
-        trained = host.train(w)  # revisit
-        return client.replace(w=trained.x), self.Done(run=trained.run)
-
-    def transfer(self, client, x, y, host):
-        """Training before the first round: on the public samples, then on the client's own."""
         c = self.config
-        w = self.fit(client.w, x, y, F.cross_entropy, c.public_epochs, "transfer", host)
-        if c.private_epochs:
-            w = host.train(w, epochs=c.private_epochs, stream="transfer").x
-        return client.replace(w=w, begun=True)
+        x, y = host.inputs(Samples(client.x, client.y))
+        draws = seeds.rng(down.draw, "fedmd/subset", host.round)  # the same at every client
+        rows = draws.choice(len(y), part_of(c.subset, len(y)), replace=False)
+        d_j = x[torch.from_numpy(rows).sort().values.to(y.device)]
+        if phase == 0:
+            w = client.w
+            if not client.begun:  # transfer learning
+                w = self.fit(w, x, y, F.cross_entropy, c.public_epochs, "transfer", host)
+                if c.private_epochs:
+                    w = host.train(w, epochs=c.private_epochs, stream="transfer").x
+            found = logits(host.frozen(w), d_j, BATCH).cpu()
+            answer = self.Answer(scores=found, run=Run(host.n, 0, 0.0))
+            return client.replace(w=w, begun=True), answer
+        target = down.scores.to(host.device)
+        w = self.fit(client.w, d_j, target, F.l1_loss, c.digest_epochs, "digest", host)
+        y = host.train(w)  # revisit
+        return client.replace(w=y.x), self.Done(run=y.run)
 
     def fit(self, w: Tensors, x, target, loss: Loss, epochs: int, stream: str, host) -> Tensors:
         """SGD over public samples at the run's learning rate, without momentum."""
@@ -153,7 +148,11 @@ class FedMD(Algorithm):
             for _ in range(epochs):
                 order = torch.from_numpy(draws.permutation(len(target))).to(target.device)
                 for part in order.split(max(1, self.config.batch)):
-                    step(model, parameters, x[part], target[part], loss, host.lr)
+                    value = loss(model(x[part]), target[part])
+                    gradients = torch.autograd.grad(value, parameters)
+                    with torch.no_grad():
+                        for p, g in zip(parameters, gradients):
+                            p.sub_(g, alpha=host.lr)
         return Tensors.of(model, w.layout)
 
     def accumulate(self, accumulator, server, client_id, up, host):
@@ -172,24 +171,3 @@ class FedMD(Algorithm):
 
     def personal_model(self, client, local, host):
         return client.w
-
-
-def step(
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    x: Inputs,
-    y: torch.Tensor,
-    loss: Loss,
-    lr: float,
-) -> None:
-    """One step of SGD."""
-    gradients = torch.autograd.grad(loss(model(x), y), parameters)
-    with torch.no_grad():
-        for p, g in zip(parameters, gradients):
-            p.sub_(g, alpha=lr)
-
-
-def subset(n: int, share: float, key: int, round: int) -> torch.Tensor:
-    """floor(share n) of n rows, ascending: the same at every client of a round."""
-    rows = seeds.rng(key, "fedmd/subset", round).choice(n, part_of(share, n), replace=False)
-    return torch.from_numpy(rows).sort().values

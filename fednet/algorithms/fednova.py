@@ -48,10 +48,9 @@ class FedNova(Algorithm):
         "local_schedule": "||a_i||_1 is that of steps at one rate",
     }
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         mu: NonNegative = 0.0
         """Strength of the local proximal term; 0: none."""
-        weighting: Weighting = "samples"
 
     class Up(Payload):
         d: Delta  # Delta_i

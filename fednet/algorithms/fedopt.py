@@ -30,23 +30,15 @@ class FedAvgM(Algorithm):
     paper = "Hsu et al., 2019 (arXiv:1909.06335)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         beta: Fraction = 0.9
         """Server momentum beta: the share of v that is kept from round to round."""
         server_lr: Positive = 1.0
         """Server learning rate eta."""
-        weighting: Weighting = "samples"
 
     class Server(State):
         x: Weights
         v: Tensors
-
-    def init_server(self, x):
-        return self.Server(x=x, v=x.params.zeros_like())
-
-    def client_update(self, phase, client, down, host):
-        y = host.train(down.x)
-        return client, self.Up(x=y.x, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
         mean, beta, eta = accumulator.x.mean(), self.config.beta, self.config.server_lr
@@ -62,9 +54,10 @@ class FedAvgM(Algorithm):
 class Adaptive(Algorithm):
     """What the three adaptive methods share; each says how v follows Delta^2."""
 
+    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         server_lr: Positive = 0.01
         """Server learning rate eta."""
         beta_1: Fraction = 0.9
@@ -73,7 +66,6 @@ class Adaptive(Algorithm):
         """Decay of the server's second moment v."""
         tau: Positive = 1e-3
         """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
-        weighting: Weighting = "samples"
 
     class Server(State):
         x: Weights
@@ -82,17 +74,13 @@ class Adaptive(Algorithm):
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """Returns the next v. square: Delta^2, elementwise."""
-        raise NotImplementedError(f"{type(self).__name__}.second")
+        raise NotImplementedError
 
     def init_server(self, x):
         zero = x.params.zeros_like()
         return self.Server(
             x=x, m=zero, v=zero.with_vector(torch.full_like(zero.vector, self.config.tau**2))
         )
-
-    def client_update(self, phase, client, down, host):
-        y = host.train(down.x)
-        return client, self.Up(x=y.x, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
         mean, c = accumulator.x.mean(), self.config
@@ -113,19 +101,15 @@ class Adaptive(Algorithm):
 class FedAdagrad(Adaptive):
     """Adagrad at the server."""
 
-    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
-
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         server_lr: Positive = 0.1
         """Server learning rate eta."""
         beta_1: Fraction = 0.0
         """Decay of the server's first moment (momentum)."""
         tau: Positive = 1e-3
         """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
-        weighting: Weighting = "samples"
 
     def second(self, v, square):
-        """v_t from v_{t-1} and the square of the mean update, element by element (Algorithm 2)."""
         return v + square
 
 
@@ -133,10 +117,7 @@ class FedAdagrad(Adaptive):
 class FedAdam(Adaptive):
     """Adam at the server."""
 
-    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
-
     def second(self, v, square):
-        """As `FedAdagrad.second`."""
         return self.config.beta_2 * v + (1 - self.config.beta_2) * square
 
 
@@ -144,8 +125,5 @@ class FedAdam(Adaptive):
 class FedYogi(Adaptive):
     """Yogi at the server."""
 
-    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
-
     def second(self, v, square):
-        """As `FedAdagrad.second`."""
         return v - (1 - self.config.beta_2) * square * torch.sign(v - square)

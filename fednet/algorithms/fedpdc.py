@@ -29,7 +29,6 @@ class FedPDC(Algorithm):
 
     paper = "Zhang & Zhang, 2023 (arXiv:2302.12503)"
     needs_public = True
-    uses_public = True
     weighting = "uniform"  # of the losses; models are weighted by accuracy
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
@@ -63,20 +62,15 @@ class FedPDC(Algorithm):
 
     # -- client (Algorithm 3) ----------------------------------------------------------------------
     def client_update(self, phase, client, down, host):
-        pull = self.strength(host.round) * (1 - down.p)  # lambda_n (1 - p)
-        if self.config.penalty == "prox":
+        c = self.config
+        pull = (0.5 * host.round if c.lambda_ == "adaptive" else c.lambda_) * (1 - down.p)
+        if c.penalty == "prox":
             y = host.train(down.x, proximal=pull)
-            return client, self.Up(x=y.x, run=y.run)
-        if self.config.penalty == "scale":
-            scaled = (lambda m, x, y: (1 + pull) * host.task.loss(m(x), y)) if pull else None
-            y = host.train(down.x, loss=scaled)
-            return client, self.Up(x=y.x, run=y.run)
-        y = host.train(down.x)  # Eq. 6 as printed: its constant has no gradient
+        elif c.penalty == "scale" and pull:
+            y = host.train(down.x, loss=lambda m, x, y: (1 + pull) * host.task.loss(m(x), y))
+        else:
+            y = host.train(down.x)  # Eq. 6 as printed: its constant has no gradient
         return client, self.Up(x=y.x, run=y.run)
-
-    def strength(self, n: int) -> float:
-        """lambda_n, n from 1."""
-        return 0.5 * n if self.config.lambda_ == "adaptive" else self.config.lambda_
 
     # -- server (Algorithm 2) ----------------------------------------------------------------------
     def init_accumulator(self, server, phase):

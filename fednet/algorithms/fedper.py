@@ -22,10 +22,9 @@ class FedPer(Algorithm):
     has_global = False
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         personal_layers: Count = 1
         """Number of last Linear layers that stay at the client; 0: FedAvg."""
-        weighting: Weighting = "samples"
 
     class Client(State):
         head: Tensors | None = None
@@ -37,5 +36,3 @@ class FedPer(Algorithm):
         y = host.train(whole_model(down.x, client.head, host))  # base and head jointly
         base, head = split_model(y.x, host)
         return self.Client(head=head), self.Up(x=base, run=y.run)
-
-    # The server's half is the default: the mean of the bases.

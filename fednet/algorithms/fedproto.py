@@ -60,10 +60,9 @@ class FedProto(Algorithm):
     model_field = None
     shared_state = ("c", "known")
 
-    class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
+    class Config(WeightedConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative = 1.0
         """Weight of the prototype term in the local loss; 0: local training alone."""
-        weighting: Weighting = "samples"
         predict: Literal["prototypes", "own_prototypes", "head"] = "prototypes"
         """How a client predicts: by the nearest of all prototypes, of those of its own classes
         (own_prototypes), or by its model's head.
@@ -106,9 +105,6 @@ class FedProto(Algorithm):
     def init_client(self, x):
         return self.Client(w=x)
 
-    def broadcast(self, server, phase, client_id):
-        return self.Down(c=server.c, known=server.known)
-
     def outputs(self, module, x):
         return module.head(module.features(x))
 
@@ -130,7 +126,11 @@ class FedProto(Algorithm):
     def accumulate(self, accumulator, server, client_id, up, host):
         n = (up.n > 0).long()
         if self.config.weighting == "samples":
-            n = within(up.n, up.run.n)
+            # A client may report more samples than it has, and `round.max_share` may reduce how
+            # many of its samples count.
+            n, total = up.n, float(up.n.double().sum())
+            if total > up.run.n:
+                n = (n.double() * (up.run.n / total)).long()
         c = up.c.double() * n.unsqueeze(1)
         return self.Accumulator(
             c=c if accumulator.c is None else accumulator.c + c,
@@ -164,14 +164,6 @@ class FedProto(Algorithm):
 
     def beside(self, client):
         return {} if client.c is None else {"prototypes": client.c, "known": client.known}
-
-
-def within(n: torch.Tensor, most: int) -> torch.Tensor:
-    """Returns the counts (C,), scaled down if their sum is above `most`. A client may report more
-    samples than it has, and `round.max_share` may reduce how many of its samples count.
-    """
-    total = float(n.double().sum())
-    return n if total <= most else (n.double() * (most / total)).long()
 
 
 @torch.no_grad()

@@ -17,11 +17,10 @@ class FedProx(Algorithm):
     paper = "Li et al., MLSys 2020 (arXiv:1812.06127)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         mu: NonNegative = 0.01
         """Strength of the proximal term mu/2 ||w - w^t||^2; 0: FedAvg. lr * mu should stay below 2.
         """
-        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)  # adds mu (w_i - w) to each gradient

@@ -17,7 +17,7 @@ What the paper leaves open:
   a client's first participation v_k = w^t, so cos = 1.
 - Clients share "the same data" in the paper, which may mean one draw for all clients
   (`shared_draw: same`) or draws from one pool. By default each client has a draw of its own.
-- n_k in the mean counts shared samples too.
+- n_k in the mean (Eq. 9) counts shared samples too.
 - The "pre-trained model" of step 3 is the initial model; `model.weights` can name another.
 
 The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation alone, `sigma_mode:
@@ -47,7 +47,7 @@ class FedRDS(Algorithm):
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
     uses_public = True
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         alpha: Fraction = 0.5
         """Share of the server's samples D' that each client gets once."""
         sigma_mode: Literal["fixed", "eq4", "scaled"] = "fixed"
@@ -60,7 +60,6 @@ class FedRDS(Algorithm):
         """Sign s in the exponent; 1 as printed; -1: clients that drifted more are pulled harder."""
         shared_draw: Literal["random", "same"] = "random"
         """random: each client gets its own draw of D'; same: all get the same."""
-        weighting: Weighting = "samples"
 
     class Enrolment(Payload):
         samples: Shared
@@ -85,7 +84,9 @@ class FedRDS(Algorithm):
             return None
         x, y = host.public.train
         whose = -1 if self.config.shared_draw == "same" else client_id
-        which = shared_rows(len(y), self.config.alpha, server.draw, whose)
+        draws = seeds.rng(server.draw, "shared/rows", client=whose)  # whenever the client joins
+        rows = draws.choice(len(y), part_of(self.config.alpha, len(y)), replace=False)
+        which = torch.from_numpy(np.sort(rows))
         return self.Enrolment(samples=Samples(take(x, which), y[which])) if len(which) else None
 
     def enrolled(self, client, payload, host):
@@ -107,27 +108,15 @@ class FedRDS(Algorithm):
         return client.replace(v=y.x), self.Up(x=y.x, run=y.run)
 
     def sigma(self, v: Tensors | None, w: Tensors) -> float:
-        """sigma_k of this round."""
+        """sigma_k of this round. The cosine is over all parameters, in float64; 0 where either
+        model is zero.
+        """
         c = self.config
         if c.sigma_mode == "fixed":
             return c.sigma0
-        factor = math.exp(c.sigma_sign * (1.0 if v is None else cosine(v, w)))
+        cosine = 1.0
+        if v is not None:
+            norms = v.norm() * w.norm()
+            cosine = min(1.0, max(-1.0, v.dot(w) / norms)) if norms else 0.0
+        factor = math.exp(c.sigma_sign * cosine)
         return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
-
-    # The server's half is the default, Eq. 9: n_k counts private and shared samples.
-
-
-def cosine(a: Tensors, b: Tensors) -> float:
-    """Returns the cosine between the parameters of two models, in float64, clamped to -1..1; 0
-    where either is zero.
-    """
-    norms = a.norm() * b.norm()
-    return min(1.0, max(-1.0, a.dot(b) / norms)) if norms else 0.0
-
-
-def shared_rows(n: int, alpha: float, key: int, client: int) -> torch.Tensor:
-    """floor(alpha n) of n rows, without replacement, ascending: client's own draw, whenever it
-    joins.
-    """
-    rows = seeds.rng(key, "shared/rows", client=client).choice(n, part_of(alpha, n), replace=False)
-    return torch.from_numpy(np.sort(rows))

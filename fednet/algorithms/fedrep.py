@@ -29,14 +29,13 @@ class FedRep(Algorithm):
     has_global = False
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         head_epochs: Count | None = None
         """Epochs tau_h of the head per round; null: train.epochs - 1, at least 1."""
         body_epochs: Count = 1
         """Epochs tau_phi of the shared body per round."""
         personal_layers: Count = 1
         """Number of last Linear layers that are the personal head."""
-        weighting: Weighting = "samples"
 
     class Client(State):
         head: Tensors | None = None
@@ -45,24 +44,22 @@ class FedRep(Algorithm):
         return layout.without(last_linears(module, self.config.personal_layers))
 
     def client_update(self, phase, client, down, host):
-        base = [s.name for s in host.shared.parameters.slots]
-        head = [s.name for s in host.layout.parameters.without(base).slots]
-        x, runs = whole_model(down.x, client.head, host), []
-        h, b, steps = self.head_epochs(host), self.config.body_epochs, host.train_config.steps
-        counts = (h, b) if steps is None else divided(steps, h, b)
+        base = host.shared.parameters.names
+        head = host.layout.parameters.without(base).names
+        train, h, b = host.train_config, self.config.head_epochs, self.config.body_epochs
+        if h is None:
+            h = max(1, train.epochs - 1)
+        unit, counts = "epochs", (h, b)
+        if train.steps is not None:
+            unit, counts = "steps", divided(train.steps, h, b)
+        x, steps, loss = whole_model(down.x, client.head, host), 0, 0.0
         for count, names, stream in zip(counts, (head, base), ("order", "order/body")):
             if count and names:
-                y = host.train(
-                    x, **{"epochs" if steps is None else "steps": count}, only=names, stream=stream
-                )
-                x, runs = y.x, [*runs, y.run]
+                y = host.train(x, **{unit: count}, only=names, stream=stream)
+                x, steps, loss = y.x, steps + y.run.steps, loss + y.run.loss * y.run.steps
         up, own = split_model(x, host)
-        return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
-
-    def head_epochs(self, host) -> int:
-        """Epochs of the head: the option's, else all but one of the run's, at least one."""
-        own = self.config.head_epochs
-        return max(1, host.train_config.epochs - 1) if own is None else own
+        run = Run(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
+        return self.Client(head=own), self.Up(x=up, run=run)
 
     def refusal(self, run):
         if run.train.steps is not None and self.config.head_epochs is None:
@@ -73,8 +70,6 @@ class FedRep(Algorithm):
             )
         return None
 
-    # The server's half is the default: the mean of the bases.
-
 
 def divided(steps: int, h: int, b: int) -> tuple[int, int]:
     """`steps` in the ratio h : b, the body's rounded down; each that has epochs has a step, as far
@@ -83,11 +78,3 @@ def divided(steps: int, h: int, b: int) -> tuple[int, int]:
     body = steps * b // (h + b) if h + b else 0
     body = min(max(body, min(b, 1)), steps - min(h, 1)) if steps > 1 else body
     return (steps - body if h else 0), body
-
-
-def together(runs: list[Run], n: int) -> Run:
-    """Returns the statistics of phases that ran one after the other: steps add up, the loss is the
-    mean over them.
-    """
-    steps = sum(r.steps for r in runs)
-    return Run(n=n, steps=steps, loss=sum(r.loss * r.steps for r in runs) / steps if steps else 0.0)

@@ -36,10 +36,9 @@ class FedRoD(Algorithm):
     classes_only = True
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         gamma: NonNegative = 1.0
         """Exponent of the class prior in the balanced softmax; 0: plain softmax."""
-        weighting: Weighting = "samples"
 
     class Client(State):
         p: Tensors | None = None
@@ -59,7 +58,8 @@ class FedRoD(Algorithm):
         return layout
 
     def client_update(self, phase, client, down, host):
-        prior = log_prior(torch.as_tensor(host.class_counts, device=host.device), self.config.gamma)
+        n, gamma = torch.as_tensor(host.class_counts, device=host.device), self.config.gamma
+        prior = gamma * n.float().log() if gamma else 0.0  # (C,); without it no class is left out
         p = client.p
         if p is None:
             p = host.initial.select(host.layout.select(host.head)).zeros_like()
@@ -68,8 +68,6 @@ class FedRoD(Algorithm):
 
     def outputs(self, module, x):
         return module.head(module.features(x))
-
-    # The server's half is the default: the mean of base and generic head.
 
     def personal_model(self, client, local, host):
         if client.p is None:
@@ -86,13 +84,6 @@ class FedRoD(Algorithm):
         return {} if client.p is None else {f"p_{n}": t for n, t in client.p.items()}
 
 
-def log_prior(counts: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-    """gamma * log n_c, (C,) float32; all zeros where gamma is 0, so that an absent class then stays
-    in.
-    """
-    return gamma * counts.float().log() if gamma else torch.zeros(len(counts), device=counts.device)
-
-
 def p_head(
     h: torch.Tensor, p: Mapping[str, torch.Tensor], weight: str, bias: str | None = None
 ) -> torch.Tensor:
@@ -101,7 +92,7 @@ def p_head(
 
 
 def both_losses(
-    prior: torch.Tensor, weight: str, bias: str | None = None
+    prior: torch.Tensor | float, weight: str, bias: str | None = None
 ) -> Callable[..., torch.Tensor]:
     """loss(model, x, y, p) with the value of loss_G and the gradients of loss_G + loss_P."""
 

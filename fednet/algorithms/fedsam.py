@@ -25,10 +25,9 @@ class FedSAM(Algorithm):
     paper = "Qu et al., ICML 2022 (arXiv:2206.02618)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         rho: NonNegative = 0.05
         """Radius of the neighbourhood in which the worst point is sought; 0: FedAvg."""
-        weighting: Weighting = "samples"
 
     def client_update(self, phase, client, down, host):
         y = host.train(down.x, loss=sharp(host.task, self.config.rho) if self.config.rho else None)

@@ -29,8 +29,7 @@ class FedSGD(Algorithm):
     }
     summed = {"g": "weighted"}
 
-    class Config(AlgorithmConfig):
-        weighting: Weighting = "samples"
+    Config = WeightedConfig
 
     class Up(Payload):
         g: Delta

@@ -35,9 +35,6 @@ class FedVARP(Algorithm):
         change: Sum  # of Delta_i - y_i
         y: PerClient
 
-    def init_server(self, x):
-        return self.Server(x=x, y=PerClient(x.params.layout), ybar=x.params.zeros_like())
-
     def with_more_clients(self, server, before, now):
         return server.replace(ybar=before / now * server.ybar)  # y_i of a new client is 0
 

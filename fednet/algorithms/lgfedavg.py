@@ -27,10 +27,9 @@ class LGFedAvg(Algorithm):
     has_global = False
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         global_layers: Count | Literal["all"] = 2
         """Number of last Linear layers that are shared; 0: none (local training), all: FedAvg."""
-        weighting: Weighting = "samples"
 
     class Client(State):
         own: Tensors | None = None
@@ -43,5 +42,3 @@ class LGFedAvg(Algorithm):
         y = host.train(whole_model(down.x, client.own, host))  # theta^l_i and theta^g together
         up, own = split_model(y.x, host)
         return self.Client(own=own), self.Up(x=up, run=y.run)
-
-    # The server's half is the default: the mean of the global layers.

@@ -51,9 +51,6 @@ class Local(Algorithm):
     def enrolled(self, client, payload, host):
         return self.Client(x=host.initial.merge(payload.x))
 
-    def broadcast(self, server, phase, client_id):
-        return self.Down()
-
     def client_update(self, phase, client, down, host):
         own = self.config.init == "own" and not client.started
         y = host.train(host.fresh("own", 0) if own else client.x)

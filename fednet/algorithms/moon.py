@@ -31,12 +31,11 @@ class Moon(Algorithm):
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
     summed = {"x": "weighted"}
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         mu: NonNegative = 1.0
         """Weight of the contrastive loss; the authors advise 5 for CIFAR-10; 0: FedAvg."""
         tau: Positive = 0.5
         """Temperature of the contrastive loss."""
-        weighting: Weighting = "samples"
 
     class Client(State):
         v: Tensors | None = None

@@ -36,7 +36,7 @@ class PFedMe(Algorithm):
         "local_schedule": "the K steps for theta_i are those of one problem, at one rate",
     }
 
-    class Config(AlgorithmConfig, rename={"lambda_": "lambda", "k": "K"}):
+    class Config(WeightedConfig, rename={"lambda_": "lambda", "k": "K"}):
         k: Positive = 5
         """Steps K on one minibatch for the personal model theta_i."""
         lambda_: Positive = 15.0
@@ -52,7 +52,10 @@ class PFedMe(Algorithm):
 
     def client_update(self, phase, client, down, host):
         w = theta = down.x
-        steps, loss = local_rounds(host), 0.0
+        train, loss = host.train_config, 0.0
+        steps = train.steps  # R
+        if steps is None:
+            steps = train.epochs * -(-host.n // train.batch_size)
         for r in range(steps):
             found = host.train(
                 theta,
@@ -75,14 +78,6 @@ class PFedMe(Algorithm):
 
     def personal_model(self, client, local, host):
         return local if client.theta is None else client.theta
-
-
-def local_rounds(host: ClientHost) -> int:
-    """R: the steps that the run's plain training would take."""
-    train = host.train_config
-    if train.steps is not None:
-        return int(train.steps)
-    return int(train.epochs * -(-host.n // train.batch_size))
 
 
 def on_one_batch(task: Task) -> Loss:

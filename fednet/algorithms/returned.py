@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from numbers import Real
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fednet.algorithms.state import State
 from fednet.errors import ConfigError, FednetError
@@ -16,31 +16,19 @@ from fednet.wire.payload import Payload, undeclared
 S = TypeVar("S", State, Payload)
 
 
-class Declared(Protocol):
-    """The attributes of a method (`base.Algorithm`) that the checks read."""
-
-    Server: type[State]
-    Client: type[State]
-    Accumulator: type[State]
-    model_field: str | None
-
-
 # -- checks of each function: None, or what was expected -------------------------------------------
 def _a(kind: type | tuple[type, ...], expected: str) -> Check:
     return lambda method, given, found: None if isinstance(found, kind) else expected
 
 
-def _payload(expected: str, optional: bool = False) -> Check:
-    def check(method: Declared, given: Given, found: object) -> str | None:
-        if isinstance(found, Payload):
-            return undeclared(found)
-        return None if optional and found is None else expected
-
-    return check
+def _payload(expected: str) -> Check:
+    return lambda method, given, found: (
+        undeclared(found) if isinstance(found, Payload) else expected
+    )
 
 
 def _state(which: str) -> Check:
-    def check(method: Declared, given: Given, found: object) -> str | None:
+    def check(method: Any, given: Given, found: object) -> str | None:
         kind = getattr(method, which)
         others = {method.Server, method.Client, method.Accumulator} - {kind}
         if not isinstance(found, State) or type(found) in others:
@@ -53,18 +41,16 @@ def _state(which: str) -> Check:
     return check
 
 
-def _pair(method: Declared, given: Given, found: object) -> str | None:
+def _pair(method: Any, given: Given, found: object) -> str | None:
     state, up = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
-    if isinstance(state, method.Client) and isinstance(up, Payload):
-        return undeclared(up) or _partly(up, given[3].shared)
-    return (
-        f"the client's next state ({method.Client.__name__}; without one, `client` as it came) and "
-        f"its Up"
-    )
-
-
-def _partly(up: Payload, shared: Layout) -> str | None:
-    """Names the tensors of a field that are not those that are sent; None if there are none."""
+    if not isinstance(state, method.Client) or not isinstance(up, Payload):
+        return (
+            f"the client's next state ({method.Client.__name__}; without one, `client` as it came) "
+            f"and its Up"
+        )
+    if wrong := undeclared(up):
+        return wrong
+    shared: Layout = given[3].shared
     for name in up.fields:
         value = getattr(up, name)
         if not isinstance(value, Tensors) or value.layout.parameters == shared.parameters:
@@ -78,12 +64,13 @@ def _partly(up: Payload, shared: Layout) -> str | None:
     return None
 
 
-def _refusal(method: Declared, given: Given, found: object) -> str | None:
+def _refusal(method: Any, given: Given, found: object) -> str | None:
     pair = isinstance(found, tuple) and list(map(type, found)) == [str, str]
     return None if pair or found is None else "(key, sentence), or None"
 
 
 _model = _a((Tensors, type(None)), "Tensors of the model, or None")
+_enrolment = _payload("a payload, or None")
 
 RETURNS: Mapping[str, Check] = {
     "refusal": _refusal,
@@ -92,7 +79,9 @@ RETURNS: Mapping[str, Check] = {
     "init_server": _state("Server"),
     "prepare": _state("Server"),
     "init_client": _state("Client"),
-    "enroll": _payload("a payload, or None", optional=True),
+    "enroll": lambda method, given, found: (
+        None if found is None else _enrolment(method, given, found)
+    ),
     "enrolled": _state("Client"),
     "broadcast": _payload("the payload that goes down, Down(...)"),
     "client_update": _pair,

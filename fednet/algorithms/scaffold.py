@@ -45,7 +45,7 @@ class Scaffold(Algorithm):
         "local_schedule": "c_i is divided by eta K, one rate for all steps",
     }
 
-    class Config(AlgorithmConfig):
+    class Config(WeightedConfig):
         server_lr: Positive = 1.0
         """Server learning rate eta_g."""
         option: Literal["II", "I"] = "II"
@@ -121,9 +121,6 @@ class Scaffold(Algorithm):
             return c
         turned = {name: t.flatten().flip(0).view_as(t) for name, t in x.params.items()}
         return Tensors.pack(c.layout, turned)
-
-    def broadcast(self, server, phase, client_id):
-        return self.Down(x=server.x, c=server.c)
 
     def client_update(self, phase, client, down, host):
         x, c, c_i = down.x, down.c, client.c

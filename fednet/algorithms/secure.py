@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, get_type_hints
 
 import msgspec
@@ -32,7 +31,6 @@ from fednet.algorithms.base import (
     OwnPayload,
     Payload,
     Run,
-    ServerHost,
     State,
     Statistics,
     Sum,
@@ -61,16 +59,6 @@ QUESTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class SumPlan:
-    """The settings of a run. terms: of a round. point: the conversion of a summed field's entries
-    to whole numbers, for fields that are `weighted` and for `plain` ones.
-    """
-
-    terms: Callable[[int], Terms]
-    point: Mapping[str, FixedPoint]
-
-
 class Between(State):
     """The server's state between two steps: the method's from before the round, and the
     protocol's.
@@ -87,9 +75,13 @@ class StepAnswers(State):
 
 
 class Secure(Algorithm):
-    """`secured` mixes this into a method."""
+    """`secured` mixes this into a method. terms: of the protocol in a round. point: the conversion
+    of a summed field's entries to whole numbers, for fields that are `weighted` and for `plain`
+    ones. `plan_sums` sets both.
+    """
 
-    plan: SumPlan
+    terms: Callable[[int], Terms]
+    point: Mapping[str, FixedPoint]
     steps: ClassVar[tuple[str, ...]]
     plain: ClassVar[Exchange]  # the method's own
 
@@ -111,34 +103,31 @@ class Secure(Algorithm):
         if self.steps[phase] != "masked":
             return up
         machine, question = self._mine(host, "masked"), _bytes(down.question)
-        entries = self._entries(up, x, host)
-        if machine.previous_answer("masked", question) is None:
-            host.secrets.leaves(host.client_id, host.round, entries.tobytes())
-        answer = machine.answer("masked", question, entries)
-        kind, shown = self.exchanges[phase].up, {}
-        if kind.roles.run is not None:
-            shown[kind.roles.run] = run_of(up)
-        else:
-            host.reported.clear()  # of one client, as its counts are
-        return kind(answer=_array(answer), **shown)
-
-    def _mine(self, host: ClientHost, step: str) -> SecureClient:
-        terms = self.plan.terms(host.round)
-        return host.secrets.machine(terms, host.round, host.client_id, fresh=step == "keys")
-
-    def _entries(self, up: Payload, x: Tensors | None, host: ClientHost) -> Integers:
         parts, outside, run = list[Integers](), 0, run_of(up)
         weight = 1 if run is None else int(self.weight(run))
         for name, how in self.summed.items():
             value = getattr(up, name)
             if up.fields[name].kind == "state":
                 value = value.params - x.params.to(value.device)
-            point, vector = self.plan.point[how], value.vector.detach().cpu().numpy()
+            point, vector = self.point[how], value.vector.detach().cpu().numpy()
             parts.append(point.encode(vector, weight if point.most > 1 else 1))
             outside += point.clipped(vector)
         if outside:
             host.report(secagg_clipped=float(outside))
-        return np.concatenate(parts)
+        entries = np.concatenate(parts)
+        if machine.previous_answer("masked", question) is None:
+            host.secrets.leaves(host.client_id, host.round, entries.tobytes())
+        answer = machine.answer("masked", question, entries)
+        kind, shown = self.exchanges[phase].up, {}
+        if kind.roles.run is not None:
+            shown[kind.roles.run] = run
+        else:
+            host.reported.clear()  # of one client, as its counts are
+        return kind(answer=_array(answer), **shown)
+
+    def _mine(self, host: ClientHost, step: str) -> SecureClient:
+        terms = self.terms(host.round)
+        return host.secrets.machine(terms, host.round, host.client_id, fresh=step == "keys")
 
     # -- the server --------------------------------------------------------------------------------
     def broadcast(self, server, phase, client_id):
@@ -157,7 +146,12 @@ class Secure(Algorithm):
     def accumulate(self, accumulator, server, client_id, up, host):
         machine, answer = self.machine(server, host.round), _bytes(up.answer)
         if machine.step == "masked":
-            _refuse_again(client_id, answer, host)
+            # The masks of an earlier round are no longer in use: the sum would be noise.
+            digest = hashlib.sha256(answer).digest()
+            last, before = host.last_masked.get(client_id, (host.round, digest))
+            if last < host.round and before == digest:
+                raise RemoteProtocolError(f"its masked vector of round {last} once more")
+            host.last_masked[client_id] = host.round, digest
         machine.take(accumulator.gathered, client_id, answer)
         return accumulator
 
@@ -179,20 +173,20 @@ class Secure(Algorithm):
         if isinstance(server, Between):
             found: SecureServer = server.machine
             return found
-        return secagg.server(self.plan.terms(round))
+        return secagg.server(self.terms(round))
 
     def _unmasked(self, machine: SecureServer, inner: object) -> State:
         """Returns the accumulator that the method would have had of the survivors' replies."""
         base, total, sums = self.shared_model(inner), machine.total, {}
         assert base is not None
         for (name, how), part in zip(self.summed.items(), np.split(total, len(self.summed))):
-            if not self.plan.point[how].possible(part, len(machine.survivors)):
+            if not self.point[how].possible(part, len(machine.survivors)):
                 raise RoundVoid(
                     f"secure aggregation: no {len(machine.survivors)} clients that keep to "
                     f"privacy.secagg can have the sum of {name} that came out; what one of them "
                     f"sent under its masks was something else"
                 )
-            found, weight = self.plan.point[how].decode(part)
+            found, weight = self.point[how].decode(part)
             about = self.plain.up.fields[name]
             like = base if about.form == "tensors" else base.params
             vector = torch.from_numpy(found).to(like.device)
@@ -214,7 +208,7 @@ class Secure(Algorithm):
         """Returns the largest bytes of the fields whose size the declaration does not give."""
         for step, exchange in zip(self.steps, self.exchanges):
             if payload in (exchange.down, exchange.up):
-                asked, answered = secagg.server(self.plan.terms(round)).most(step)
+                asked, answered = secagg.server(self.terms(round)).most(step)
                 return {"question": asked, "answer": answered}
         return {}
 
@@ -236,15 +230,15 @@ class Secure(Algorithm):
         return super().with_model(server, x)
 
 
-def planned(
+def plan_sums(
     config: Config,
     method: Secure,
     shared: Layout,
     cohort: Callable[[int], Sequence[int]],
     parts: Sequence[Sized] | None,
-) -> SumPlan:
-    """Makes the plan of a run. cohort: of a round. parts: the clients' samples, if they are known.
-    Raises ConfigError if the run's sums are not possible.
+) -> None:
+    """Sets `terms` and `point` of a run's method. cohort: of a round. parts: the clients' samples,
+    if they are known. Raises ConfigError if the run's sums are not possible.
     """
     section = config.privacy.secagg
     if config.model.buffers == "average" and shared.sizes[1] + shared.sizes[2]:
@@ -284,7 +278,7 @@ def planned(
 
     if wrong := terms(1).wrong():
         raise ConfigError(f"privacy.secagg: {wrong}.")
-    return SumPlan(terms, point)
+    method.terms, method.point = terms, point
 
 
 def made(config: Config) -> Algorithm:
@@ -315,17 +309,6 @@ def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
     made = {"exchanges": tuple(exchanges), "steps": steps, "plain": plain, "in_memory": True}
     own = {"main": steps.index("masked"), "__module__": method.__module__}
     return type(method.__name__, (Secure, method), {**made, **own, "__doc__": method.__doc__})
-
-
-def _refuse_again(client: int, answer: bytes, host: ServerHost) -> None:
-    """Raises RemoteProtocolError for the masked vector that this client sent last to this server
-    process, in an earlier round: its masks are no longer in use, and the sum would be noise.
-    """
-    digest = hashlib.sha256(answer).digest()
-    last, before = host.last_masked.get(client, (host.round, digest))
-    if last < host.round and before == digest:
-        raise RemoteProtocolError(f"its masked vector of round {last} once more")
-    host.last_masked[client] = host.round, digest
 
 
 def _payload(way: str, step: str, fields: JsonMapping) -> type[Payload]:

@@ -9,21 +9,21 @@ method declares.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import TypeVar
 
 import torch
 
-from fednet.errors import ConfigError, StateError
+from fednet.errors import StateError
 from fednet.files import digest, write_aside
 from fednet.plain import JsonDict, JsonMapping
 from fednet.tensors import Layout, PerClient, Rows, Slot, Sum, Tensors, TwoSums
 from fednet.tensors.layout import Role
-from fednet.wire.payload import Weights
 
 S = TypeVar("S", bound="State")
 K = TypeVar("K")
@@ -230,20 +230,27 @@ def file_of(
             yield _bytes(tensors[name])
 
 
-def written(path: Path) -> tuple[JsonDict, str]:
-    """Reads (tree, digest) of such a file, without its tensors. Raises StateError."""
-    from safetensors import SafetensorError, safe_open
+@contextlib.contextmanager
+def _whole(path: Path, what: str) -> Iterator[None]:
+    """Inside, whatever is wrong with the file at `path` raises StateError."""
+    from safetensors import SafetensorError
 
     try:
+        yield
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
+        raise StateError(
+            f"{path}: not a whole {what} ({broken}); put back what was there."
+        ) from broken
+
+
+def written(path: Path) -> tuple[JsonDict, str]:
+    """Reads (tree, digest) of such a file, without its tensors. Raises StateError."""
+    from safetensors import safe_open
+
+    with _whole(path, "fednet state file"):
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
         return json.loads(about["tree"]), about["check"]
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
-        raise _damaged(path, broken) from broken
-
-
-def _damaged(path: Path, broken: Exception) -> StateError:
-    return StateError(f"{path}: not a whole fednet state file ({broken}); put back what was there.")
 
 
 def check_of(tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -273,16 +280,11 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
     """Reads (tree, tensors) as `dump` returned them; the tree also has the keys that were written
     `beside` it. Raises StateError for a torn, altered or foreign file.
     """
-    from safetensors import SafetensorError
-
-    try:
+    with _whole(path, "fednet state file"):
         about, tensors = _read(path)
         if about.get("check") != check_of(about["tree"], tensors):
             raise ValueError("its content was changed")
-        tree = json.loads(about["tree"])
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
-        raise _damaged(path, broken) from broken
-    return tree, tensors
+        return json.loads(about["tree"]), tensors
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
@@ -298,18 +300,12 @@ def read_named(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     """Reads the named tensors of a model's file, and its digest. Raises StateError for a file that
     was changed.
     """
-    from safetensors import SafetensorError
-
-    try:
+    with _whole(path, "file of a model"):
         about, tensors = _read(path)
         check = about.pop("check", "")
         if check != check_of(json.dumps(about, sort_keys=True), tensors):
             raise ValueError("its content was changed")
-    except (OSError, SafetensorError, ValueError) as broken:
-        raise StateError(
-            f"{path}: not a whole file of a model ({broken}); put back what was there."
-        ) from broken
-    return tensors, check
+        return tensors, check
 
 
 def state_sha256(value: object) -> str:
@@ -319,16 +315,3 @@ def state_sha256(value: object) -> str:
     for name in sorted(tensors):
         whole.update(name.encode() + tensors[name].view(-1).numpy().data)
     return whole.hexdigest()
-
-
-def model_field(server: type[State]) -> str | None:
-    """See `Algorithm.model_field`: of a method's server state."""
-    hints = get_type_hints(server, include_extras=True)
-    marked = [n for n, hint in hints.items() if hint == Weights]
-    plain = [n for n, hint in hints.items() if hint is Tensors]
-    if len(marked) > 1 or (not marked and len(plain) > 1):
-        raise ConfigError(
-            f"{server.__qualname__}: {' and '.join(marked or plain)} may each be the shared model; "
-            f"declare it alone as Weights, and other tensors as Tensors."
-        )
-    return next(iter(marked or plain), None)

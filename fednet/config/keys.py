@@ -58,15 +58,12 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
 
 def _described(kind: type) -> dict[str, str]:
     """Returns the texts of a part's options: the string in an annotation, or below the field of a
-    class, of those that it extends, and of what many methods share.
+    class or of one that it extends.
     """
-    shared: dict[str, str] = getattr(kind, "described", {})
     found: dict[str, str] = {}
     for field in msgspec.structs.fields(kind):
         marks = getattr(field.type, "__metadata__", ())
-        found[field.name] = next(
-            (mark for mark in marks if isinstance(mark, str)), shared.get(field.name, "")
-        )
+        found[field.name] = next((mark for mark in marks if isinstance(mark, str)), "")
     for owner in reversed(kind.__mro__):
         if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:
             try:

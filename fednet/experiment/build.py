@@ -20,7 +20,7 @@ from torch import nn
 
 from fednet import registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
-from fednet.algorithms.secure import Secure, made, planned
+from fednet.algorithms.secure import Secure, made, plan_sums
 from fednet.config import Config, parts
 from fednet.data.base import Data
 from fednet.data.federation import Federation
@@ -354,7 +354,7 @@ def _fitted(
     if isinstance(algorithm, Secure):
         held = None if source.federation is None else source.federation.parts
         cohort = functools.partial(selection.cohort, config)
-        algorithm.plan = planned(config, algorithm, shared, cohort, held)
+        plan_sums(config, algorithm, shared, cohort, held)
     return Experiment(
         config,
         algorithm,

@@ -30,6 +30,7 @@ from fednet.tensors import Layout, Slot, Tensors
 from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting, Splits
+from fednet.wire.payload import Run as Statistics
 
 
 def images(
@@ -281,3 +282,13 @@ def serve(algorithm: Any, server: Any, ups: Mapping[int, Any], host: Desk) -> An
     for client in sorted(ups):
         fold = algorithm.accumulate(fold, server, client, ups[client], host)
     return algorithm.server_update(fold, server, sorted(ups), host)
+
+
+def reply(algorithm: Any, n: int = 1, steps: int = 1, **fields: Any) -> Any:
+    """A client's reply. fields: numbers, or lists of them, for parameters."""
+    values = {}
+    for name, value in fields.items():
+        tensors = algorithm.Up.fields[name].form in ("tensors", "parameters")
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        values[name] = vector(*numbers) if tensors else value
+    return algorithm.Up(**values, run=Statistics(n, steps, 0.0))

@@ -73,3 +73,15 @@ class Reference:
 def agrees(found: Any, wanted: torch.Tensor, tolerance: float = 1e-5) -> bool:
     """Whether fednet's float32 parameters are the reference's, relative to their length."""
     return float((found.vector.double() - wanted).norm()) <= tolerance * float(wanted.norm())
+
+
+def averaged(federation: Federation, local: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """The model after the federation's rounds of FedAvg with this local training:
+    local(reference, w, client).
+    """
+    reference = Reference(federation)
+    w, sizes = reference.start, [len(part) for part in federation.parts or ()]
+    for _ in range(federation.rounds):
+        trained = [local(reference, w, client) for client in range(federation.clients)]
+        w = sum(n * y for n, y in zip(sizes, trained)) / sum(sizes)
+    return w

@@ -15,7 +15,6 @@ from fednet.algorithms import condensation
 from fednet.algorithms.condensation import (
     Condensation,
     condense,
-    matched_tensors,
     present,
 )
 from fednet.errors import ConfigError
@@ -185,7 +184,7 @@ def test_samples_that_are_no_float_images_are_refused(x):
 
 def test_classes_in_groups_are_the_same(monkeypatch):
     whole = run()
-    floats = sum(p.numel() for p in matched_tensors(Conv()).values())
+    floats = sum(p.numel() for p in Conv().parameters() if p.dim() > 1)
     for classes in (1, 2):  # at a time, of three
         monkeypatch.setattr(condensation, "GROUP", classes * floats)
         assert torch.allclose(run().x, whole.x, atol=1e-4)

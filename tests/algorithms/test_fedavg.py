@@ -4,33 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fednet import Accuracy, Algorithm, ConfigError, Payload, State, Weights
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedavg import FedAvg
-from fednet.tensors import Tensors
-from tests.algorithms.harness import Desk, Federation, close, same, serve, vector
-
-
-def test_the_mean_is_weighted_by_samples_and_buffers_with_it():
-    algorithm = Federation().make("fedavg")
-    server = algorithm.init_server(vector(0.0, buffers=[0.0]))
-    ups = {
-        0: algorithm.Up(x=vector(1.0, buffers=[10.0]), run=Run(1, 1, 0.0)),
-        1: algorithm.Up(x=vector(5.0, buffers=[20.0]), run=Run(3, 1, 0.0)),
-    }
-    x = serve(algorithm, server, ups, Desk(2)).x
-    assert (float(x.vector[0]), float(x.buffers[0])) == (4.0, 17.5)
-    uniform = Federation().make("fedavg", weighting="uniform")
-    assert float(serve(uniform, server, ups, Desk(2)).x.vector[0]) == 3.0
-
-
-def test_one_full_batch_each_is_gradient_descent_on_all_samples():
-    f = Federation(train={"batch_size": 200}, rounds=1)
-    module = f.initial.into(f.build(0))
-    torch.nn.functional.cross_entropy(module(f.x), f.y).backward()
-    descended = f.initial - 0.1 * Tensors.pack(
-        f.layout, {n: p.grad for n, p in module.named_parameters()}
-    )
-    assert close(f.run("fedavg").x, descended)
+from tests.algorithms.harness import Federation, close, same
 
 
 def test_counters_take_the_largest_and_buffers_the_mean():
@@ -58,19 +35,12 @@ def test_fedsgd_clients_are_judged_by_the_model_they_got():
 
 
 def test_fedsgd_obeys_clipping_and_weight_decay():
-    algorithm = Federation().make("fedsgd")
     run = Federation(train={"clip_norm": 0.01}).run("fedsgd", cohorts=[[1]] * 3)
     assert run.ups[1].g.norm() == pytest.approx(0.01, rel=1e-3)
     f = Federation(rounds=1)
     plain = f.run("fedsgd", cohorts=[[1]]).ups[1].g
     f.train = {"weight_decay": 0.5}
     assert close(f.run("fedsgd", cohorts=[[1]]).ups[1].g, plain + 0.5 * f.initial, 1e-5)
-    server = algorithm.init_server(vector(1.0))
-    ups = {
-        0: algorithm.Up(g=vector(1.0), run=Run(1, 0, 0.0)),
-        1: algorithm.Up(g=vector(5.0), run=Run(3, 0, 0.0)),
-    }
-    assert float(serve(algorithm, server, ups, Desk(2, lr=0.5)).x.vector[0]) == -1.0  # 1 - 0.5 * 4
 
 
 def test_local_only_sends_the_initial_model_once_and_never_changes_the_servers():
@@ -94,3 +64,28 @@ def test_a_function_of_ones_own_takes_its_arguments_by_name_too():
             return float(run.steps)
 
     assert Counted().weight(run=Run(3, 2, 0.0)) == 2.0
+
+
+def test_a_default_that_cannot_fill_what_a_method_declares_says_what_to_write():
+    class Wrong(FedAvg):
+        class Down(Payload):
+            x: Weights
+            p: Accuracy
+
+        class Up(FedAvg.Up):
+            p: Accuracy
+
+        class Server(State):
+            x: Weights
+            p: dict[int, float]
+
+        client_update = Algorithm.client_update
+
+    run = Federation().run("fedavg")
+    with pytest.raises(ConfigError, match=r"Server declares x, p, .* fills x; write init_server\."):
+        Wrong().init_server(run.x)
+    with pytest.raises(ConfigError, match=r"Down declares x, p, .* fills x; write broadcast\."):
+        Wrong().broadcast(run.servers[0], 0, 0)
+    down = run.algorithm.broadcast(run.servers[0], 0, 0)
+    with pytest.raises(ConfigError, match=r"Up declares x, run, p, .*; write client_update\."):
+        Wrong().client_update(0, None, down, run.site(0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from tests.algorithms.harness import Federation, images
-from tests.algorithms.reference import Reference, agrees, whole_batches
 
 
 def pictured(**changes):
@@ -32,25 +31,3 @@ def test_fedbn_judges_a_client_with_its_own_normalisation():
     judged = run.algorithm.personal_model(run.clients[1], run.locals[1], run.site(1))
     for name, value in run.clients[1].bn.items():
         assert torch.equal(judged[name], value), name
-
-
-def test_fedbabu_never_trains_the_head():
-    f = whole_batches(train={"epochs": 2, "weight_decay": 0.1}, rounds=2)
-    run = f.run("fedbabu")
-    head = {name for name in f.layout.names if name not in run.servers[-1].x.layout.names}
-    assert head == set(run.setting.head)
-    for name in head:
-        assert torch.equal(run.locals[0][name], f.initial[name])
-
-
-def test_fedbabus_body_recomputed_in_float64():
-    f = whole_batches(train={"epochs": 3}, rounds=1)
-    reference = Reference(f)
-    n = len(f.run("fedbabu").servers[0].x.vector)
-    free = (torch.arange(len(reference.start)) < n).double()  # the head's parameters come last
-    local = [
-        reference.descend(reference.start, k, 3, change=lambda g, w: free * g) for k in range(4)
-    ]
-    sizes = [len(p) for p in f.parts]
-    mean = sum(s * w for s, w in zip(sizes, local)) / sum(sizes)
-    assert agrees(f.run("fedbabu").x, mean[:n])

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fednet.algorithms.base import Run
-from tests.algorithms.harness import Desk, Federation, serve, vector
 from tests.algorithms.reference import Reference, agrees, whole_batches
-
-
-def test_servers_step_by_hand():
-    algorithm = Federation().make("feddyn", alpha=0.5)
-    ups = {i: algorithm.Up(x=vector(v), run=Run(1, 1, 0.0)) for i, v in ((0, 2.0), (1, 4.0))}
-    after = serve(algorithm, algorithm.init_server(vector(1.0)), ups, Desk(clients=4))
-    # h = 0 - 0.5/4 * ((2 - 1) + (4 - 1)) = -0.5; theta = 3 + 0.5 / 0.5
-    assert float(after.h.vector[0]) == -0.5
-    assert float(after.x.vector[0]) == 4.0
 
 
 def test_recomputed_in_float64():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from fednet.algorithms.fedmd import subset
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
 
 
@@ -37,6 +36,3 @@ def test_the_subset_is_the_rounds_and_the_same_for_all():
     run = f.run("fedmd", subset=0.25)
     answers = run.trips[0]
     assert {tuple(up.scores.shape) for _, up in answers.values()} == {(10, f.classes)}
-    key = run.servers[0].draw
-    assert not torch.equal(subset(40, 0.25, key, 1), subset(40, 0.25, key, 2))
-    assert subset(40, 1.0, key, 1).tolist() == list(range(40))

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from fednet.algorithms.base import Run
-from tests.algorithms.harness import Desk, Federation, close, serve, vector
+from tests.algorithms.harness import close
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
-
-
-def test_servers_step_by_hand():
-    algorithm = Federation().make("qfedavg", q=2.0)
-    ups = {
-        0: algorithm.Up(d=vector(1.0), loss=1.0, run=Run(9, 1, 0.0)),
-        1: algorithm.Up(d=vector(2.0), loss=3.0, run=Run(1, 1, 0.0)),
-    }
-    after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2, lr=0.5))
-    # L = 2: sum F^q L d = 2 + 36; h = (2 * 1 * 4 + 2) + (2 * 3 * 16 + 18)
-    assert float(after.x.vector[0]) == pytest.approx(10 - 38 / 124)
 
 
 def test_q_zero_is_the_uniform_mean():

@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednet.algorithms.base import Run
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 from fednet.training.optimizers import tau
-from tests.algorithms.harness import Desk, Federation, close, same, serve, vector
+from tests.algorithms.harness import Federation, close, same
 
 COHORTS = [[0, 2], [1, 2], [0, 2]]
 
@@ -94,20 +93,6 @@ def test_effective_steps_are_the_total_weight_of_all_gradients(k, rho, expected)
 def test_post_correction_without_momentum_is_the_same_method():
     f = Federation(train={"epochs": 2})
     assert close(f.run("scaffold", correction="post").x, f.run("scaffold").x, 1e-4)
-
-
-def test_the_server_divides_variates_by_all_clients_and_updates_by_participants():
-    algorithm = Federation().make("scaffold", server_lr=2.0)
-    server = algorithm.init_server(vector(1.0))
-    ups = {
-        0: algorithm.Up(dy=vector(1.0), dc=vector(4.0), run=Run(1, 1, 0.0)),
-        3: algorithm.Up(dy=vector(3.0), dc=vector(8.0), run=Run(3, 1, 0.0)),
-    }
-    after = serve(algorithm, server, ups, Desk(clients=4))
-    assert (float(after.x.vector[0]), float(after.c.vector[0])) == (5.0, 3.0)  # 1 + 2 * 2; 12 / 4
-    by_samples = Federation().make("scaffold", weighting="samples")
-    after = serve(by_samples, server, ups, Desk(clients=4))
-    assert (float(after.x.vector[0]), float(after.c.vector[0])) == (3.5, 3.0)  # 1 + (1 + 9) / 4
 
 
 def test_a_client_without_samples_leaves_its_variate():

@@ -18,18 +18,6 @@ def deltas(algorithm, vectors, steps=1, n=1):
 
 
 # -- FedCM -----------------------------------------------------------------------------------------
-def test_fedcm_normalises_each_update_by_its_own_steps():
-    algorithm = F.make("fedcm", server_lr=0.5)
-    server = algorithm.init_server(vector(10.0))
-    ups = {
-        0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)),
-        1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0)),
-    }
-    after = serve(algorithm, server, ups, Desk(2, lr=0.5))
-    assert float(after.x.vector[0]) == 7.5  # 10 - 0.5 * 5
-    assert float(after.delta.vector[0]) == 3.0  # (2 / (0.5 * 2) + 8 / (0.5 * 4)) / 2
-
-
 def test_fedcm_with_one_full_step_is_the_heavy_ball_average():
     alpha = 0.3
     f = Federation(train={"batch_size": 200})
@@ -46,24 +34,6 @@ def test_fedcm_with_one_full_step_is_the_heavy_ball_average():
 
 
 # -- FedVARP ---------------------------------------------------------------------------------------
-def test_fedvarp_uses_the_old_memory_and_then_replaces_it():
-    algorithm = F.make("fedvarp", server_lr=0.5)
-    server = algorithm.init_server(vector(0.0))
-    host = Desk(clients=4)
-    first = serve(algorithm, server, deltas(algorithm, [vector(1.0), vector(3.0)]), host)
-    assert float(first.x.vector[0]) == -0.5 * 2.0  # mean of (1, 3): no memory yet
-    assert float(first.ybar.vector[0]) == 1.0  # (1 + 3) / 4
-    ups = {
-        1: algorithm.Up(d=vector(7.0), run=Run(1, 1, 0.0)),
-        3: algorithm.Up(d=vector(5.0), run=Run(1, 1, 0.0)),
-    }
-    second = serve(algorithm, first, ups, host)
-    assert float(second.x.vector[0]) == -1 - 0.5 * ((7 - 3 + 5 - 0) / 2 + 1)
-    assert [float(second.y[i].vector[0]) for i in range(4)] == [1.0, 7.0, 0.0, 5.0]
-    assert float(second.ybar.vector[0]) == 3.25
-    assert len(first.y) == 2  # the state before is a value
-
-
 # -- FedExP ----------------------------------------------------------------------------------------
 def eta(vectors, host=None, run=None, **options):
     algorithm = F.make("fedexp", **options)

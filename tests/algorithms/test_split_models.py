@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fednet.algorithms import fedrep
-from fednet.algorithms.base import Run
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from tests.algorithms.small import Federation, same
@@ -118,8 +117,3 @@ def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
             .run.steps
             == steps
         )
-
-
-def test_statistics_of_phases_add_up():
-    assert fedrep.together([Run(10, 4, 1.0), Run(10, 1, 6.0)], 10) == Run(10, 5, 2.0)
-    assert fedrep.together([], 10) == Run(10, 0, 0.0)

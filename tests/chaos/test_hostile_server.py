@@ -359,7 +359,7 @@ class SumTaker:
             server.transport.drop(server.conn, hang_up=True)
         server.listen(lambda: server.said(m.Ready))
         method, inner = exp.algorithm, exp.algorithm.init_server(exp.agreed)
-        machine = secagg.server(method.plan.terms(1))
+        machine = secagg.server(method.terms(1))
         for phase, step in enumerate(method.steps):
             gathered = Gathered()
             for c in machine.asked:

@@ -177,7 +177,7 @@ def test_a_server_holds_no_single_vector_in_memory_log_or_checkpoint(tmp_path, p
         x = exp.agreed.vector.numpy()
         y = read_state(path, LocalModel).x.vector.numpy()
         plan = configuration.from_mapping({**fed.mapping, **masked("secagg")})
-        point = build.build(plan).algorithm.plan.point["weighted"]
+        point = build.build(plan).algorithm.point["weighted"]
         needles = forms(x, y, point, len(exp.federation.parts[0]))
         os.kill(server.pid, signal.SIGSTOP)
         try:
