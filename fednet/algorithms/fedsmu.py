@@ -59,8 +59,8 @@ class FedSMU(Algorithm):
 
     def refusal(self, run):
         chain = chains(run.wire.up).get("delta")
-        if chain is None or chain.feedback is not None or not chain.needs_feedback:
-            return None
+        if chain is None or len(chain.parts) == len(chain.text):
+            return None  # nothing is added to what the configuration names
         return (
             "wire.up.delta",
             f"{chain} adds error feedback, so another vector than fedsmu's signs would be sent; "
