@@ -164,5 +164,4 @@ def test_a_lighter_directory_says_what_it_has_not(tmp_path):
     same = run(tmp_path / "b", **light)
     assert verify.compare(open_run(directory), open_run(same)).same
     other = verify.compare(open_run(directory), open_run(run(tmp_path / "c", seed=1, **light)))
-    assert other.tensor is None
     assert "set record.tensors to see which tensors differ" in other.text

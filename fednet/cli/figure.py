@@ -6,7 +6,7 @@ import argparse
 
 from fednet.cli import values
 from fednet.cli.report import counted_and_labelled, opened, runs_argument
-from fednet.records import names
+from fednet.records import METRICS
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="rounds",
         help="unit of the horizontal axis [rounds]",
     )
-    known = ", ".join(names())
+    known = ", ".join(m.name for m in METRICS)
     parser.add_argument(
         "--y",
         default="accuracy",

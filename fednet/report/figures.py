@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet import records
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.records import metric, names
+from fednet.records import metric
 from fednet.report import condensed, costs, groups, metrics, style
 from fednet.report.canvas import BOTTOM, Figure, canvas, saved, write, write_csv
 from fednet.report.groups import Group
@@ -39,36 +41,23 @@ WRITTEN = 12  # classes at most of a confusion matrix with its numbers in the ce
 
 def details(run: Run) -> Iterator[Figure]:
     """Yields the figures of one run that cannot be overlaid with those of another run."""
-    yield from traffic(run)
-    yield from time_split(run)
-    yield from devices(run)
-    yield from resources(run)
-    yield from participation(run)
-    yield from availability(run)
-    yield from client_accuracy(run)
-    yield from class_accuracy(run)
-    yield from confusion(run)
-    yield from partition(run)
+    for made in (
+        traffic,
+        time_split,
+        devices,
+        resources,
+        participation,
+        availability,
+        client_accuracy,
+        class_accuracy,
+        confusion,
+        partition,
+    ):
+        yield from made(run)
     yield from condensed.images(run.dir)
 
 
-# -- curves over the rounds ------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Series:
-    """The curve of a group: its mean over n seeds with the 95 % interval. place: the index of the
-    group, which determines its colour, dashes and marker.
-    """
-
-    label: str
-    n: int
-    place: int
-    round: list[int]
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
+# -- several runs ----------------------------------------------------------------------------------
 def curve(
     of: Sequence[Group],
     x: str = "rounds",
@@ -76,59 +65,80 @@ def curve(
     bytes: str = "total",
     band: str = "ci",
 ) -> Iterator[Figure]:
-    """Yields the curves of the groups that were evaluated, in one figure. band: a key of
-    `metrics.BANDS`.
+    """Yields the curves of the groups that were evaluated, in one figure: means over seeds with a
+    band, a key of `metrics.BANDS`. A group's index is its colour, dashes and marker.
     """
-    series = []
-    for place, g in enumerate(of):
-        found: JsonDict = metrics.band(g.runs, x, y, bytes, band)
-        if found["round"]:
-            series.append(Series(g.label, len(g.runs), place, **found))
-    if not series:
+    # By the group's index: its number of seeds, its label, its curve.
+    curves = {
+        i: (len(g.runs), g.label, metrics.band(g.runs, x, y, bytes, band)) for i, g in enumerate(of)
+    }
+    curves = {i: found for i, found in curves.items() if found[2]["round"]}
+    if not curves:
         return
+    several = any(n > 1 for n, _, _ in curves.values())
     across = costs.axis(x, bytes, of[0].clock)
     label = groups.titled(of, y)
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        for s in series:
-            name = f"{s.label} (n={s.n})" if any(o.n > 1 for o in series) else s.label
-            line = style.line(s.place)
+        for i, (n, name, c) in curves.items():
+            line = style.line(i)
             ax.plot(
-                s.x,
-                s.mean,
-                markevery=max(1, len(s.x) // 8),
+                c["x"],
+                c["mean"],
+                markevery=max(1, len(c["x"]) // 8),
                 markersize=3.5,
-                label=name,
-                gid=f"series-{s.place}",
+                label=f"{name} (n={n})" if several else name,
+                gid=f"series-{i}",
                 **line,
             )
-            if s.n > 1:
+            if n > 1:
                 area = ax.fill_between(
-                    s.x, s.low, s.high, color=line["color"], alpha=0.18, linewidth=0
+                    c["x"], c["low"], c["high"], color=line["color"], alpha=0.18, linewidth=0
                 )
-                area.set_gid(f"series-{s.place}-band")
+                area.set_gid(f"series-{i}-band")
         ax.set(xlabel=across, ylabel=label)
-        ax.set_ylim(*_within(series, groups.metric_of(of, y).share))
+        # The range of y depends on the means: a band that is so wide that it would flatten the
+        # lines is cut off, and so is a loss that is not finite.
+        means, lows, highs = (
+            [v for _, _, c in curves.values() for v in c[name] if math.isfinite(v)] or [0.0]
+            for name in ("mean", "low", "high")
+        )
+        span = (max(means) - min(means)) or 0.1
+        low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
+        high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
+        if groups.metric_of(of, y).share:
+            low, high = max(0.0, low), min(1.0, high)
+        ax.set_ylim(low, high)
         if x == "rounds":
             _whole(ax.xaxis)
-        if len(series) > 1:
+        if len(curves) > 1:
             ax.legend(handlelength=3.2).set_gid("key")
 
     note = f"The {label} in each round in which it was measured."
-    if any(s.n > 1 for s in series):
+    if several:
         note += f" Lines are means over seeds; bands are {metrics.BANDS[band]}."
-
     table: list[tuple[object, ...]] = [("label", "seeds", "round", x, "mean", *_ends(band))]
-    for s in series:
-        for values in zip(s.round, s.x, s.mean, s.low, s.high):
-            table.append((s.label, s.n, *values))
+    series = []
+    for i, (n, name, c) in curves.items():
+        table += [(name, n, *values) for values in zip(*c.values())]
+        half = [high - mean for high, mean in zip(c["high"], c["mean"])]
+        series.append(
+            {
+                "i": i,
+                "l": name,
+                "t": c["round"],
+                "x": _digits(c["x"]),
+                "m": _digits(c["mean"]),
+                "h": _digits(half) if n > 1 else None,
+            }
+        )
     yield Figure(
         f"{y}_{x}",
         f"{label.capitalize()} against {across}",
         note,
         draw,
-        hover={"kind": "lines", "xl": across, "s": [_values(s) for s in series]},
+        hover={"kind": "lines", "xl": across, "s": series},
         table=table,
     )
 
@@ -191,55 +201,28 @@ def _ends(band: str) -> tuple[str, str]:
     return ("low95", "high95") if band == "ci" else (f"low_{band}", f"high_{band}")
 
 
-def _values(s: Series) -> JsonDict:
-    """Returns the values of a line, for the pointer."""
-    return {
-        "i": s.place,
-        "l": s.label,
-        "t": s.round,
-        "x": _digits(s.x),
-        "m": _digits(s.mean),
-        "h": _digits([b - m for b, m in zip(s.high, s.mean)]) if s.n > 1 else None,
-    }
-
-
-def _within(series: Sequence[Series], share: bool) -> tuple[float, float]:
-    """Returns the range of y. It depends on the means: a band that is so wide that it would flatten
-    the lines is cut off, and so is a loss that is not finite. share: values are 0..1.
-    """
-
-    def finite(name: str) -> list[float]:
-        return [v for s in series for v in getattr(s, name) if math.isfinite(v)] or [0.0]
-
-    means = finite("mean")
-    span = (max(means) - min(means)) or 0.1
-    low = max(min(finite("low")) - 0.05 * span, min(means) - 0.4 * span)
-    high = min(max(finite("high")) + 0.05 * span, max(means) + 0.4 * span)
-    return (max(0.0, low), min(1.0, high)) if share else (low, high)
-
-
 # -- one run ---------------------------------------------------------------------------------------
 def traffic(run: Run) -> Iterator[Figure]:
-    rounds, table = costs.bytes_by_kind(run)
+    book = costs.ledger(run)
+    # Round 0 is what was sent before the first; the evaluation after the last round is left out.
+    rounds = sorted({t for t, _, _ in book.rows} - {costs.AFTER})
     if not rounds:
         return
-    kinds = style.places((kind for way in table.values() for kind in way), style.KINDS)
-    bars = {
-        (way, kind): _binned(rounds, np.asarray(values) / 1e6)
-        for way in ("up", "down")
-        for kind, values in table[way].items()
-    }
+    bars: dict[tuple[str, str], Bars] = {}
+    for way in ("up", "down"):
+        for kind in book.kinds:
+            values = np.asarray([book.rows[t, way, kind] for t in rounds])
+            if values.any():
+                bars[way, kind] = _binned(rounds, values / 1e6)
+    kinds = style.places((kind for _, kind in bars), style.KINDS)
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        for way, sign in (("up", 1), ("down", -1)):
-            base = np.zeros(1)
-            for kind in table[way]:
-                x, height, wide = bars[way, kind]
-                place = kinds[kind]
-                shade = 1.0 if way == "up" else 0.55
-                _bars(ax, x, sign * height, sign * base, place, wide, shade)
-                base = base + height
+        for way, sign, shade in (("up", 1, 1.0), ("down", -1, 0.55)):
+            parts = [
+                (kinds[k], x, sign * v, wide) for (w, k), (x, v, wide) in bars.items() if w == way
+            ]
+            _bars(ax, parts, shade)
         ax.axhline(0, color="black", linewidth=0.8)
         low, high = ax.get_ylim()
         ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
@@ -283,42 +266,73 @@ def traffic(run: Run) -> Iterator[Figure]:
 
 
 def time_split(run: Run) -> Iterator[Figure]:
-    rounds, table = costs.time_split(run)
-    if not table:
+    """What each round's time was spent on, by the run's clock."""
+    key = costs.seconds_key(run)
+    whole = [float(r[key] or 0.0) for r in run.rounds]
+    parts: list[dict[str, float]] = [r[f"{key}_by_phase"] or {} for r in run.rounds]
+    phases = list(dict.fromkeys(p for by_phase in parts for p in by_phase))
+    table = {p: [float(by_phase.get(p, 0.0)) for by_phase in parts] for p in phases}
+    if table:
+        rest = [max(0.0, s - sum(v[i] for v in table.values())) for i, s in enumerate(whole)]
+        if max(rest) > 0.01 * max(whole):
+            table["other"] = rest
+    elif any(whole):
+        table["all"] = whole
+    else:
         return
-    clock = costs.CLOCKS[costs.seconds_key(run)]
-    bars = {phase: _binned(rounds, np.asarray(values)) for phase, values in table.items()}
-    places = style.places(table, style.PHASES)
-
-    yield Figure(
+    clock = costs.CLOCKS[key]
+    yield _seconds(
         "time",
         f"Time per round ({clock})",
         "Seconds that each round took, by what the time was spent on.",
-        lambda fig: _stack(fig, bars, places, f"seconds per round ({clock})"),
-        hover=_stacked({f"{phase}, s": bar for phase, bar in bars.items()}),
-        legend=len(table),
+        [r.round for r in run.rounds],
+        table,
+        style.places(table, style.PHASES),
+        f"seconds per round ({clock})",
     )
 
 
 def devices(run: Run) -> Iterator[Figure]:
     """Which device trained how long: only if there are several."""
-    work = metrics.work(run)
-    if len(work) < 2:
+    seconds: dict[str, Counter[int]] = defaultdict(Counter)
+    for r in run.lines("clients"):
+        if r.seconds is not None and r.device:
+            seconds[f"{r.host} {r.device}" if r.host else r.device][r.round] += r.seconds
+    if len(seconds) < 2:
         return
-    names = sorted(work)
+    names = sorted(seconds)
     rounds = [r.round for r in run.rounds]
-    seconds = {name: np.asarray([work[name].get(t, 0.0) for t in rounds]) for name in names}
-    bars = {name: _binned(rounds, values) for name, values in seconds.items()}
-
-    places = {name: i for i, name in enumerate(names)}
-    yield Figure(
+    yield _seconds(
         "devices",
         "Training by device",
         "Seconds that each device trained in each round, summed over its clients.",
-        lambda fig: _stack(fig, bars, places, "seconds of training"),
-        hover=_stacked({f"{name}, s": bar for name, bar in bars.items()}),
-        legend=len(names),
+        rounds,
+        {name: [float(seconds[name][t]) for t in rounds] for name in names},
+        {name: i for i, name in enumerate(names)},
+        "seconds of training",
     )
+
+
+def _seconds(
+    name: str,
+    title: str,
+    note: str,
+    rounds: Sequence[int],
+    table: dict[str, list[float]],
+    places: dict[str, int],
+    ylabel: str,
+) -> Figure:
+    """Draws the parts of each round on one another. table: by part; places: of their colours."""
+    bars = {part: _binned(rounds, np.asarray(values)) for part, values in table.items()}
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        _bars(ax, [(places[part], *bar) for part, bar in bars.items()])
+        ax.set(xlabel="round", ylabel=ylabel)
+        _legend(ax, [(COLOURS[i % 8], part) for part, i in places.items()])
+
+    hover = _stacked({f"{part}, s": bar for part, bar in bars.items()})
+    return Figure(name, title, note, draw, hover=hover, legend=len(table))
 
 
 def resources(run: Run) -> Iterator[Figure]:
@@ -369,43 +383,55 @@ def resources(run: Run) -> Iterator[Figure]:
 
 
 def participation(run: Run) -> Iterator[Figure]:
-    p = metrics.participation(run)
-    if not p.grid.size:
+    """Who was selected, completed and was dropped."""
+    asked = [1 + c for r in run.rounds for c in r.selected]
+    n, rounds = max([int(run.config.get("clients", 0)), *asked]), [r.round for r in run.rounds]
+    if not n or not rounds:
         return
-    words = p.words
-    kinds = [re.split(r"\W", why)[0] for why in p.reasons]
+    reasons = sorted({why for r in run.rounds for why in r.dropped.values()})
+    # 2: neither completed nor dropped in this round: it is still training, or the round was
+    # discarded. From 3 on: dropped, for reasons[code - 3].
+    words = ["not selected", "completed", "not finished", *reasons]
+    grid = np.zeros((n, len(rounds)), np.int8)
+    for j, r in enumerate(run.rounds):
+        grid[r.selected, j] = 2
+        grid[r.completed, j] = 1
+        for client, why in r.dropped.items():
+            grid[int(client), j] = 3 + reasons.index(why)
+    kinds = [re.split(r"\W", why)[0] for why in reasons]
     places = style.places(kinds, style.DROPS)
     dropped = [style.CELLS[2 + places[kind] % (len(style.CELLS) - 2)] for kind in kinds]
     colours = [style.BLANK, *style.CELLS[:2], *dropped]
     # "not finished" is rare: it is in the legend only if there is one.
-    shown = [code for code in range(len(words)) if code != 2 or (p.grid == 2).any()]
+    shown = [code for code in range(len(words)) if code != 2 or (grid == 2).any()]
 
     def draw(fig: MplFigure) -> None:
         from matplotlib.colors import ListedColormap
 
         ax = fig.add_subplot()
         ax.imshow(
-            np.ma.masked_equal(p.grid, 0),
+            np.ma.masked_equal(grid, 0),
             cmap=ListedColormap(colours),
             vmin=0,
             vmax=len(colours) - 1,
             aspect="auto",
-            extent=(p.rounds[0] - 0.5, p.rounds[-1] + 0.5, p.grid.shape[0] - 0.5, -0.5),
+            extent=(rounds[0] - 0.5, rounds[-1] + 0.5, n - 0.5, -0.5),
         )
-        _ground(ax)
+        ax.grid(False)
+        ax.set_facecolor(style.BLANK)
         ax.set(xlabel="round", ylabel="client")
         for axis in (ax.xaxis, ax.yaxis):
             _whole(axis)
         _legend(ax, [(colours[code], words[code]) for code in shown])
 
-    pointed = [*words[:3], *(f"dropped: {why}" for why in p.reasons)]
+    pointed = [*words[:3], *(f"dropped: {why}" for why in reasons)]
     yield Figure(
         "participation",
         "Participation",
         "Which clients were selected in each round, and which of them completed it.",
         draw,
-        size=(6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])),
-        hover=_cells(p.grid, range(p.grid.shape[0]), p.rounds, "client", words=pointed),
+        size=(6.0, min(7.0, 2.0 + 0.12 * n)),
+        hover=_cells(grid, range(n), rounds, "client", words=pointed),
         legend=len(shown),
     )
 
@@ -440,11 +466,15 @@ def availability(run: Run) -> Iterator[Figure]:
 
 
 def client_accuracy(run: Run) -> Iterator[Figure]:
-    found = metrics.accuracy_by_client(run)
-    if found is None:
+    """The last accuracy of each client, the best first: of the personal models if the method has
+    them, else of the global model, as received or at the end, on each client's own tests.
+    """
+    which = next((w for w in ("personal", "received", "global") if metrics.latest(run, w)), None)
+    if which is None:
         return
-    which, by_client = found
-    clients, last = list(by_client), np.asarray(list(by_client.values()))
+    found = {c: float(r[f"accuracy_{which}"]) for c, r in metrics.latest(run, which).items()}
+    clients = sorted(found, key=lambda c: (-found[c], c))
+    last = np.asarray([found[c] for c in clients])
     name = "client_accuracy" if which == "global" else f"{which}_accuracy"
     label = metric(name).titled(run.own_model)
 
@@ -476,10 +506,10 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
 
 
 def class_accuracy(run: Run) -> Iterator[Figure]:
-    found = metrics.accuracy_by_class(run)
-    if found is None:
+    found = {r.round: a for r in run.rounds if (a := metrics.class_accuracy(r)) is not None}
+    if not found:
         return
-    rounds, table = found
+    rounds, table = list(found), np.stack(list(found.values()), axis=1)
     classes = metrics.class_names(run, len(table))
     by_class = 100 * (metrics.class_spread(run) or 0.0)
 
@@ -599,7 +629,7 @@ def figure(
     out: str | Path,
     x: str = "rounds",
     y: str = "accuracy",
-    width: float | str = 3.4,
+    width: str = "3.4in",
     bytes: str = "total",
     labels: Sequence[str] = (),
     band: str = "ci",
@@ -609,22 +639,13 @@ def figure(
     caption. labels: of the lines. y `cost`: what each method needs to reach `target`, in the unit
     of x.
 
-    PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm.
-    Raises ConfigError for an unknown axis, value, width or kind of file, or if no run was
-    evaluated.
+    PDF with embedded TrueType (type 42). width: such as 3.4in, 8.6cm, 86mm. Raises ConfigError for
+    an unknown metric or width, or if no run was evaluated.
     """
     path = Path(out)
-    if not runs:
-        raise ConfigError("figure: expected at least one run directory.")
-    for what, name, known in (
-        ("--x", x, costs.COSTS),
-        ("--y", y, (*names(row for run in runs for row in run.rounds), "cost")),
-        ("--band", band, metrics.BANDS),
-        ("--bytes", bytes, costs.BYTES),
-        ("kind of file", path.suffix[1:], ("pdf", "svg", "png", "eps")),
-    ):
-        if name not in known:
-            raise ConfigError(unknown(what, name, known))
+    known = (*(m.name for m in records.known(row for run in runs for row in run.rounds)), "cost")
+    if y not in known:
+        raise ConfigError(unknown("--y", y, known))
     if (y == "cost") != (target is not None):
         raise ConfigError(
             "--y cost and --target belong together: --y cost --target 0.8 draws what each method "
@@ -632,7 +653,13 @@ def figure(
         )
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {target:g}.")
-    inches = _inches(width)
+    length = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)\s*", width)
+    inches = float(length[1]) * INCHES[length[2]] if length else 0.0
+    if not 0.5 <= inches <= 40:
+        raise ConfigError(
+            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to "
+            f"40 inches."
+        )
     found = groups.group(runs, labels)
     clocks = groups.clocks(found)
     if x == "seconds" and len(clocks) > 1:
@@ -656,40 +683,18 @@ def figure(
         path.parent.mkdir(parents=True, exist_ok=True)
         saved(fig, path, dpi=300)
     write_csv(path.with_suffix(".csv"), made.table)
-    return caption(made, found, x, bytes, band)
-
-
-def caption(
-    made: Figure, of: Sequence[Group], x: str, bytes: str = "total", band: str = "ci"
-) -> str:
-    """Returns the caption of a figure: setting, seeds, band and which bytes count."""
-    runs = [r for g in of for r in g.runs]
-    text = f"{made.title}: "
-    text += f"{', '.join(g.label for g in of)}. {groups.setting(runs)}. {_seeds(of, band)}."
-    return f"{text} {costs.counted(bytes)}." if x == "mb" else text
-
-
-def _seeds(of: Sequence[Group], band: str) -> str:
-    """Returns a sentence that says over which seeds a line or bar is the mean."""
-    if len({tuple(g.seeds) for g in of}) == 1:
-        seeds = ", ".join(map(str, of[0].seeds))
-        which = f"seed {seeds}" if len(of[0].seeds) == 1 else f"seeds {seeds}"
+    seeds = [", ".join(map(str, g.seeds)) for g in found]
+    if len(set(seeds)) == 1:
+        which = f"seed{'' if len(found[0].seeds) == 1 else 's'} {seeds[0]}"
     else:
-        which = "seeds " + "; ".join(f"{g.label}: {', '.join(map(str, g.seeds))}" for g in of)
-    if any(len(g.runs) > 1 for g in of):
-        return f"Means over {which}; bands are {metrics.BANDS[band]}"
-    return f"One run per method ({which}), so no confidence band"
-
-
-def _inches(width: float | str) -> float:
-    width = width if isinstance(width, str) else f"{width}in"
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(in|cm|mm|pt)\s*", width)
-    if not found or not 0.5 <= float(found[1]) * INCHES[found[2]] <= 40:
-        raise ConfigError(
-            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to "
-            f"40 inches."
-        )
-    return float(found[1]) * INCHES[found[2]]
+        which = "seeds " + "; ".join(f"{g.label}: {each}" for g, each in zip(found, seeds))
+    if any(len(g.runs) > 1 for g in found):
+        over = f"Means over {which}; bands are {metrics.BANDS[band]}"
+    else:
+        over = f"One run per method ({which}), so no confidence band"
+    lines = ", ".join(g.label for g in found)
+    caption = f"{made.title}: {lines}. {groups.setting(runs)}. {over}."
+    return f"{caption} {costs.counted(bytes)}." if x == "mb" else caption
 
 
 # -- parts of several figures ----------------------------------------------------------------------
@@ -713,37 +718,24 @@ def _binned(rounds: Sequence[int], values: np.ndarray) -> Bars:
 
 
 def _bars(
-    ax: Axes,
-    x: np.ndarray,
-    height: np.ndarray,
-    base: np.ndarray | float,
-    place: int,
-    wide: float = 1.0,
-    alpha: float = 1.0,
+    ax: Axes, parts: Sequence[tuple[int, np.ndarray, np.ndarray, float]], alpha: float = 1.0
 ) -> None:
-    ax.bar(
-        x,
-        height,
-        bottom=base,
-        width=0.85 * wide,
-        color=COLOURS[place % 8],
-        alpha=alpha,
-        edgecolor="white",
-        linewidth=0.2,
-    )
-    ax.set_xlim(x[0] - 0.6 * wide, x[-1] + 0.6 * wide)
-    _whole(ax.xaxis)
-
-
-def _stack(fig: MplFigure, bars: dict[str, Bars], places: dict[str, int], ylabel: str) -> None:
-    """Draws the bars of each round on one another."""
-    ax = fig.add_subplot()
-    base: np.ndarray | float = 0.0
-    for name, (x, height, wide) in bars.items():
-        _bars(ax, x, height, base, places[name], wide)
+    """Draws bars on one another. parts: (place of the colour, x, height, width)."""
+    base = np.zeros(1)
+    for place, x, height, wide in parts:
+        ax.bar(
+            x,
+            height,
+            bottom=base,
+            width=0.85 * wide,
+            color=COLOURS[place % 8],
+            alpha=alpha,
+            edgecolor="white",
+            linewidth=0.2,
+        )
         base = base + height
-    ax.set(xlabel="round", ylabel=ylabel)
-    _legend(ax, [(COLOURS[i % 8], name) for name, i in places.items()])
+        ax.set_xlim(x[0] - 0.6 * wide, x[-1] + 0.6 * wide)
+    _whole(ax.xaxis)
 
 
 def _stacked(bars: dict[str, Bars]) -> JsonDict:
@@ -765,7 +757,8 @@ def _shades(fig: MplFigure, table: np.ndarray, ylabel: str, what: str) -> Axes:
     ax = fig.add_subplot()
     # Below 0: the darkest colour of the map is as dark as a blank cell of the dark page.
     image = ax.imshow(table, aspect="auto", vmin=-0.25, vmax=1)
-    _ground(ax)
+    ax.grid(False)
+    ax.set_facecolor(style.BLANK)
     ax.set(ylabel=ylabel)
     _whole(ax.yaxis)
     fig.colorbar(image, label=what).ax.set_ylim(0, 1)
@@ -805,11 +798,6 @@ def _legend(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
         handlelength=1.2,
         columnspacing=1.2,
     )
-
-
-def _ground(ax: Axes) -> None:
-    ax.grid(False)
-    ax.set_facecolor(style.BLANK)
 
 
 def _whole(axis: Axis) -> None:

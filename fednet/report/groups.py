@@ -59,8 +59,7 @@ def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
     """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
-        settings = {k: v for k, v in flat(run.config).items() if not aside(k)}
-        found.setdefault(msgspec.json.encode(sorted(settings.items())), []).append(run)
+        found.setdefault(msgspec.json.encode(sorted(_own(run).items())), []).append(run)
     sets = [tuple(sorted(rs, key=lambda r: (r.seed, r.name))) for rs in found.values()]
     found_labels = list(labels) or _labels([rs[0] for rs in sets])
     if len(found_labels) != len(sets):
@@ -87,12 +86,17 @@ def aside(key: str) -> bool:
     return any(key == a or key.startswith(a + ".") for a in ASIDE)
 
 
+def _own(run: Run) -> JsonDict:
+    """Returns the settings that change what a run computes, other than its seed."""
+    return {k: v for k, v in flat(run.config).items() if not aside(k)}
+
+
 def _labels(firsts: Sequence[Run]) -> list[str]:
     """Returns the algorithm's name, and each other setting in which the groups differ: "fedprox
     mu=0.1 alpha=0.3". A setting of one algorithm (mu) is named only if groups of this algorithm
     differ in it.
     """
-    configs = [{k: v for k, v in flat(r.config).items() if not aside(k)} for r in firsts]
+    configs = [_own(r) for r in firsts]
     labels = []
     for run, mine in zip(firsts, configs):
         same = [c for c in configs if c.get("algorithm.name") == mine.get("algorithm.name")]
@@ -133,7 +137,8 @@ def unpaired(a: Run, b: Run) -> list[str]:
     reasons = []
     if a.partition_sha256 != b.partition_sha256:
         reasons.append("data partitions")
-    if _initial(a) != _initial(b):
+    models = [(r.config.get("model"), r.config.get("data", {}).get("dataset")) for r in (a, b)]
+    if models[0] != models[1]:
         reasons.append("initial weights")
     theirs = {r.round: r.selected for r in b.rounds}
     apart = [
@@ -144,11 +149,6 @@ def unpaired(a: Run, b: Run) -> list[str]:
     if apart:
         reasons.append(f"participants from round {apart[0]} on")
     return reasons
-
-
-def _initial(run: Run) -> tuple[object, object, object]:
-    """Returns the settings that the initial weights depend on."""
-    return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed
 
 
 def clocks(groups: Sequence[Group]) -> list[str]:
@@ -172,27 +172,22 @@ def titled(groups: Sequence[Group], y: str) -> str:
 # -- settings in words -----------------------------------------------------------------------------
 def setting(runs: Sequence[Run]) -> str:
     """Returns the experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation
-    0.5, lenet5, 1 local epoch". If runs differ in one of these, all values of it.
-    """
-    return ", ".join(in_common([_setting(r) for r in runs]))
-
-
-def in_common(found: Sequence[Sequence[str]]) -> list[str]:
-    """Joins several lists of the same number of words to one: a word that differs becomes all its
-    values, SHOWN of them at most. An empty word is left out.
+    0.5, lenet5, 1 local epoch". A word in which runs differ becomes all its values, SHOWN of them
+    at most.
     """
     words = []
-    for place in zip(*found):
+    for place in zip(*(_setting(r) for r in runs)):
         each = [word or "none" for word in dict.fromkeys(place)]
-        if each == ["none"]:
-            continue
-        more = [f"{len(each) - SHOWN} others"] if len(each) > SHOWN else []
-        words.append(" / ".join([*each[:SHOWN], *more]))
-    return words
+        if each != ["none"]:
+            more = [f"{len(each) - SHOWN} others"] if len(each) > SHOWN else []
+            words.append(" / ".join([*each[:SHOWN], *more]))
+    return ", ".join(words)
 
 
 def _setting(run: Run) -> list[str]:
-    """Returns the words of a run's setting, the same number of them for each run."""
+    """Returns the words of a run's setting, the same number of them for each run; empty where one
+    does not apply.
+    """
     c = run.config
     data, train = c.get("data", {}), c.get("train", {})
     if c.get("clients_per_round"):
@@ -200,45 +195,22 @@ def _setting(run: Run) -> list[str]:
     else:
         cohort = f"participation {c.get('participation')}"
     if train.get("steps"):
-        work = _plural(train["steps"], "local step")
+        count, noun = train["steps"], "local step"
     else:
-        work = _plural(train.get("epochs", 1), "local epoch")
+        count, noun = train.get("epochs", 1), "local epoch"
+    partition = data.get("partition", {})
+    division = [str(partition.get("scheme") or "")]
+    for key in ("alpha", "per_client"):
+        if partition.get(key) is not None:
+            division.append(f"{key}={word(partition[key])}")
+    if data.get("dataset") == "site":
+        division = ["each site's own data"]
     return [
         str(data.get("dataset") or ""),
-        _partition(data),
+        " ".join(division).strip(),
         f"{c.get('clients')} clients",
         cohort,
         str(c.get("model", {}).get("name") or ""),
-        work,
+        f"{count} {noun}{'' if count == 1 else 's'}",
         f"learning rate {word(train['lr'])}" if train.get("lr") else "",
     ]
-
-
-def _plural(count: object, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def dataset(run: Run) -> str:
-    name = str(run.config.get("data", {}).get("dataset") or "unknown data")
-    return "the sites' own data" if name == "site" else name
-
-
-def _partition(data: JsonDict) -> str:
-    """How the data are divided between clients. Sites that bring their own data keep them."""
-    if data.get("dataset") == "site":
-        return "each site's own data"
-    partition = data.get("partition", {})
-    words = [str(partition.get("scheme") or "")]
-    for key in ("alpha", "per_client"):
-        if partition.get(key) is not None:
-            words.append(f"{key}={word(partition[key])}")
-    return " ".join(words).strip()
-
-
-def differing(runs: Sequence[Run]) -> dict[str, list[object]]:
-    """Returns the settings in which the runs differ, by dotted key."""
-    configs = [flat(r.config) for r in runs]
-    keys = sorted(set().union(*configs))
-    return {
-        k: [c.get(k) for c in configs] for k in keys if len({repr(c.get(k)) for c in configs}) > 1
-    }

@@ -13,7 +13,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -119,26 +118,16 @@ def class_accuracy(record: Round) -> np.ndarray | None:
     """
     if not record.correct_by_class or not record.total_by_class:
         return None
-    correct, total = (
-        np.asarray(v, dtype=np.float64) for v in (record.correct_by_class, record.total_by_class)
-    )
-    rates: np.ndarray = np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
-    return rates
-
-
-def spread(accuracy: np.ndarray) -> float:
-    """Class spread of one round: sqrt(mean_c (A_c - mean_c A_c)^2), as a fraction (x 100:
-    percentage points).
-    """
-    return float(np.nanstd(accuracy))
+    correct, total = np.asarray([record.correct_by_class, record.total_by_class], np.float64)
+    return np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def class_spread(run: Run) -> float | None:
-    """FedDC's "class variance": the mean over rounds of the spread; None without accuracies by
-    class.
+    """FedDC's "class variance", as a fraction (x 100: percentage points): the mean over rounds of
+    sqrt(mean_c (A_c - mean_c A_c)^2); None without accuracies by class.
     """
     rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
-    return _mean([spread(a) for a in rounds])
+    return _mean([float(np.nanstd(a)) for a in rounds])
 
 
 # -- personalised ----------------------------------------------------------------------------------
@@ -167,16 +156,6 @@ def accuracies(run: Run, held_out: bool = False) -> dict[str, float]:
     """Returns the pooled accuracies of `latest`, by model."""
     found = {name: pooled(latest(run, name, held_out).values(), name) for name in EVALUATED_MODELS}
     return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
-
-
-@once
-def work(run: Run) -> dict[str, dict[int, float]]:
-    """Returns seconds of training by device and round."""
-    found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for r in run.lines("clients"):
-        if r.seconds is not None and r.device:
-            found[f"{r.host} {r.device}" if r.host else r.device][r.round] += r.seconds
-    return found
 
 
 def pooled(clients: Iterable[Client], name: str) -> float | None:
@@ -210,63 +189,6 @@ def personal(run: Run) -> JsonDict | None:
     }
 
 
-def may_train(run: Run) -> int:
-    """Returns how many clients are not held out."""
-    clients = int(run.config.get("clients", 0))
-    share = run.config.get("evaluate", {}).get("held_out", 0.0)
-    return clients - held_out_count(clients, share)
-
-
-# -- who took part, who was evaluated --------------------------------------------------------------
-@dataclass(frozen=True)
-class Participation:
-    """grid: (clients, rounds) int8, codes that `words` explains: 0 not selected, 1 completed, 2
-    selected, and neither completed nor dropped in this round (it is still training, or the round
-    was discarded), from 3 on dropped, for reasons[code - 3].
-    """
-
-    rounds: list[int]
-    grid: np.ndarray
-    reasons: list[str]
-
-    @property
-    def words(self) -> list[str]:
-        return ["not selected", "completed", "not finished", *self.reasons]
-
-
-@once
-def participation(run: Run) -> Participation:
-    n = max(
-        [int(run.config.get("clients", 0)), *(1 + c for r in run.rounds for c in r.selected or ())]
-    )
-    reasons = sorted({str(why) for r in run.rounds for why in (r.dropped or {}).values()})
-    grid = np.zeros((n, len(run.rounds)), np.int8)
-    for j, r in enumerate(run.rounds):
-        grid[list(r.selected or ()), j] = 2
-        grid[list(r.completed or ()), j] = 1
-        for client, why in (r.dropped or {}).items():
-            grid[int(client), j] = 3 + reasons.index(str(why))
-    return Participation([r.round for r in run.rounds], grid, reasons)
-
-
-def accuracy_by_client(run: Run) -> tuple[str, dict[int, float]] | None:
-    """Returns (which, last accuracy by client, the best first): of the personal models if the
-    method has them, else of the global model, as received or at the end, on each client's own
-    tests.
-    """
-    which = next((w for w in ("personal", "received", "global") if latest(run, w)), None)
-    if which is None:
-        return None
-    found = {c: float(r[f"accuracy_{which}"]) for c, r in latest(run, which).items()}
-    return which, {c: found[c] for c in sorted(found, key=lambda c: (-found[c], c))}
-
-
-def accuracy_by_class(run: Run) -> tuple[list[int], np.ndarray] | None:
-    """Returns (rounds, (C, rounds)) of the rounds that were evaluated."""
-    found = [(r.round, a) for r in run.rounds if (a := class_accuracy(r)) is not None]
-    return ([t for t, _ in found], np.stack([a for _, a in found], axis=1)) if found else None
-
-
 def class_names(run: Run, n: int) -> list[str]:
     names = run.partition.get("names") or []
     return [str(x) for x in names] if len(names) == n else [str(i) for i in range(n)]
@@ -275,11 +197,9 @@ def class_names(run: Run, n: int) -> list[str]:
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
     """Returns the run's `summary.json`; before the run has ended, its metrics until now."""
-    return (
-        run.summary
-        if run.summary.accuracy is not None
-        else Summary(**summarise(run, run.summary.predicted))
-    )
+    if run.summary.accuracy is not None:
+        return run.summary
+    return Summary(**summarise(run, run.summary.predicted))
 
 
 def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = None) -> JsonDict:
@@ -308,6 +228,8 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["held_out"] = left_out
     if asked := [r for r in ended(run) if not r.held_out]:
         taken = [r for r in asked if r.took_part is not False]
+        settings = run.config.get("evaluate", {})
+        clients = int(run.config.get("clients", 0))
         out["personal_of_participants"] = {
             name: p
             for name in EVALUATED_MODELS
@@ -315,9 +237,9 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         }
         out["judged"] = {
             "clients": len(asked),
-            "of": may_train(run),
+            "of": clients - held_out_count(settings.get("held_out", 0.0), clients),
             "never_took_part": len(asked) - len(taken),
-            "shared": run.config.get("evaluate", {}).get("shared"),
+            "shared": settings.get("shared"),
         }
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
@@ -403,16 +325,15 @@ def band(
     """
     curves = [dict(curve(r, y)) for r in runs]
     spent = [cost(r, x, bytes) for r in runs]
-    shared = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
-    out: dict[str, list[float]] = {k: [] for k in ("round", "x", "mean", "low", "high")}
-    for t in shared:
-        m, low, high = around([c[t] for c in curves], kind)
-        out["round"].append(t)
-        out["x"].append(math.fsum(c[t] for c in spent) / len(spent))
-        out["mean"].append(m)
-        out["low"].append(low)
-        out["high"].append(high)
-    return out
+    shared = sorted(set.intersection(*map(set, curves)))
+    points = [around([c[t] for c in curves], kind) for t in shared]
+    return {
+        "round": list(shared),
+        "x": [math.fsum(c[t] for c in spent) / len(spent) for t in shared],
+        "mean": [m for m, _, _ in points],
+        "low": [low for _, low, _ in points],
+        "high": [high for _, _, high in points],
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from fednet.config import Config
-
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -82,7 +80,13 @@ class Run:
     @cached_property
     def partition(self) -> JsonDict:
         """Empty if each client brings its own data."""
-        return _json(self.dir / "partition.json")
+        path = self.dir / "partition.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict)
+        except FileNotFoundError:
+            return {}
+        except msgspec.DecodeError as error:
+            raise StateError(f"{path}: expected a JSON object; {error}.") from None
 
     # Of the type that FILES has for the name.
     def lines(self, name: str) -> Iterator[Any]:
@@ -136,8 +140,9 @@ class Run:
         Raises StateError if the run has no global model, has not ended, or the file is not what the
         run wrote; ConfigError if the model is a user's own that is not loaded.
         """
-        from fednet import config, models
+        from fednet import config, data, models
         from fednet.algorithms.state import read_named
+        from fednet.data import site
 
         path = self.dir / "model.safetensors"
         if not path.exists():
@@ -149,7 +154,14 @@ class Run:
             raise StateError(f"{path}: not the model that this run ended with (summary.json).")
         # Imports the user's own parts, those under code/.
         settings = config.load(self.dir / "config.yaml")
-        shape, outputs = self._shape(settings)
+        facts = self.partition
+        if facts.get("input_shape"):
+            shape, outputs = tuple(facts["input_shape"]), int(facts["outputs"])
+        elif settings.data.dataset == "site":
+            shape, outputs = site.declared(settings.data)[0], site.outputs(settings.data)
+        else:  # partition.json is gone
+            found = data.load(settings.data, settings.data.root, settings.seed)
+            shape, outputs = found.input_shape, found.outputs
         chosen = {"name": settings.model.name, **settings.model.options}
         module = models.build(chosen, shape, outputs, settings.seed)
         try:
@@ -159,22 +171,6 @@ class Run:
                 f"{path}: its tensors are not those of model {settings.model.name!r}: {other}"
             ) from None
         return module.eval()
-
-    def _shape(self, settings: Config) -> tuple[tuple[int, ...], int]:
-        """Returns the shape of one model input, and the number of outputs: as recorded, else by
-        looking at the data again.
-        """
-        facts = self.partition
-        if facts.get("input_shape"):
-            return tuple(facts["input_shape"]), int(facts["outputs"])
-        if settings.data.dataset == "site":
-            from fednet.data.site import declared, outputs
-
-            return declared(settings.data)[0], outputs(settings.data)
-        from fednet import data
-
-        found = data.load(settings.data, settings.data.root, settings.seed)
-        return found.input_shape, found.outputs
 
     def frame(self, what: str) -> pandas.DataFrame:
         """Returns a pandas DataFrame of `rounds`, `clients`, `wire` or `events`, with the same
@@ -231,12 +227,3 @@ def open_run(path: str | Path) -> Run:
 def _runs_in(folder: Path) -> list[str]:
     found = folder.glob("*/config.yaml") if folder.is_dir() else ()
     return sorted(str(p.parent) for p in found if p.is_file())
-
-
-def _json(path: Path) -> JsonDict:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict)
-    except FileNotFoundError:
-        return {}
-    except msgspec.DecodeError as error:
-        raise StateError(f"{path}: expected a JSON object; {error}.") from None

@@ -95,7 +95,7 @@ def read(run: str | Path) -> Status:
         raise StateError(
             f"{path} is missing: {folder.name} has not started its first round."
         ) from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except msgspec.DecodeError as error:
         raise StateError(f"{path}: {error}.") from None
 
 
@@ -135,39 +135,50 @@ def text(status: Status, run: Path, now: float) -> str:
         ("preparing", status.coming),
         ("not connected", status.missing),
     ):
-        if count := _count(found):
-            lines.append(f"{word}: {_clients(count)}: {ranges_as_text(found)}")
-    if status.waiting and live:
-        lines.append(f"waiting for {_clients(len(status.waiting))}:")
-        waiting = sorted(status.waiting, key=lambda w: w.client)
+        if found:
+            lines.append(f"{word}: {_clients(found)}: {ranges_as_text(found)}")
+    waiting = sorted(status.waiting, key=lambda w: w.client)
+    awaited = [w.client for w in waiting]
+    if waiting and live:
+        lines.append(f"waiting for {_clients(awaited)}:")
         lines += _table(WAITING, [_row(w, status, now) for w in waiting])
-    elif status.waiting and not ended:
-        waited = as_text(w.client for w in status.waiting)
-        lines.append(f"was waiting for {_clients(len(status.waiting))}: {waited}")
+    elif waiting and not ended:
+        lines.append(f"was waiting for {_clients(awaited)}: {as_text(awaited)}")
     if status.arrived and not ended:
         lines.append(f"replied: {as_text(status.arrived)}")
     if status.sites and live:
         there = [site for site in status.sites if site.connected]
         away = [site for site in status.sites if not site.connected]
-        count = sum(_count(site.clients) for site in away)
-        missing = f", {_clients(count)} not connected" if count else ""
+        missing = [stretch for site in away for stretch in site.clients]
+        absent = f", {_clients(missing)} not connected" if missing else ""
         more = f" ({SHOWN} are shown)" if len(there) > SHOWN else ""
-        lines.append(f"client processes: {len(there)} connected{more}{missing}:")
-        lines += _table(SITES, [_site(site, now) for site in (*there[:SHOWN], *away)])
+        lines.append(f"client processes: {len(there)} connected{more}{absent}:")
+        rows = []
+        for site in (*there[:SHOWN], *away):
+            since = time.strftime("%m-%d %H:%M:%S", time.localtime(site.since))
+            rows.append(
+                (
+                    ranges_as_text(site.clients),
+                    site.host or "-",
+                    "-" if site.since is None else since,
+                    "never" if site.seen is None else f"{span(now - site.seen)} ago",
+                    site.did or "-",
+                    site.why or "connected",
+                )
+            )
+        lines += _table(SITES, rows)
     return "\n".join(lines)
 
 
-def _clients(count: int) -> str:
+def _clients(found: Iterable[Stretch]) -> str:
+    count = sum(1 if isinstance(s, int) else s[1] - s[0] + 1 for s in found)
     return f"{count} client{'' if count == 1 else 's'}"
 
 
-def _stage(w: AwaitedClient) -> str:
-    if not w.host and w.phase != "queued":  # queued at a worker, or for one that is busy
-        return "not connected"
-    return "-" if w.phase is None else STAGES.get(str(w.phase), str(w.phase))
-
-
 def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
+    stage = "-" if w.phase is None else STAGES.get(str(w.phase), str(w.phase))
+    if not w.host and w.phase != "queued":  # queued at a worker, or for one that is busy
+        stage = "not connected"
     step = "-" if w.step is None else str(w.step)
     if w.step is not None and w.steps:
         step = f"{w.step} of {w.steps}"
@@ -177,16 +188,8 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
     else:
         left = w.deadline_s - (now - status.updated)
         deadline = f"dropped in {span(left)}" if left > 0 else f"passed {span(-left)} ago"
-    return (
-        str(w.client),
-        w.host or "-",
-        str(w.pid or "-"),
-        w.device or "-",
-        _stage(w),
-        step,
-        since,
-        deadline,
-    )
+    pid = str(w.pid or "-")
+    return str(w.client), w.host or "-", pid, w.device or "-", stage, step, since, deadline
 
 
 def show(run: str | Path, json: bool = False) -> str:
@@ -225,16 +228,3 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     whole = [columns, *rows]
     widths = [max(len(r[i]) for r in whole) for i in range(len(columns))]
     return ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in whole]
-
-
-def _site(site: Site, now: float) -> tuple[str, ...]:
-    since = (
-        "-" if site.since is None else time.strftime("%m-%d %H:%M:%S", time.localtime(site.since))
-    )
-    seen = "never" if site.seen is None else f"{span(now - site.seen)} ago"
-    state = site.why or "connected"
-    return ranges_as_text(site.clients), site.host or "-", since, seen, site.did or "-", state
-
-
-def _count(found: Iterable[Stretch]) -> int:
-    return sum(1 if isinstance(s, int) else s[1] - s[0] + 1 for s in found)

@@ -8,15 +8,14 @@ infinite cost is a target that was never reached.
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fednet.errors import ConfigError, unknown
-from fednet.records import Metric, shown
+from fednet.errors import ConfigError
+from fednet.records import shown
 from fednet.report import costs, metrics
 from fednet.report.groups import LONG, Group, clocks, group, pairs, unpaired
 from fednet.report.read import Run
@@ -24,7 +23,15 @@ from fednet.report.read import Run
 ON_CLIENTS = "on clients"
 WIDTH = 120  # characters of a line of text
 LISTED = 4  # seeds at most whose values are in a cell
-FORMATS = ("table", "csv")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of each run; None: it does not apply to that run, infinite: never reached."""
+
+    title: str
+    values: dict[Run, float | None]
+    digits: int
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class TableCell:
     """Values over seeds, and their text. difference: of each pair of runs."""
 
     values: tuple[float, ...]
-    digits: int = 4
+    digits: int
     difference: bool = False
 
     @property
@@ -45,36 +52,25 @@ class TableCell:
             return "-"
         if not self.got:
             return "-" if self.difference else "not reached"
+        form = f"{'+' if self.difference else ''}.{self.digits}f"
         if len(self.got) < len(self.values):
             noun = "pairs" if self.difference else "seeds"
             text = f"{len(self.got)} of {len(self.values)} {noun}"
             if len(self.values) > LISTED:
                 return text
-            each = ", ".join(self._one(v) if math.isfinite(v) else "-" for v in self.values)
+            each = ", ".join(f"{v:{form}}" if math.isfinite(v) else "-" for v in self.values)
             return f"{text} ({each})"
         mean, half = metrics.interval(self.got)
-        return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
-
-    def _one(self, value: float) -> str:
-        return f"{value:{'+' if self.difference else ''}.{self.digits}f}"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A number of each run; None: it does not apply to that run."""
-
-    title: str
-    of: Callable[[Run], float | None]
-    digits: int = 4
+        return f"{mean:{form}}" + ("" if half is None else f" ±{half:.{self.digits}f}")
 
 
 @dataclass(frozen=True)
 class Table:
-    columns: tuple[Column, ...]
-    groups: tuple[Group, ...]
-    cells: tuple[tuple[TableCell, ...], ...]  # (groups, columns)
-    differences: tuple[tuple[TableCell, ...], ...]  # (groups - 1, columns): to the first, paired
-    notes: tuple[str, ...]
+    columns: list[Column]
+    groups: list[Group]
+    cells: list[list[TableCell]]  # (groups, columns)
+    differences: list[list[TableCell]]  # (groups - 1, columns): to the first, paired by seed
+    notes: list[str]
 
 
 def compare(
@@ -85,12 +81,7 @@ def compare(
     format: str = "table",
     labels: Sequence[str] = (),
 ) -> str:
-    """Returns the comparison as text. by: rounds | mb | seconds, None: all three; bytes: total | up
-    | down | useful; format: table | csv; labels: of the methods. Raises ConfigError
-    for an unknown name or no runs.
-    """
-    if format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
+    """Returns the comparison as text. format: table | csv; the rest as of `table`."""
     made = table(runs, targets, by, bytes, labels)
     return as_csv(made) if format == "csv" else as_table(made)
 
@@ -102,90 +93,110 @@ def table(
     bytes: str = "total",
     labels: Sequence[str] = (),
 ) -> Table:
-    """Returns the comparison as values."""
-    if not runs:
-        raise ConfigError("compare: expected at least one run directory.")
-    if by is not None and by not in costs.COSTS:
-        raise ConfigError(unknown("--by", by, costs.COSTS))
-    if bytes not in costs.BYTES:
-        raise ConfigError(unknown("--bytes", bytes, costs.BYTES))
+    """Returns the comparison as values. by: a name of `costs.COSTS`, None: all; bytes: a name of
+    `costs.BYTES`; labels: of the methods. Raises ConfigError for a target that is no accuracy.
+    """
     for t in targets:
         if not 0 < t <= 1:
             raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
     groups = group(runs, labels)
-    listed = shown("compare", (row for run in runs for row in run.rounds))
-    further = [m for m in listed if any(metrics.curve(r, m.name) for r in runs)]
-    columns = _columns(runs, targets, _units(by, groups), bytes, further)
-    cells = tuple(tuple(TableCell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
-    apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
-    return Table(columns, tuple(groups), cells, apart, tuple(_notes(groups, runs, targets, bytes)))
-
-
-def _units(by: str | None, groups: Sequence[Group]) -> list[str]:
-    """Returns the units of the costs: no seconds if the runs measure them by different clocks."""
-    chosen = [by] if by else list(costs.COSTS)
-    return [x for x in chosen if x != "seconds" or len(clocks(groups)) == 1]
-
-
-def _columns(
-    runs: Sequence[Run],
-    targets: Sequence[float],
-    by: Sequence[str],
-    bytes: str,
-    further: Sequence[Metric],
-) -> tuple[Column, ...]:
-    """further: metrics whose last value is a column. Without a test set at the server, the
-    accuracies are those on the clients' tests.
-    """
-    y = metrics.measured(runs)
-    seconds = "virtual s" if costs.seconds_key(runs[0]) == "seconds_virtual" else "s"
-    units = {"rounds": "rounds", "mb": "MB", "seconds": seconds}
-    where = "global" if y == "accuracy" else ON_CLIENTS
-    ends = sorted(
-        {metrics.last(metrics.curve(r, y))[1] for r in runs if metrics.curve(r, y)} or {0}
-    )
-    many = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]}-{ends[-1]}"
-    columns = []
-    if y == "accuracy":
-        columns.append(Column("final global", lambda r: metrics.final(metrics.curve(r))))
-    if any(_only_clients(r) for r in runs):
-        columns.append(Column(f"final {ON_CLIENTS}", _on_clients))
-    columns += [
-        Column(f"best {where}", lambda r: (metrics.best(metrics.curve(r, y)) or (None,))[0]),
-        Column(f"last {many} {where}", lambda r: metrics.last(metrics.curve(r, y))[0]),
+    # No seconds if the runs measure them by different clocks.
+    units = [by] if by else list(costs.COSTS)
+    units = [x for x in units if x != "seconds" or len(clocks(groups)) == 1]
+    columns = [*_results(runs), *_spent(runs, targets, units, bytes)]
+    cells = [
+        [TableCell(_known(c.values[r] for r in g.runs), c.digits) for c in columns] for g in groups
     ]
-    if any(metrics.personal(r) for r in runs):
-        own = "/".join(_own_models(runs))
-        columns.append(Column(own, lambda r: (metrics.personal(r) or {}).get("pfl")))
+    apart = []
+    for g in groups[1:]:
+        both = pairs(groups[0], g)
+        row = []
+        for c in columns:
+            # Not finite if one of the two did not reach the target.
+            leads = (_difference(c.values[a], c.values[b]) for a, b in both)
+            row.append(TableCell(_known(leads), c.digits, difference=True))
+        apart.append(row)
+    return Table(columns, groups, cells, apart, _notes(groups, runs, targets, bytes))
+
+
+def _known(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(v for v in values if v is not None)
+
+
+def _difference(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else b - a
+
+
+def _results(runs: Sequence[Run]) -> Iterator[Column]:
+    """Yields the accuracies and the other metrics. Without a test set at the server, the accuracies
+    are those on the clients' tests.
+    """
+
+    def column(title: str, of: Callable[[Run], float | None]) -> Column:
+        return Column(title, {r: of(r) for r in runs}, 4)
+
+    y = metrics.measured(runs)
+    curves = {r: metrics.curve(r, y) for r in runs}
+    where = "global" if y == "accuracy" else ON_CLIENTS
+    ends = sorted({metrics.last(values)[1] for values in curves.values() if values} or {0})
+    many = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]}-{ends[-1]}"
+    if y == "accuracy":
+        yield column("final global", lambda r: metrics.final(curves[r]))
+    if any(_only_clients(r) for r in runs):
+        yield column(f"final {ON_CLIENTS}", _on_clients)
+    yield column(f"best {where}", lambda r: (metrics.best(curves[r]) or (None,))[0])
+    yield column(f"last {many} {where}", lambda r: metrics.last(curves[r])[0])
+    own = "/".join(_own_models(runs))
+    if own:
+        yield column(own, lambda r: (metrics.personal(r) or {}).get("pfl"))
+    held_out = {r: metrics.accuracies(r, True) for r in runs}
     for name in ("global", "personal", "finetuned"):
-        if any(name in metrics.accuracies(r, True) for r in runs):
-            columns.append(Column(f"held-out {name}", functools.partial(_held_out, name=name)))
-    own_metrics = {k for r in runs for k in (r.summary.client_metrics or {}).get("personal", ())}
-    for name in sorted(own_metrics):
-        columns.append(
-            Column(
-                f"{'/'.join(_own_models(runs))} {name}", functools.partial(_own_metric, name=name)
-            )
-        )
-    for m in further:
-        columns.append(Column(m.titled(), functools.partial(_last, name=m.name)))
-    for target in targets:
-        for what in by:
-            way = "" if what != "mb" or bytes == "total" else f" {bytes}"
-            of = functools.partial(_to_target, target=target, by=what, bytes=bytes, y=y)
-            columns.append(
-                Column(f"{units[what]}{way} to {target:g}", of, 2 if what == "mb" else 1)
-            )
+        if any(name in found for found in held_out.values()):
+            yield Column(f"held-out {name}", {r: held_out[r].get(name) for r in runs}, 4)
+    # Of the clients' own models on their own tests, in the evaluation at the end.
+    ended = {r: (r.summary.client_metrics or {}).get("personal", {}) for r in runs}
+    for name in sorted({name for found in ended.values() for name in found}):
+        yield Column(f"{own} {name}", {r: ended[r].get(name) for r in runs}, 4)
+    for m in shown("compare", (row for run in runs for row in run.rounds)):
+        values = {r: metrics.final(metrics.curve(r, m.name)) for r in runs}
+        if any(v is not None for v in values.values()):
+            yield Column(m.titled(), values, 4)
+
+
+def _spent(
+    runs: Sequence[Run], targets: Sequence[float], units: Sequence[str], bytes: str
+) -> Iterator[Column]:
+    """Yields the costs to the targets, and the MB in all and by kind of payload."""
+    y = metrics.measured(runs)
     way = "" if bytes == "total" else f" {bytes}"
-    columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
-    if bytes != "useful":
-        kinds = _large_kinds(runs, bytes)
-        for kind in kinds:
-            one = functools.partial(_mb, kinds=(kind,), bytes=bytes)
-            columns.append(Column(f"MB{way} {kind}", one, 2))
-        rest = functools.partial(_mb, kinds=kinds, bytes=bytes, others=True)
-        columns.append(Column(f"MB{way} other", rest, 2))
-    return tuple(columns)
+    seconds = "virtual s" if costs.seconds_key(runs[0]) == "seconds_virtual" else "s"
+    names = {"rounds": "rounds", "mb": f"MB{way}", "seconds": seconds}
+    for target in targets:
+        for unit in units:
+            values: dict[Run, float | None] = {}
+            for r in runs:
+                cost = metrics.to_target(r, target, unit, bytes, y)
+                # A run without a curve has no global model, or that was not evaluated.
+                never = math.inf if metrics.curve(r, y) else None
+                values[r] = never if cost is None else cost
+            yield Column(f"{names[unit]} to {target:g}", values, 2 if unit == "mb" else 1)
+    totals = {r: costs.ledger(r).total(bytes) for r in runs}
+    yield Column(f"MB{way}", {r: n / 1e6 for r, n in totals.items()}, 2)
+    if bytes == "useful":
+        return
+    direction = {} if bytes == "total" else {"direction": bytes}
+    sent = {
+        r: {k: book.sum(kind=k, **direction) for k in book.kinds if k != "envelope"}
+        for r in runs
+        for book in (costs.ledger(r),)
+    }
+    # Those that are a hundredth of the bytes of one of the runs, or more.
+    large = [k for r in runs for k, n in sent[r].items() if n and 100 * n >= totals[r]]
+    kinds = dict.fromkeys(large)
+    for kind in kinds:
+        yield Column(f"MB{way} {kind}", {r: sent[r].get(kind, 0) / 1e6 for r in runs}, 2)
+    rest = {r: totals[r] - sum(sent[r].get(k, 0) for k in kinds) for r in runs}
+    yield Column(f"MB{way} other", {r: n / 1e6 for r, n in rest.items()}, 2)
 
 
 def _only_clients(run: Run) -> bool:
@@ -198,78 +209,11 @@ def _on_clients(run: Run) -> float | None:
     return metrics.pooled(metrics.latest(run, "global").values(), "global")
 
 
-def _by_kind(run: Run, bytes: str) -> dict[str, int]:
-    """Returns the bytes of each kind of payload in the directions that count."""
-    book = costs.ledger(run)
-    way = {} if bytes == "total" else {"direction": bytes}
-    return {kind: book.sum(kind=kind, **way) for kind in book.kinds if kind != "envelope"}
-
-
-def _large_kinds(runs: Sequence[Run], bytes: str) -> tuple[str, ...]:
-    """Returns the kinds that are a hundredth of the bytes of one of the runs, or more."""
-    return tuple(
-        dict.fromkeys(
-            kind
-            for r in runs
-            for kind, n in _by_kind(r, bytes).items()
-            if n and 100 * n >= costs.ledger(r).total(bytes)
-        )
-    )
-
-
-def _mb(run: Run, kinds: Sequence[str], bytes: str, others: bool = False) -> float:
-    """Returns the MB of these kinds, or of all other bytes."""
-    found = _by_kind(run, bytes)
-    n = sum(found.get(kind, 0) for kind in kinds)
-    return (costs.ledger(run).total(bytes) - n if others else n) / 1e6
-
-
 def _own_models(runs: Sequence[Run]) -> list[str]:
     """Returns the kinds of the clients' own models, `local` or `personal`, in runs with their
     accuracy.
     """
     return sorted({r.own_model for r in runs if metrics.personal(r)})
-
-
-def _to_target(run: Run, target: float, by: str, bytes: str, y: str) -> float | None:
-    """Returns the cost to reach the target, infinite if it is not reached. None for a run without a
-    curve: its method has no global model, or that was not evaluated.
-    """
-    if not metrics.curve(run, y):
-        return None
-    found = metrics.to_target(run, target, by, bytes, y)
-    return math.inf if found is None else found
-
-
-def _held_out(run: Run, name: str) -> float | None:
-    """The accuracy of a model on the tests of the clients that never train, pooled."""
-    return metrics.accuracies(run, True).get(name)
-
-
-def _own_metric(run: Run, name: str) -> float | None:
-    """A metric of the clients' own models on their own tests, in the evaluation at the end."""
-    found = (run.summary.client_metrics or {}).get("personal", {}).get(name)
-    return None if found is None else float(found)
-
-
-def _last(run: Run, name: str) -> float | None:
-    return metrics.final(metrics.curve(run, name))
-
-
-def _values(g: Group, column: Column) -> list[float]:
-    return [v for r in g.runs if (v := column.of(r)) is not None]
-
-
-def _difference(first: Group, g: Group, column: Column) -> TableCell:
-    """Returns each run minus the first group's run of its seed; not finite if one of the two did
-    not reach the target.
-    """
-    found = []
-    for a, b in pairs(first, g):
-        x, y = column.of(a), column.of(b)
-        if x is not None and y is not None:
-            found.append(y - x)
-    return TableCell(tuple(found), column.digits, difference=True)
 
 
 def _notes(
@@ -305,7 +249,7 @@ def _notes(
             f"warning: {', '.join(resumed)} {'was' if len(resumed) == 1 else 'were'} resumed, so "
             f"repeated traffic is counted twice. Use --bytes useful to count each payload once."
         )
-    if (own := _own_models(runs)) and len(own) > 1:
+    if len(_own_models(runs)) > 1:
         local = [g.label for g in groups if g.runs[0].own_model == "local"]
         notes.append(
             f"local/personal: accuracy on the clients' own test data, of the local models of "
@@ -388,18 +332,8 @@ def as_csv(t: Table) -> str:
     for label, versus, row in sets:
         for column, cell in zip(t.columns, row):
             whole = cell.got and len(cell.got) == len(cell.values)
-            mean, half = metrics.interval(cell.got) if whole else ("", None)
+            mean, half = metrics.interval(cell.got) if whole else (None, None)
             values = " ".join(repr(v) if math.isfinite(v) else "never" for v in cell.values)
-            write(
-                [
-                    label,
-                    versus,
-                    column.title,
-                    len(cell.values),
-                    len(cell.got),
-                    mean,
-                    "" if half is None else half,
-                    values,
-                ]
-            )
+            counts = len(cell.values), len(cell.got)
+            write([label, versus, column.title, *counts, mean, half, values])
     return out.getvalue()

@@ -94,14 +94,10 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_axis(run, tmp_path, bad, r
 
 def test_who_was_asked_and_is_not_done_is_not_said_not_to_have_been_asked(tmp_path):
     run = open_run(write(tmp_path / "a", clients=4, rounds=1, share=1.0))
-    run.rounds[0].completed = [0, 2, 3]
-    p = metrics.participation(run)
-    assert [p.words[code] for code in p.grid[:, 0]] == [
-        "completed",
-        "not finished",
-        "completed",
-        "completed",
-    ]
+    run.rounds[0].set(completed=[0, 2], dropped={"3": "late"})
+    (figure,) = figures.participation(run)
+    words = [figure.hover["words"][code] for (code,) in figure.hover["v"]]
+    assert words == ["completed", "not finished", "completed", "dropped: late"]
 
 
 def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
@@ -150,9 +146,9 @@ def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
 @pytest.mark.parametrize(("clients", "step"), [(4, 1), (40, 2)])
 def test_clients_in_another_order_have_their_ids_at_the_ticks(tmp_path, clients, step):
     run = open_run(write(tmp_path / "a", clients=clients, rounds=2, share=1.0, personalised=True))
-    order = [str(c) for c in metrics.accuracy_by_client(run)[1]]
-    assert order != sorted(order, key=int)
     (figure,) = figures.client_accuracy(run)
+    order = figure.hover["c"]
+    assert order != sorted(order, key=int)
     drawn = matplotlib.figure.Figure()
     figure.draw(drawn)
     axis = drawn.axes[0].xaxis
@@ -266,13 +262,12 @@ def test_the_cost_to_a_target_is_drawn_by_method_and_never_averaged_over_some_se
         figures.figure(runs, tmp_path / "y.svg", y="cost", target=0.99)
 
 
-def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
-    with pytest.raises(ConfigError, match="Did you mean 'seconds'"):
-        figures.figure([run], tmp_path / "x.pdf", x="second")
-    with pytest.raises(ConfigError, match=r"expected a length such as 3\.4in"):
-        figures.figure([run], tmp_path / "x.pdf", width="wide")
-    with pytest.raises(ConfigError, match="unknown kind of file 'gif'"):
-        figures.figure([run], tmp_path / "x.gif")
+def test_unknown_metrics_and_wrong_widths_are_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
+        figures.figure([run], tmp_path / "x.pdf", y="acuracy")
+    for width in ("wide", "3.4.5in", "41in", "5mm"):
+        with pytest.raises(ConfigError, match=r"expected a length such as 3\.4in"):
+            figures.figure([run], tmp_path / "x.pdf", width=width)
 
 
 def interrupted(self, target, **_):

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from fednet.errors import ConfigError
 from fednet.files import read_lines
-from fednet.records import Client, Round
+from fednet.records import Client
 from fednet.report import costs, metrics, tables
 from fednet.report.read import open_run
 from tests.report.fake_run import ENVELOPE, jsonl, write
@@ -50,12 +49,15 @@ def test_a_target_is_the_first_evaluated_round_at_or_above_it():
     assert metrics.reached(CURVE, 0.61) is None
 
 
-def test_class_spread_is_the_population_deviation_over_classes():
-    a = metrics.class_accuracy(Round(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0]))
+def test_class_spread_is_the_population_deviation_over_classes(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2))
+    run.rounds[0].set(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0])
+    run.rounds[1].set(correct_by_class=[2, 2, 0], total_by_class=[4, 4, 0])
+    a = metrics.class_accuracy(run.rounds[0])
     assert a is not None
     assert np.isnan(a[2])
-    # 0.25 and 0.75 about 0.5; the class without samples does not count
-    assert metrics.spread(a) == pytest.approx(0.25)
+    # 0.25 and 0.75 about 0.5, then 0; the class without samples does not count
+    assert metrics.class_spread(run) == pytest.approx(0.125)
 
 
 def test_personal_accuracy_is_pooled_over_test_samples():
@@ -179,8 +181,3 @@ def test_predicted_bytes_stand_beside_the_useful_ones(tmp_path):
     said = metrics.summary(open_run(path))["bytes"]["predicted"]
     assert said["down"]["state"] == {"predicted": 2000, "measured": 2000, "difference": 0}
     assert said["up"]["statistics"]["difference"] == 8
-
-
-def test_an_unknown_axis_names_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="Known: mb, rounds, seconds"):
-        costs.cost(open_run(write(tmp_path / "a")), "megabyte")

@@ -51,7 +51,8 @@ def test_a_page_fetches_nothing(pages):
 
 def tiles(run):
     """(value, note) of each tile, by its name."""
-    return {name: (value, note) for value, name, note in page._tiles(run)}
+    found = re.findall(r"<b>(.*?)</b><span>(.*?)</span><em>(.*?)</em>", page.render([run]))
+    return {name: (value, note) for value, name, note in found}
 
 
 def test_who_is_still_at_work_has_not_completed_its_task(tmp_path):

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from fednet.records import reading
-from fednet.report import costs, figures, metrics, page
+from fednet.report import canvas, costs, figures, page
 from fednet.report.read import open_run
 from tests.report.fake_run import jsonl, write
 from tests.report.fake_run import row as wire_row
@@ -31,8 +31,8 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
     rows = reading.rows
     monkeypatch.setattr(reading, "rows", counting)
     run = open_run(large)
-    page._tiles(run)
-    page._details(run, lambda figure: {})  # all but the drawing
+    monkeypatch.setattr(canvas, "inline", lambda figure, own: "")  # all but the drawing
+    page.render([run])
     assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
     assert "wire" not in run.__dict__  # its rows passed one at a time
 
@@ -60,9 +60,10 @@ def test_who_is_not_judged_at_the_end_of_a_large_run_has_no_line_in_the_figure(t
     end = [{**r, "final": True} for r in rows if r["round"] == 2 and r["client"] in (1, 3)]
     jsonl(path / "clients.jsonl", [*rows, *end])
     last = {r["client"]: r["accuracy_personal"] for r in end}
-    which, found = metrics.accuracy_by_client(open_run(path))
-    assert (which, found) == ("personal", last)
-    assert list(found.values()) == sorted(last.values(), reverse=True)
+    (figure,) = figures.client_accuracy(open_run(path))
+    shown = dict(zip(figure.hover["c"], figure.hover["v"][0]))
+    assert shown == {str(client): round(value, 4) for client, value in last.items()}
+    assert list(shown.values()) == sorted(shown.values(), reverse=True)
 
 
 def test_figures_make_no_cell_that_a_page_does_not_show(large):
