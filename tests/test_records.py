@@ -56,7 +56,7 @@ def test_a_field_of_another_type_is_named_with_its_line(tmp_path):
 def epsilon(monkeypatch):
     """One more number of each round, by one line of the table."""
     new = Metric(
-        "epsilon", "privacy spent", "algorithm.epsilon", "line page compare track", "epsilon"
+        "epsilon", "privacy spent", "algorithm.epsilon", "line page compare track", word="epsilon"
     )
     monkeypatch.setattr(table, "METRICS", (*METRICS, new))
 

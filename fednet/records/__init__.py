@@ -19,7 +19,6 @@ from fednet.records.table import (
     line_parts,
     mb,
     metric,
-    names,
     percent,
     shown,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "line_parts",
     "mb",
     "metric",
-    "names",
     "percent",
     "shown",
 ]

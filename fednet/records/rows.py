@@ -310,6 +310,13 @@ class Event(Row, kw_only=True):
         raise AttributeError(unknown("field", name, self.line()))
 
 
+class Contents(msgspec.Struct, frozen=True):
+    """A file of records. bytes: of the whole file; xxh3: their digest."""
+
+    bytes: int
+    xxh3: str
+
+
 class Summary(Row, kw_only=True):
     """summary.json: the server's part (`fednet.server.summary`), and the metrics
     (`fednet.report.metrics.summarise`).
@@ -356,8 +363,7 @@ class Summary(Row, kw_only=True):
     wasted: dict[str, int] | None = None  # bytes that were not used, by reason
     privacy: JsonDict | None = None
     provenance: JsonDict | None = None
-    # By file of records: its length and its digest, see `reading`.
-    records: dict[str, JsonDict] | None = None
+    records: dict[str, Contents] | None = None  # by file of records
 
 
 FILES: dict[str, type[Row]] = {"rounds": Round, "clients": Client, "wire": Wire, "events": Event}

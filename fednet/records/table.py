@@ -20,6 +20,10 @@ def mb(count: float) -> str:
     return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
 
 
+def _number(value: float) -> str:
+    return f"{value:.4f}"
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number of each round.
@@ -27,8 +31,8 @@ class Metric:
     name: as `--y` has it; label: on an axis and in a table, see `titled`; field: its place in
     a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
     `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page,
-    compare (its last value) and track (TensorBoard). word and form: how the line says it. share: it
-    is 0..1. unless: in the line only where none of these other metrics has a value.
+    compare (its last value) and track (TensorBoard). form and word: how the line says it, without a
+    word by its label. unless: in the line only where none of these other metrics has a value.
 
     An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and
     `line_parts` replace by what the clients' own models are: `personal` or `local`
@@ -39,10 +43,14 @@ class Metric:
     label: str
     field: str
     places: str
-    word: str = ""
-    form: Callable[[float], str] = "{:.4f}".format
-    share: bool = False
+    form: Callable[[float], str] = _number
+    word: str | None = None
     unless: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> bool:
+        """Whether it is 0..1."""
+        return self.form is percent
 
     def titled(self, own: str = OWN) -> str:
         """Returns its label, with what the clients' own models are."""
@@ -64,86 +72,71 @@ class Metric:
 # In the order in which they are shown.
 METRICS: tuple[Metric, ...] = (
     Metric(
-        name="accuracy",
-        label="global test accuracy",
-        field="test_accuracy",
-        places="line page track",
-        word="global accuracy",
-        form=percent,
-        share=True,
+        "accuracy",
+        "global test accuracy",
+        "test_accuracy",
+        "line page track",
+        percent,
+        "global accuracy",
     ),
     Metric(
-        name="client_accuracy",
-        label="global accuracy on clients' tests",
-        field="client_accuracy.global",
-        places="line page",
-        word="global accuracy on clients' tests",
-        form=percent,
-        share=True,
+        "client_accuracy",
+        "global accuracy on clients' tests",
+        "client_accuracy.global",
+        "line page",
+        percent,
         unless=("accuracy",),
     ),
     Metric(
-        name="received_accuracy",
-        label="global accuracy before the round, on clients' tests",
-        field="client_accuracy.received",
-        places="line page",
-        word="global accuracy before the round, on clients' tests",
-        form=percent,
-        share=True,
+        "received_accuracy",
+        "global accuracy before the round, on clients' tests",
+        "client_accuracy.received",
+        "line page",
+        percent,
         unless=("accuracy", "client_accuracy"),
     ),
     Metric(
-        name="personal_accuracy",
-        label="{own} accuracy on clients' tests",
-        field="client_accuracy.personal",
-        places="line page",
-        word="{own} accuracy on clients' tests",
-        form=percent,
-        share=True,
+        "personal_accuracy",
+        "{own} accuracy on clients' tests",
+        "client_accuracy.personal",
+        "line page",
+        percent,
         unless=("accuracy",),
     ),
     Metric(
-        name="validation_accuracy",
-        label="global validation accuracy",
-        field="validation_accuracy",
-        places="page compare track",
-        share=True,
+        "validation_accuracy",
+        "global validation accuracy",
+        "validation_accuracy",
+        "page compare track",
+        percent,
     ),
-    Metric(name="test_loss", label="test loss", field="test_loss", places="page track"),
-    Metric(name="staleness", label="mean staleness", field="staleness", places="page track"),
+    Metric("test_loss", "test loss", "test_loss", "page track"),
+    Metric("staleness", "mean staleness", "staleness", "page track"),
     Metric(
-        name="held_out_accuracy",
-        label="global accuracy on held-out clients' tests",
-        field="held_out.global",
-        places="line page",
-        word="on held-out clients",
-        form=percent,
-        share=True,
-    ),
-    Metric(
-        name="held_out_personal_accuracy",
-        label="{own} accuracy on held-out clients' tests",
-        field="held_out.personal",
-        places="line page",
-        word="{own} on held-out clients",
-        form=percent,
-        share=True,
+        "held_out_accuracy",
+        "global accuracy on held-out clients' tests",
+        "held_out.global",
+        "line page",
+        percent,
+        "on held-out clients",
     ),
     Metric(
-        name="train_loss",
-        label="training loss",
-        field="train_loss",
-        places="line page track",
-        word="train loss",
+        "held_out_personal_accuracy",
+        "{own} accuracy on held-out clients' tests",
+        "held_out.personal",
+        "line page",
+        percent,
+        "{own} on held-out clients",
     ),
+    Metric("train_loss", "training loss", "train_loss", "line page track", word="train loss"),
 )
 # What a round costs: in its line after the numbers above and after who took part.
 COSTS: tuple[Metric, ...] = (
-    Metric("bytes_down", "bytes down", "bytes_down", "line track", "down", mb),
-    Metric("bytes_up", "bytes up", "bytes_up", "line track", "up", mb),
-    Metric("seconds", "seconds", "seconds", "line track", "", "{:.1f} s".format),
+    Metric("bytes_down", "bytes down", "bytes_down", "line track", mb, "down"),
+    Metric("bytes_up", "bytes up", "bytes_up", "line track", mb, "up"),
+    Metric("seconds", "seconds", "seconds", "line track", "{:.1f} s".format, ""),
     Metric(
-        "virtual", "virtual seconds", "seconds_virtual", "line track", "", "{:.1f} s virtual".format
+        "virtual", "virtual seconds", "seconds_virtual", "line track", "{:.1f} s virtual".format, ""
     ),
 )
 
@@ -163,33 +156,27 @@ FURTHER = {
 }
 
 
-def further(row: JsonMapping | Row) -> list[Metric]:
-    """Returns the metrics of `evaluate.metrics` that a round's row has."""
-    found: list[Metric] = []
-    for field, (prefix, model, word, tested) in FURTHER.items():
-        head, _, key = field.partition(".")
-        values = row.get(head) or {}
-        if key:
-            values = values.get(key) or {}
-        for name in values:
-            found.append(
-                Metric(
-                    name=prefix + name,
-                    label=f"{model}{name}{tested}",
-                    field=f"{field}.{name}",
-                    places="line page track compare" if not prefix else "line page track",
+def known(rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
+    """Returns the metrics of the table, and those of `evaluate.metrics` in these rows."""
+    found: dict[str, Metric] = {}
+    for row in rows:
+        for field, (prefix, model, word, tested) in FURTHER.items():
+            head, _, key = field.partition(".")
+            values = row.get(head) or {}
+            if key:
+                values = values.get(key) or {}
+            for name in values:
+                # The metrics beside which this one is not in a round's line, as for the accuracies.
+                unless = (name, f"client_{name}") if prefix == "received_" else (name,)
+                found[prefix + name] = Metric(
+                    prefix + name,
+                    f"{model}{name}{tested}",
+                    f"{field}.{name}",
+                    "line page track" if prefix else "line page track compare",
                     word=word + name,
-                    unless=_unless(name, prefix),
+                    unless=unless if prefix else (),
                 )
-            )
-    return found
-
-
-def _unless(name: str, prefix: str) -> tuple[str, ...]:
-    """Returns the metrics beside which this one is not in a round's line, as for the accuracies."""
-    if not prefix:
-        return ()
-    return (name, f"client_{name}") if prefix == "received_" else (name,)
+    return [*METRICS, *found.values()]
 
 
 def metric(name: str, rows: Iterable[JsonMapping | Row] = ()) -> Metric:
@@ -200,16 +187,6 @@ def metric(name: str, rows: Iterable[JsonMapping | Row] = ()) -> Metric:
     return {m.name: m for m in known(rows)}[name]
 
 
-def known(rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
-    """Returns the metrics of the table, and those that only these rows have."""
-    found = {m.name: m for row in rows for m in further(row)}
-    return [*METRICS, *found.values()]
-
-
-def names(rows: Iterable[JsonMapping | Row] = ()) -> list[str]:
-    return [m.name for m in known(rows)]
-
-
 def shown(place: str, rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
     """Returns the metrics that are shown there."""
     return [m for m in known(rows) if place in m.places.split()]
@@ -217,13 +194,12 @@ def shown(place: str, rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
 
 def line_parts(row: JsonMapping | Row, costs: bool = False) -> list[str]:
     """Returns the pieces of a round's line that its metrics have, or its costs."""
-    metrics = COSTS if costs else known([row])
+    metrics = [m for m in (COSTS if costs else known([row])) if "line" in m.places.split()]
     own = row.get("own_model") or OWN
-    found = {
-        m.name: v for m in metrics if "line" in m.places.split() and (v := m.of(row)) is not None
-    }
-    return [
-        f"{m.word.replace('{own}', own)} {m.form(found[m.name])}".strip()
-        for m in metrics
-        if m.name in found and not any(other in found for other in m.unless)
-    ]
+    found = {m.name: v for m in metrics if (v := m.of(row)) is not None}
+    pieces = []
+    for m in metrics:
+        if m.name in found and not any(other in found for other in m.unless):
+            word = m.label if m.word is None else m.word
+            pieces.append(f"{word.replace('{own}', own)} {m.form(found[m.name])}".strip())
+    return pieces
