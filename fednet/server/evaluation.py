@@ -5,7 +5,7 @@ for the records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from fednet import records, world
 from fednet.algorithms.base import Algorithm, Tensors
 from fednet.algorithms.state import PerClient, State, content_sha256
 from fednet.config import Config
-from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import evaluated_clients, evaluation_due
-from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
 from fednet.records import Client
@@ -23,7 +21,7 @@ from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exports
 from fednet.server.aggregation import lowered, share_of_one
-from fednet.server.exchange import Exchanges, RunState
+from fednet.server.exchange import RunState
 from fednet.server.inbox import Reply
 from fednet.server.round import OpenRound, reached
 from fednet.tensors import combine
@@ -33,24 +31,27 @@ from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 from fednet.wire.payload import Run
 
+if TYPE_CHECKING:
+    from fednet.server.process import Session
+
 Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model
 
 
 class Evaluator:
-    """test, validation: the server's inputs and labels; None where it has none."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        directory: RunDirectory,
-        host: ServerHost,
-        exchanges: Exchanges,
-        test: Pair | None,
-        validation: Pair | None,
-    ) -> None:
-        self.experiment, self.config = experiment, experiment.config
-        self.method, self.directory, self.host = experiment.algorithm, directory, host
-        self._exchanges, self._test, self._validation = exchanges, test, validation
+    def __init__(self, session: Session) -> None:
+        self.experiment, self.config = session.experiment, session.config
+        self.method, self.directory = session.experiment.algorithm, session.files
+        self.host, self._exchanges = session.host, session.exchanges
+        # The server's inputs and labels, where it has them and evaluates.
+        self._test: Pair | None = None
+        self._validation: Pair | None = None
+        federation, device = self.experiment.federation, self.host.device
+        if federation is not None and self.config.evaluate.every:
+            data, held = federation.data, federation.validation_data()
+            if data.n_test:
+                self._test = data.inputs(data.test[0], device), data.test[1].to(device)
+            if held is not None:
+                self._validation = held.inputs(held.train[0], device), held.train[1].to(device)
 
     # -- the model ---------------------------------------------------------------------------------
     def newest(self, server: State, measured: bool = True) -> Tensors | None:
@@ -419,21 +420,6 @@ def client_row(
             }
         )
     return row
-
-
-def test_sets(exp: Experiment, device: str) -> tuple[Pair | None, Pair | None]:
-    """The server's test set and validation set as model inputs, where it has them and
-    evaluates.
-    """
-    if exp.federation is None or not exp.config.evaluate.every:
-        return None, None
-    data = exp.federation.data
-    test = (data.inputs(data.test[0], device), data.test[1].to(device)) if data.n_test else None
-    held = exp.federation.validation_data()
-    return test, (
-        held.inputs(held.train[0], device),
-        held.train[1].to(device),
-    ) if held is not None else None
 
 
 def model_hashes(method: Algorithm, server: State) -> tuple[str, dict[str, str]]:

@@ -14,8 +14,9 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
@@ -29,21 +30,23 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes, task_bytes
 from fednet.experiment.evaluations import EvaluationReply, counts_by_model, evaluation_due
 from fednet.experiment.evaluations import evaluated_clients as asked_to_evaluate
-from fednet.experiment.faults import Faults, drops
-from fednet.experiment.rundir import RunDirectory
+from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
 from fednet.server.endpoint import waiting_rules
-from fednet.server.inbox import Reply, Sent
-from fednet.server.io import LEFT_OUT, Outcome, ServerIO
+from fednet.server.inbox import Reply
+from fednet.server.io import LEFT_OUT, Outcome
 from fednet.training.evaluation import Counts
-from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Field, Key, Purpose
 from fednet.wire.payload import weights_of
+
+if TYPE_CHECKING:
+    from fednet.server.process import Session
+    from fednet.training.hosts import ServerHost
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +73,9 @@ class Asked:
     round: of its task. at: the second of the run at which it was asked. bytes: of the task, on the
     virtual clock. leaves_s: seconds after which the client is gone. training_s: where devices have
     a pace. staleness: updates since the model that it starts from, where training waits for nobody.
-    memory: what compressors remember of messages with it once its reply counts. outcome: None until
-    its part is over. took_s: on the virtual clock; times: the same, by what it was spent on.
+    memory: what compressors remember of messages with it once its reply counts. over: its part is
+    over; reply, evaluation: what came of it; reason: why its reply does not count, "" as long as it
+    does. took_s: on the virtual clock; times: the same, by what it was spent on.
     """
 
     round: int
@@ -83,23 +87,22 @@ class Asked:
     enrolled: bool = False
     staleness: int | None = None
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
-    outcome: Outcome | None = None
+    over: bool = False
+    reply: Reply | None = None
+    evaluation: Reply | None = None
+    reason: str = ""
     took_s: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def wanted(self) -> bool:
-        """Whether its task is to be handed out, or is: no earlier server has its answer."""
-        return self.outcome is None
+    def take(self, outcome: Outcome) -> None:
+        self.over = True
+        self.reply, self.evaluation = outcome.reply, outcome.evaluation
+        self.reason = outcome.reason
 
-    @property
-    def reply(self) -> Reply | None:
-        return None if self.outcome is None else self.outcome.reply
-
-    @property
-    def reason(self) -> str:
-        """Why its reply does not count, as far as that is known."""
-        return "" if self.outcome is None else self.outcome.reason
+    def drop(self, reason: str) -> None:
+        """Its part is over, and its reply, if there is one, does not count."""
+        self.over = True
+        self.reason = reason
 
 
 @dataclass
@@ -131,33 +134,14 @@ class Exchange:
     cache: JsonDict = field(default_factory=dict)
 
     @property
-    def name(self) -> tuple[int, int, Purpose]:
-        return self.round, self.index, self.purpose
-
-    @property
     def done(self) -> dict[int, Reply]:
         """The replies that count, by client."""
-        found: dict[int, Reply] = {}
-        for client, asked in self.asked.items():
-            outcome = asked.outcome
-            if outcome is not None and outcome.reply is not None and not outcome.reason:
-                found[client] = outcome.reply
-        return found
+        return {c: a.reply for c, a in self.asked.items() if a.reply is not None and not a.reason}
 
     @property
     def dropped(self) -> dict[int, str]:
         """By client: why it did not complete the exchange."""
         return {client: asked.reason for client, asked in self.asked.items() if asked.reason}
-
-    def drop(self, client: int, reason: str) -> None:
-        """The client's part is over, and its reply, if there is one, does not count."""
-        asked = self.asked[client]
-        outcome = asked.outcome or Outcome(self.key(client))
-        asked.outcome = dataclasses.replace(outcome, reason=reason)
-
-    def key(self, client: int) -> Key:
-        """Names a client's task in this exchange, at its first attempt."""
-        return Key(self.round, self.index, 0, client, self.purpose)
 
     def past(self, client: int, way: str, round: int) -> Memory:
         """What is remembered with a client of earlier messages that way."""
@@ -168,36 +152,19 @@ class Exchange:
 class Exchanges:
     """Opens exchanges, one after the other, and waits for their replies.
 
-    samples(client): how many its site declared; None before it has. sent: filled
-    with the weights that each client was sent with its last task. check_stop(): called every now
-    and then while it waits; raises where the run is to stop. clock: None where time is real. alone:
-    others start the clients.
+    sent: filled with the weights that each client was sent with its last task. blamed: who broke a
+    protocol of secure aggregation: by client, in which round, and how.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        directory: RunDirectory,
-        io: ServerIO,
-        *,
-        run: str,
-        host: ServerHost,
-        faults: Faults,
-        clock: VirtualClock | None,
-        samples: Callable[[int], int | None],
-        sent: Sent,
-        check_stop: Callable[[], None],
-        alone: bool,
-    ) -> None:
-        self.experiment, self.config = experiment, experiment.config
-        self.method = experiment.algorithm
-        self.directory, self.io, self.run, self.host = directory, io, run, host
-        self.faults, self.clock, self.samples, self.sent = faults, clock, samples, sent
-        self.world = clock.world if clock is not None else worlds.of(self.config)
-        self.check_stop, self.alone = check_stop, alone
-        # Whether a broadcast's bytes depend on what its client remembers.
-        self._by_client = experiment.down.shared
-        # Who broke a protocol of secure aggregation: by client, in which round, and how.
+    def __init__(self, session: Session) -> None:
+        self.experiment, self.config = session.experiment, session.config
+        self.method = session.experiment.algorithm
+        self.host: ServerHost = session.host
+        self.directory, self.io, self.watch = session.files, session.io, session.watch
+        self.run, self.samples, self.sent = session.run_id, session.samples, session.sent
+        self.faults, self.clock = session.faults, session.clock
+        self.world = worlds.of(self.config) if self.clock is None else self.clock.world
+        self.alone = session.endpoint.alone
         self.blamed: dict[int, tuple[int, str]] = {}
 
     # -- opening -----------------------------------------------------------------------------------
@@ -208,7 +175,7 @@ class Exchanges:
         cohort: Sequence[int],
         before: RunState,
         keep: Mapping[int, str],
-        at: float = 0.0,
+        at: float,
     ) -> Exchange:
         """Encodes each client's task of an exchange and hands them to the protocol. before: what it
         starts from. keep: by client, the version of its state that it must not delete yet. at: the
@@ -224,16 +191,16 @@ class Exchanges:
             if client not in exchange.asked and purpose == "train":
                 why = "clients joined, and this one is not in the round any more"
                 self.io.record_bill(reply.bill, False, why)
-        rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if a.wanted]
+        rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if not a.over]
         exchange.encoding = time.monotonic() - exchange.opened
         here = sum(1 for a in exchange.asked.values() if a.reply is not None)
         if rules.first is not None and here:  # what an earlier server received is among the first
             rules = dataclasses.replace(rules, first=max(1, rules.first - here))
             if here >= (self.config.first or 0):
                 for job in jobs:
-                    exchange.drop(job.client, f"not among the first {self.config.first}")
+                    exchange.asked[job.client].drop(f"not among the first {self.config.first}")
                 jobs = []
-        self.io.begin(exchange.name, jobs, rules)
+        self.io.begin((round, index, "train"), jobs, rules)
         return exchange
 
     def prepared(
@@ -242,16 +209,14 @@ class Exchanges:
         index: int,
         cohort: Sequence[int],
         residuals: dict[str, torch.Tensor],
-        at: float = 0.0,
+        at: float,
     ) -> Exchange:
         """An exchange in which nobody is asked yet."""
         self.host.begin(round, index, cohort)
         if self.config.schedule.mode == "sync":
             self.sent.clear()
         self.sent.remembered = residuals
-        exchange = Exchange(
-            round, index, "train", tuple(cohort), residuals, time.monotonic(), at=at
-        )
+        exchange = Exchange(round, index, "train", tuple(cohort), residuals, time.monotonic(), at)
         if self.config.evaluate.clients == "auto" and index == self.method.main_exchange:
             exchange.evaluated = evaluation_due(self.config, round)
         with self.io:
@@ -272,29 +237,38 @@ class Exchanges:
             first=None if virtual else self.config.first,
         )
 
-    def _not_asked(self, exchange: Exchange, client: int) -> str:
-        """Why a client is not asked: a planned fault, or what it did in an earlier round; or ""."""
-        at, why = self.blamed.get(client, (exchange.round, ""))
-        if at < exchange.round:
-            return f"blamed in round {at}: {why}"
-        return self.faults.out(exchange.round, exchange.index, [client]).get(client, "")
-
     # -- a client's task ---------------------------------------------------------------------------
     def ask(
         self, exchange: Exchange, client: int, server: State, start: str, state: str, keep: str
     ) -> Asked:
-        """Asks a client, also for the second time: encodes its task. start, state, keep: see
-        `Job`.
+        """Asks a client, also for the second time: encodes its task, once for clients in a row that
+        get the same. start, state, keep: see `Job`.
         """
-        method, index = self.method, exchange.index
-        asked = exchange.asked[client] = Asked(exchange.round, Job(client), exchange.at)
-        encoded, check = self._encoded(exchange, method.broadcast(server, index, client), client)
-        weights = weights_of(encoded.seen)
-        if weights is not None:
-            self.sent[client] = weights
+        round, index = exchange.round, exchange.index
+        asked = exchange.asked[client] = Asked(round, Job(client), exchange.at)
+        down, last = self.method.broadcast(server, index, client), exchange.last
+        # Where bytes depend on what a client remembers, each has its own.
+        if (
+            last is not None
+            and not self.experiment.down.shared
+            and all(getattr(last[0], name) is getattr(down, name) for name in down.fields)
+        ):
+            _, encoded, check = last
+        else:
+            encoded = self.experiment.down.encode(
+                down,
+                lambda name: seeds.rng(self.config.seed, f"compress/down/{index}/{name}", round),
+                exchange.residuals,
+                self.experiment.agreed,
+                exchange.cache,
+                slot=f"{index}/",
+                past=exchange.past(client, "down", round),
+            )
+            check = encoded.body.check()
+            exchange.last = down, encoded, check
         form: Sequence[Field] = encoded.form
         enrol, body = 0, encoded.body
-        enrolment = method.enroll(server, client, self.host) if not start and index == 0 else None
+        enrolment = self.method.enroll(server, client, self.host) if not (start or index) else None
         if enrolment is not None:
             asked.enrolled = True
             given = self.experiment.down.encode(enrolment)
@@ -303,46 +277,20 @@ class Exchanges:
             body = Body([*given.body.segments, *encoded.body.segments])
             check = body.check()
         job = Job(client, form, body, check, start=start, state=state, keep=keep, enrol=enrol)
-        if self.experiment.base_comes and not start and index == 0:
-            job = with_base(self.experiment, job)
-        self.complete(exchange, asked, job)
+        if self.experiment.base_comes and not (start or index):
+            job = with_base(self.experiment, job, {})
+        self.complete(exchange, asked, job, encoded.seen)
         return asked
 
-    def ask_again(self, exchange: Exchange, job: Job, down: Payload) -> Asked:
-        """Asks a client what an earlier server asked it. down: what it was sent."""
-        asked = exchange.asked[job.client] = Asked(exchange.round, job, exchange.at)
-        weights = weights_of(down)
-        if weights is not None:
-            self.sent[job.client] = weights
-        self.complete(exchange, asked, job)
-        return asked
-
-    def _encoded(self, exchange: Exchange, down: Payload, client: int) -> tuple[Encoded, bytes]:
-        """(what goes down, its digest); encoded once for clients in a row that get the same."""
-        last, index = exchange.last, exchange.index
-        if last is not None and not self._by_client and _alike(last[0], down):
-            return last[1], last[2]
-        encoded = self.experiment.down.encode(
-            down,
-            lambda name: seeds.rng(
-                self.config.seed, f"compress/down/{index}/{name}", exchange.round
-            ),
-            exchange.residuals,
-            self.experiment.agreed,
-            exchange.cache,
-            slot=f"{index}/",
-            past=exchange.past(client, "down", exchange.round),
-        )
-        check = encoded.body.check()
-        exchange.last = down, encoded, check
-        return encoded, check
-
-    def complete(self, exchange: Exchange, asked: Asked, job: Job) -> None:
+    def complete(self, exchange: Exchange, asked: Asked, job: Job, down: Payload) -> None:
         """Adds to a task how long it takes, the faults planned for it and when its client leaves;
-        finds the reply that an earlier server received.
+        finds the reply that an earlier server received. down: what the client is sent.
         """
         client, round, index = job.client, exchange.round, exchange.index
         asked.job = job
+        weights = weights_of(down)
+        if weights is not None:
+            self.sent[client] = weights
         job.cost = self.cost(client, index)
         job.judge = exchange.evaluated
         job.bound = self.method.in_memory and index > 0
@@ -350,42 +298,41 @@ class Exchanges:
             asked.training_s = self.world.pace[client].seconds(job.cost)
             if self.clock is None:  # the device waits for the rest of its time
                 job.pace = [Fault("pace", asked.training_s)]
-        if (client, "train") in exchange.found:
-            asked.outcome = self._found(exchange, job, exchange.found[client, "train"])
+        reply = exchange.found.get((client, "train"))
+        if reply is not None and reply.record.task == (job.check, job.start):
+            asked.over = True
+            asked.reply, asked.evaluation = reply, exchange.found.get((client, "evaluate"))
+        elif reply is not None:
+            self.io.record_bill(reply.bill, False, "the answer to another task")
+            exchange.found.pop((client, "train"))
+            exchange.found.pop((client, "evaluate"), None)
         if self.clock is not None:
-            asked.bytes = task_bytes(self.run, exchange.key(client), job)
-        if reason := self._not_asked(exchange, client):
-            exchange.drop(client, reason)
-        leaves = self._leaves(exchange, asked, client, job.cost)
-        if asked.wanted:
+            asked.bytes = task_bytes(self.run, Key(round, index, 0, client), job)
+        since, why = self.blamed.get(client, (round, ""))
+        out = self.faults.out(round, index, [client]).get(client)
+        if since < round:
+            asked.drop(f"blamed in round {since}: {why}")
+        elif out is not None:
+            asked.drop(out)
+
+        # A client that leaves in the middle of its task; who is gone already is not asked.
+        until = self.world.until(client, exchange.at)
+        asked.leaves_s = 0.0 if until is None else until - exchange.at
+        leaves = None
+        if math.isfinite(asked.leaves_s) and self.faults.replay is None:
+            if not asked.leaves_s and not asked.over:
+                asked.drop(LEFT)
+            if self.clock is None:
+                leaves = Leaves(at=exchange.opened + asked.leaves_s)
+            else:
+                slow, delay = self.faults.time(round, index, client)
+                leaves = self.clock.leaving(client, job.cost, asked.bytes, exchange.at, slow, delay)
+        if not asked.over:
             job.leaves = leaves
             job.faults = self.faults.of(round, index, client)
             job.lost = drops(job.faults)
-        if self.experiment.base_comes and not (index == 0 and not job.start):
-            job.with_base = lambda: with_base(self.experiment, job)
-
-    def _found(self, exchange: Exchange, job: Job, reply: Reply) -> Outcome | None:
-        """What an earlier server received, where it answers this very task."""
-        client = job.client
-        if reply.record.task != (job.check, job.start):
-            self.io.record_bill(reply.bill, False, "the answer to another task")
-            for purpose in ("train", "evaluate"):
-                exchange.found.pop((client, purpose), None)
-            return None
-        return Outcome(reply.message.key, "", reply, exchange.found.get((client, "evaluate")))
-
-    def _leaves(self, exchange: Exchange, asked: Asked, client: int, steps: int) -> Leaves | None:
-        """When the client is gone in the middle of its task; who is gone already is not asked."""
-        until = self.world.until(client, exchange.at)
-        stays = asked.leaves_s = 0.0 if until is None else until - exchange.at
-        if self.faults.replay is not None or math.isinf(stays):
-            return None
-        if not stays and asked.wanted:
-            exchange.drop(client, LEFT)
-        if self.clock is None:
-            return Leaves(at=exchange.opened + stays)
-        slow, delay = self.faults.time(exchange.round, exchange.index, client)
-        return self.clock.leaving(client, steps, asked.bytes, exchange.at, slow, delay)
+        if self.experiment.base_comes and (index or job.start):
+            job.with_base = lambda: with_base(self.experiment, job, {})
 
     def cost(self, client: int, index: int) -> int:
         """SGD steps of the client's task: the longest are handed out first."""
@@ -404,39 +351,38 @@ class Exchanges:
         soon as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where
         a client could not do its task and the configuration says to stop.
         """
-        asked = exchange.asked
         for client in sorted(exchange.dropped):
             self._note_dropped(exchange, client)
         clock = self.clock if exchange.purpose == "train" else None
         if clock is not None:
             for client in exchange.cohort:
                 self._wait_for(exchange, client)
-            self._check_lost(exchange)
+            self._check_states(exchange)
             self._decide(exchange, clock)
         for client in exchange.cohort:
             self._wait_for(exchange, client)
-            reply, reason = asked[client].reply, asked[client].reason
-            if reply is not None and not reason:
-                yield client, reply
-            elif reason.startswith("failed"):
-                self.may_stop(exchange.round, client, reason.removeprefix("failed: "))
+            asked = exchange.asked[client]
+            if asked.reply is not None and not asked.reason:
+                yield client, asked.reply
+            elif asked.reason.startswith("failed"):
+                self.may_stop(exchange.round, client, asked.reason.removeprefix("failed: "))
         if clock is None:
-            self._check_lost(exchange)
+            self._check_states(exchange)
 
     def _wait_for(self, exchange: Exchange, client: int) -> None:
         """Waits until that client's part is over, and takes what comes of others meanwhile."""
-        while exchange.asked[client].wanted:
+        name = exchange.round, exchange.index, exchange.purpose
+        while not exchange.asked[client].over:
             outcome = self.io.wait(POLL_S)
             if outcome is not None:
                 key = outcome.key
-                if (key.round, key.phase, key.purpose) != exchange.name:
+                if (key.round, key.phase, key.purpose) != name:
                     self.io.unused(outcome)
-                elif not outcome.reason:
-                    exchange.asked[key.client].outcome = outcome
-                elif not self._restarts(exchange, outcome):
-                    exchange.asked[key.client].outcome = outcome
-                    self._note_dropped(exchange, key.client)
-            self.check_stop()
+                elif not (outcome.reason and self._restarts(exchange, key.client, outcome.reason)):
+                    exchange.asked[key.client].take(outcome)
+                    if outcome.reason:
+                        self._note_dropped(exchange, key.client)
+            self.watch.check()
 
     def _note_dropped(self, exchange: Exchange, client: int) -> None:
         reason = exchange.asked[client].reason
@@ -462,49 +408,47 @@ class Exchanges:
         leaves = {c: a.leaves_s for c, a in exchange.asked.items()}
         for client, reason in clock.late(virtual_times(exchange), leaves).items():
             if exchange.asked[client].reason != reason:
-                exchange.drop(client, reason)
+                exchange.asked[client].drop(reason)
                 self._note_dropped(exchange, client)
 
     # -- clients that have lost their state --------------------------------------------------------
-    def _restarts(self, exchange: Exchange, outcome: Outcome) -> bool:
-        """Whether a client whose state is lost got its task again, from its initial state: what
-        the server remembers of earlier messages with it no longer holds.
-        """
-        client, asked = outcome.key.client, exchange.asked[outcome.key.client]
+    def _restarts(self, exchange: Exchange, client: int, reason: str) -> bool:
+        """Whether a client whose state is lost got its task again, from its initial state."""
         again = exchange.initial_task
-        if again is None or not asked.job.start or not self.restarts(outcome.reason):
+        if again is None or not exchange.asked[client].job.start:
             return False
-        self.forget(client, exchange.residuals)
+        if not self.begins_again(exchange.round, client, reason, exchange.residuals):
+            return False
         exchange.restarted.append(client)
-        self.note_restarted(exchange.round, client, outcome.reason)
         self.io.add(exchange.round, [again(exchange, client)])
         return True
 
-    def restarts(self, reason: str) -> bool:
-        """Whether a client that was dropped for that reason begins again."""
-        return reason.startswith(STATE_LOST) and self.config.round.state_lost == "restart"
-
-    def forget(self, client: int, residuals: dict[str, torch.Tensor]) -> None:
-        """Removes what compressors remember of messages with a client."""
+    def begins_again(
+        self, round: int, client: int, reason: str, residuals: dict[str, torch.Tensor]
+    ) -> bool:
+        """Whether a client that was dropped for that reason begins again. What compressors remember
+        of earlier messages with it no longer holds, and is removed from residuals.
+        """
+        if not reason.startswith(STATE_LOST) or self.config.round.state_lost != "restart":
+            return False
         with self.io:  # replies are decoded with them
             for name in [n for n in residuals if n.startswith(f"client {client}/")]:
                 del residuals[name]
-
-    def note_restarted(self, round: int, client: int, reason: str) -> None:
         reason = reason.removeprefix(STATE_LOST)
         self.directory.event("restarted", round, client, reason=reason)
         log.warning("round %d: client %d begins again: %s", round, client, reason)
+        return True
 
-    def _check_lost(self, exchange: Exchange) -> None:
-        lost = {c: why for c, why in exchange.dropped.items() if why.startswith(STATE_LOST)}
+    def _check_states(self, exchange: Exchange) -> None:
         started = sum(1 for a in exchange.asked.values() if a.job.start)
-        self.check_states(exchange.round, lost, started)
+        self.check_states(exchange.round, exchange.dropped, started)
 
-    def check_states(self, round: int, lost: Mapping[int, str], started: int) -> None:
+    def check_states(self, round: int, dropped: Mapping[int, str], started: int) -> None:
         """Raises StateError where the run ends because clients have lost their states. started:
         how many were to start from one. Where others start the clients, a few that say so are not
         believed: a single false report would end the run.
         """
+        lost = {c: why for c, why in dropped.items() if why.startswith(STATE_LOST)}
         if not lost:
             return
         if self.alone and (2 * len(lost) <= started or len(lost) == 1 < self.config.clients):
@@ -523,12 +467,12 @@ class Exchanges:
         """A reply that was accepted turned out to be unusable: the client counts as one that did
         not complete the exchange, and a resume asks it again.
         """
-        reply = exchange.asked[client].reply
-        exchange.drop(client, f"refused: {reason}")
+        asked = exchange.asked[client]
+        asked.drop(f"refused: {reason}")
         self._note_dropped(exchange, client)
-        if reply is not None:
+        if asked.reply is not None:
             with self.io:
-                self.io.inbox.revoke(reply)
+                self.io.inbox.revoke(asked.reply)
         self.may_stop(exchange.round, client, reason)
 
     def may_stop(self, round: int, client: int, reason: str) -> None:
@@ -536,19 +480,17 @@ class Exchanges:
         if self.config.round.on_error == "stop":
             raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
 
-    def record_bills(self, exchange: Exchange) -> None:
-        """Records in the books which replies, and tasks, were useful, now that this is known."""
-        with self.io:
-            for asked in exchange.asked.values():
-                if asked.reply is not None:
-                    self.record_bill(asked.reply, asked.reason, asked.staleness)
-
-    def record_bill(self, reply: Reply, reason: str, staleness: int | None) -> None:
-        """Records whether a client's reply was useful. reason: why it does not count, "" if it
-        does; the book has it only of a reply that an earlier server received.
+    def record_bills(self, all: Iterable[Asked], left_out: str = "") -> None:
+        """Records in the books which replies, and tasks, were useful, now that this is known.
+        left_out: why none is that has no reason of its own. The book has the reason only of a reply
+        that an earlier server received.
         """
-        why = reason if reply.earlier else LEFT_OUT
-        self.io.record_bill(reply.bill, not reason, why, staleness)
+        with self.io:
+            for asked in all:
+                reply, reason = asked.reply, asked.reason or left_out
+                if reply is not None:
+                    why = reason if reply.earlier else LEFT_OUT
+                    self.io.record_bill(reply.bill, not reason, why, asked.staleness)
 
     # -- evaluations by clients --------------------------------------------------------------------
     def evaluations(self, exchange: Exchange) -> dict[int, dict[str, Counts]]:
@@ -557,10 +499,9 @@ class Exchanges:
         round: what they found for it is named `received`, where that of an evaluation is `global`.
         """
         found = {}
-        for client in exchange.done:
-            outcome = exchange.asked[client].outcome
-            assert outcome is not None
-            evaluation = outcome.evaluation if exchange.purpose == "train" else outcome.reply
+        for client, reply in exchange.done.items():
+            training = exchange.purpose == "train"
+            evaluation = exchange.asked[client].evaluation if training else reply
             if evaluation is None:
                 continue
             counts = evaluation.take_payload()
@@ -569,7 +510,7 @@ class Exchanges:
                 form, kind = evaluation.message.form, self.experiment.evaluation_reply
                 counts = self.experiment.up.decode(kind, form, body)
             by_model = counts_by_model(counts, self.experiment.setting.more)
-            if exchange.purpose == "train" and "global" in by_model:
+            if training and "global" in by_model:
                 by_model = {"received": by_model.pop("global"), **by_model}
             found[client] = by_model
         return found
@@ -586,9 +527,10 @@ class Exchanges:
         clients = tuple(asked_to_evaluate(self.config))
         index = len(self.method.exchanges)
         exchange = Exchange(round, index, "evaluate", clients, {}, time.monotonic())
+        shared: dict[bytes, Job] = {}
 
-        def job(client: int, start: str) -> Job:
-            made = Job(
+        def ask(exchange: Exchange, client: int, start: str) -> Job:
+            job = Job(
                 client,
                 encoded.form,
                 encoded.body,
@@ -599,37 +541,24 @@ class Exchanges:
                 keep=keep.get(client, "") if start else "",
                 judge=final,
             )
-            if not exp.base_comes:
-                return made
-            whole = with_base(exp, made, shared)
-            return structs.replace(made, with_base=lambda: whole) if start else whole
+            if exp.base_comes:
+                whole = with_base(exp, job, shared)
+                job = structs.replace(job, with_base=lambda: whole) if start else whole
+            exchange.asked[client] = Asked(round, job)
+            return job
 
-        shared: dict[bytes, Job] = {}
-        exchange.initial_task = lambda e, c: _started_again(e, job(c, ""))
-        for client in clients:
-            made = job(client, carried.versions.get(client, ""))
-            exchange.asked[client] = Asked(round, made)
+        exchange.initial_task = lambda e, c: ask(e, c, "")
+        jobs = [ask(exchange, client, carried.versions.get(client, "")) for client in clients]
         if final:
             self.io.link.ledger.final = round, index
-        jobs = [a.job for a in exchange.asked.values()]
         rules = dataclasses.replace(self.rules(), deadline=None, first=None)
-        self.io.begin(exchange.name, jobs, rules)
+        self.io.begin((round, index, "evaluate"), jobs, rules)
         for _ in self.replies(exchange):
             pass
-        self.record_bills(exchange)
+        self.record_bills(exchange.asked.values())
         if exchange.dropped:
             self.directory.event("not_evaluated", round, clients=sorted(exchange.dropped))
         return self.evaluations(exchange)
-
-
-def _alike(before: Payload, down: Payload) -> bool:
-    """Whether two payloads hold the very same values."""
-    return all(getattr(before, name) is getattr(down, name) for name in down.fields)
-
-
-def _started_again(exchange: Exchange, job: Job) -> Job:
-    exchange.asked[job.client].job = job
-    return job
 
 
 def virtual_times(exchange: Exchange) -> dict[int, float]:
@@ -637,26 +566,19 @@ def virtual_times(exchange: Exchange) -> dict[int, float]:
     return {c: a.took_s for c, a in exchange.asked.items() if a.took_s is not None}
 
 
-def with_base(experiment: Experiment, job: Job, shared: dict[bytes, Job] | None = None) -> Job:
+def with_base(experiment: Experiment, job: Job, shared: dict[bytes, Job]) -> Job:
     """The task with the model that training starts from before its payload. shared: of tasks with
     the same payload, by its digest, so that it is put together once.
     """
     base = experiment.base
     if base is None:
         return job
-    made = None if shared is None else shared.get(job.check)
+    made = shared.get(job.check)
     if made is None:
         body = Body([*base.body.segments, *job.body.segments])
-        made = structs.replace(
-            job,
-            form=(*base.form, *job.form),
-            body=body,
-            check=body.check(),
-            enrol=job.enrol + len(base.form),
-            with_base=None,
-        )
-        if shared is not None:
-            shared[job.check] = made
+        form, enrol = (*base.form, *job.form), job.enrol + len(base.form)
+        made = Job(job.client, form, body, body.check(), enrol=enrol)
+        shared[job.check] = made
     return structs.replace(
         job, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
     )

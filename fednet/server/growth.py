@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from fednet import config as configuration
@@ -32,27 +31,20 @@ from fednet.server.io import ServerIO
 FACTS = ("samples", "sha256", "test_samples_by_class")  # of partition.json, by client
 
 
-@dataclass(frozen=True)
-class Joining:
-    """Lets clients with data of their own join a run that goes on (`round.open`)."""
-
-    io: ServerIO
-    config: Config
-
-    def clients(self, server: State) -> int:
-        """Returns how many clients the run has from the next round on. Those that asked to join and
-        cannot are told why. server: the state after this round.
-        """
-        before, now = self.config.clients, self.io.clients_wanted()
-        if now == before:
-            return before
-        try:
-            config = with_clients(self.config, now)
-            grown(config, made(config), server, before)
-        except ConfigError as wrong:
-            self.io.turn_away(without_paths(str(wrong)))
-            return before
-        return now
+def clients_from_next_round(io: ServerIO, config: Config, server: State) -> int:
+    """Returns how many clients the run has from the next round on. Those that asked to join and
+    cannot are told why. server: the state after this round.
+    """
+    before, now = config.clients, io.clients_wanted()
+    if now == before:
+        return before
+    try:
+        more = with_clients(config, now)
+        grown(more, made(more), server, before)
+    except ConfigError as wrong:
+        io.turn_away(without_paths(str(wrong)))
+        return before
+    return now
 
 
 def with_clients(config: Config, clients: int) -> Config:

@@ -7,7 +7,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fednet import __version__, loading
@@ -19,7 +19,9 @@ from fednet.config import Config
 from fednet.data.site import class_names
 from fednet.errors import CannotGoOn, ClientsJoin, ConfigError, FednetError
 from fednet.experiment import build, determinism, lock, placement, privacy
+from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
+from fednet.experiment.evaluations import evaluated_clients
 from fednet.experiment.faults import Faults, struck
 from fednet.experiment.rundir import (
     RunDirectory,
@@ -31,6 +33,7 @@ from fednet.experiment.rundir import (
     write_configuration,
 )
 from fednet.files import read_lines, write_aside, write_json
+from fednet.ids import as_text
 from fednet.models.start import pinned
 from fednet.plain import JsonMapping
 from fednet.protocol.server import ServerProtocol
@@ -40,12 +43,11 @@ from fednet.server.asynchronous import run_updates
 from fednet.server.books import WriteAheadLog, recover
 from fednet.server.checkpoint import Checkpoints, Residuals
 from fednet.server.endpoint import Endpoint, text_for_clients
-from fednet.server.evaluation import Evaluator, test_sets
+from fednet.server.evaluation import Evaluator
 from fednet.server.exchange import Exchanges
-from fednet.server.growth import Joining, check_division, grown
+from fednet.server.growth import check_division, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import Events, ServerIO
-from fednet.server.remarks import remarks
 from fednet.server.resources import Resources
 from fednet.server.rounds import Rounds, run_rounds
 from fednet.server.summary import finish, write
@@ -59,11 +61,13 @@ from fednet.server.watch import (
     third_press_kills,
 )
 from fednet.training.hosts import ServerHost
+from fednet.training.samples import FEW
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
 from fednet.wire.messages import WHOLE
+from fednet.world import held_out
 
 log = logging.getLogger(__name__)
 
@@ -77,19 +81,18 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     with stop_raises():
         switches = determinism.set_switches(config.train)
         session = Session(config, directory, endpoint, how)
-        rounds = session.rounds()
-        rounds.attendance.alone = endpoint.alone
+        rounds = session.rounds
         handle_stop_signals(third_press_kills(functools.partial(remember_stop, session.watch)))
         over, why, crashed, join = False, "", False, False
         try:
-            session.begin(rounds)
+            session.begin()
             if endpoint.pump is None:
                 give_back_freed()  # what was built was tried too, and its gradients are gone
             with seldom_collected(endpoint.pump is None):
                 rounds.run(drive)
             over = True
             give_back_idle()  # the models that are written take as much
-            summary = finish(rounds, session.experiment, directory, how.command, switches)
+            summary = finish(rounds, how.command, switches)
         except OSError as broken:
             why = f"{broken.strerror} ({broken.filename or directory})"
             raise CannotGoOn(f"the run stopped: {why}; {resume_hint(directory)}.") from broken
@@ -117,34 +120,86 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
 
 
 class Session:
-    """The parts of one server process, built in the order in which they need one another."""
+    """The parts of one server process, built in the order in which they need one another; `close`
+    ends what they have open. files: the run's directory.
+    """
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self.logs = log_to(directory / "log" / "server.log")
-        self.experiment = build.build(config, how.data)
-        privacy.check(self.experiment)
-        self.device = placement.place(how.device)[0]
+        self.experiment = exp = build.build(config, how.data)
+        privacy.check(exp)
+        device = placement.place(how.device)[0]
+        on_gpu = device.startswith("cuda")
         self._open_directory()
         self.events = Events(self._event, how.display.note)
         endpoint.announce(self.events, self.incarnation)
         self.sent = Sent()
-        decode = decoder(self.experiment, self.sent, self.samples, self.tested)
-        on_gpu = endpoint.part == WHOLE and self.device.startswith("cuda")
-        self.inbox = Inbox(directory / "checkpoint", decode, on_gpu)
+        decode = decoder(exp, self.sent, self.samples, self.tested)
+        self.inbox = Inbox(directory / "checkpoint", decode, endpoint.part == WHOLE and on_gpu)
         self.protocol = self._protocol()
         self.protocol.sites.recall(reading.events(directory, "declared"))
         self.link = self._link()
+        self.faults = Faults(
+            config,
+            struck(directory),
+            lambda round, kind: self.files.event("fault", round, kind=kind),
+            exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
+            len(exp.algorithm.exchanges),
+        )
+        endpoint.listen(exp)
+        self.io = ServerIO(
+            self.protocol,
+            endpoint.transport,
+            self.link,
+            self.inbox,
+            self.events,
+            endpoint.pump,
+            self.faults.at,
+            self._write_down,
+        )
+        self.watch = Watch(self.files, self.io, how.display, config.rounds, how.until)
+        self.tracker = Trackers(config, directory, how.display.note)
+        callbacks: list[Callable[[Round], None]] = [self.tracker.round]
+        if how.callback is not None:
+            callbacks.append(how.callback)
+        self.host = ServerHost(
+            exp.setting,
+            lambda: exp.scratch(device),
+            config.training_clients,
+            exp.federation.public_data() if exp.federation is not None else None,
+            device,
+        )
+        self.clock = VirtualClock(config) if config.link.clock == "virtual" else None
+        self.resources = Resources(gpus=on_gpu)
+        self.exchanges = Exchanges(self)
+        self.evaluator = Evaluator(self)
+        self.rounds = Rounds(self, self.run_id, callbacks)
 
     def _open_directory(self) -> None:
-        """Opens the run's directory. What earlier servers wrote is cut to the last checkpoint."""
-        directory, fsync = self.directory, self.config.checkpoint.fsync
+        """Opens the run's directory, and loads its checkpoint if there is one. What earlier servers
+        wrote is cut to it. Raises ConfigError where the run has fewer clients until now and the
+        others cannot join.
+        """
+        directory, config, exp = self.directory, self.config, self.experiment
         clear_run(directory)
         own = functools.partial(lock.check, directory)
-        self.checkpoints = Checkpoints(directory / "checkpoint", fsync, own)
-        self._resume()
-        if self.resumed is not None:
-            progress = self.resumed[1]
+        self.checkpoints = Checkpoints(directory / "checkpoint", config.checkpoint.fsync, own)
+        self.added = range(0)  # clients that join the run with this resume
+        self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
+        self.run_id = secrets.token_hex(8)
+        if self.checkpoints.exists:
+            state, progress, more = self.checkpoints.load(exp.algorithm.Server, Residuals)
+            before = progress.clients or config.clients
+            if before != config.clients:
+                state = grown(config, exp.algorithm, state, before)
+                if exp.federation is not None:
+                    check_division(exp.federation, directory, before)
+                write_configuration(config, directory)
+                self.added = range(before, config.clients)
+            progress.clients = config.clients
+            self.resumed = state, progress, more
+            self.run_id = progress.run
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
         self.files = RunDirectory(directory)
@@ -155,7 +210,7 @@ class Session:
                 f"directory was changed by hand."
             )
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration
-            write_aside(directory / "config.yaml", configuration.to_yaml(self.config))
+            write_aside(directory / "config.yaml", configuration.to_yaml(config))
         self.incarnation = self.checkpoints.incarnation(directory)
 
     def _event(self, event: str, fields: JsonMapping) -> None:
@@ -163,53 +218,17 @@ class Session:
         if self.how.on_event is not None:
             self.how.on_event(event, fields)
 
-    def _resume(self) -> None:
-        """Loads the checkpoint, if there is one. Raises ConfigError where the run has fewer clients
-        until now and the others cannot join.
-        """
-        self.added = range(0)  # clients that join the run with this resume
-        self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
-        self.run_id = secrets.token_hex(8)
-        if self.checkpoints.exists:
-            state, progress, more = self.checkpoints.load(
-                self.experiment.algorithm.Server, Residuals
-            )
-            before = progress.clients or self.config.clients
-            if before != self.config.clients:
-                state = self._with_more_clients(state, before)
-            progress.clients = self.config.clients
-            self.resumed = state, progress, more
-            self.run_id = progress.run
-
-    def _with_more_clients(self, state: State, before: int) -> State:
-        """Returns the server's state for more clients than `before`, and writes the configuration.
-        Raises ConfigError where they cannot join.
-        """
-        exp = self.experiment
-        state = grown(self.config, exp.algorithm, state, before)
-        if exp.federation is not None:
-            check_division(exp.federation, self.directory, before)
-        write_configuration(self.config, self.directory)
-        self.added = range(before, self.config.clients)
-        return state
-
-    def _config_of_clients(self) -> Config:
-        """The configuration with the digest of the model. Raises ConfigError where `model.sha256`
-        names another.
-        """
-        experiment = self.experiment
-        if experiment.hollow:
+    def _protocol(self) -> ServerProtocol:
+        """Raises ConfigError where `model.sha256` names another model."""
+        exp, endpoint = self.experiment, self.endpoint
+        if exp.hollow:
             raise ConfigError(
-                f"model.sha256: {experiment.sha256[:12]} is not the digest of the model that this "
+                f"model.sha256: {exp.sha256[:12]} is not the digest of the model that this "
                 f"configuration gives; leave it out."
             )
-        return pinned(experiment.config, experiment.sha256)
-
-    def _protocol(self) -> ServerProtocol:
-        config, endpoint = self._config_of_clients(), self.endpoint
+        config = pinned(exp.config, exp.sha256)
         text = text_for_clients(config)
         keyring = endpoint.keyring
-        refusal = (lambda user, client: "") if keyring is None else keyring.refusal
         return ServerProtocol(
             self.run_id,
             self.incarnation,
@@ -225,10 +244,10 @@ class Session:
             ),
             time.monotonic(),
             files=loading.loaded(),
-            layout=self.experiment.digest,
+            layout=exp.digest,
             part=endpoint.part,
-            key_refusal=refusal,
-            declared=declared(self.experiment),
+            key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
+            declared=declared(exp),
             rules=endpoint.rules,
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
             open=config.round.open if endpoint.alone else None,
@@ -250,78 +269,6 @@ class Session:
             ledger,
             connection_bytes(curve, "server"),
             self.endpoint.part,
-        )
-
-    def rounds(self) -> Rounds:
-        """Makes the rounds, which `begin` starts and `close` ends."""
-        exp, config = self.experiment, self.config
-        faults = Faults(
-            config,
-            struck(self.directory),
-            lambda round, kind: self.files.event("fault", round, kind=kind),
-            exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
-            len(exp.algorithm.exchanges),
-        )
-        self.endpoint.listen(self.experiment)
-        self.io = ServerIO(
-            self.protocol,
-            self.endpoint.transport,
-            self.link,
-            self.inbox,
-            self.events,
-            self.endpoint.pump,
-            faults.at,
-            self._write_down,
-        )
-        self.watch = Watch(self.files, self.io, self.how.display, config.rounds, self.how.until)
-        self.tracker = Trackers(config, self.directory, self.how.display.note)
-        after: list[Callable[[Round], None]] = [self.tracker.round]
-        if self.how.callback is not None:
-            after.append(self.how.callback)
-        return self._rounds(faults, after)
-
-    def _rounds(self, faults: Faults, after: list[Callable[[Round], None]]) -> Rounds:
-        exp, config = self.experiment, self.config
-        public = exp.federation.public_data() if exp.federation is not None else None
-        host = ServerHost(
-            exp.setting,
-            lambda: exp.scratch(self.device),
-            config.training_clients,
-            public,
-            self.device,
-        )
-        clock = VirtualClock(config) if config.link.clock == "virtual" else None
-        self.resources = Resources(gpus=self.device.startswith("cuda"))
-        exchanges = Exchanges(
-            exp,
-            self.files,
-            self.io,
-            run=self.run_id,
-            host=host,
-            faults=faults,
-            clock=clock,
-            samples=self.samples,
-            sent=self.sent,
-            check_stop=self.watch.check,
-            alone=self.endpoint.alone,
-        )
-        evaluator = Evaluator(exp, self.files, host, exchanges, *test_sets(exp, self.device))
-        return Rounds(
-            self.run_id,
-            experiment=exp,
-            directory=self.files,
-            io=self.io,
-            checkpoints=self.checkpoints,
-            inbox=self.inbox,
-            host=host,
-            faults=faults,
-            clock=clock,
-            watch=self.watch,
-            exchanges=exchanges,
-            evaluator=evaluator,
-            resources=self.resources,
-            joining=Joining(self.io, config),
-            callbacks=after,
         )
 
     def _write_down(self) -> None:
@@ -349,23 +296,23 @@ class Session:
         facts = self.protocol.sites.get(client)
         return 0 if facts is None else facts.test, 0
 
-    def begin(self, rounds: Rounds) -> None:
+    def begin(self) -> None:
         """Records that this process started, and starts the rounds from the checkpoint."""
         resumed, n = self.resumed, self.incarnation
-        here = {**determinism.versions(), "device": str(rounds.host.device)}
+        here = {**determinism.versions(), "device": str(self.host.device)}
         moved = determinism.changed_since(reading.events(self.directory, "started"), here)
         release = __version__
         self.files.event(
             "started", incarnation=n, resumed=bool(resumed), release=release, versions=here
         )
         for remark in (*([moved] if moved else []), *remarks(self.experiment)):
-            rounds.display.note(remark)
+            self.how.display.note(remark)
             self.files.event("remark", text=remark)
         if resumed is not None:
             self.files.append(resumed[1].records)
         if self.experiment.federation is not None:
             write_json(self.directory / "partition.json", self.experiment.federation.to_json())
-        rounds.begin(resumed, self.added)
+        self.rounds.begin(resumed, self.added)
 
     def close(self, over: bool, why: str, crashed: bool) -> None:
         """Tells the clients how the run ended, and closes everything. over: nothing is left to do;
@@ -395,3 +342,45 @@ class Session:
         for last in endings:
             with contextlib.suppress(OSError):  # a full disk must not hide what happened
                 last()
+
+
+def remarks(experiment: Experiment) -> Iterator[str]:
+    """The remarks of the data, then those of the configuration."""
+    config = experiment.config
+    yield from experiment.remarks
+    few = _clients_with_small_last_batch(experiment)
+    if few:
+        yield (
+            f"under BatchNorm the last batch of {few} of {config.clients} clients has only "
+            f"{FEW} samples or 1; it is left out."
+        )
+    if config.schedule.mode == "async" and experiment.algorithm.own_schedule:
+        yield (
+            f"{config.algorithm.name} has no rounds: {config.cohort_size} clients train at a time "
+            f"and every {config.buffer} replies are an update (schedule: async)."
+        )
+    if left_out := held_out(config):
+        yield f"client(s) {as_text(left_out)} never train and only evaluate (evaluate.held_out)."
+    evaluated = evaluated_clients(config)
+    all_asked = len(evaluated) == config.clients
+    if config.evaluate.every and config.evaluate.clients != "none" and not all_asked:
+        yield (
+            f"an evaluation of all asks {len(evaluated)} of {config.clients} clients, drawn from "
+            f"the seed (evaluate.most)."
+        )
+
+
+def _clients_with_small_last_batch(experiment: Experiment) -> int:
+    """How many clients' epochs end with a batch of at most FEW samples that is not their only one,
+    if the model has BatchNorm.
+    """
+    federation = experiment.federation
+    if federation is None or not any(own.batch_norm for own in experiment.settings):
+        return 0
+    sizes = (experiment.config.train_of(k).batch_size for k in range(len(federation.parts)))
+    return sum(
+        len(part) > size
+        and 0 < len(part) % size <= FEW
+        and experiment.setting_of(client).batch_norm
+        for client, (part, size) in enumerate(zip(federation.parts, sizes))
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,20 +17,15 @@ from fednet.config import Config
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.evaluations import SPLIT
-from fednet.ids import as_text
 from fednet.models.start import BASE
 from fednet.plain import JsonDict
-from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress
 from fednet.records.rows import TIMES
 from fednet.server.exchange import Exchange, RunState, virtual_times
-from fednet.server.inbox import Reply
 from fednet.training.evaluation import Counts
 from fednet.wire.ledger import Kinds, add_kinds
 from fednet.wire.messages import clean
 from fednet.wire.payload import Run
-
-SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 @dataclass
@@ -65,17 +60,16 @@ class OpenRound:
         record = records.Round(round=first.round, selected=list(first.cohort))
         return cls(first.round, state, state, first.opened, first, first, record)
 
-    # -- what its exchanges add --------------------------------------------------------------------
     def add_times(self, clock: VirtualClock | None) -> None:
         """The exchange's time on the virtual clock, and that of the clients' devices."""
-        exchange = self.exchange
-        training = [a.training_s for a in exchange.asked.values() if not a.reason]
+        exchange, asked = self.exchange, self.exchange.asked
+        training = [a.training_s for a in asked.values() if not a.reason]
         known = [seconds for seconds in training if seconds is not None]
         if known:
             self.record.training_s = (self.record.training_s or 0.0) + sum(known)
         if clock is None:
             return
-        times, asked = virtual_times(exchange), exchange.asked
+        times = virtual_times(exchange)
         leaves = {c: a.leaves_s for c, a in asked.items()}
         splits = {c: a.times for c, a in asked.items() if a.times}
         span = clock.span(times, bool(set(exchange.dropped) - set(times)), leaves)
@@ -93,22 +87,22 @@ class OpenRound:
             record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
         record.completed_by_phase = [*record.completed_by_phase, sorted(done)]
         if server is None:
-            record.set(void=True, completed=[])
             # A void round never was: what its broadcast left out is not owed to those whose state
             # goes back with it.
-            self.after = replace(self.before, residuals=remembered(self.before.residuals, exchange))
+            record.set(void=True, completed=[])
+            self.after = self.before
             return
-        kept = {c: reply.message for c, reply in done.items() if reply.message.kept}
         if exchange is self.main:
             record.completed = sorted(done)
-        self.after = RunState(
-            server,
-            {**self.after.versions, **{c: r.key.version for c, r in kept.items()}},
-            {**self.after.states, **{c: r.state for c, r in kept.items()}},
-            remembered(exchange.residuals, exchange, kept),
-        )
+        versions, states = dict(self.after.versions), dict(self.after.states)
+        memory: dict[str, torch.Tensor] = {}  # goes with the state that the client came to
+        for client, reply in done.items():
+            if reply.message.kept:
+                versions[client] = reply.message.key.version
+                states[client] = reply.message.state
+                memory |= exchange.asked[client].memory
+        self.after = RunState(server, versions, states, {**exchange.residuals, **memory})
 
-    # -- sentences about it ------------------------------------------------------------------------
     def failures(self) -> list[str]:
         """A sentence for each client that could not do its task, or whose reply was unusable."""
         return [
@@ -116,25 +110,6 @@ class OpenRound:
             for client, reason in sorted(self.dropped.items())
             if reason.startswith(("failed", "refused", "damaged"))
         ]
-
-    def states_lost(self) -> dict[int, str]:
-        """Returns, by client that was dropped because its state is lost, the reason it sent."""
-        return {
-            client: clean(reason.removeprefix(STATE_LOST))
-            for client, reason in sorted(self.dropped.items())
-            if reason.startswith(STATE_LOST)
-        }
-
-    def notes(self) -> list[str]:
-        """The first of the failures, and how many more there are, and who began again, as they are
-        shown.
-        """
-        whose = self.failures()
-        rest = len(whose) - SHOWN
-        more = [f"and {rest} more clients"] if rest > 0 else []
-        if again := self.record.restarted:
-            more.append(f"client(s) {as_text(again)} had lost their state and began again")
-        return [f"round {self.number}: {text}" for text in [*whose[:SHOWN], *more]]
 
     def abort_reason(self, config: Config, void: int) -> str:
         """Why another try could not help, after so many void rounds in a row; "" where it could."""
@@ -149,30 +124,15 @@ class OpenRound:
         return few + "".join(f" ({first})" for first in whose[:1])
 
 
-def remembered(
-    residuals: Mapping[str, torch.Tensor], exchange: Exchange, kept: Container[int] = ()
-) -> Mapping[str, torch.Tensor]:
-    """What is remembered after an exchange: with the clients that kept the state they came to, also
-    what followed from it.
-    """
-    ahead: dict[str, torch.Tensor] = {}
-    for client, asked in exchange.asked.items():
-        if client in kept:
-            ahead |= asked.memory
-    return {**residuals, **ahead} if ahead else residuals
-
-
-def predict(
-    experiment: Experiment, open: Exchange, server: object, completed: Iterable[int], sums: Kinds
-) -> None:
+def predict(experiment: Experiment, open: Exchange, server: State, sums: Kinds) -> None:
     """Adds what an exchange's messages should amount to, from the declarations, for the clients
     that completed it. server: its state as the exchange had it.
     """
     if not experiment.predictable:
         return
-    method = experiment.algorithm
+    method, clients = experiment.algorithm, sorted(open.done)
     predicted = functools.partial(experiment.predicted, round=open.round)
-    exchange, clients = method.exchanges[open.index], list(completed)
+    exchange = method.exchanges[open.index]
     if experiment.base is not None and open.index == 0:
         first = sum(1 for c in clients if not open.asked[c].job.start)
         if first:
@@ -196,17 +156,16 @@ def predict(
             add_kinds(sums["down"], predicted(method.Enrolment, "down", client))
 
 
-def add_exchange(
-    seconds: dict[str, float], took: float, encoding: float, replies: Iterable[Reply]
-) -> None:
-    """Adds what an exchange took, `encoding` of it before its tasks went out. Of the rest the
-    client whose reply came last says how much was its own training, evaluating and encoding;
+def add_exchange(seconds: dict[str, float], exchange: Exchange) -> None:
+    """Adds what an exchange took until now, `encoding` of it before its tasks went out. Of the rest
+    the client whose reply came last says how much was its own training, evaluating and encoding;
     sending, down and up, is what else passed between hand-out and arrival; all before the hand-out,
     and what its site did besides, is waiting.
     """
-    seconds["encoding"] += encoding
-    left = max(0.0, took - encoding)
-    timed = [r for r in replies if r.message.split]
+    took = time.monotonic() - exchange.opened
+    seconds["encoding"] += exchange.encoding
+    left = max(0.0, took - exchange.encoding)
+    timed = [r for r in exchange.done.values() if r.message.split]
     last = max(timed, key=operator.attrgetter("arrived"), default=None)
     if last is not None:
         shares = dict(zip(SPLIT, last.message.split))
@@ -256,17 +215,3 @@ def reached(config: Config, progress: RunProgress) -> str | None:
     if stop.seconds is not None and seconds >= stop.seconds:
         return f"{seconds:.4g} s spent"
     return None
-
-
-def may_overlap(config: Config) -> bool:
-    """Whether a round may start before the previous one is evaluated: not if the result may end the
-    run, and not if the clients are asked for the evaluation in an exchange of its own.
-    """
-    stop, evaluate = config.stop, config.evaluate
-    return (
-        stop.accuracy is None
-        and stop.patience is None
-        and stop.megabytes is None
-        and stop.seconds is None
-        and not (evaluate.every and evaluate.clients == "all")
-    )

@@ -12,49 +12,48 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from fednet import records
 from fednet.algorithms.base import State, Tensors
 from fednet.buffers import collect_in_time
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
 from fednet.experiment import privacy
-from fednet.experiment.build import Experiment
-from fednet.experiment.clock import VirtualClock
-from fednet.experiment.faults import Faults
-from fednet.experiment.rundir import RunDirectory
 from fednet.experiment.store import on_disk
 from fednet.ids import as_text
 from fednet.plain import JsonDict
-from fednet.records import reading
+from fednet.protocol.tasks import STATE_LOST
+from fednet.records import Round, reading
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
-from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
-from fednet.server.evaluation import Evaluator, client_lines
-from fednet.server.exchange import Exchange, Exchanges, RunState
-from fednet.server.growth import Joining
-from fednet.server.inbox import Inbox
-from fednet.server.io import ServerIO
-from fednet.server.resources import Resources
-from fednet.server.round import OpenRound, add_exchange, fitted, may_overlap, predict, reached
-from fednet.server.watch import Attendance, Watch
-from fednet.training.hosts import ServerHost
+from fednet.server.checkpoint import Memories, Residuals, kept
+from fednet.server.evaluation import client_lines
+from fednet.server.exchange import RunState
+from fednet.server.growth import clients_from_next_round
+from fednet.server.inbox import Reply
+from fednet.server.round import OpenRound, add_exchange, fitted, predict, reached
+from fednet.server.watch import Attendance
 from fednet.wire.ledger import Tally, add_kinds
+from fednet.wire.messages import clean
+
+if TYPE_CHECKING:
+    from fednet.server.process import Session
+
+SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 def run_rounds(rounds: Rounds) -> None:
     """All rounds, then the last evaluation."""
-    config, progress = rounds.config, rounds.progress
-    number = progress.round + 1
-    round = rounds.open(number, rounds.carried) if rounds.more(progress.round) else None
+    progress = rounds.progress
+    round = None
+    if rounds.more(progress.round):
+        round = rounds.open(progress.round + 1, rounds.carried)
     while round is not None:
         rounds.exchange(round)
-        join = rounds.clients_join(round)
-        early = round.number < config.rounds and may_overlap(config) and not join
-        early = early and rounds.attendance.ready(rounds.second(round.virtual))
         ahead = None
-        if early:
+        early = rounds.may_open_early(round)
+        if early and rounds.attendance.ready(rounds.second(round.virtual)):
             ahead = rounds.open(round.number + 1, round.after, round.virtual)
         rounds.conclude(round)
         if ahead is None and rounds.more(round.number):
@@ -65,46 +64,36 @@ def run_rounds(rounds: Rounds) -> None:
 
 class Rounds:
     """One server process's part in a run, as steps that a driver (`run_rounds`, or `run_updates` in
-    asynchronous.py) takes in its order. clock: None where time is real. callbacks: take each
-    record.
+    asynchronous.py) takes in its order.
+
+    carried: set by `begin`. durable: versions of the clients' states in the last checkpoint. sent:
+    what tasks under way need for a resume, by name. callbacks: take each record.
     """
 
     def __init__(
-        self,
-        run_id: str,
-        *,
-        experiment: Experiment,
-        directory: RunDirectory,
-        io: ServerIO,
-        checkpoints: Checkpoints,
-        inbox: Inbox,
-        host: ServerHost,
-        faults: Faults,
-        clock: VirtualClock | None,
-        watch: Watch,
-        exchanges: Exchanges,
-        evaluator: Evaluator,
-        resources: Resources,
-        joining: Joining,
-        callbacks: Sequence[Callable[[records.Round], None]] = (),
+        self, session: Session, run_id: str, callbacks: Sequence[Callable[[Round], None]]
     ) -> None:
-        self.experiment, self.config = experiment, experiment.config
-        self.method, self.host, self.faults, self.clock = experiment.algorithm, host, faults, clock
-        self.directory, self.io, self.checkpoints = directory, io, checkpoints
-        self.inbox = inbox
-        self.watch, self.display, self.callbacks = watch, watch.display, callbacks
-        self.exchanges, self.evaluator, self.resources = exchanges, evaluator, resources
-        self._joining, self._clients_then = joining, self.config.clients
+        self.experiment, self.config = session.experiment, session.config
+        self.method, self.host = session.experiment.algorithm, session.host
+        self.directory, self.checkpoints = session.files, session.checkpoints
+        self.io, self.faults, self.clock = session.io, session.faults, session.clock
+        self.watch, self.display = session.watch, session.watch.display
+        self.exchanges, self.evaluator = session.exchanges, session.evaluator
+        self.resources, self.callbacks = session.resources, callbacks
         self.progress = RunProgress(run=run_id, clients=self.config.clients)
-        self.carried: RunState  # once begun
-        self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
-        key, drawn = checkpoints.folder / "noise.key", checkpoints.exists
+        self.carried: RunState
+        self.durable: dict[int, str] = {}
+        self.sent: dict[str, State] = {}
+        self.attendance = Attendance(
+            self.config, self.exchanges.world, self.watch, self.faults.replay
+        )
+        self.attendance.alone = self.exchanges.alone
+        key, drawn = self.checkpoints.folder / "noise.key", self.checkpoints.exists
         self._noise = privacy.noise_of(self.config, "server", key, drawn)
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
-        self._memories = Memories(checkpoints.rows)
+        self._memories = Memories(self.checkpoints.rows)
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
-        self.sent: dict[str, State] = {}  # what tasks under way need for a resume, by name
-        self.attendance = Attendance(self.config, exchanges.world, watch, faults.replay)
+        self._clients_then = self.config.clients  # from the next round on
         self._recorded = time.monotonic()
         self._concluding = False
 
@@ -112,7 +101,7 @@ class Rounds:
     def begin(
         self,
         resumed: tuple[State, RunProgress, Residuals | None] | None,
-        added: Sequence[int] = (),
+        added: Sequence[int],
     ) -> None:
         """Fresh state, or what a checkpoint holds. added: clients that join the run now."""
         if resumed is None:
@@ -145,48 +134,45 @@ class Rounds:
         """All that is left of the run. drive: takes the steps in its order. Raises Stopped, or
         CannotGoOn, with everything saved.
         """
+        progress, section, n = self.progress, self.config.round, self.config.clients
+        if progress.finished:
+            return
         try:
-            if not self.progress.finished:
-                self._await_clients()
-                self.resources.since(self.io.client_processes())  # what it took until now
-                drive(self)
+            # Before the run begins, or clients that have just joined it take part. After another
+            # resume each task waits for its own client.
+            if not progress.round:
+                start = n if section.start == "all" else section.start
+                self.watch.await_clients(start, section.join_s(self.attendance.alone))
+            elif progress.new:
+                new = range(n - progress.new, n)
+                self.watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
+            self.resources.since(self.io.client_processes())  # what it took until now
+            drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
                 self.save()
             raise
 
-    def _await_clients(self) -> None:
-        """Waits for clients before the run begins, and for those that have just joined it. After
-        another resume each task waits for its own client.
-        """
-        progress, section, n = self.progress, self.config.round, self.config.clients
-        if not progress.round:
-            start = n if section.start == "all" else section.start
-            self.watch.await_clients(start, section.join_s(self.attendance.alone))
-        elif progress.new:
-            new = range(n - progress.new, n)
-            self.watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
-
     def more(self, done: int) -> bool:
         """Whether there is another round to do after so many."""
         return done < self.config.rounds and reached(self.config, self.progress) is None
 
-    def _give_up(self, round: OpenRound) -> None:
-        """Raises CannotGoOn where no further round is tried."""
-        if reason := round.abort_reason(self.config, self.progress.void):
-            self.io.cancel("the run ends")
-            self.save()
-            raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
-
-    def clients_join(self, round: OpenRound) -> bool:
-        """Decides whether clients join the run after this round, which nothing may overlap then."""
-        self._clients_then = self._joining.clients(round.after.server)
-        return self._clients_then > self.config.clients
-
-    def _grow(self, round: OpenRound) -> None:
-        """Raises ClientsJoin where clients join before the next round."""
-        if self._clients_then > self.config.clients and self.more(round.number):
-            raise ClientsJoin(self.config.clients, self._clients_then)
+    def may_open_early(self, round: OpenRound) -> bool:
+        """Whether the next round may start before this one is evaluated: not if clients join the
+        run after it (which is decided here), if the result may end the run, or if the clients are
+        asked for the evaluation in an exchange of its own.
+        """
+        self._clients_then = clients_from_next_round(self.io, self.config, round.after.server)
+        stop, evaluate = self.config.stop, self.config.evaluate
+        return (
+            round.number < self.config.rounds
+            and self._clients_then == self.config.clients
+            and stop.accuracy is None
+            and stop.patience is None
+            and stop.megabytes is None
+            and stop.seconds is None
+            and not (evaluate.every and evaluate.clients == "all")
+        )
 
     def end(self) -> None:
         """The last evaluation."""
@@ -213,7 +199,8 @@ class Rounds:
         cohort, here = self.attendance.cohort(number, at)
         self.display.round_started(number, self.config.rounds, cohort)
         self.exchanges.sent.fill = filling(self.experiment, carried.server)
-        round = OpenRound.begun(carried, self._opened(number, 0, cohort, carried, at))
+        first = self.exchanges.open(number, 0, cohort, carried, self.durable, at)
+        round = OpenRound.begun(carried, first)
         if here is not None:
             round.record.set(second=at, here=here)
         if self.clock is not None:
@@ -226,73 +213,61 @@ class Rounds:
             return self.progress.virtual + ahead
         return self.progress.seconds + time.monotonic() - self._recorded
 
-    def _opened(
-        self, number: int, index: int, cohort: Sequence[int], carried: RunState, at: float
-    ) -> Exchange:
-        return self.exchanges.open(number, index, cohort, carried, self.durable, at)
-
     def exchange(self, round: OpenRound) -> None:
         """All exchanges of a round whose first is open."""
-        last, main = len(self.method.exchanges) - 1, self.method.main_exchange
-        going = True
+        last, going = len(self.method.exchanges) - 1, True
         while going:
-            going = self.finish(round, self.collect(round)) and round.exchange.index < last
-            if round.exchange.index == main:
-                round.evaluated = self.exchanges.evaluations(round.exchange)
+            aggregation = self.aggregate(round, self.exchanges.replies(round.exchange))
+            add_exchange(round.seconds, round.exchange)
+            round.add_times(self.clock)
+            going = self.finish(round, aggregation) and round.exchange.index < last
             if going:
                 completed, index = sorted(round.exchange.done), round.exchange.index + 1
                 at = self.second() if self.clock is None else round.base + round.virtual
-                round.exchange = self._opened(round.number, index, completed, round.after, at)
-                if index == main:
+                round.exchange = self.exchanges.open(
+                    round.number, index, completed, round.after, self.durable, at
+                )
+                if index == self.method.main_exchange:
                     round.main = round.exchange
-        round.reported, round.warnings = dict(self.host.reported), list(self.host.warnings)
 
-    def collect(self, round: OpenRound) -> Aggregation:
-        """Waits for the open exchange's replies and folds them as they come."""
-        exchange, aggregation = round.exchange, self.aggregation(round)
-        for client, reply in self.exchanges.replies(exchange):
+    def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, Reply]]) -> Aggregation:
+        """Adds up the replies to the exchange that is open, as they come."""
+        before, server = round.before.server, round.after.server
+        aggregation = Aggregation(self.exchanges, round.exchange, before, server, self._noise)
+        for client, reply in replies:
             aggregation.add(client, reply)
             reported = reply.message.reported
             if reported:
                 round.reports.setdefault(client, {}).update(reported)
-        took = time.monotonic() - exchange.opened
-        add_exchange(round.seconds, took, exchange.encoding, exchange.done.values())
-        round.add_times(self.clock)
         return aggregation
 
     def finish(self, round: OpenRound, aggregation: Aggregation) -> bool:
         """Makes the next server state of the replies. Returns False if there are too few results:
         the round is void then.
         """
+        exchange, host = round.exchange, self.host
         least, began = self.config.round.min_results, time.monotonic()
-        if len(round.exchange.done) >= least:
+        if len(exchange.done) >= least:
             self.faults.at("aggregating", round.number)
-        server, exchange = aggregation.result(least), round.exchange
-        self.exchanges.record_bills(exchange)
-        if self.method.in_memory:
-            self.blame(round.number, aggregation.left_out | self.host.blamed)
-        completed = sorted(exchange.done)
-        predict(self.experiment, exchange, round.after.server, completed, round.predicted)
+        server = aggregation.result(least)
+        self.exchanges.record_bills(exchange.asked.values())
+        if self.method.in_memory:  # who broke its protocol is left out from now on
+            for client, why in sorted((aggregation.left_out | host.blamed).items()):
+                if client not in self.exchanges.blamed:
+                    self.exchanges.blamed[client] = round.number, why
+                    self.directory.event("blamed", round.number, client, reason=why)
+                    host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
+        predict(self.experiment, exchange, round.after.server, round.predicted)
         round.runs |= aggregation.runs
         round.add_result(server)
         if server is not None:
             for client, images in aggregation.condensed.items():
                 exports.keep_condensed(self.directory.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
+        if exchange.index == self.method.main_exchange:
+            round.evaluated = self.exchanges.evaluations(exchange)
+        round.reported, round.warnings = dict(host.reported), list(host.warnings)
         return server is not None
-
-    def blame(self, round: int, named: Mapping[int, str]) -> None:
-        """Records who broke the protocol of secure aggregation, and is left out from now on."""
-        for client, why in sorted(named.items()):
-            if client not in self.exchanges.blamed:
-                self.exchanges.blamed[client] = round, why
-                self.directory.event("blamed", round, client, reason=why)
-                self.host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
-
-    def aggregation(self, round: OpenRound) -> Aggregation:
-        """What adds up the replies of the exchange that is open."""
-        before, server = round.before.server, round.after.server
-        return Aggregation(self.exchanges, round.exchange, before, server, self._noise)
 
     # -- its end -----------------------------------------------------------------------------------
     def conclude(self, round: OpenRound) -> None:
@@ -300,8 +275,8 @@ class Rounds:
         no further round is tried, and ClientsJoin where clients join before the next one.
         """
         self._concluding, began = True, time.monotonic()
-        progress = self.progress
-        self.carried, after = round.after, round.after
+        progress, after = self.progress, round.after
+        self.carried = after
         progress.versions, progress.states = dict(after.versions), dict(after.states)
         progress.void = progress.void + 1 if round.record.void else 0
         model = self.evaluator.evaluate(round, self.durable)
@@ -313,18 +288,24 @@ class Rounds:
         each = self.config.record.clients == "each"
         clients = client_lines(round, self.config) if each else []
         lines = {"rounds": [round.record.line()], "clients": clients}
+        join = self._clients_then > self.config.clients
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
-        due = due or self._clients_then > self.config.clients
-        keep = self.save if due or self.watch.requested else self._append
-        keep(lines)
+        if due or join or self.watch.requested:
+            self.save(lines)
+        else:
+            self._append(lines)
         self.directory.event("round", round.number, completed=len(round.record.completed))
         self._concluding = False
         self.faults.at("between", round.number)
         self.io.book_round(round.number)
         self._show(round)
         collect_in_time()
-        self._give_up(round)
-        self._grow(round)
+        if reason := round.abort_reason(self.config, progress.void):
+            self.io.cancel("the run ends")
+            self.save()
+            raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
+        if join and self.more(round.number):
+            raise ClientsJoin(self.config.clients, self._clients_then)
         progress.stopped = reached(self.config, progress) or ""
 
     def record(self, round: OpenRound, model: Tensors | None, evaluated_at: float) -> None:
@@ -371,17 +352,27 @@ class Rounds:
         return tally
 
     def _show(self, round: OpenRound) -> None:
+        """Shows the record, and in sentences whose state was lost, the first of the clients that
+        failed and how many more there are, and who began again.
+        """
+        name = f"round {round.number}"
         self.display.round_done(round.record)
-        for client, reason in round.states_lost().items():
-            if client not in self._lost:
-                self.display.warn(
-                    f"round {round.number} continues without client {client}: {reason}"
-                )
-            self._lost.setdefault(client, round.number)
+        for client, reason in sorted(round.dropped.items()):
+            if reason.startswith(STATE_LOST):
+                if client not in self._lost:
+                    why = clean(reason.removeprefix(STATE_LOST))
+                    self.display.warn(f"{name} continues without client {client}: {why}")
+                self._lost.setdefault(client, round.number)
         for client in round.record.completed:
             self._lost.pop(client, None)
-        for text in round.notes():
-            self.display.note(text)
+        failures = round.failures()
+        for text in failures[:SHOWN]:
+            self.display.note(f"{name}: {text}")
+        if len(failures) > SHOWN:
+            self.display.note(f"{name}: and {len(failures) - SHOWN} more clients")
+        if again := round.record.restarted:
+            text = f"client(s) {as_text(again)} had lost their state and began again"
+            self.display.note(f"{name}: {text}")
         for callback in self.callbacks:
             callback(round.record)
 
@@ -410,4 +401,4 @@ class Rounds:
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
         with self.io:
-            self.inbox.clear(self.progress.round, under_way)
+            self.io.inbox.clear(self.progress.round, under_way)

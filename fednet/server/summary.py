@@ -25,14 +25,9 @@ from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 
 
-def finish(
-    rounds: Rounds,
-    experiment: Experiment,
-    directory: Path,
-    command: Sequence[str],
-    switches: JsonMapping,
-) -> Summary:
+def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Summary:
     """Writes the models; returns the server's part of the summary."""
+    experiment, directory = rounds.experiment, rounds.directory.path
     config, progress = rounds.config, rounds.progress
     server, evaluator = rounds.carried.server, rounds.evaluator
     model = evaluator.newest(server)

@@ -1,6 +1,4 @@
-"""Who is given a task when, and what makes an update: lists of events in, lists of instructions
-out.
-"""
+"""Who is given a task when, and what makes an update: events in, instructions out."""
 
 from __future__ import annotations
 
@@ -10,71 +8,81 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.server.asynchronous import Give, Order, Schedule, Update
+from fednet.server.asynchronous import Order, Schedule
+
+UPDATE = ([], True)
+NOTHING = ([], False)
 
 
 def schedule(clients=5, at_once=3, buffer=2, every=None, **more):
     return Schedule(at_once, buffer, every, lambda round: range(clients), **more)
 
 
-def updated(s):
+def gives(*clients):
+    return [*clients], False
+
+
+def begins(s):
     s.next_round()
-    return s.begin()
-
-
-def gives(instructions):
-    return [(g.client, g.round) for g in instructions if isinstance(g, Give)]
-
-
-def updates(instructions):
-    return [(u.round, u.came) for u in instructions if isinstance(u, Update)]
+    return s.step(s.at)
 
 
 def test_a_free_client_is_asked_as_soon_as_another_replied():
     s = schedule()
-    assert gives(s.begin()) == [(0, 1), (1, 1), (2, 1)]
-    assert gives(s.replied(1, 0.5)) == [(3, 1)]
-    assert s.replied(0, 0.7) == [Update(1, {1: 1, 0: 1}, 0.7)]
-    assert gives(updated(s)) == [(0, 2)]  # 2 and 3 still train
+    assert s.step(0.0) == gives(0, 1, 2)
+    assert s.step(0.5, 1) == gives(3)
+    assert s.step(0.7, 0) == UPDATE
+    assert list(s.came.items()) == [(1, 1), (0, 1)]  # in the order in which they came
+    assert begins(s) == gives(0)  # 2 and 3 still train
+    assert s.training == {2: 1, 3: 1, 0: 2}
 
 
-def test_staleness_is_the_updates_since_the_model_that_a_reply_started_from():
+def test_a_reply_keeps_the_round_of_its_task():
     s = schedule(at_once=2, buffer=1)
-    s.begin()
-    assert updates(s.replied(0, 1.0)) == [(1, {0: 1})]
-    assert gives(updated(s)) == [(0, 2)]
-    s.replied(0, 2.0)
-    updated(s)
-    late = s.replied(1, 3.0)[0]
-    assert (late.came, late.staleness(1)) == ({1: 1}, 2)
+    s.step(0.0)
+    assert s.step(1.0, 0) == UPDATE
+    assert begins(s) == gives(0)
+    s.step(2.0, 0)
+    begins(s)
+    assert s.step(3.0, 1) == UPDATE
+    assert (s.round, s.came) == (3, {1: 1})  # two updates old
 
 
 def test_a_lost_client_is_replaced_and_not_asked_again_in_its_round():
     s = schedule(clients=4, at_once=1, buffer=2)
-    assert gives(s.begin()) == [(0, 1)]
-    assert gives(s.lost(0, 1.0)) == [(1, 1)]
-    assert gives(s.replied(1, 2.0)) == [(2, 1)]
+    assert s.step(0.0) == gives(0)
+    assert s.step(1.0, 0, lost=True) == gives(1)
+    assert s.step(2.0, 1) == gives(2)
 
 
 def test_semi_synchronous_updates_come_with_the_clock_and_stale_ones_count_later():
     s = schedule(clients=4, at_once=3, buffer=None, every=10.0)
-    assert gives(s.begin()) == [(0, 1), (1, 1), (2, 1)]
-    assert (s.replied(2, 4.0), s.wakes()) == ([], 10.0)
-    assert s.tick(10.0) == [Update(1, {2: 1}, 10.0)]
-    assert gives(updated(s)) == [(2, 2)]  # 0 and 1 go on
-    assert s.replied(1, 12.0) == []
+    assert s.step(0.0) == gives(0, 1, 2)
+    assert s.step(4.0, 2) == NOTHING
+    assert s.wakes() == 10.0
+    assert s.step(10.0) == UPDATE
+    assert begins(s) == gives(2)  # 0 and 1 go on
+    assert s.step(12.0, 1) == NOTHING
     assert s.wakes() == 20.0
-    late = s.tick(20.0)[0]
-    assert late.staleness(1) == 1
+    assert s.step(20.0) == UPDATE
+    assert (s.round, s.came) == (2, {1: 1})
 
 
 def test_who_is_not_there_is_asked_when_it_comes():
     there = {0: 0.0, 1: 7.0, 2: 5.0}
     s = schedule(clients=3, at_once=2, buffer=2, comes=lambda c, at: max(at, there[c]))
-    assert gives(s.begin()) == [(0, 1)]
+    assert s.step(0.0) == gives(0)
     assert s.wakes() == 5.0
-    assert gives(s.tick(5.0)) == [(2, 1)]
+    assert s.step(5.0) == gives(2)
     assert s.wakes() == math.inf  # two train
+
+
+def test_while_nobody_trains_the_update_waits_for_who_will_come():
+    s = schedule(clients=2, at_once=2, buffer=2, comes=lambda c, at: max(at, 4.0 * c))
+    assert s.step(0.0) == gives(0)
+    assert s.step(1.0, 0) == NOTHING  # 1 comes at 4
+    assert s.step(4.0) == gives(1)
+    assert s.step(5.0, 1, lost=True) == UPDATE
 
 
 # -- the order of events on the virtual clock ------------------------------------------------------
@@ -110,25 +118,24 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
     def play(rank):
         """rank: of each client; of the tasks under way the one of lowest rank arrives first."""
         s, order, told, pending = schedule(4, 3, buffer), Order(), [], {}
-        todo = s.begin()
+        given, due = s.step(0.0)
         while s.round < 6:
-            for i in todo:
-                told.append(i)
-                if isinstance(i, Give):
-                    order.given(i.client, i.at + 1)
-                    pending[i.client] = i.at + lengths[i.client] * (1 + i.round % 3)
-            if any(isinstance(i, Update) for i in todo):
-                todo = updated(s)
+            told.append((s.round, s.at, given, due, dict(s.came)))
+            for client in given:
+                order.given(client, s.at + 1)
+                pending[client] = s.at + lengths[client] * (1 + s.round % 3)
+            if due:
+                given, due = begins(s)
                 continue
             event = order.next(s.wakes())
             if event is None:
                 client = min(pending, key=rank.index)
                 order.known(client, pending.pop(client))
-                todo = []
+                given = []
                 continue
             at, client, _ = event
-            todo = s.replied(client, at)
-        return told
+            given, due = s.step(at, client)
+        return [one for one in told if one[2] or one[3]]
 
     assert play(list(arrivals)) == play(list(range(4)))
 
@@ -136,13 +143,14 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
 def test_a_long_run_counts_every_reply_once():
     s = schedule(clients=7, at_once=4, buffer=3)
     counted, given_out, clock = [], [], itertools.count(1)
-    todo = s.begin()
+    given, due = s.step(0.0)
     while s.round < 50:
-        given_out += gives(todo)
-        made = [u for u in todo if isinstance(u, Update)]
-        for u in made:
-            counted += sorted(u.came.items())
-        todo = updated(s) if made else s.replied(sorted(s.training)[s.round % 4], next(clock))
+        given_out += [(client, s.round) for client in given]
+        if due:
+            counted += sorted(s.came.items())
+            given, due = begins(s)
+        else:
+            given, due = s.step(next(clock), sorted(s.training)[s.round % 4])
     assert len(counted) == len(set(counted)) == 49 * 3
     assert set(counted) <= set(given_out)
     assert len(given_out) == len(set(given_out))
@@ -150,25 +158,36 @@ def test_a_long_run_counts_every_reply_once():
 
 def test_a_client_whose_stale_reply_waits_is_not_asked_before_it_is_counted():
     s = schedule(clients=3, at_once=2, buffer=2)
-    assert gives(s.begin()) == [(0, 1), (1, 1)]
-    assert gives(s.replied(0, 1.0)) == [(2, 1)]
-    assert updates(s.replied(2, 2.0)) == [(1, {0: 1, 2: 1})]
-    assert gives(updated(s)) == [(0, 2)]
-    assert gives(s.replied(1, 3.0)) == [(2, 2)]
+    assert s.step(0.0) == gives(0, 1)
+    assert s.step(1.0, 0) == gives(2)
+    assert s.step(2.0, 2) == UPDATE
+    assert s.came == {0: 1, 2: 1}
+    assert begins(s) == gives(0)
+    assert s.step(3.0, 1) == gives(2)
 
 
 def test_when_all_are_lost_or_waiting_what_is_there_makes_the_update():
     s = schedule(clients=3, at_once=3, buffer=3)
-    s.begin()
-    assert s.replied(1, 1.0) == []
-    assert s.lost(0, 2.0) == []
-    assert s.lost(2, 3.0) == [Update(1, {1: 1}, 3.0)]
+    s.step(0.0)
+    assert s.step(1.0, 1) == NOTHING
+    assert s.step(2.0, 0, lost=True) == NOTHING
+    assert s.step(3.0, 2, lost=True) == UPDATE
+    assert s.came == {1: 1}
 
 
 def test_a_period_in_which_nothing_came_makes_no_update():
     s = schedule(clients=3, at_once=3, buffer=None, every=10.0)
-    s.begin()
-    assert (s.tick(10.0), s.round, s.wakes()) == ([], 1, 20.0)
+    s.step(0.0)
+    assert s.step(10.0) == NOTHING
+    assert (s.round, s.wakes()) == (1, 20.0)
+
+
+def test_a_period_in_which_all_are_lost_ends_at_once():
+    s = schedule(clients=2, at_once=2, buffer=None, every=10.0)
+    s.step(0.0)
+    assert s.step(1.0, 0, lost=True) == NOTHING
+    assert s.step(2.0, 1, lost=True) == UPDATE
+    assert s.came == {}
 
 
 def test_no_task_ends_before_the_second_that_others_were_held_back_by():
