@@ -194,16 +194,25 @@ class _Vector(msgspec.Struct):
     vector: str
 
 
-class Masked(Account):
-    """Keeps the account of vectors that have left under masks. A second sum with the same vector,
-    over other clients, would show the difference of the two sums: so a vector leaves once, and a
-    client sends one in each round of a configuration, whatever the name of the run or the server.
+class Secrets(Account):
+    """Holds the clients' secrets in the current rounds of secure aggregation, and the account of
+    vectors that have left under masks.
+
+    The secrets are only in memory: when the process ends they are gone, and its clients have
+    dropped out. A second sum with the same vector, over other clients, would show the difference of
+    the two sums: so a vector leaves once, and a client sends one in each round of a configuration,
+    whatever the name of the run or the server.
     """
 
     what = "what this site's clients have sent under masks, and must not send again"
     Line = _Vector
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: Config) -> None:
+        # All that a client's training depends on, without the run's name.
+        settings = config.seed, config.algorithm, config.model, config.data, config.train
+        text = msgspec.json.encode(settings, order="sorted")
+        self._configuration = hashlib.sha256(text).hexdigest()
+        self._machines: dict[int, tuple[int, SecureClient]] = {}  # by client, with their round
         self._rounds = dict[tuple[int, str], int]()  # by client and configuration, the last one
         self._vectors = set[tuple[int, str]]()  # of a client, by its digest
         super().__init__(path)
@@ -212,40 +221,6 @@ class Masked(Account):
         last = self._rounds.get((row.client, row.configuration), 0)
         self._rounds[row.client, row.configuration] = max(last, row.round)
         self._vectors.add((row.client, row.vector))
-
-    def leaves(self, client: int, configuration: str, round_number: int, vector: bytes) -> None:
-        """Writes down that this vector leaves. Raises LeftRound if it must not, because another of
-        its round did before, or the same in another round.
-        """
-        digest = hashlib.sha256(vector).hexdigest()
-        with self._exclusive() as file:
-            last = self._rounds.get((client, configuration), 0)
-            known = (client, digest) in self._vectors
-            if round_number <= last or known:
-                before = "before"
-                if round_number <= last:
-                    before = f"in round {last} of this configuration"
-                raise LeftRound(
-                    f"secure aggregation: client {client}'s vector left {before} already, under "
-                    f"other keys; sent again it would be revealed. To repeat a run, give another "
-                    f"--state ({self._path} has what was sent)"
-                )
-            row: JsonDict = {"round": round_number, "client": client}
-            row |= {"configuration": configuration, "vector": digest}
-            self._write(file, row)
-
-
-class Secrets:
-    """Holds the clients' secrets in the current rounds of secure aggregation. They are only in
-    memory: when the process ends they are gone, and its clients have dropped out. Any thread may
-    call it. account: of what left this site; configuration: the digest of the run's.
-    """
-
-    def __init__(self, account: Masked, configuration: str) -> None:
-        self._account = account
-        self._configuration = configuration
-        self._lock = threading.Lock()
-        self._machines: dict[int, tuple[int, SecureClient]] = {}  # by client, with their round
 
     def machine(self, terms: Terms, round_number: int, client: int, fresh: bool) -> SecureClient:
         """Returns the client's machine of this round. fresh: makes it if there is none, and forgets
@@ -267,21 +242,30 @@ class Secrets:
             return machine
 
     def leaves(self, client: int, round_number: int, vector: bytes) -> None:
-        """Writes down that this client's vector leaves in this round. Raises LeftRound if one did
-        before.
+        """Writes down that this client's vector leaves in this round. Raises LeftRound if it must
+        not, because another of its round did before, or the same in another round.
         """
-        self._account.leaves(client, self._configuration, round_number, vector)
+        digest = hashlib.sha256(vector).hexdigest()
+        with self._exclusive() as file:
+            last = self._rounds.get((client, self._configuration), 0)
+            known = (client, digest) in self._vectors
+            if round_number <= last or known:
+                before = "before"
+                if round_number <= last:
+                    before = f"in round {last} of this configuration"
+                raise LeftRound(
+                    f"secure aggregation: client {client}'s vector left {before} already, under "
+                    f"other keys; sent again it would be revealed. To repeat a run, give another "
+                    f"--state ({self._path} has what was sent)"
+                )
+            row: JsonDict = {"round": round_number, "client": client}
+            row |= {"configuration": self._configuration, "vector": digest}
+            self._write(file, row)
 
 
 # Files next to the folders of a site's runs: no run may have such a name.
 ANSWERS = "answers.jsonl"
 MASKED = "masked.jsonl"
-
-
-def configuration_of(config: Config) -> str:
-    """Returns a digest of all that a client's training depends on, without the run's name."""
-    shapes = config.seed, config.algorithm, config.model, config.data, config.train
-    return hashlib.sha256(msgspec.json.encode(shapes, order="sorted")).hexdigest()
 
 
 def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -> Answers | None:

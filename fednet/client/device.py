@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from fednet.data.federation import Site
+    from fednet.experiment.build import Experiment
     from fednet.training.scratch import Scratch
     from fednet.training.setting import Setting
 
@@ -22,19 +23,13 @@ CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` le
 
 
 class Device:
-    """Holds a device's data and scratch models. Any thread may call it. load(client) returns a
-    client's data; scratch(device, setting) makes a scratch model, of which each thread has its own.
+    """Holds a device's data, and a scratch model of each setting for each thread. Any thread may
+    call it. load(client) returns a client's data.
     """
 
-    def __init__(
-        self,
-        name: str,
-        load: Callable[[int], Site],
-        scratch: Callable[[torch.device, Setting], Scratch],
-    ) -> None:
+    def __init__(self, name: str, load: Callable[[int], Site]) -> None:
         self.device = torch.device(name)
         self._load = load
-        self._make = scratch
         self._sites: OrderedDict[int, Site] = OrderedDict()
         self._held = 0  # bytes
         self._lock = threading.Lock()
@@ -75,13 +70,13 @@ class Device:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def scratch(self, setting: Setting) -> Scratch:
-        """Returns this thread's scratch model for a setting."""
+    def scratch(self, experiment: Experiment, setting: Setting) -> Scratch:
+        """Returns this thread's scratch model for a setting of the experiment."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = {}
         found: dict[Setting, Scratch] = self._own.scratch
         if setting not in found:
-            found[setting] = self._make(self.device, setting)
+            found[setting] = experiment.scratch(self.device, setting)
         return found[setting]
 
     def stream(self) -> AbstractContextManager[object]:
@@ -93,10 +88,3 @@ class Device:
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._own.stream)
-
-    def warm(self, setting: Setting) -> None:
-        """Builds the scratch model, and imports what the first step would. On a GPU the first task
-        builds it, since that may wait for memory.
-        """
-        if self.device.type == "cpu":
-            self.scratch(setting)

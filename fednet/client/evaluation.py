@@ -2,117 +2,94 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.experiment.build import Experiment
-from fednet.experiment.evaluations import EVALUATED_MODELS, DetailedEvaluationReply, EvaluationReply
-from fednet.experiment.store import ClientStore, Record
+from fednet.experiment.evaluations import (
+    EVALUATED_MODELS,
+    DetailedEvaluationReply,
+    EvaluationReply,
+    keeps_local,
+)
+from fednet.experiment.store import Record
 from fednet.loading import WrongPart, place
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, other_width
 from fednet.training.hosts import ClientHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
-from fednet.wire.codec import Content
 from fednet.wire.payload import weights_of
 
 
-@dataclass
-class ClientEvaluation:
-    """Evaluates the models of a device's clients. Any thread may call it.
+def within(
+    exp: Experiment, state: object, x: Tensors | None, record: Record, host: ClientHost
+) -> dict[str, Counts]:
+    """Evaluates the model that came down and the client's own, within its training task."""
+    method = exp.algorithm
+    trained = host.initial if host.trained is None else host.trained
+    own = method.personal_model(state, trained, host)
+    found: dict[str, Counts] = {}
+    if x is not None and method.has_global:
+        found["global"] = host.evaluate(_calibrated(exp, x, record, host))
+    # If the method does not say what it trained, the initial model is not evaluated instead.
+    if own is not host.initial:
+        found["personal"] = host.evaluate(own)
+    return found
 
-    keeps_local: whether clients keep their last local models. balanced() returns a test set with as
-    many samples of each class; None if there is none; after_load() is called once it is loaded.
+
+def asked(
+    exp: Experiment,
+    task: m.Task,
+    down: Payload,
+    local: Tensors | None,
+    record: Record,
+    host: ClientHost,
+    balanced: Callable[[], Pair] | None,
+) -> dict[str, Counts]:
+    """Evaluates a client's models where all clients are asked: at the run's end, or each round with
+    `evaluate.clients: all`. A client that never took part is evaluated by the newest shared model,
+    beside the initial values of what is not shared. local: its last local model, where it is kept.
+    balanced() returns a test set with as many samples of each class; None if there is none.
     """
-
-    store: ClientStore
-    keeps_local: bool
-    balanced: Callable[[], Pair] | None
-    after_load: Callable[[], None]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _balanced_set: Pair | None = None
-
-    def within(
-        self, exp: Experiment, state: object, x: Tensors | None, record: Record, host: ClientHost
-    ) -> dict[str, Counts | None]:
-        """Evaluates the model that came down and the client's own, within its training task."""
-        method = exp.algorithm
-        trained = host.initial if host.trained is None else host.trained
-        own = method.personal_model(state, trained, host)
-        found: dict[str, Counts | None] = {}
-        if x is not None and method.has_global:
-            found["global"] = host.evaluate(_calibrated(exp, x, record, host))
-        # If the method does not say what it trained, the initial model is not evaluated instead.
-        if own is not host.initial:
-            found["personal"] = host.evaluate(own)
+    method = exp.algorithm
+    section = exp.config.evaluate
+    state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+    newest = weights_of(down)
+    if section.shared == "latest":
+        state = method.with_latest(state, down)
+    if newest is not None and (exp.config.model.buffers == "local" or exp.federation is None):
+        newest = _calibrated(exp, newest, record, host)
+    whole = local if local is not None else _merged(host.initial, newest, host)
+    found: dict[str, Counts] = {}
+    if method.has_global and newest is not None:
+        found["global"] = host.evaluate(newest)
+    elif section.shared == "latest":
+        whole = _merged(whole, newest, host)
+    if not keeps_local(exp.config, method.personalised) and not method.personalised:
         return found
-
-    def asked(
-        self,
-        exp: Experiment,
-        task: m.Task,
-        body: Content,
-        record: Record,
-        start: str,
-        host: ClientHost,
-        progress: Callable[[str, int, int], None],
-    ) -> dict[str, Counts | None]:
-        """Evaluates a client's models where all clients are asked: at the run's end, or each round
-        with `evaluate.clients: all`. A client that never took part is evaluated by the newest
-        shared model, beside the initial values of what is not shared.
-        """
-        method = exp.algorithm
-        section = exp.config.evaluate
-        down = exp.exact.decode(exp.evaluation, task.form, body, fill=fill_buffers(exp, record))
-        progress("evaluating", 0, 0)
-        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
-        local = self.store.local(task.key.client, start)
-        newest = weights_of(down)
-        if section.shared == "latest":
-            state = method.with_latest(state, down)
-        if newest is not None and (exp.config.model.buffers == "local" or exp.federation is None):
-            newest = _calibrated(exp, newest, record, host)
-        whole = local if local is not None else _merged(host.initial, newest, host)
-        found: dict[str, Counts | None] = {}
-        if method.has_global and newest is not None:
-            found["global"] = host.evaluate(newest)
-        elif section.shared == "latest":
-            whole = _merged(whole, newest, host)
-        if not self.keeps_local and not method.personalised:
-            return found
-        personal = method.personal_model(state, whole, host)
-        found["personal"] = host.evaluate(personal)
-        if task.judge and self.balanced is not None:
-            # Drift: the same personal model on a balanced test set of all.
-            found["balanced"] = host.evaluate(personal, self._load_balanced())
-        if task.judge and section.finetune:
-            # A personal model other than the local one is tuned itself.
-            if isinstance(personal, Tensors) and personal is not whole:
-                personal = host.train(personal).x
-            else:
-                tuned = host.train(_merged(whole, newest, host)).x
-                personal = method.personal_model(state, tuned, host)
-            found["finetuned"] = host.evaluate(personal)
-            if self.balanced is not None:
-                found["finetuned_balanced"] = host.evaluate(personal, self._load_balanced())
-        return found
-
-    def _load_balanced(self) -> Pair:
-        with self._lock:
-            if self._balanced_set is None:
-                assert self.balanced is not None
-                self._balanced_set = self.balanced()
-                self.after_load()
-            return self._balanced_set
+    personal = method.personal_model(state, whole, host)
+    found["personal"] = host.evaluate(personal)
+    if task.judge and balanced is not None:
+        # Drift: the same personal model on a balanced test set of all.
+        found["balanced"] = host.evaluate(personal, balanced())
+    if task.judge and section.finetune:
+        # A personal model other than the local one is tuned itself.
+        if isinstance(personal, Tensors) and personal is not whole:
+            personal = host.train(personal).x
+        else:
+            tuned = host.train(_merged(whole, newest, host)).x
+            personal = method.personal_model(state, tuned, host)
+        found["finetuned"] = host.evaluate(personal)
+        if balanced is not None:
+            found["finetuned_balanced"] = host.evaluate(personal, balanced())
+    return found
 
 
-def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Payload:
+def reply(exp: Experiment, found: Mapping[str, Counts]) -> Payload:
     """Returns the payload of these counts."""
     width = exp.setting.counts_width
     counts = np.zeros((len(EVALUATED_MODELS), 2, width), dtype=np.int64)

@@ -26,6 +26,7 @@ from fednet.config.schema import AtLeast1, Positive
 from fednet.config.tree import Node, compose
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
+from fednet.wire.messages import Field
 from fednet.wire.payload import KINDS
 from fednet.world.shipped import LINKS
 
@@ -182,12 +183,13 @@ class Policy:
                 )
 
     # -- in a run ----------------------------------------------------------------------------------
-    def check_leaves(self, kinds: Iterable[str]) -> None:
+    def check_leaves(self, form: Iterable[Field]) -> None:
         """Raises ConfigError for a kind of payload that must not leave this site."""
-        for kind in kinds:
-            if self.allow is not None and kind not in self.allow:
+        for field in form:
+            if self.allow is not None and field.kind not in self.allow:
                 raise ConfigError(
-                    f"this site sends nothing of kind {kind!r} (--allow, or allow in its policy)."
+                    f"this site sends nothing of kind {field.kind!r} (--allow, or allow in its "
+                    f"policy)."
                 )
 
     # -- inside ------------------------------------------------------------------------------------

@@ -26,13 +26,24 @@ from fednet.ids import Ids
 from fednet.wire import messages as m
 
 if TYPE_CHECKING:
-    from fednet.client.worker import Worker
-    from fednet.data.base import Data
     from fednet.data.federation import Federation, Site
     from fednet.experiment.build import Experiment, Source
     from fednet.training.setting import Pair
 
 NAMES = 1 << 16  # bytes beside the tensors of a payload, such as the head of a .safetensors file
+
+
+@contextlib.contextmanager
+def on_one_line() -> Iterator[None]:
+    """Puts errors that are raised inside, and may quote the server, on one printable line."""
+    try:
+        yield
+    except FednetError as wrong:
+        more = ""
+        if isinstance(wrong, DataError) and "data.download" in str(wrong):
+            more = " Only --download, or the site's policy, lets a server have data fetched."
+        wrong.args = (m.clean(f"{wrong}{more}", 4000),)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +64,18 @@ class Preparer:
     hold: StatesHold | None = None
     source: Callable[[], Source | None] = lambda: None
 
+    @on_one_line()
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         """Prepares data, model and workers, and opens the process's book."""
-        with on_one_line():
-            return self._prepare(loop, welcome)
+        import numpy as np
+        import torch
 
-    def _prepare(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
+        from fednet.client.books import MASKED, Secrets, account_of
+        from fednet.client.worker import Worker
+        from fednet.data import balanced_test
+        from fednet.data.federation import Site
         from fednet.experiment import links
+        from fednet.experiment.store import ClientStore
 
         config = accepted(welcome, self.policy, self.asked)
         clients = welcome.ids
@@ -68,25 +84,60 @@ class Preparer:
         check_folder(root)
         if self.hold is not None:
             self.hold.take(root, clients)
-        data = self._load_data(config, clients)
-        experiment = data.experiment
+        experiment, own = self._load(config, clients)
         packing = None
         if config.train.pack > 1:
             packing = Packing(config.train.pack, experiment.setting.task, loop.slots.limit)
-        workers = self._workers(config, root, data, packing)
+
+        def site(device: str, client: int) -> Site:
+            if own:
+                return own[client].site(0, device)
+            return experiment.divided.site(client, device)
+
+        def balanced(device: str) -> Pair:
+            """Returns (x, y) on `device`: as many test samples of each class."""
+            data = experiment.divided.data
+            chosen = balanced_test(data, config.seed)
+            return Site(data, np.zeros(0, dtype=np.int64), chosen, torch.device(device)).test
+
+        answers = account_of(config.privacy, self.policy.privacy, root)
+        secrets = None
+        if config.privacy.secagg.protocol != "none":
+            secrets = Secrets(root.parent / MASKED, config)
+        store = ClientStore(root, experiment.algorithm.Client, config.checkpoint.fsync)
+        has_balanced = not own and bool(experiment.setting.classes)
+        workers = [
+            Worker(
+                experiment,
+                store,
+                functools.partial(site, device),
+                device,
+                balanced=functools.partial(balanced, device) if has_balanced else None,
+                pack=None if packing is None else functools.partial(packing.descend, number),
+                policy=self.policy,
+                answers=answers,
+                secrets=secrets,
+            )
+            for number, device in enumerate(self.devices)
+        ]
         # Several processes that host all clients may share the folder: each has its own book.
         everyone = len(clients) == config.clients
-        book = f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl"
-        loop.book.open(root / book)
+        loop.book.open(root / (f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl"))
         for worker in workers:
             worker.warm()
+        facts = []  # what the server has to know of sites' own data
+        for client in own:
+            data = site(self.devices[0], client)
+            counts = [int(k) for k in data.class_counts]
+            names = data.data.names_sha256
+            facts.append(m.SiteFacts(client, data.n, data.n_targets, counts, names))
         s = "s" if len(clients) > 1 else ""
         where = f"client{s} {numbers.as_text(clients)} on {', '.join(self.devices)}"
         self.say(f"joined {welcome.name} as {where}")
         return Prepared(
             workers,
             experiment.digest,
-            data.facts(),
+            facts,
             links.shaper(config),
             packing,
             together=max(1, min(config.train.pack, len(clients))),
@@ -94,13 +145,32 @@ class Preparer:
             largest=payload_bound(experiment),
         )
 
-    def _load_data(self, config: Config, clients: Sequence[int]) -> SiteData:
-        from fednet.data.site import alone
-        from fednet.experiment import build
+    def _load(
+        self, config: Config, clients: Sequence[int]
+    ) -> tuple[Experiment, dict[int, Federation]]:
+        """Returns the experiment, and by client the data that sites bring themselves, after checks
+        of all their values; these are empty where the run's data are divided.
+        """
+        from fednet.data.site import alone, load_site
+        from fednet.experiment import build, trial
 
         own: dict[int, Federation] = {}
-        if config.data.dataset == "site":
-            own = {client: alone(self._load_site(config, client)) for client in clients}
+        for client in clients if config.data.dataset == "site" else ():
+            folder = self.policy.data  # that of a site which hosts one client, or DIR/client-K
+            if folder is not None and (folder / f"client-{client}").exists():
+                folder = folder / f"client-{client}"
+            try:
+                data = load_site(config.data, folder, config.seed)
+                trial.finite(data)
+            except DataError as wrong:
+                where = "" if str(folder) in str(wrong) else f", in {folder}"
+                raise DataError(f"client {client}{where}: {wrong}") from None
+            for note in data.notes:
+                self.say(f"client {client}: {note}")
+            if data.names is not None:
+                self.say(f"client {client}: classes in order: {', '.join(data.names[:20])}")
+            self.policy.check_samples(data.n_train + data.n_test)
+            own[client] = alone(data)
         first = next(iter(own.values())).data if own else None
         source = None if own else self.source()
         experiment = build.build(config, self.policy.data, first, tried=True, source=source)
@@ -113,54 +183,7 @@ class Preparer:
                     build.try_on(experiment, federation.data)
                 except ConfigError as wrong:
                     raise ConfigError(f"client {client}: {wrong}") from None
-        return SiteData(experiment, own, self.devices[0])
-
-    def _load_site(self, config: Config, client: int) -> Data:
-        """Returns the data in a client's own folder, after checks of all their values."""
-        from fednet.data.site import load_site
-        from fednet.experiment import trial
-
-        folder = _data_folder(self.policy.data, client)
-        try:
-            data = load_site(config.data, folder, config.seed)
-            trial.finite(data)
-        except DataError as wrong:
-            where = "" if str(folder) in str(wrong) else f", in {folder}"
-            raise DataError(f"client {client}{where}: {wrong}") from None
-        for note in data.notes:
-            self.say(f"client {client}: {note}")
-        if data.names is not None:
-            self.say(f"client {client}: classes in order: {', '.join(data.names[:20])}")
-        self.policy.check_samples(data.n_train + data.n_test)
-        return data
-
-    def _workers(
-        self, config: Config, root: Path, data: SiteData, packing: Packing | None
-    ) -> list[Worker]:
-        from fednet.client.books import MASKED, Masked, Secrets, account_of, configuration_of
-        from fednet.client.worker import Worker
-        from fednet.experiment.store import ClientStore
-
-        fsync = config.checkpoint.fsync
-        store = ClientStore(root, data.experiment.algorithm.Client, fsync)
-        answers = account_of(config.privacy, self.policy.privacy, root)
-        secrets = None
-        if config.privacy.secagg.protocol != "none":
-            secrets = Secrets(Masked(root.parent / MASKED), configuration_of(config))
-        return [
-            Worker(
-                data.experiment,
-                store,
-                functools.partial(data.site, device=device),
-                device,
-                balanced=functools.partial(data.balanced, device) if data.has_balanced else None,
-                pack=None if packing is None else functools.partial(packing.descend, number),
-                policy=self.policy,
-                answers=answers,
-                secrets=secrets,
-            )
-            for number, device in enumerate(self.devices)
-        ]
+        return experiment, own
 
 
 def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
@@ -191,49 +214,6 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
     return largest
 
 
-@dataclass(frozen=True, slots=True)
-class SiteData:
-    """Gives the data of the clients that a process hosts. own: by client, if sites bring their own
-    data; else they are the run's, divided. device: where facts are counted.
-    """
-
-    experiment: Experiment
-    own: dict[int, Federation]
-    device: str
-
-    @property
-    def has_balanced(self) -> bool:
-        """Returns whether there is a test set with as many samples of each class."""
-        return not self.own and bool(self.experiment.setting.classes)
-
-    def site(self, client: int, device: str) -> Site:
-        if self.own:
-            return self.own[client].site(0, device)
-        return self.experiment.divided.site(client, device)
-
-    def balanced(self, device: str) -> Pair:
-        """Returns (x, y) on `device`: as many test samples of each class."""
-        import numpy as np
-        import torch
-
-        from fednet.data import balanced_test
-        from fednet.data.federation import Site
-
-        data = self.experiment.divided.data
-        chosen = balanced_test(data, self.experiment.config.seed)
-        return Site(data, np.zeros(0, dtype=np.int64), chosen, torch.device(device)).test
-
-    def facts(self) -> list[m.SiteFacts]:
-        """Returns what the server has to know of sites' own data."""
-        found = []
-        for client in self.own:
-            site = self.site(client, self.device)
-            counts = [int(k) for k in site.class_counts]
-            names = site.data.names_sha256
-            found.append(m.SiteFacts(client, site.n, site.n_targets, counts, names))
-        return found
-
-
 def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     """Returns the configuration of a run as it holds at this site. Raises ConfigError if the site
     does not take part in such a run.
@@ -243,19 +223,6 @@ def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     config = received(policy.read(welcome.config))
     policy.check_ids(welcome.ids, asked, config)
     return policy.applied_to(config)
-
-
-@contextlib.contextmanager
-def on_one_line() -> Iterator[None]:
-    """Puts errors that are raised inside, and may quote the server, on one printable line."""
-    try:
-        yield
-    except FednetError as wrong:
-        more = ""
-        if isinstance(wrong, DataError) and "data.download" in str(wrong):
-            more = " Only --download, or the site's policy, lets a server have data fetched."
-        wrong.args = (m.clean(f"{wrong}{more}", 4000),)
-        raise
 
 
 # The names of all files that a client process writes into the folder of a run.
@@ -288,15 +255,6 @@ def check_folder(root: Path) -> None:
 def state_directory(state: Path | None, run: str) -> Path:
     """Returns the folder in which a client process keeps what belongs to one run."""
     return (state or places.runs() / "client-state") / run
-
-
-def _data_folder(data: Path | None, client: int) -> Path | None:
-    """Returns the folder of a client's data: DIR/client-K if that exists, else DIR itself, as the
-    site has it that hosts one client.
-    """
-    if data is not None and (data / f"client-{client}").exists():
-        return data / f"client-{client}"
-    return data
 
 
 def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
@@ -335,6 +293,7 @@ class Explained(FednetError):
     """`--explain` has printed everything: the process ends."""
 
 
+@on_one_line()
 def explain(
     policy: Policy, asked: Ids, state: Path | None, loop: ClientLoop, welcome: m.Welcome
 ) -> Prepared:
@@ -343,9 +302,8 @@ def explain(
     """
     from fednet.experiment import build
 
-    with on_one_line():
-        config = accepted(welcome, policy, asked)
-        exp = build.build(config, policy.data)
+    config = accepted(welcome, policy, asked)
+    exp = build.build(config, policy.data)
     print(
         f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "
         f"{config.cohort_size} of {config.clients} clients a round"

@@ -226,6 +226,7 @@ class Slots:
         raises NoRoom.
         """
         device = self._devices[number]
+        memory = device.memory
         with self._lock:
             device.running += 1
             limit = device.limit
@@ -240,39 +241,28 @@ class Slots:
             with self._lock:
                 device.running -= 1
                 device.failures = 0
-                grown = not device.measured and self._measure(device)
+                first, device.measured = not device.measured, True
+                if first and memory is not None and (need := memory.need()) > 0:
+                    fit = int(memory.room() * SPARE) // need
+                    device.limit = max(1, min(self._most, fit))
+                grown = first and device.limit > 1
             if grown:
                 self._start_threads()
                 self._changed()
             return result
         forget()  # not within `except`: the exception refers to the task's tensors
         with self._lock:
-            again_s = self._shrink(device, limit)
+            device.running -= 1
+            # Of several that ran out together only the first lowers the limit.
+            if limit > 1 and limit == device.limit:
+                device.limit -= 1
+            if memory is not None:
+                memory.release()
+            again_s: float | None = 0.0
+            if not device.running and limit == 1:  # else there is less beside it the next time
+                device.failures += 1
+                again_s = None
+                if device.failures <= len(PAUSES_S):
+                    again_s = PAUSES_S[device.failures - 1]
         self._changed()
-        raise NoRoom("cpu" if device.memory is None else device.memory.name, again_s)
-
-    def _measure(self, device: _Device) -> bool:
-        """Sets the limit after the first task. Returns whether more than one may run now."""
-        device.measured = True
-        need = 0 if device.memory is None else device.memory.need()
-        if device.memory is not None and need > 0:
-            fit = int(device.memory.room() * SPARE) // need
-            device.limit = max(1, min(self._most, fit))
-        return device.limit > 1
-
-    def _shrink(self, device: _Device, limit: int) -> float | None:
-        """Lowers the limit after a task that began under `limit` ran out of memory: of several that
-        ran out together only the first does. Returns the seconds after which to do the task again;
-        None if it is not to be.
-        """
-        device.running -= 1
-        if limit > 1 and limit == device.limit:
-            device.limit -= 1
-        if device.memory is not None:
-            device.memory.release()
-        if device.running or limit > 1:  # there is less beside it the next time
-            return 0.0
-        device.failures += 1
-        if device.failures > len(PAUSES_S):
-            return None
-        return PAUSES_S[device.failures - 1]
+        raise NoRoom("cpu" if memory is None else memory.name, again_s)

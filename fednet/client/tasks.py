@@ -87,7 +87,9 @@ class Tasks:
 
     doing: by client, what its task is at, for the server. hand_over(done) passes what came of a
     task to the thread of the loop. inline: the server runs in this process too. faults: planned
-    faults are acted out.
+    faults are acted out. wanted: the tasks that are to be answered; the thread of the loop adds
+    them, and takes away those that are answered or cancelled. lacking: clients whose last task
+    found no state here.
     """
 
     def __init__(
@@ -105,65 +107,57 @@ class Tasks:
         self._inline = inline
         self._faults = faults
         self._warned_of_faults = False
-        self.lacking: set[int] = set()  # clients whose last task found no state here
-        self._wanted: dict[m.Key, Given] = {}  # tasks that were not cancelled
+        self.lacking: set[int] = set()
+        self.wanted: dict[m.Key, Given] = {}
         self._closing = threading.Event()
 
-    # -- in the thread of the loop -----------------------------------------------------------------
-    def add(self, given: Given, prepared: Prepared) -> None:
-        self._wanted[given.task.key] = given
-        self._queue(given, prepared)
-
-    def cancel(self, key: m.Key) -> None:
-        self._wanted.pop(key, None)
-
-    @property
-    def idle(self) -> bool:
-        """Returns whether no task is left to answer."""
-        return not self._wanted
-
-    def is_wanted(self, given: Given) -> bool:
-        return self._wanted.get(given.task.key) is given
-
-    def close(self) -> None:
-        """Ends each running task at its next step."""
-        self._wanted.clear()
-        self._closing.set()
-
-    def _queue(self, given: Given, prepared: Prepared) -> None:
+    def put(self, given: Given, prepared: Prepared) -> None:
+        """Has a wanted task done as soon as there is a slot."""
         if prepared.packing is not None:
             prepared.packing.expect()
         self._slots.put(partial(self._do, given, prepared))
 
+    def close(self) -> None:
+        """Ends each running task at its next step."""
+        self.wanted.clear()
+        self._closing.set()
+
     # -- in the thread of a slot -------------------------------------------------------------------
     def _do(self, given: Given, prepared: Prepared, device: int) -> None:
-        packing = prepared.packing
+        packing, key = prepared.packing, given.task.key
         with contextlib.nullcontext() if packing is None else packing.at_work(device):
-            if not self.is_wanted(given):
+            if self.wanted.get(key) is not given:
                 return
             done: Done | None = None
-            short_of_memory: NoRoom | None = None
+            again_s: float | None = None
             try:
-                done = self._done(given, prepared.workers[device], device)
+                done = self._work(given, prepared.workers[device], device)
             except TaskCancelled:
                 pass
             except NoRoom as short:
-                if short.again_s is None:
+                again_s = short.again_s
+                if again_s is None:
                     done = self._failure(given, short, again=True)
                 else:
-                    short_of_memory = short
+                    of = f"client {key.client} in round {key.round}"
+                    log.warning("%s: %s; it is done again", of, short)
             except OWN_ERRORS as error:
                 done = self._failure(given, error)
-            self._doing.pop(given.task.key.client, None)
+            self._doing.pop(key.client, None)
             if done is not None:
                 self._hand_over(done)
-            elif short_of_memory is not None:
-                self._do_again(given, prepared, short_of_memory)
+            elif again_s is not None and not self._closing.wait(again_s):
+                self.put(given, prepared)
 
-    def _done(self, given: Given, worker: Worker, device: int) -> Done:
+    def _work(self, given: Given, worker: Worker, device: int) -> Done:
         """Does a task, with the faults that are planned for it."""
-        key = given.task.key
-        faults = self._planned_faults(given.task)
+        task, key = given.task, given.task.key
+        faults: dict[str, float] = {}
+        if self._faults:
+            faults = {fault.kind: fault.amount for fault in task.faults}
+        elif task.faults and not self._warned_of_faults:
+            self._warned_of_faults = True
+            log.warning("the server plans faults for this client; without --faults none occurs")
         if "drop_before_training" in faults:
             return Done(given)
         began = time.monotonic()
@@ -172,12 +166,11 @@ class Tasks:
             self._doing[key.client] = (stage, done, of)
             if "crash" in faults and 2 * done >= of > 0:
                 self._crash(given)
-            if not self.is_wanted(given):
+            if self.wanted.get(key) is not given:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
-        replies = self._slots.run(
-            device, partial(worker.work, given.task, given.body, step), worker.forget
-        )
+        work = partial(worker.work, task, given.body, step)
+        replies = self._slots.run(device, work, worker.device.forget)
         if not faults:
             return Done(given, replies)
         if "crash" in faults:  # of a training without steps
@@ -186,12 +179,6 @@ class Tasks:
         lasts_s = faults.get("slow", 1.0) * max(took_s, faults.get("pace", 0.0))
         wait_s = faults.get("delay", 0.0) + lasts_s - took_s
         return Done(given, replies, faults=faults, due=time.monotonic() + wait_s)
-
-    def _do_again(self, given: Given, prepared: Prepared, short: NoRoom) -> None:
-        key = given.task.key
-        log.warning("client %d in round %d: %s; it is done again", key.client, key.round, short)
-        if not self._closing.wait(short.again_s):
-            self._queue(given, prepared)
 
     def _failure(self, given: Given, error: BaseException, again: bool = False) -> Done:
         """Logs why a task failed. Returns the failure for the server, in one line that names no
@@ -219,7 +206,11 @@ class Tasks:
         if text is not None:
             log.log(level, "client %d in round %d: %s", key.client, key.round, text)
         if isinstance(error, StateAbsent) and not base:
-            self._note_lacking(key, str(error))
+            # The user is told of the first one; the others are named when the process ends. A
+            # server in this process says it itself.
+            if not self.lacking and not self._inline:
+                complain(timed(f"fednet-client: round {key.round}: {error}"))
+            self.lacking.add(key.client)
         return Done(
             given,
             failed=m.Failed(
@@ -227,26 +218,6 @@ class Tasks:
             ),
             fatal=error if isinstance(error, StateError) and not lacks else None,
         )
-
-    def _note_lacking(self, key: m.Key, reason: str) -> None:
-        """Tells the user of the first client without its state; the others are named when the
-        process ends. A server in this process says it itself.
-        """
-        if not self.lacking and not self._inline:
-            complain(timed(f"fednet-client: round {key.round}: {reason}"))
-        self.lacking.add(key.client)
-
-    # -- planned faults ----------------------------------------------------------------------------
-    def _planned_faults(self, task: m.Task) -> dict[str, float]:
-        """Returns the faults to act out in a task, by kind: none if this process was not started
-        for them.
-        """
-        if self._faults:
-            return {fault.kind: fault.amount for fault in task.faults}
-        if task.faults and not self._warned_of_faults:
-            self._warned_of_faults = True
-            log.warning("the server plans faults for this client; without --faults none occurs")
-        return {}
 
     def _crash(self, given: Given) -> NoReturn:
         """Ends the process as a power cut does. If the server runs in it too, only this client

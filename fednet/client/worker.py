@@ -18,14 +18,9 @@ from fednet import seeds
 from fednet.algorithms.returned import finite
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
+from fednet.client import evaluation
 from fednet.client.books import Answers, Secrets
 from fednet.client.device import Device
-from fednet.client.evaluation import (
-    ClientEvaluation,
-    evaluation_reply,
-    fill_buffers,
-    set_trained,
-)
 from fednet.client.policy import Policy
 from fednet.data.federation import Site
 from fednet.errors import (
@@ -33,7 +28,6 @@ from fednet.errors import (
     ConfigError,
     RemoteProtocolError,
     StateAbsent,
-    StateError,
 )
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -66,30 +60,6 @@ class Outgoing:
     samples: int | None = None
 
 
-class Stopwatch:
-    """Measures what a task's seconds are spent on. progress: called at each new stage."""
-
-    def __init__(self, progress: Callable[[str, int, int], None]) -> None:
-        self._progress = progress
-        self._began = self._since = time.perf_counter()
-        self._doing, self._spent = "loading", dict[str, float]()
-
-    def turn(self, stage: str, done: int, of: int) -> None:
-        """Begins another stage of the task, of which `done` of `of` steps are done."""
-        now = time.perf_counter()
-        self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
-        self._doing, self._since = stage, now
-        self._progress(stage, done, of)
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    @property
-    def split(self) -> list[float]:
-        return [self._spent.get(name, 0.0) for name in SPLIT]
-
-
 class Worker:
     """Does tasks on one device, with one scratch model a thread. Any thread may call it.
 
@@ -104,20 +74,20 @@ class Worker:
         experiment: Experiment,
         store: ClientStore,
         site: Callable[[int], Site],
-        device: str = "cpu",
+        device: str,
         *,
-        balanced: Callable[[], Pair] | None = None,
-        pack: Callable[[Descent], Run] | None = None,
-        policy: Policy | None = None,
-        answers: Answers | None = None,
-        secrets: Secrets | None = None,
+        balanced: Callable[[], Pair] | None,
+        pack: Callable[[Descent], Run] | None,
+        policy: Policy,
+        answers: Answers | None,
+        secrets: Secrets | None,
     ) -> None:
         config = experiment.config
         self.experiment = experiment
         self.store = store
         self.pack = pack
-        self.policy = policy or Policy()
-        self.device = Device(device, site, lambda *at: self.experiment.scratch(*at))
+        self.policy = policy
+        self.device = Device(device, site)
         self.keeps_local = keeps_local(config, experiment.algorithm.personalised)
         self._secrets = secrets
         self._account = answers.account if answers else None
@@ -127,9 +97,8 @@ class Worker:
             store.root / "noise.key",
             drawn=answers is not None and answers.of(store.root.name),
         )
-        self._evaluation = ClientEvaluation(
-            store, self.keeps_local, balanced, self.device.synchronize
-        )
+        self._balanced = balanced
+        self._balanced_set: Pair | None = None
         self._lock = threading.Lock()
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
@@ -138,13 +107,12 @@ class Worker:
         self._finite: tuple[bytes, type[Payload], Sequence[m.Field]] | None = None
 
     def warm(self) -> None:
-        """Builds the scratch model before the first task."""
-        if not self.experiment.base_comes:
-            self.device.warm(self.experiment.setting)
-
-    def forget(self) -> None:
-        """Frees the memory of the device that no task uses."""
-        self.device.forget()
+        """Builds the scratch model, and imports what the first step would. On a GPU the first task
+        does, since that may wait for memory.
+        """
+        exp = self.experiment
+        if not exp.base_comes and self.device.device.type == "cpu":
+            self.device.scratch(exp, exp.setting)
 
     # -- a task ------------------------------------------------------------------------------------
     def work(self, task: m.Task, body: Content, step: Step) -> list[Outgoing]:
@@ -154,39 +122,76 @@ class Worker:
         Raises RemoteProtocolError for a damaged payload, StateError where the client's state is
         not here, ConfigError for what this site does not let out.
         """
-        watch = Stopwatch(step)
+        began = since = time.perf_counter()
+        stage = "loading"
+        spent = dict.fromkeys(SPLIT, 0.0)  # seconds
+
+        def turn(to: str) -> None:
+            """Begins another stage of the task."""
+            nonlocal since, stage
+            now = time.perf_counter()
+            spent[stage] = spent.get(stage, 0.0) + now - since
+            stage, since = to, now
+            step(to, 0, 0)
+
         # A task that came by reference is of a server in this process. What it gets by reference
         # has no digest: that would make bytes of it.
         here = isinstance(body, Body)
         if isinstance(body, memoryview) and digest([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
         task, body, base = split_base_model(self.experiment, task, body)
-        exp = self._complete(base)
-        config = exp.config
-        method = exp.algorithm
-        key = task.key
+        with self._lock:
+            if self.experiment.hollow:
+                self.experiment = with_base_model(self.experiment, self.store.root, base)
+            exp = self.experiment
+        config, method, key = exp.config, exp.algorithm, task.key
         record, start = self._load(task)
+        # A planned fault, where this site allows such faults.
+        malicious = self.policy.faults and key.client in attacks.malicious(config)
         made: list[tuple[Key, Encoded]] = []
         state_sha256 = ""
         kept = False
 
         with self.device.stream():
-            host = self._host(exp, key, record, step)
             step("loading", 0, 0)
+            setting = exp.setting_of(key.client)
+            site = self.device.site(key.client)
+            splits: Splits | Site = site
+            if malicious and config.faults.malicious.attack == "label_flip":
+                inputs, labels = site.train
+                flipped = attacks.flipped_labels(labels, exp.setting.classes)
+                splits = Splits((inputs, flipped), site.test)
+            host = ClientHost(
+                setting,
+                self.device.scratch(exp, setting),
+                key.client,
+                key.round,
+                key.phase,
+                splits=splits,
+                rest=record.own(setting.initial),
+                progress=lambda done, of: step("training", done, of),
+                pack=self.pack,
+            )
             if key.purpose != "train":
-                found = self._evaluation.asked(exp, task, body, record, start, host, watch.turn)
-                made.append((key, exp.up.encode(evaluation_reply(exp, found))))
+                newest = exp.exact.decode(
+                    exp.evaluation, task.form, body, fill=evaluation.fill_buffers(exp, record)
+                )
+                turn("evaluating")
+                local = self.store.local(key.client, start)
+                balanced = None if self._balanced is None else self._load_balanced
+                found = evaluation.asked(exp, task, newest, local, record, host, balanced)
+                made.append((key, exp.up.encode(evaluation.reply(exp, found))))
             else:
+                main = key.phase == method.main_exchange
                 past = record.past(f"down/{key.phase}/", key.round)
                 state, down = self._decode(exp, task, body, record, host, past)
                 x = weights_of(down)
                 reference = exp.agreed if x is None else x
-                main = key.phase == method.main_exchange
 
                 host.secrets = self._secrets
                 if config.train.keep_optimizer:
                     host.memory = past.next
-                watch.turn("training", 0, 0)
+                turn("training")
                 before = _versions(down)
                 state, up = method.client_update(key.phase, state, down, host)
                 if _versions(down) != before:
@@ -194,20 +199,20 @@ class Worker:
                         f"client_update of {config.algorithm.name} changes tensors that it was "
                         f"sent, in place. Clients of one process may share them: clone them first."
                     )
-                set_trained(method, up, host, wanted=main and self.keeps_local)
+                evaluation.set_trained(method, up, host, wanted=main and self.keeps_local)
 
-                if self._malicious(key.client):
+                if malicious:
                     up = attacks.attacked_reply(up, reference, config, key.round, key.client)
                 finite(up, exp.up.exempt)
                 if config.privacy.clip is not None:
                     assert isinstance(body, memoryview)
-                    asked = privacy.Question.of(config, self.store.root.name, task, record, body)
+                    question = privacy.Question.of(config, self.store.root.name, task, record, body)
                     own = privacy.at_client(config)
-                    up = privacy.protect(up, x, own, self._noise, asked, self._account)
+                    up = privacy.protect(up, x, own, self._noise, question, self._account)
                 if isinstance(method, Secure):
                     up = method.masked(key.phase, up, down, x, host)
 
-                watch.turn("encoding", 0, 0)
+                turn("encoding")
                 encoded = exp.up.encode(
                     up,
                     lambda name: seeds.rng(
@@ -219,46 +224,45 @@ class Worker:
                     stay=here,
                 )
                 if task.judge and main:
-                    watch.turn("evaluating", 0, 0)
-                    found = self._evaluation.within(exp, state, x, record, host)
-                    evaluated = exp.up.encode(evaluation_reply(exp, found))
+                    turn("evaluating")
+                    found = evaluation.within(exp, state, x, record, host)
+                    evaluated = exp.up.encode(evaluation.reply(exp, found))
                     made.append((msgspec.structs.replace(key, purpose="evaluate"), evaluated))
                 if main or not method.in_memory:
-                    watch.turn("saving", 0, 0)
+                    turn("saving")
                     next_record = Record(algorithm=state, residuals=past.next or None)
                     state_sha256, kept = self._save(task, start, next_record, host.trained, main)
                 made.append((key, encoded))
             self.device.synchronize()
-            watch.turn("over", 0, 0)
+            turn("over")
 
         for _, encoded in made:
-            self.policy.check_leaves(field.kind for field in encoded.form)
-        reported = self._reported(host)
-        return [
-            Outgoing(
-                m.Reply(
-                    key=of,
-                    form=list(encoded.form),
-                    size=encoded.body.size,
-                    check=b"" if here and encoded.body.by_reference else encoded.body.check(),
-                    state=state_sha256 if of.purpose == "train" else "",
-                    kept=kept and of.purpose == "train",
-                    seconds=watch.seconds,
-                    split=watch.split,
-                    reported=reported if of.purpose == "train" else {},
-                ),
-                encoded.body,
-                host.n if of.purpose == "train" and of.phase == method.main_exchange else None,
+            self.policy.check_leaves(encoded.form)
+        if len(host.reported) > m.REPORTS:
+            raise ConfigError(
+                f"{config.algorithm.name} reports {len(host.reported)} numbers of a client in a "
+                f"round; expected at most {m.REPORTS}."
             )
-            for of, encoded in made
-        ]
-
-    def _complete(self, base: memoryview | None) -> Experiment:
-        """Returns the experiment, with the base model in it if the server sends that."""
-        with self._lock:
-            if self.experiment.hollow:
-                self.experiment = with_base_model(self.experiment, self.store.root, base)
-            return self.experiment
+        reported = host.reported
+        if self.policy.allow is not None and "statistics" not in self.policy.allow:
+            reported = {}
+        outgoing = []
+        for of, encoded in made:
+            trained = of.purpose == "train"
+            reply = m.Reply(
+                key=of,
+                form=list(encoded.form),
+                size=encoded.body.size,
+                check=b"" if here and encoded.body.by_reference else encoded.body.check(),
+                state=state_sha256 if trained else "",
+                kept=kept and trained,
+                seconds=time.perf_counter() - began,
+                split=[spent[name] for name in SPLIT],
+                reported=reported if trained else {},
+            )
+            main = trained and of.phase == method.main_exchange
+            outgoing.append(Outgoing(reply, encoded.body, host.n if main else None))
+        return outgoing
 
     def _load(self, task: m.Task) -> tuple[Record, str]:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not
@@ -267,52 +271,21 @@ class Worker:
         try:
             found = self.store.load(task.key.client, task.start, task.state)
             return found or Record(), task.start
-        except StateError as missing:
-            # What only the last evaluation needs is no reason not to train.
-            needed = self._needs_state or task.key.purpose != "train"
-            if needed or not isinstance(missing, StateAbsent):
+        except StateAbsent:
+            # What only the last evaluation needs is no reason not to train. Training starts from
+            # the method's state, the client's own buffers, its optimizer's state, or what its
+            # compressed uploads left out.
+            exp = self.experiment
+            if (
+                task.key.purpose != "train"
+                or dataclasses.fields(exp.algorithm.Client)  # type: ignore[arg-type]
+                or exp.down.shared
+                or any(chain.remembers for chain in exp.up.chains.values())
+                or exp.config.model.buffers == "local"
+                or exp.config.train.keep_optimizer
+            ):
                 raise
             return Record(), ""
-
-    @property
-    def _needs_state(self) -> bool:
-        """Returns whether training starts from what the client kept: the method's state, its own
-        buffers, its optimizer's state, or what its compressed uploads left out.
-        """
-        exp = self.experiment
-        return (
-            bool(dataclasses.fields(exp.algorithm.Client))  # type: ignore[arg-type]
-            or exp.down.shared
-            or any(chain.remembers for chain in exp.up.chains.values())
-            or exp.config.model.buffers == "local"
-            or exp.config.train.keep_optimizer
-        )
-
-    def _host(self, exp: Experiment, key: Key, record: Record, step: Step) -> ClientHost:
-        setting = exp.setting_of(key.client)
-        site = self.device.site(key.client)
-        splits: Splits | Site = site
-        if exp.config.faults.malicious.attack == "label_flip" and self._malicious(key.client):
-            inputs, labels = site.train
-            flipped = attacks.flipped_labels(labels, exp.setting.classes)
-            splits = Splits((inputs, flipped), site.test)
-        return ClientHost(
-            setting,
-            self.device.scratch(setting),
-            key.client,
-            key.round,
-            key.phase,
-            splits=splits,
-            rest=record.own(setting.initial),
-            progress=lambda done, of: step("training", done, of),
-            pack=self.pack,
-        )
-
-    def _malicious(self, client: int) -> bool:
-        """Returns whether a planned fault makes this client malicious, and this site allows such
-        faults.
-        """
-        return self.policy.faults and client in attacks.malicious(self.experiment.config)
 
     def _decode(
         self,
@@ -326,22 +299,22 @@ class Worker:
         """Returns the client's state, which an enrolment in the task changes, and the broadcast."""
         method = exp.algorithm
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
-        fill = fill_buffers(exp, record)
-        cut = sum(field.size for field in task.form[: task.enrol])
+        fill = evaluation.fill_buffers(exp, record)
+        form = task.form
         if task.enrol:
             assert method.Enrolment is not None
             assert isinstance(body, memoryview)
-            form = task.form[: task.enrol]
-            enrolment = exp.down.decode(method.Enrolment, form, body[:cut], fill=fill)
+            given, form = form[: task.enrol], form[task.enrol :]
+            cut = sum(field.size for field in given)
+            enrolment = exp.down.decode(method.Enrolment, given, body[:cut], fill=fill)
             state = method.enrolled(state, enrolment, host)
             body = body[cut:]
         kind = method.exchanges[task.key.phase].down
-        form = task.form[task.enrol :]
         same = (task.check, kind, form)
         down = exp.down.decode(kind, form, body, exp.agreed, fill, self._finite == same, past)
-        if exp.down.alone(kind) and not cut:
+        if exp.down.alone(kind) and not task.enrol:
             self._finite = same
-        if isinstance(body, Body) and method.only_sums:
+        if isinstance(body, Body) and method.only_sums and self.device.device.type != "cpu":
             down = self._on_device(down)
         return state, down
 
@@ -349,8 +322,6 @@ class Worker:
         """Returns the broadcast with its tensors on this device: one copy for all clients that get
         it.
         """
-        if self.device.device.type == "cpu":
-            return down
         moved: dict[str, Tensors] = {}
         with self._lock:
             known, self._copies = self._copies, {}
@@ -374,37 +345,36 @@ class Worker:
         key = task.key
         if self.experiment.config.model.buffers == "local" and trained is not None:
             record = record.replace(buffers=trained.buffers, counters=trained.counters)
-        new_local = self.keeps_local and main and trained is not None
+        new = trained if self.keeps_local and main else None
         # With a base model a version also says that the client has had what is sent once.
-        keep = new_local or not record.empty or self.experiment.base_comes
+        keep = new is not None or not record.empty or self.experiment.base_comes
         if keep:
-            model = None
-            if new_local and trained is not None:
-                model = trained.to("cpu")
+            if new is not None:
+                new = new.to("cpu")
             elif self.keeps_local:
-                model = self.store.local(key.client, start)
-            self.store.save(key.client, key.version, record, model)
+                new = self.store.local(key.client, start)
+            self.store.save(key.client, key.version, record, new)
             self.store.prune(key.client, key.version, (start, task.keep))
         return record.sha256(), keep
 
-    def _reported(self, host: ClientHost) -> dict[str, float]:
-        """Returns the numbers that the method reported of the client, if statistics may leave.
-        Raises ConfigError if they are too many.
-        """
-        if len(host.reported) > m.REPORTS:
-            raise ConfigError(
-                f"{self.experiment.config.algorithm.name} reports {len(host.reported)} numbers of "
-                f"a client in a round; expected at most {m.REPORTS}."
-            )
-        allowed = self.policy.allow
-        return host.reported if allowed is None or "statistics" in allowed else {}
+    def _load_balanced(self) -> Pair:
+        assert self._balanced is not None
+        with self._lock:
+            if self._balanced_set is None:
+                self._balanced_set = self._balanced()
+                self.device.synchronize()
+            return self._balanced_set
 
 
 def _versions(payload: Payload) -> list[int]:
     """Counters of the writes to a payload's tensors."""
-    values = [getattr(payload, name) for name in payload.fields]
-    parts = [p for v in values if isinstance(v, Tensors) for p in (v.vector, v.buffers, v.counters)]
-    return [part._version for part in parts]
+    found = []
+    for name in payload.fields:
+        value = getattr(payload, name)
+        if isinstance(value, Tensors):
+            parts = value.vector, value.buffers, value.counters
+            found += [part._version for part in parts]
+    return found
 
 
 # -- the base model, if the server sends it (`model.base: server`) ---------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fednet
-from fednet.client.evaluation import ClientEvaluation
+from fednet.client import evaluation
 from fednet.errors import RemoteProtocolError
 from fednet.server.evaluation import pooled
 from fednet.training.evaluation import Counts
@@ -48,15 +48,15 @@ def honest_others(run: fednet.Run) -> list[float]:
 def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
     tmp_path, monkeypatch, said, why
 ):
-    honest = ClientEvaluation.within
+    honest = evaluation.within
 
-    def within(self: Any, exp: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
-        judged = honest(self, exp, state, x, record, host)
+    def within(exp: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
+        judged = honest(exp, state, x, record, host)
         if host.client_id == LIAR:
             judged["personal"] = Counts(np.array(said, dtype=np.int64), 0.0, 1)
         return judged
 
-    monkeypatch.setattr(ClientEvaluation, "within", within)
+    monkeypatch.setattr(evaluation, "within", within)
     mapping = settings(algorithm="fedper", rounds=2, data={"classes": 3}, stop={"accuracy": 0.999})
     run = fednet.run(mapping, out=tmp_path, in_process=True)
     assert [r.round for r in run.rounds] == [1, 2]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fednet.client.books import Answers, Book, Masked, Secrets, account_of
-from fednet.config import PrivacySection
+from fednet.client.books import Answers, Book, Secrets, account_of
+from fednet.config import Config, PrivacySection
 from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.privacy import Noise, Question, epsilon
 from fednet.secagg import Terms
@@ -113,7 +113,7 @@ def test_a_process_that_begins_beside_another_takes_its_account_for_no_lost_one(
 # -- secure aggregation ----------------------------------------------------------------------------
 def test_keys_are_with_one_process_alone_and_for_one_round(tmp_path):
     terms = Terms("secagg", tuple(range(4)), 0.6, 3, 10, b"run")
-    here, elsewhere = (Secrets(Masked(tmp_path / "masked.jsonl"), "a") for _ in range(2))
+    here, elsewhere = (Secrets(tmp_path / "masked.jsonl", Config()) for _ in range(2))
     machine = here.machine(terms, 1, 0, fresh=True)
     assert here.machine(terms, 1, 0, fresh=True) is machine  # asked again
     assert here.machine(terms, 1, 0, fresh=False) is machine
@@ -125,21 +125,21 @@ def test_keys_are_with_one_process_alone_and_for_one_round(tmp_path):
 
 
 def test_a_vector_leaves_once_in_a_round_and_in_no_other_from_any_process(tmp_path):
-    def leaves(client: int, round: int, vector: bytes, configuration: str = "a") -> None:
+    def leaves(client: int, round: int, vector: bytes, seed: int = 0) -> None:
         """From a process that has just started."""
-        account = Masked(tmp_path / "masked.jsonl")
-        Secrets(account, configuration).leaves(client, round, vector)
+        configuration = Config(name=f"run {round}", seed=seed)
+        Secrets(tmp_path / "masked.jsonl", configuration).leaves(client, round, vector)
 
     leaves(0, 3, b"first")
     for round in (2, 3):
         with pytest.raises(LeftRound, match="left in round 3 of this configuration already"):
             leaves(0, round, b"second")
-    for other, round in (("a", 4), ("b", 1)):
+    for other, round in ((0, 4), (1, 1)):
         with pytest.raises(LeftRound, match="left before already"):
             leaves(0, round, b"first", other)
     leaves(0, 4, b"fourth")
     leaves(1, 3, b"first")
-    leaves(0, 1, b"of another", "b")
+    leaves(0, 1, b"of another", 1)
     written = (tmp_path / "masked.jsonl").read_bytes()
     assert not any(vector in written for vector in (b"first", b"fourth", b"of another"))
     assert written.count(b"\n") == 4

@@ -11,8 +11,7 @@ import pytest
 
 from fednet.client import loop as loops
 from fednet.client.join import read_server
-from fednet.client.loop import ClientLoop
-from fednet.client.round_lines import RoundLines
+from fednet.client.loop import ClientLoop, RoundLines
 from fednet.client.tasks import Done
 from fednet.client.worker import Outgoing
 from fednet.errors import CannotGoOn, StateError

@@ -222,7 +222,7 @@ def test_on_the_cpu_a_clients_inputs_are_freed_after_its_task():
     x = torch.arange(40, dtype=torch.uint8).view(10, 1, 2, 2)
     d = Data(train=(x, torch.zeros(10, dtype=torch.int64)), classes=2, mean=(0.2,), std=(0.5,))
     federation = split(d, section(tests="none"), 1, 0)
-    device = Device("cpu", federation.site, lambda *_: None)
+    device = Device("cpu", federation.site)
     site = device.site(0)
     assert site.train[0] is site.train[0]
     assert torch.equal(site.train[0], d.inputs(x))
