@@ -15,6 +15,7 @@ import msgspec
 from fednet import capacity
 from fednet.buffers import lend
 from fednet.errors import RemoteProtocolError
+from fednet.protocol.instructions import Stray as Stray
 from fednet.protocol.table import (
     CLIENT,
     CLIENT_TASK,
@@ -105,15 +106,6 @@ class Booked:
     direction: str
     key: Key
     whole: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Stray:
-    """The message just received belongs to nothing that is under way: its bytes are recorded as
-    wasted. This instruction comes first.
-    """
-
-    reason: str
 
 
 Instruction = (
@@ -233,7 +225,16 @@ class ClientProtocol:
         if isinstance(message, m.Welcome):
             self._welcomed(message)
         elif isinstance(message, m.Refuse):
-            self._refused(message, now)
+            if message.final:
+                self._change(ClientEvent.TURNED_AWAY)
+                self._out.append(TurnedAway(message.reason))
+            elif self.state is ClientState.JOINING:
+                self._rejoin_at = now + self._rejoin_s
+                self._rejoin_s = min(2 * self._rejoin_s, REJOIN_MOST_S)
+                self._out.append(NotYet(message.reason))
+            elif message.unread:
+                # The server may wait for the lost message: after a join all is announced again.
+                self._out.append(Reconnect())
         elif message.run != self.run or message.inc != self.inc:
             raise RemoteProtocolError(
                 f"a message of another run or incarnation ({message.run[:16]!r}, {message.inc})"
@@ -432,26 +433,13 @@ class ClientProtocol:
         self._send(m.Ready(layout=self._layout, sites=self._sites))
         self._announce()
 
-    def _refused(self, refuse: m.Refuse, now: float) -> None:
-        if refuse.final:
-            self._change(ClientEvent.TURNED_AWAY)
-            self._out.append(TurnedAway(refuse.reason))
-        elif self.state is ClientState.JOINING:
-            self._rejoin_at = now + self._rejoin_s
-            self._rejoin_s = min(2 * self._rejoin_s, REJOIN_MOST_S)
-            self._out.append(NotYet(refuse.reason))
-        elif refuse.unread:
-            # The server may wait for the lost message: after a join all is announced again.
-            self._out.append(Reconnect())
-
     # -- a task arrives ----------------------------------------------------------------------------
     def _task(self, task: m.Task, body: Content | None) -> None:
         key = task.key
         held = self._tasks.get(key)
-        size = sum([f.size for f in task.form])
         came = 0 if body is None else len(body)
         beside = task.size if body is not None or task.size <= self.part else 0
-        if size != task.size or came != beside:
+        if sum([f.size for f in task.form]) != task.size or came != beside:
             if held is not None and held.state in STARTED:
                 self._out.append(Stray("doubled"))
             else:  # a part of it was lost on its way, and does not come any more
@@ -475,24 +463,15 @@ class ClientProtocol:
         elif held is not None or key in self._replies:
             self._out.insert(0, Stray("doubled"))
             return
-        self._begin(task, body)
-
-    def _abandon(self, key: Key) -> None:
-        """Drops a task that was begun, and that nobody wants any more."""
-        if self.task_state(key) is ClientTaskState.WORKING:
-            self._out.append(Cancelled(key))
-        self._change_task(key, ClientTaskEvent.ABANDONED)
-
-    def _begin(self, task: m.Task, body: Content | None) -> None:
-        most = self.largest(task.key)
+        most = self.largest(key)
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
-            self._out.append(Booked("down", task.key, False))
-            self._send(m.Failed(key=task.key, reason=reason))
+            self._out.append(Booked("down", key, False))
+            self._send(m.Failed(key=key, reason=reason))
             return
         with_payload = self._with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
-        held = sum([self._tasks[key].task.size for key in with_payload])
-        if held + task.size > (self.slots + 2) * most:
+        sizes = sum([self._tasks[k].task.size for k in with_payload])
+        if sizes + task.size > (self.slots + 2) * most:
             self._no_room(task, "what this client takes beside its other tasks")
             return
         if body is not None or task.size == 0:
@@ -500,37 +479,40 @@ class ClientProtocol:
             own = memoryview(b"") if body is None else body
             if isinstance(own, memoryview) and not own.readonly:
                 own = memoryview(bytearray(own))
-            self._tasks[task.key] = HeldTask(task, own)
-            self._whole(task.key)
+            self._tasks[key] = HeldTask(task, own)
+            self._whole(key)
             return
-        shared = self._equal_payload(task)
-        room = self.room()
-        if shared is None and task.size > room:
-            self._no_room(task, f"the {room} that are free")
-            return
-        try:
-            # Not cleared: the system gives it memory as parts are written to it.
-            whole = lend(task.size).data if shared is None else shared
-        except (MemoryError, OverflowError, ValueError):
-            self._no_room(task, "this machine")
-            return
+        # Most clients get the same broadcast, and this process has it in memory once.
+        whole: Content | None = None
+        for other in self._tasks.values():
+            here = other.shared or other.state is ClientTaskState.WORKING
+            if here and other.body and task.check and task.check == other.task.check:
+                whole = other.body
+                break
+        shared = whole is not None
+        if whole is None:
+            room = self.room()
+            if task.size > room:
+                self._no_room(task, f"the {room} that are free")
+                return
+            try:
+                # Not cleared: the system gives it memory as parts are written to it.
+                whole = lend(task.size).data
+            except (MemoryError, OverflowError, ValueError):
+                self._no_room(task, "this machine")
+                return
         window = Receiving(task.size, self.part)
-        self._tasks[task.key] = HeldTask(task, whole, window=window, shared=shared is not None)
-        self._change_task(task.key, ClientTaskEvent.TASK)
-        self._grant(task.key, window)
+        self._tasks[key] = HeldTask(task, whole, window=window, shared=shared)
+        self._change_task(key, ClientTaskEvent.TASK)
+        self._grant(key, window)
 
-    def _equal_payload(self, task: m.Task) -> Content | None:
-        """Returns the payload of another task if it has the same digest and is whole: most clients
-        get the same broadcast, and this process has it in memory once.
-        """
-        for held in self._tasks.values():
-            here = held.shared or held.state is ClientTaskState.WORKING
-            if here and held.body and task.check and task.check == held.task.check:
-                return held.body
-        return None
+    def _abandon(self, key: Key) -> None:
+        """Drops a task that was begun, and that nobody wants any more."""
+        if self.task_state(key) is ClientTaskState.WORKING:
+            self._out.append(Cancelled(key))
+        self._change_task(key, ClientTaskEvent.ABANDONED)
 
     def _no_room(self, task: m.Task, where: str) -> None:
-        """Another process may have room for it, or this one later."""
         self._out.append(Booked("down", task.key, False))
         self._fail(task.key, f"a payload of {task.size} bytes does not fit into {where}")
 
@@ -642,10 +624,5 @@ def _train(key: Key) -> Key:
 
 def _same(a: m.Task, b: m.Task) -> bool:
     """Whether a reply to one task answers the other."""
-    return not a.faults and (a.check, a.form, a.start, a.enrol, a.judge) == (
-        b.check,
-        b.form,
-        b.start,
-        b.enrol,
-        b.judge,
-    )
+    names = ("check", "form", "start", "enrol", "judge")
+    return not a.faults and all(getattr(a, name) == getattr(b, name) for name in names)

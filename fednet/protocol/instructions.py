@@ -1,10 +1,11 @@
-"""What the server's side of the protocol answers an event with; one event's turn, which collects
-that; and what is said to a peer that sends what cannot be used.
+"""What the server's side of the protocol answers an event with, and one event's turn, which
+collects that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +14,9 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.ledger import Direction
 from fednet.wire.messages import Key, Message
+
+if TYPE_CHECKING:
+    from fednet.protocol.workers import Worker
 
 REFUSALS = 16  # that a connection is answered with
 
@@ -93,12 +97,20 @@ Instruction = Send | Stray | Store | Arrived | Resolved | Spend | Note | Forget
 
 
 class Turn:
-    """now: of the event that is being dealt with, on the caller's clock. part: bytes of a payload's
-    parts, but the last.
+    """What one event leads to, and what is said to peers that send what cannot be used.
+
+    now: of the event that is being dealt with, on the caller's clock. part: bytes of a payload's
+    parts, but the last. by_conn: the workers, by connection. refused: how many messages were
+    refused. strikes: by connection, messages in this phase that belong to nothing.
     """
 
-    def __init__(self, run: str, incarnation: int, now: float, part: int) -> None:
+    def __init__(
+        self, run: str, incarnation: int, now: float, part: int, by_conn: Mapping[bytes, Worker]
+    ) -> None:
         self.run, self.incarnation, self.now, self.part = run, incarnation, now, part
+        self._by_conn = by_conn
+        self.refused = 0
+        self.strikes: dict[bytes, int] = {}
         self._out: list[Instruction] = []
 
     def over(self, since: float, patience: float | None) -> bool:
@@ -110,43 +122,18 @@ class Turn:
 
     def note(self, event: str, /, **fields: object) -> None:
         """Something for the run's events."""
-        self.say(Note(event, fields))
+        self._out.append(Note(event, fields))
 
     def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> None:
         """The message is marked as this run's, and this incarnation's of its server."""
         marked = msgspec.structs.replace(message, run=self.run, inc=self.incarnation)
-        self.say(Send(conn, marked, body))
+        self._out.append(Send(conn, marked, body))
 
-    def call_off(self, conn: bytes, key: Key) -> None:
-        """Tells a worker that this task, or its reply, is not wanted any more."""
-        self.send(conn, m.Cancel(key=key))
+    def note_refused(self, what: str, reason: str, worker: str, **more: object) -> None:
+        self.refused += 1
+        self.note("refused", what=what, **more, reason=m.clean(reason), worker=worker)
 
-    def stray(self, reason: str) -> None:
-        """The message belongs to nothing that is under way."""
-        self._out.insert(0, Stray(reason))
-
-    def take(self) -> list[Instruction]:
-        """The turn is over."""
-        out, self._out = self._out, []
-        return out
-
-
-class Refusals:
-    """count: of all. worker_of(conn): the name of the worker behind a connection, or ""."""
-
-    def __init__(self, turn: Turn, worker_of: Callable[[bytes], str]) -> None:
-        self._turn, self._worker_of = turn, worker_of
-        self.count = 0
-        # By connection: messages in this phase that belong to nothing.
-        self.strikes: dict[bytes, int] = {}
-
-    def note(self, what: str, reason: str, worker: str, **more: object) -> None:
-        """Counts a refusal."""
-        self.count += 1
-        said = {"what": what, **more, "reason": m.clean(reason), "worker": worker}
-        self._turn.note("refused", **said)
-
-    def tell(
+    def refuse(
         self,
         conn: bytes,
         reason: str,
@@ -155,11 +142,16 @@ class Refusals:
         unread: bool = False,
     ) -> None:
         """Counts a refusal; the sender is told of the first ones."""
-        self.note(what, reason, self._worker_of(conn))
+        worker = self._by_conn.get(conn)
+        self.note_refused(what, reason, "" if worker is None else worker.name)
         if self.strikes.get(conn, 0) < REFUSALS:
-            refuse = m.Refuse(reason=m.clean(reason), final=final, unread=unread)
-            self._turn.send(conn, refuse)
+            self.send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
 
     def strike(self, conn: bytes) -> None:
         """Counts a message that belongs to nothing."""
         self.strikes[conn] = self.strikes.get(conn, 0) + 1
+
+    def take(self, stray: str = "") -> list[Instruction]:
+        """The turn is over. stray: why the message belongs to nothing that is under way."""
+        out, self._out = self._out, []
+        return [Stray(stray), *out] if stray else out

@@ -18,7 +18,7 @@ import msgspec
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids, as_text
-from fednet.protocol.instructions import Arrived, Forget, Instruction, Refusals, Store, Turn
+from fednet.protocol.instructions import Arrived, Forget, Instruction, Store, Turn
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
 from fednet.protocol.tasks import Job, Rules, Task, Tasks
 from fednet.protocol.transfers import Receiving
@@ -37,7 +37,7 @@ ANSWERED = (TaskState.ARRIVING, TaskState.ARRIVED, TaskState.DONE)
 class ServerProtocol:
     """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
     do what it returns. What it knows can be read: the client processes in `roster`, the tasks of
-    the open phase in `tasks`, what was refused in `refusals`.
+    the open phase in `tasks`, what was refused in `turn`.
 
     welcome(ids, session): the answer to a join.
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
@@ -69,10 +69,9 @@ class ServerProtocol:
         self._most = max(clients, open or 0)
         self._asking: dict[int, bytes] = {}  # ids that ask to join the run: over which connection
         self._key_refusal = key_refusal
-        self._turn = Turn(run, incarnation, now, part)
         self.roster = Roster(max_workers, now)
-        self.refusals = Refusals(self._turn, self.roster.worker_of)
-        self.tasks = Tasks(self._turn, self.roster, self.refusals, rules or Rules())
+        self.turn = Turn(run, incarnation, now, part, self.roster.by_conn)
+        self.tasks = Tasks(self.turn, self.roster, rules or Rules())
         self._welcome = welcome
         self._files = dict(files or {})
         self._layout, self._declared = layout, declared
@@ -93,39 +92,39 @@ class ServerProtocol:
         now: float,
     ) -> list[Instruction]:
         """Opens a phase. What is left of the phase before is cancelled."""
-        self._turn.now = now
-        self.refusals.strikes.clear()
+        self.turn.now = now
+        self.turn.strikes.clear()
         self.tasks.begin(round, phase, purpose, jobs, rules)
         self.tasks.expire()
-        return self._turn.take()
+        return self.turn.take()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
         """The reply was whole and sound."""
-        self._turn.now = now
+        self.turn.now = now
         self.tasks.accept(key)
-        return self._turn.take()
+        return self.turn.take()
 
     def reject(self, key: Key, reason: str, now: float, again: bool = True) -> list[Instruction]:
         """The reply was not what was declared: it is billed, and the task is given out again a few
         times at most.
         """
-        self._turn.now = now
+        self.turn.now = now
         self.tasks.reject(key, reason, again)
-        return self._turn.take()
+        return self.turn.take()
 
     def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
         """More tasks in the phase that is open, each of the round that it names."""
-        self._turn.now = now
+        self.turn.now = now
         if round > self.tasks.round:
-            self.refusals.strikes.clear()
+            self.turn.strikes.clear()
         self.tasks.add(round, jobs)
-        return self._turn.take()
+        return self.turn.take()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
-        self._turn.now = now
+        self.turn.now = now
         self.tasks.cancel(reason)
-        return self._turn.take()
+        return self.turn.take()
 
     def clients_wanted(self) -> int:
         """Returns how many clients the run has with those that ask to join it. Their ids have to
@@ -138,12 +137,12 @@ class ServerProtocol:
 
     def turn_away(self, reason: str, now: float) -> list[Instruction]:
         """The clients that ask to join the run cannot."""
-        self._turn.now = now
+        self.turn.now = now
         for conn in sorted(set(self._asking.values())):
-            self.refusals.strikes.pop(conn, None)  # by asking, for which it gets no answer
-            self.refusals.tell(conn, f"join: {reason}", "join", final=True)
+            self.turn.strikes.pop(conn, None)  # by asking, for which it gets no answer
+            self.turn.refuse(conn, f"join: {reason}", "join", final=True)
         self._asking.clear()
-        return self._turn.take()
+        return self.turn.take()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
         """Tells all workers that the run is over, or that this server stops with rounds left to
@@ -151,11 +150,11 @@ class ServerProtocol:
         """
         for w in self.roster.workers.values():
             if w.conn is not None:
-                self._turn.send(
+                self.turn.send(
                     w.conn,
                     m.End(over=over, reason=m.clean(reason, 4000)),
                 )
-        return self._turn.take()
+        return self.turn.take()
 
     # -- the transport's events --------------------------------------------------------------------
     def received(
@@ -169,69 +168,67 @@ class ServerProtocol:
         """A decoded message. What breaks the protocol is refused with a reason, counted, and
         changes nothing.
         """
-        self._turn.now = now
+        self.turn.now = now
         try:
-            stray = (
-                self._join(conn, message, user)
-                if isinstance(message, m.Join)
-                else self._from_worker(conn, message, body)
-            )
+            if isinstance(message, m.Join):
+                stray = self._join(conn, message, user)
+            else:
+                stray = self._from_worker(conn, message, body)
         except RemoteProtocolError as broken:
-            self.refusals.tell(conn, str(broken), str(message.__struct_config__.tag))
+            self.turn.refuse(conn, str(broken), str(message.__struct_config__.tag))
             stray = "refused"
         self.tasks.depart()
         if stray:
-            self._turn.stray(stray)
-            self.refusals.strike(conn)
-        return self._turn.take()
+            self.turn.strike(conn)
+        return self.turn.take(stray)
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
-        self._turn.now = now
-        self.refusals.tell(conn, reason, unread=True)
-        self.refusals.strike(conn)
+        self.turn.now = now
+        self.turn.refuse(conn, reason, unread=True)
+        self.turn.strike(conn)
         worker = self.roster.by_conn.get(conn)
         if worker is not None:
             self.tasks.unread(worker, reason)
-        return self._turn.take()
+        return self.turn.take()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
         """The connection is gone. why: the reason, where this side ended it."""
-        self._turn.now = now
-        self.refusals.strikes.pop(conn, None)
+        self.turn.now = now
+        self.turn.strikes.pop(conn, None)
         for client in [i for i, asked_over in self._asking.items() if asked_over == conn]:
             del self._asking[client]
         worker = self.roster.part(conn, closed=True)
         if worker is not None:
             why = why or "connection closed"
             self._away(worker, WorkerEvent.CLOSED, why, self.tasks.rules.closed)
-        self._turn.say(Forget(conn))
-        return self._turn.take()
+        self.turn.say(Forget(conn))
+        return self.turn.take()
 
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
-        self._turn.now = now
+        self.turn.now = now
         silent, closed = self.tasks.rules.silent, self.tasks.rules.closed
         for worker in list(self.roster.workers.values()):
             if worker.here and silent is not None and now - worker.heard > silent:
                 # The silence was its time to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
                 self.tasks.give_on(worker)
-            elif worker.gone_at is not None and self._turn.over(worker.gone_at, closed):
+            elif worker.gone_at is not None and self.turn.over(worker.gone_at, closed):
                 self.tasks.give_on(worker)
                 if worker.state is WorkerState.AWAY:
                     self.roster.forget(worker)
-            elif worker.gone_at is not None and self._turn.over(worker.gone_at, silent):
+            elif worker.gone_at is not None and self.turn.over(worker.gone_at, silent):
                 # It may be awaited for ever, but not where others can do its tasks.
-                self.tasks.replace(worker, self.roster.present())
+                self.tasks.replace(worker, self.roster.hosting)
         self.tasks.expire()
         self.tasks.assign()
         self._grant()
-        return self._turn.take()
+        return self.turn.take()
 
     def _away(self, worker: Worker, event: WorkerEvent, why: str, patience: float | None) -> None:
-        self.roster.away(worker, event, why, patience, self._turn.now)
+        self.roster.away(worker, event, why, patience, self.turn.now)
         self.tasks.pause(worker)
-        self._turn.note("away", **worker.named(), why=why)
+        self.turn.note("away", **worker.named(), why=why)
 
     # -- from a worker -----------------------------------------------------------------------------
     def _from_worker(self, conn: bytes, message: m.Message, body: Content | None) -> str:
@@ -246,13 +243,19 @@ class ServerProtocol:
                 f"a message for incarnation {message.inc} of this server, which is "
                 f"{self.incarnation}"
             )
-        worker.heard = self._turn.now
+        worker.heard = self.turn.now
         if worker.state is WorkerState.SILENT:
             self.roster.back(worker)
-            self._turn.note("back", **worker.named())
+            self.turn.note("back", **worker.named())
         if isinstance(message, m.BEATS):
-            self._beat(worker, message)
-            self._turn.send(conn, m.Alive())
+            if isinstance(message, m.Slots):
+                worker.slots = min(message.slots, SLOTS)
+                self.roster.recount(worker)
+                self.tasks.run_heads(worker)
+                self.tasks.assign()
+            elif isinstance(message, m.Progress) and message.client in worker.ids:
+                self._progress(worker, message)
+            self.turn.send(conn, m.Alive())
             return ""
         if isinstance(message, m.Ready):
             return self._ready(conn, worker, message)
@@ -264,8 +267,10 @@ class ServerProtocol:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
         # Revoked since it joined; the key may still speak for others.
         if why := self._key_refusal(worker.user, key.client):
-            self.roster.leave_out(worker, key.client, why, self._turn.now)
-            self.tasks.leave_out(worker, key.client, why)
+            self.roster.leave_out(worker, key.client, why, self.turn.now)
+            t = self.tasks.by_client.get(key.client)
+            if t is not None and t.worker == worker.name and t.status in WITH_WORKER:
+                self.tasks.take_back(t, TaskEvent.REVOKED, why)  # it waits for another worker
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
         if isinstance(message, m.Reply):
             return self._reply(conn, worker, message, body)
@@ -276,22 +281,19 @@ class ServerProtocol:
         assert isinstance(message, m.Failed)
         return self._failed(worker, message)
 
-    def _beat(self, worker: Worker, beat: m.Message) -> None:
-        tasks = self.tasks
-        if isinstance(beat, m.Slots):
-            worker.slots = min(beat.slots, SLOTS)
-            self.roster.recount(worker)
-            tasks.run_heads(worker)
-            tasks.assign()
-        elif isinstance(beat, m.Progress) and beat.client in worker.ids:
-            # Its link is slow, not its worker, which is free for the next.
-            if beat.phase == m.UPLOADING:
-                tasks.start_next(worker, beat.client)
-                tasks.assign(worker)
-            tasks.progress(worker, beat.client, (beat.phase, beat.step, beat.steps))
+    def _progress(self, worker: Worker, progress: m.Progress) -> None:
+        client, tasks = progress.client, self.tasks
+        # Its link is slow, not its worker, which is free for the next.
+        if progress.phase == m.UPLOADING:
+            tasks.start_next(worker, client)
+            tasks.assign(worker)
+        t = tasks.by_client.get(client)
+        if t is not None and client in worker.queue:
+            t.heard = self.turn.now
+        worker.doing[client] = progress.phase, progress.step, progress.steps
 
     def _leave(self, conn: bytes, worker: Worker, reason: str) -> None:
-        self._turn.note("left", **worker.named())
+        self.turn.note("left", **worker.named())
         self.roster.part(conn)
         why = f"left: {reason}" if reason else "left"
         self._away(worker, WorkerEvent.LEFT, why, self.tasks.rules.closed)
@@ -309,14 +311,12 @@ class ServerProtocol:
                 else join.ids
             )
         except (ConfigError, ZeroDivisionError) as broken:
-            self.refusals.tell(conn, f"join: {broken}", "join", final=True)
+            self.turn.refuse(conn, f"join: {broken}", "join", final=True)
             return "refused"
         old = self.roster.workers.get(join.worker)
-        reason, final = self._never(join, ids, user), True
-        if not reason:
-            reason, final = self._not_now(join, user, old), False
+        reason, final = self._objection(join, ids, user, old)
         if reason:
-            self.refusals.tell(conn, reason, "join", final)
+            self.turn.refuse(conn, reason, "join", final)
             known = {i for i in ids if i < self.clients}
             self.roster.refused(known, reason.removeprefix("join: "))
             return "refused"
@@ -324,10 +324,10 @@ class ServerProtocol:
             self._ask(conn, join, new)
             return "refused"
         if old is not None and old.conn is not None:
-            self._turn.say(Forget(old.conn, hang_up=True))
-        worker = self.roster.enter(conn, join, ids, user, self._turn.now)
-        self._turn.send(conn, self._welcome(sorted(ids), worker.session))
-        self._turn.note(
+            self.turn.say(Forget(old.conn, hang_up=True))
+        worker = self.roster.enter(conn, join, ids, user, self.turn.now)
+        self.turn.send(conn, self._welcome(sorted(ids), worker.session))
+        self.turn.note(
             "joined" if old is None else "rejoined",
             worker=worker.name,
             clients=sorted(ids),
@@ -336,7 +336,7 @@ class ServerProtocol:
             device=worker.device,
             versions=join.versions,
         )
-        self._pick_up(worker, set(join.holding), join.inc == self._turn.incarnation)
+        self._pick_up(worker, set(join.holding), join.inc == self.turn.incarnation)
         return ""
 
     def _ask(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
@@ -345,49 +345,49 @@ class ServerProtocol:
         """
         if any(self._asking.get(i) != conn for i in new):
             named = {"worker": join.worker, "host": join.host, "pid": join.pid}
-            self._turn.note("asked_to_join", clients=list(new), **named)
+            self.turn.note("asked_to_join", clients=list(new), **named)
         self._asking.update(dict.fromkeys(new, conn))
         reason = f"client(s) {as_text(new)} join the run when a round ends"
         missing = [i for i in range(self.clients, new[-1]) if i not in self._asking]
         if missing:
             reason += f", once client(s) {as_text(missing)} ask to join too"
-        self._turn.send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
+        self.turn.send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
 
-    def _never(self, join: m.Join, ids: frozenset[int], user: str | None) -> str:
-        """Why this server can never let that worker in, or ""."""
+    def _objection(
+        self, join: m.Join, ids: frozenset[int], user: str | None, old: Worker | None
+    ) -> tuple[str, bool]:
+        """(why this server cannot let that worker in, or ""; whether it never can). old: a worker
+        of that name.
+        """
         if join.speaks != m.PROTOCOL:
-            return foreign(join.speaks, join.versions.get("fednet", ""))
+            return foreign(join.speaks, join.versions.get("fednet", "")), True
         bad = sorted(i for i in ids if not 0 <= i < self._most)
         if bad or not ids:
             known = f"this federation has ids 0 to {self._most - 1}."
-            return f"join: client id {bad[0] if bad else 'missing'}; {known}"
+            return f"join: client id {bad[0] if bad else 'missing'}; {known}", True
         if len(ids) > m.MAX_IDS:  # by a share
             return (
                 f"join: {len(ids)} clients in one process, at most {m.MAX_IDS} are allowed; "
                 "start several with --id K/N."
-            )
+            ), True
         if missing := [f for f, sha in self._files.items() if sha not in join.files.values()]:
             return (
                 f"join: this federation needs {', '.join(missing)} loaded on the client too "
                 "(--load), with the same content."
-            )
+            ), True
         if strangers := sorted(i for i in ids if self._key_refusal(user, i)):
-            return f"join: this key may not speak for client {strangers[0]}."
-        return ""
-
-    def _not_now(self, join: m.Join, user: str | None, old: Worker | None) -> str:
-        """Why that worker may be let in later at most, or "". old: a worker of that name."""
+            return f"join: this key may not speak for client {strangers[0]}.", True
         if old is not None:
             taken = old.user != user or (old.here and old.session != join.session)
-            return "join: a worker of that name is connected." if taken else ""
+            return "join: a worker of that name is connected." if taken else "", False
         if not self.roster.room(lambda: {w.worker for w in self.tasks.open()}):
-            return f"join: {self.roster.limit} workers are connected already."
-        return ""
+            return f"join: {self.roster.limit} workers are connected already.", False
+        return "", False
 
     def _ready(self, conn: bytes, worker: Worker, ready: m.Ready) -> str:
         """Data and model are in place there."""
         if self._layout and ready.layout != self._layout:
-            self.refusals.tell(
+            self.turn.refuse(
                 conn,
                 "ready: the model built there has other tensors than the server's; the same "
                 "configuration, files and torch are needed on both sides.",
@@ -396,13 +396,13 @@ class ServerProtocol:
             )
             return "refused"
         if unlike := self.sites.unlike(ready.sites):
-            self.refusals.tell(conn, unlike, "ready", final=True)
+            self.turn.refuse(conn, unlike, "ready", final=True)
             return "refused"
-        self._turn.say(*self.sites.take(worker, ready.sites))
+        self.turn.say(*self.sites.take(worker, ready.sites))
         if worker.state is WorkerState.READY:
             return ""
         self.roster.ready(worker)
-        self._turn.note("ready", **worker.named())
+        self.turn.note("ready", **worker.named())
         self._supersede(worker)
         return ""
 
@@ -419,26 +419,28 @@ class ServerProtocol:
                 self.tasks.take_back(w, TaskEvent.LOST, "lost", same_attempt=True)
             else:
                 kept.add(self.tasks.key(w, "train"))
-                self.tasks.restart_upload(w)  # it announces its reply again
+                if w.status is TaskState.ARRIVING:  # it announces its reply again
+                    self.tasks.restart_upload(w)
                 if w.job.client not in worker.queue:
                     worker.queue.append(w.job.client)
                     self.roster.recount(worker)
         for key in sorted(holding) if ours else ():
             if msgspec.structs.replace(key, purpose="train") not in kept:
-                self._turn.call_off(worker.conn or b"", key)
+                self.turn.send(worker.conn or b"", m.Cancel(key=key))
 
     def _supersede(self, worker: Worker) -> None:
         """A new process is ready: it need not wait until the one before it is given up."""
-        for gone in self.roster.away_workers():
-            if gone is not worker and gone.ids <= worker.ids:
-                self._turn.note("superseded", **gone.named(), by=worker.name)
-            self.tasks.replace(gone, worker.ids)
+        for gone in list(self.roster.workers.values()):
+            if gone.gone_at is not None:
+                if gone.ids <= worker.ids:
+                    self.turn.note("superseded", **gone.named(), by=worker.name)
+                self.tasks.replace(gone, worker.ids)
         self.tasks.assign()
 
     # -- payloads: each returns why the message belongs to nothing that is under way, or "" --------
     def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: Content | None) -> str:
         """A reply, whole or announced."""
-        key, tasks, turn = reply.key, self.tasks, self._turn
+        key, tasks, turn = reply.key, self.tasks, self.turn
         w = tasks.current(key)
         if (
             w is None
@@ -448,8 +450,8 @@ class ServerProtocol:
         ):
             state = "doubled" if w is not None and w.status in ANSWERED else "late"
             turn.note(state, client=key.client, round=key.round, worker=worker.name)
-            if reply.size > self._turn.part and state == "late":
-                turn.call_off(conn, key)
+            if reply.size > self.turn.part and state == "late":
+                turn.send(conn, m.Cancel(key=key))
             return state
         cut = w.job.short(reply.size)
         ends = (reply.size, cut if reply.size <= turn.part else reply.size)
@@ -495,7 +497,7 @@ class ServerProtocol:
     def _failed(self, worker: Worker, failed: m.Failed) -> str:
         """The worker could not do its task."""
         w = self.tasks.current(failed.key)
-        self._turn.note(
+        self.turn.note(
             "failed",
             client=failed.key.client,
             round=failed.key.round,
@@ -529,7 +531,7 @@ class ServerProtocol:
         if part.key.purpose != self.tasks.purpose or w.up_conn != conn:
             return "late"
         if w.up.cut_off(part.index, body):
-            w.heard = w.moved = self._turn.now
+            w.heard = w.moved = self.turn.now
             return ""
         try:
             start = w.up.take(part.index, body)
@@ -538,8 +540,8 @@ class ServerProtocol:
             return ""
         if start is None or body is None:
             return "doubled"
-        self._turn.say(Store(part.key, start, body, w.reply.size))
-        w.heard = w.moved = self._turn.now
+        self.turn.say(Store(part.key, start, body, w.reply.size))
+        w.heard = w.moved = self.turn.now
         if w.up.whole:
             self._whole(w, w.reply)
         else:
@@ -549,14 +551,14 @@ class ServerProtocol:
 
     def _whole(self, w: Task, reply: m.Reply) -> None:
         w.change(TaskEvent.WHOLE)
-        taken_s = self._turn.now - w.since
-        self._turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
+        taken_s = self.turn.now - w.since
+        self.turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
 
     def _grant(self) -> None:
         """Grants parts of replies that come in, within the window and the budget, first to the
         client that has waited longest. The time does not depend on how many wait.
         """
-        now, turn = self._turn.now, self._turn
+        now, turn = self.turn.now, self.turn
         self._asked = {c: t for c, t in self._asked.items() if _ahead(t)}
         free = BUDGET - sum([_ahead(t) for t in self._asked.values() if now - t.moved < UNUSED_S])
         while free > 0 and self._wanting:
@@ -572,7 +574,7 @@ class ServerProtocol:
 
     def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
-        w, turn = self.tasks.current(pull.key), self._turn
+        w, turn = self.tasks.current(pull.key), self.turn
         if w is None or w.down is None or w.status is not TaskState.HANDED:
             return "late"
         if pull.key.purpose != self.tasks.purpose or w.worker != worker.name or w.conn != conn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fednet.protocol.instructions import REFUSALS, Refusals, Resolved, Spend, Turn
+from fednet.protocol.instructions import REFUSALS, Resolved, Spend, Turn
 from fednet.protocol.table import ENDED, TASK, WITH_WORKER, TaskEvent, TaskState, step
 from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.protocol.workers import Roster, Worker
@@ -178,8 +178,8 @@ def message_of(
 class Tasks:
     """The tasks of the phase that is open, or of the last one."""
 
-    def __init__(self, turn: Turn, roster: Roster, refusals: Refusals, rules: Rules) -> None:
-        self._turn, self._roster, self._refusals = turn, roster, refusals
+    def __init__(self, turn: Turn, roster: Roster, rules: Rules) -> None:
+        self._turn, self._roster = turn, roster
         self.rules = rules
         self.round, self.phase = 0, 0
         self.purpose: m.Purpose = "train"
@@ -223,32 +223,28 @@ class Tasks:
     def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Returns a row for each open task. offset: from the server's clock to that of `since`."""
         rows: list[dict[str, object]] = []
-        now, join, deadline = self._turn.now, self.rules.join, self.rules.deadline
-        here = self._roster.present()
+        now, deadline = self._turn.now, self.rules.deadline
         for t in self.open():
             client, left = t.job.client, deadline
-            host, pid, device, doing = "", 0, "", (t.status.value, 0, 0)
+            doing = (t.status.value, 0, 0)
             worker = self._roster.workers.get(t.worker)
             if worker is not None:
-                host, pid, device = worker.host, worker.pid, worker.device
-                if not t.running:
-                    doing = ("queued", 0, 0)
-                doing = worker.doing.get(client, doing)
+                doing = worker.doing.get(client, doing if t.running else ("queued", 0, 0))
                 if t.status is TaskState.ARRIVING:
                     doing = ("uploading", *doing[1:])
                 if deadline is not None and t.running:
                     left = deadline - (now - t.since)
-            elif client in here:  # its workers are at other tasks
+            elif client in self._roster.hosting:  # its workers are at other tasks
                 doing = ("queued", 0, 0)
             elif t.status is TaskState.WAITING:
-                until = self._roster.waits_until(client, t.since, join)
+                until, _ = self._roster.missed(client, t.since, self.rules.join)
                 left = None if until is None else until - now
             rows.append(
                 {
                     "client": client,
-                    "host": host,
-                    "pid": pid,
-                    "device": device,
+                    "host": "" if worker is None else worker.host,
+                    "pid": 0 if worker is None else worker.pid,
+                    "device": "" if worker is None else worker.device,
                     "phase": doing[0],
                     "step": doing[1],
                     "steps": doing[2],
@@ -311,7 +307,7 @@ class Tasks:
         t = self.current(key)
         if t is not None and key.purpose != self.purpose:
             self._turn.say(Spend(t.judge_conn, "up", key, "refused"))
-            self._refusals.note("reply", reason, t.worker, client=key.client, round=key.round)
+            self._turn.note_refused("reply", reason, t.worker, client=key.client, round=key.round)
         elif t is not None and t.status is TaskState.ARRIVED:
             self.refuse(t, reason, again)
 
@@ -328,7 +324,7 @@ class Tasks:
         if what == "refused":
             event = TaskEvent.REFUSED
             where = {"client": t.job.client, "round": self.key(t).round}
-            self._refusals.note("reply", reason, t.worker, **where)
+            self._turn.note_refused("reply", reason, t.worker, **where)
             self._call_off(t)  # its worker may still wait to be asked for the rest
         if again and t.refusals < TRIES:
             self.take_back(t, event, "given out again")
@@ -351,14 +347,14 @@ class Tasks:
         """The worker lacks what the task starts from: another worker may have it. If there is none,
         the client is dropped: as lost if it lacks a state of this round only.
         """
-        client, hosts = t.job.client, self._roster.hosts(t.job.client)
+        client, hosts = t.job.client, self._roster.hosting.get(t.job.client, {})
         t.refused_by.add(worker.name)
         if t.job.bound:
-            others = any(x.name not in t.refused_by for x in hosts)
+            others = any(name not in t.refused_by for name in hosts)
             reason = f"lost: {failed.reason}"
         else:
             worker.lacks.add(client)
-            others = any(client not in x.lacks for x in hosts)
+            others = any(client not in x.lacks for x in hosts.values())
             state_lost = t.job.start and not failed.base
             reason = f"{STATE_LOST if state_lost else 'failed: '}{failed.reason}"
         if others:
@@ -415,31 +411,30 @@ class Tasks:
         return deque(sorted([waiting[c] for c in clients if c in waiting], key=lambda t: t.place))
 
     def _worker_for(self, t: Task, ahead: bool) -> Worker | None:
-        """Who gets a task: among equally free workers, the one that has the client's data in
-        memory. ahead: also a worker that has no slot free for it.
-        """
-        more = 1 if ahead else 0
-        room = [x for x in self._hosts(t) if len(x.queue) < x.slots + more]
-        last = self._last.get(t.job.client)
-        return min(
-            room, key=lambda x: (len(x.queue) / x.slots, x.name != last, x.name), default=None
-        )
-
-    def _hosts(self, t: Task) -> list[Worker]:
-        """The workers that a task may go to: of those that host its client the ones that did not
-        fail at it, if there are any; of these the ones that have the state that it starts from. A
-        bound task goes to the worker of its client's last task, while that worker can do it.
+        """Who gets a task, of those that host its client: not one that failed at it, nor one that
+        lacks the state that it starts from, if there are others; among equally free ones the one
+        that has the client's data in memory. A bound task goes to the worker of its client's last
+        task, while that worker can do it. ahead: also a worker that has no slot free for it.
         """
         client = t.job.client
-        hosts = self._roster.hosts(client)
-        if t.job.bound:
-            last = self._roster.workers.get(self._last.get(client, ""))
-            able = last is not None and last.name not in t.refused_by
-            if last is not None and able and client in last.ids - last.replaced:
-                return [x for x in hosts if x is last]
-        if t.job.start:
-            hosts = [x for x in hosts if client not in x.lacks] or hosts
-        return [x for x in hosts if x.name not in t.refused_by] or hosts
+        hosts = list(self._roster.hosting.get(client, {}).values())
+        last = self._roster.workers.get(self._last.get(client, ""))
+        if (
+            t.job.bound
+            and last is not None
+            and last.name not in t.refused_by
+            and client in last.ids - last.replaced
+        ):
+            hosts = [x for x in hosts if x is last]
+        elif len(hosts) > 1:
+            if t.job.start:
+                hosts = [x for x in hosts if client not in x.lacks] or hosts
+            hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
+        more = 1 if ahead else 0
+        room = [x for x in hosts if len(x.queue) < x.slots + more]
+        return min(
+            room, key=lambda x: (len(x.queue) / x.slots, x is not last, x.name), default=None
+        )
 
     def _hand(self, t: Task, worker: Worker) -> None:
         assert worker.conn is not None
@@ -454,10 +449,8 @@ class Tasks:
         self._given.setdefault(worker.name, {})[job.client] = t
         t.running = len(worker.queue) <= worker.slots
         t.since = t.heard = turn.now
-        faults: list[Fault] = []
-        if not t.struck:
-            faults = list(job.faults)
-            t.struck = True
+        faults = [] if t.struck else list(job.faults)
+        t.struck = True
         for f in faults:
             turn.note(
                 "fault",
@@ -475,13 +468,6 @@ class Tasks:
             job, key, keep=job.keep, deadline=self.rules.deadline, faults=[*faults, *job.pace]
         )
         turn.send(worker.conn, task, payload)
-
-    def progress(self, worker: Worker, client: int, doing: tuple[str, int, int]) -> None:
-        """A worker reports what it does for a client: stage, step, steps."""
-        t = self.by_client.get(client)
-        if t is not None and client in worker.queue:
-            t.heard = self._turn.now
-        worker.doing[client] = doing
 
     def start_next(self, worker: Worker, client: int) -> None:
         """The worker is done with `client`: the next task in its queue runs, and its deadline."""
@@ -522,9 +508,8 @@ class Tasks:
             self._queues.clear()
 
     def restart_upload(self, t: Task) -> None:
-        if t.status is TaskState.ARRIVING:
-            self._turn.say(Spend(t.up_conn, "up", self.key(t), "cut short"))
-            t.change(TaskEvent.RESTARTED)
+        self._turn.say(Spend(t.up_conn, "up", self.key(t), "cut short"))
+        t.change(TaskEvent.RESTARTED)
 
     def _let_go(self, t: Task, reason: str) -> None:
         """Records what crossed as wasted, and frees the worker's slot."""
@@ -539,7 +524,7 @@ class Tasks:
     def _call_off(self, t: Task) -> None:
         worker = self._roster.workers.get(t.worker)
         if worker is not None and worker.conn is not None:
-            self._turn.call_off(worker.conn, self.key(t))
+            self._turn.send(worker.conn, m.Cancel(key=self.key(t)))
 
     def drop(self, t: Task, event: TaskEvent, reason: str) -> None:
         """The client does not take part in this phase any more."""
@@ -574,7 +559,7 @@ class Tasks:
         held = self.held_by(worker)
         if worker.conn is not None:
             for t in held:
-                self._turn.call_off(worker.conn, self.key(t))
+                self._turn.send(worker.conn, m.Cancel(key=self.key(t)))
         self.lost(held)
         worker.queue.clear()
         self._roster.recount(worker)
@@ -584,29 +569,23 @@ class Tasks:
         gone.replaced |= gone.ids.intersection(ids)
         self.lost([t for t in self.held_by(gone) if t.job.client in gone.replaced])
 
-    def leave_out(self, worker: Worker, client: int, why: str) -> None:
-        """The worker may not have this client's task any more; it waits for another worker."""
-        t = self.by_client.get(client)
-        if t is not None and t.worker == worker.name and t.status in WITH_WORKER:
-            self.take_back(t, TaskEvent.REVOKED, why)
-
     # -- how long the server waits -----------------------------------------------------------------
     def depart(self) -> None:
         """Drops the tasks of clients that went away."""
         for t in self._leaving:
-            if t.status not in (TaskState.ARRIVED, *ENDED) and self._has_left(t):
+            leaves = t.job.leaves
+            if leaves is None or t.status in (TaskState.ARRIVED, *ENDED):
+                continue
+            if leaves.at is not None:
+                gone = self._turn.now >= leaves.at
+            elif t.up is not None:
+                gone = t.up.cut
+            elif t.down is not None:
+                gone = t.down.cut or (leaves.down is None and leaves.up == 0 and t.down.whole)
+            else:
+                gone = False
+            if gone:
                 self.drop(t, TaskEvent.LEFT, LEFT)
-
-    def _has_left(self, t: Task) -> bool:
-        leaves = t.job.leaves
-        assert leaves is not None
-        if leaves.at is not None:
-            return self._turn.now >= leaves.at
-        if t.up is not None:
-            return t.up.cut
-        if t.down is None:
-            return False
-        return t.down.cut or (leaves.down is None and leaves.up == 0 and t.down.whole)
 
     def expire(self) -> None:
         """Takes back, or drops, tasks for which the server has waited long enough."""
@@ -620,6 +599,6 @@ class Tasks:
                     # A planned fault: the worker goes on with its other clients.
                     self.drop(t, TaskEvent.SILENCED, f"lost: {t.job.lost}")
             elif t.status is TaskState.WAITING and t.job.client not in self._roster.hosting:
-                missed = self._roster.missed(t.job.client, t.since, rules.join, turn.now)
-                if missed:
-                    self.drop(t, TaskEvent.ABSENT, missed)
+                until, why = self._roster.missed(t.job.client, t.since, rules.join)
+                if until is not None and turn.now >= until:
+                    self.drop(t, TaskEvent.ABSENT, why)

@@ -120,16 +120,6 @@ class Roster:
         """Ids hosted by a worker that is ready."""
         return frozenset(self.hosting)
 
-    def away_workers(self) -> list[Worker]:
-        """Workers without a connection, and those that are silent."""
-        return [x for x in self.workers.values() if x.gone_at is not None]
-
-    def parted(self) -> list[Worker]:
-        """Workers without a connection."""
-        if len(self.by_conn) == len(self.workers):  # each has its own
-            return []
-        return [x for x in self.workers.values() if x.conn is None]
-
     def recount(self, worker: Worker) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= self.free.pop(worker.name, 0)
@@ -158,29 +148,19 @@ class Roster:
         worker = self.by_conn.get(conn)
         return "" if worker is None else worker.name
 
-    def missed(self, client: int, since: float, join: float | None, now: float) -> str:
-        """Why a client that is not present is waited for no longer; "" where it is. since: when its
-        task began to wait for it; join: how long it may take to come at all, or to be ready, see
-        `Rules`.
+    def missed(self, client: int, since: float, join: float | None) -> tuple[float | None, str]:
+        """(until when a client that is not present is waited for, None: for as long as it takes;
+        why it is missed then). since: when its task began to wait for it; join: how long it may
+        take to come at all, or to be ready, see `Rules`.
         """
-        until, word = self._waits(client, since, join)
-        if until is None or now < until:
-            return ""
-        absence = self._absent.get(client)
-        return word if absence is None else f"{word}: {absence.why}"
-
-    def waits_until(self, client: int, since: float, join: float | None) -> float | None:
-        """Until when a client that is not present is waited for; None: for as long as it takes."""
-        return self._waits(client, since, join)[0]
-
-    def _waits(self, client: int, since: float, join: float | None) -> tuple[float | None, str]:
-        """(until when it is waited for, what it is then)."""
         preparing = [x.joined_at for x in self.workers.values() if x.here and client in x.ids]
+        absence = self._absent.get(client)
+        why = "" if absence is None else f": {absence.why}"
         if not preparing and client in self._known:
             until = self._lost_at.get(client, since)
-            return (None if math.isinf(until) else until), "lost"
+            return (None if math.isinf(until) else until), f"lost{why}"
         start = max(preparing, default=self._started)
-        return (None if join is None else start + join), "absent"
+        return (None if join is None else start + join), f"absent{why}"
 
     def sites(self, clients: int, offset: float) -> list[dict[str, object]]:
         """A row for each worker that is there, and for the clients that are not: by why, since when
@@ -195,13 +175,25 @@ class Roster:
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
                 absent.setdefault(self._absent.get(client, never), []).append(client)
-        rows = []
-        for x in connected[: max(0, SHOWN - len(absent))]:
-            known = Absence.of(x, "" if x.ready else "getting ready")
-            rows.append(_site(sorted(x.ids), known, offset, connected=True))
-        for known, ids in list(absent.items())[:SHOWN]:
-            rows.append(_site(ids, known, offset, connected=False))
-        return rows
+        known = [
+            (sorted(x.ids), Absence.of(x, "" if x.ready else "getting ready"), True)
+            for x in connected[: max(0, SHOWN - len(absent))]
+        ]
+        known += [(ids, away, False) for away, ids in list(absent.items())[:SHOWN]]
+        return [
+            {
+                "clients": ranges(ids),
+                "connected": is_connected,
+                "host": x.host,
+                "pid": x.pid,
+                "since": None if x.joined is None else x.joined + offset,
+                "seen": None if x.seen is None else x.seen + offset,
+                "did": "" if x.did is None else "{} client {} in round {}".format(*x.did),
+                "round": None if x.did is None else x.did[2],
+                "why": x.why,
+            }
+            for ids, x, is_connected in known
+        ]
 
     # -- coming ------------------------------------------------------------------------------------
     def room(self, busy: Callable[[], set[str]]) -> bool:
@@ -210,8 +202,9 @@ class Roster:
         """
         if len(self.workers) >= self.limit:
             names = busy()
-            for gone in [x for x in self.parted() if x.name not in names]:
-                self.forget(gone)
+            for gone in list(self.workers.values()):
+                if gone.conn is None and gone.name not in names:
+                    self.forget(gone)
         return len(self.workers) < self.limit
 
     def enter(
@@ -245,9 +238,8 @@ class Roster:
     def ready(self, worker: Worker) -> None:
         worker.change(WorkerEvent.READY)
         worker.prepared = True
-        self._return(worker)
         self._known |= worker.ids
-        self._changes(worker)
+        self._came(worker)
 
     def back(self, worker: Worker) -> None:
         """It was silent, and is heard again."""
@@ -256,8 +248,7 @@ class Roster:
         )
         worker.gone_at = None
         worker.replaced.clear()
-        self._return(worker)
-        self._changes(worker)
+        self._came(worker)
 
     # -- going -------------------------------------------------------------------------------------
     def part(self, conn: bytes, closed: bool = False) -> Worker | None:
@@ -302,28 +293,15 @@ class Roster:
             if i not in self.hosting and (known is None or known.why.startswith(REFUSED)):
                 self._absent[i] = Absence(f"{REFUSED}{reason}")
 
-    def _return(self, worker: Worker) -> None:
+    def _came(self, worker: Worker) -> None:
         for i in worker.ids:
             self._absent.pop(i, None)
+        self._changes(worker)
 
     def forget(self, worker: Worker) -> None:
         worker.change(WorkerEvent.FORGOTTEN)
         del self.workers[worker.name]
         self._changes(worker)
-
-
-def _site(clients: list[int], known: Absence, offset: float, connected: bool) -> dict[str, object]:
-    return {
-        "clients": ranges(clients),
-        "connected": connected,
-        "host": known.host,
-        "pid": known.pid,
-        "since": None if known.joined is None else known.joined + offset,
-        "seen": None if known.seen is None else known.seen + offset,
-        "did": "" if known.did is None else "{} client {} in round {}".format(*known.did),
-        "round": None if known.did is None else known.did[2],
-        "why": known.why,
-    }
 
 
 class Sites:
@@ -337,17 +315,14 @@ class Sites:
     classes: those of the configuration, else those of the first site that has any.
 
     declared: samples to train on by client, at its first join; an earlier server's are put back by
-    `recall`. names: digest of the names that the configuration gives, "" where it gives none.
+    `recall`. facts: what was said last, by client. names: digest of the names that the
+    configuration gives, "" where it gives none.
     """
 
     def __init__(self, names: str = "") -> None:
         self.declared: dict[int, int] = {}
-        self._facts: dict[int, m.SiteFacts] = {}
+        self.facts: dict[int, m.SiteFacts] = {}
         self._names, self._named_by = names, "the server's configuration"
-
-    def get(self, client: int) -> m.SiteFacts | None:
-        """What was said last."""
-        return self._facts.get(client)
 
     def recall(self, notes: Iterable[JsonMapping]) -> None:
         """notes: the fields of the notes `declared`, in their order."""
@@ -355,11 +330,8 @@ class Sites:
             for client, n in note["samples"].items():
                 self.declared.setdefault(int(client), n)
             for client, names in note.get("names", {}).items():
-                self._name(int(client), names)
-
-    def _name(self, client: int, names: str) -> None:
-        if not self._names:
-            self._names, self._named_by = names, f"client {client}"
+                if not self._names:
+                    self._names, self._named_by = names, f"client {client}"
 
     def unlike(self, facts: Sequence[m.SiteFacts]) -> str:
         """Why these sites cannot take part with the others, or ""."""
@@ -384,7 +356,7 @@ class Sites:
                 raise RemoteProtocolError(
                     f"facts of client {said.client}, which this worker does not host"
                 )
-            before = self._facts.get(said.client)
+            before = self.facts.get(said.client)
             last = self.declared.get(said.client) if before is None else before.train
             if last is None:
                 new[str(said.client)] = said.train
@@ -392,7 +364,7 @@ class Sites:
                     names[str(said.client)] = said.names
             elif last != said.train:
                 changed[str(said.client)] = said.train
-        self._facts.update((said.client, said) for said in facts)
+        self.facts.update((said.client, said) for said in facts)
         who = {"worker": worker.name}
         declared = {"samples": new, **({"names": names} if names else {})}
         self.recall([declared])

@@ -525,7 +525,7 @@ class ServerIO:
             if key is not None and (
                 stray == "refused"
                 or key.round > self.protocol.tasks.round
-                or self.protocol.refusals.strikes.get(conn, 0) > REFUSALS
+                or self.protocol.turn.strikes.get(conn, 0) > REFUSALS
             ):
                 self.link.refused(conn, frames)
             else:

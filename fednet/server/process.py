@@ -280,7 +280,7 @@ class Session:
         """How many samples a client trains on; None while that is unknown."""
         if self.experiment.federation is not None:
             return self.experiment.samples(client)
-        facts = self.protocol.sites.get(client)
+        facts = self.protocol.sites.facts.get(client)
         if facts is None:  # it has not joined this server yet, perhaps an earlier one
             return self.protocol.sites.declared.get(client)
         return facts.train
@@ -293,7 +293,7 @@ class Session:
         if federation is not None:
             data = federation.data
             return federation.test_targets(client), data.n_test * data.targets_each
-        facts = self.protocol.sites.get(client)
+        facts = self.protocol.sites.facts.get(client)
         return 0 if facts is None else facts.test, 0
 
     def begin(self) -> None:

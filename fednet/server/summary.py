@@ -58,7 +58,7 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         model_check=check,
         base_sha256=experiment.sha256 or None,
         clients_sha256=last.clients_sha256,
-        refused=rounds.io.protocol.refusals.count,
+        refused=rounds.io.protocol.turn.refused,
         privacy=_privacy(config, last.algorithm) if config.privacy.clip is not None else None,
         provenance={
             **provenance(command, switches, str(rounds.host.device)),

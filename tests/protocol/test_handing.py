@@ -128,10 +128,15 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
 
         __iter__ = items = values
 
-    looks, hosts = [], one.roster.hosts
+    class Counted(dict):
+        def get(self, client, default=None):
+            looks.append(client)
+            return super().get(client, default)
+
+    looks = []
     monkeypatch.setattr(one.roster, "workers", Looked(one.roster.workers))
     monkeypatch.setattr(one.tasks, "by_client", Looked(one.tasks.by_client))
-    monkeypatch.setattr(one.roster, "hosts", lambda c: looks.append(c) or hosts(c))
+    monkeypatch.setattr(one.roster, "hosting", Counted(one.roster.hosting))
     # The first clients' tasks, which are handed out first, wait for the slowest worker.
     for k in reversed(range(workers)):
         queue = one.roster.by_conn[b"%d" % k].queue

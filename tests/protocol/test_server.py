@@ -241,7 +241,7 @@ def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message
     assert out[0] == Stray("refused")
     assert reason in refusal(out)
     assert s.tasks.waiting() == before
-    assert s.refusals.count == 1
+    assert s.turn.refused == 1
 
 
 def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
@@ -258,7 +258,7 @@ def test_peer_is_told_of_its_first_refusals():
         told += len(sent(s.undecodable(b"1", "noise", 0.0), m.Refuse))
     assert told == REFUSALS
     s.closed(b"1", 0.0)
-    assert s.refusals.strikes == {}
+    assert s.turn.strikes == {}
 
 
 def test_a_reply_that_never_can_be_read_does_not_hold_its_task():

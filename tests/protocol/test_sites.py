@@ -26,7 +26,7 @@ def test_what_a_site_declares_first_holds_for_the_run_and_a_change_is_an_event()
     assert said(sites, c0=5, c1=99) == [("data_changed", changed)]
     assert said(sites, c1=99) == []
     assert sites.declared == {0: 5, 1: 7}
-    assert sites.get(1).train == 99  # what it may say that it trained on
+    assert sites.facts.get(1).train == 99  # what it may say that it trained on
 
 
 def test_an_earlier_servers_are_put_back_and_hold() -> None:
@@ -42,7 +42,7 @@ def test_facts_of_clients_that_a_worker_does_not_host_are_refused_whole() -> Non
     with pytest.raises(RemoteProtocolError, match="facts of client 3, which this worker"):
         said(sites, c0=5, c3=1)
     assert sites.declared == {}
-    assert sites.get(0) is None
+    assert sites.facts.get(0) is None
 
 
 CATS, DOGS = "c" * 64, "d" * 64
