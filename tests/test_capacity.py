@@ -10,6 +10,7 @@ from fednet.client.policy import Policy
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from fednet.launch import start
+from fednet.server.watch import Hosting
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_with_the_figure_and_not_built():
@@ -65,10 +66,11 @@ def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, mo
 @pytest.mark.parametrize("who", ["run", "server", "client"])
 def test_another_system_than_linux_is_refused(who, tmp_path, monkeypatch):
     monkeypatch.setattr(capacity.sys, "platform", "darwin")
-    launch = start.Launch(tmp_path, start.Silent(), lambda directory: None, [])
+    given = from_mapping({}), tmp_path, Hosting(start.Silent()), lambda *_: None
+    bound = {"resume": False, "bind": "tcp://127.0.0.1:0", "insecure": False, "keys": None}
     asked = {
-        "run": lambda: start.run_command(from_mapping({}), launch),
-        "server": lambda: start.serve(from_mapping({}), launch, bind="tcp://127.0.0.1:0"),
+        "run": lambda: start.run_command(*given),
+        "server": lambda: start.serve(*given, **bound),
         "client": lambda: join.main(join.Options("0", Policy(), server="tcp://127.0.0.1:1")),
     }
     with pytest.raises(ConfigError, match=r"runs on Linux alone, .* is darwin"):

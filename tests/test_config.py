@@ -119,7 +119,7 @@ def error(source, sets=()) -> str:
 
 # -- defaults and the way back ---------------------------------------------------------------------
 def test_defaults_are_those_that_are_promised():
-    c = from_mapping({}, check_parts=False)
+    c = from_mapping({})
     assert (c.name, c.seed, c.rounds, c.clients, c.participation) == (
         "fedavg-digits",
         0,
@@ -142,7 +142,7 @@ def test_defaults_are_those_that_are_promised():
         3,
     )
     assert (c.round.join_s(), c.round.join_s(alone=True)) == (60, None)
-    bound = from_mapping({"round": {"join": 5}}, check_parts=False).round
+    bound = from_mapping({"round": {"join": 5}}).round
     assert (bound.join_s(), bound.join_s(alone=True)) == (5, 5)
     assert c.evaluate.global_ is True
     assert c.privacy.delta == 1e-5

@@ -50,69 +50,54 @@ def run(
     with meeting():
         from fednet.report import open_run
 
-        chosen = _configuration(config, set, load)
+        if set and isinstance(config, Mapping):
+            raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
+        where = "the mapping given to fednet.run"
+        chosen = configuration.load(config, set or {}, load, where)
         if in_process:  # what a run's first moments import, and with it their Structs
             import fednet.client.preparing
             import fednet.launch.start
             import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)
-    if in_process:
-        from fednet.experiment.determinism import plain_mode
+    if not in_process:
+        if callback is not None:
+            raise ConfigError(
+                "fednet.run: callback needs in_process=True; read runs of other processes by "
+                "fednet.open_run."
+            )
+        return _run_in_processes(chosen, folder, workers, device, resume, quiet, load)
 
-        with plain_mode():
-            directory = _run_here(chosen, folder, device, resume, quiet, callback)
-        return open_run(directory)
-    if callback is not None:
-        raise ConfigError(
-            "fednet.run: callback needs in_process=True; read runs of other processes by "
-            "fednet.open_run."
-        )
-    return open_run(_run_in_processes(chosen, folder, workers, device, resume, quiet, load))
-
-
-def _configuration(
-    config: Path | str | JsonMapping | None, set: JsonMapping | None, load: Sequence[Path | str]
-) -> configuration.Config:
-    if not isinstance(config, Mapping):
-        return configuration.load(config, set or {}, list(load))
-    if set:
-        raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
-    where = "the mapping given to fednet.run"
-    return configuration.load_mapping(config, where, list(load))
-
-
-def _run_here(
-    config: configuration.Config,
-    out: Path,
-    device: str,
-    resume: bool,
-    quiet: bool,
-    callback: Callable[[Round], None] | None,
-) -> Path:
     from fednet.cli.display import Display
-    from fednet.launch.in_process import run_in_process
-    from fednet.launch.start import open_directory, refusable
+    from fednet.experiment.determinism import plain_mode
+    from fednet.launch import start
     from fednet.server.watch import Hosting
 
     display = Display(quiet)
-    with open_directory(config, out, resume) as (config, directory, finished):
+    data = Path(chosen.data.root) if chosen.data.root else None
+    how = Hosting(display, ["fednet.run"], device, data, callback=callback)
+    with plain_mode(), start.open_directory(chosen, folder, resume) as (own, directory, finished):
         if not finished:
-            data = Path(config.data.root) if config.data.root else None
-            with refusable(directory), display:
-                run_in_process(
-                    config,
-                    directory,
-                    Hosting(display, ["fednet.run"], device, data, callback=callback),
-                )
+            with start.refusable(directory), display:
+                start.run_in_process(own, directory, how)
         if not finished or not (directory / "report.html").exists():
-            reporter(display)(directory)
-    return directory
+            report(directory, display)
+    return open_run(directory)
 
 
-def _check_reachable(config: configuration.Config) -> None:
-    """Raises ConfigError for a part that was defined in a notebook's cell or a script, which other
-    processes do not see.
+def _run_in_processes(
+    config: configuration.Config,
+    out: Path,
+    workers: int | None,
+    device: str,
+    resume: bool,
+    quiet: bool,
+    load: Sequence[Path | str],
+) -> Run:
+    """`fednet run` as a command. Raises ConfigError for a part that was defined in a notebook's
+    cell or a script, which other processes do not see.
     """
+    from fednet.report import open_run
+
     for parts, name in (
         (registry.algorithm, config.algorithm.name),
         *((registry.model, own.model.name) for own in configuration.parts.each_model(config)),
@@ -126,19 +111,6 @@ def _check_reachable(config: configuration.Config) -> None:
                 f"the {parts.kind} {name!r} was defined here, where the run's processes do not see "
                 f"it: put it into a file and give load=['FILE.py'], or give in_process=True."
             )
-
-
-def _run_in_processes(
-    config: configuration.Config,
-    out: Path,
-    workers: int | None,
-    device: str,
-    resume: bool,
-    quiet: bool,
-    load: Sequence[Path | str],
-) -> Path:
-    """`fednet run` as a command. Returns the run's directory."""
-    _check_reachable(config)
     # A name of its own, so that two such calls at a time do not read each other's.
     text = out / f".{config.name}.{secrets.token_hex(6)}.yaml"
     words = [
@@ -167,18 +139,13 @@ def _run_in_processes(
         if status in (2, 3):
             raise ConfigError(said) if status == 2 else CannotGoOn(said)
         raise Stopped(said, by_keyboard=status == 130)
-    return _run_of_command(str(text), out, config.name)
-
-
-def _run_of_command(word: str, out: Path, name: str) -> Path:
-    """The run of that name whose command had that word, since another process may have started a
-    newer one; the newest if none had, since then there was nothing left to do.
-    """
-    from fednet.report import open_run
-
-    found = [*reversed(runs_of(out, name))]
-    commands = ((run, (open_run(run).summary.provenance or {}).get("command", ())) for run in found)
-    return next((run for run, command in commands if word in command), found[0])
+    # The run whose command had that word, since another process may have started a newer one of the
+    # name; the newest if none had, since then there was nothing left to do.
+    found = [open_run(path) for path in reversed(runs_of(out, config.name))]
+    for run in found:
+        if str(text) in (run.summary.provenance or {}).get("command", ()):
+            return run
+    return found[0]
 
 
 def _call(words: Sequence[str]) -> tuple[int, str]:
@@ -195,25 +162,21 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
         return status, said.read()
 
 
-def reporter(display: Watcher) -> Callable[[Path], None]:
-    """A function that writes a finished run's page, unless `report: false`. If that
-    fails, the run still counts: the reason is printed and logged.
+def report(directory: Path, display: Watcher) -> None:
+    """Writes a finished run's page, unless `report: false`. If that fails, the run still counts:
+    the reason is printed and logged.
     """
+    from fednet import report as reports
 
-    def report(directory: Path) -> None:
-        from fednet import report as reports
-
-        if not reports.open_run(directory).config.get("report", True):
-            return
-        display.note("writing report.html")
-        try:
-            reports.finish(directory)
-        except (FednetError, OSError, ImportError) as broken:
-            log.exception("report of %s", directory)
-            display.note(
-                f"the report could not be written: {broken}; fednet report {directory} tries again"
-            )
-        else:
-            display.note(f"{directory / 'report.html'}")
-
-    return report
+    if not reports.open_run(directory).config.get("report", True):
+        return
+    display.note("writing report.html")
+    try:
+        reports.finish(directory)
+    except (FednetError, OSError, ImportError) as broken:
+        log.exception("report of %s", directory)
+        display.note(
+            f"the report could not be written: {broken}; fednet report {directory} tries again"
+        )
+    else:
+        display.note(f"{directory / 'report.html'}")

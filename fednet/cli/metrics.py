@@ -111,10 +111,6 @@ class Metrics:
                 self._absent.labels(*labels, site["why"]).set(1)
 
     def round_done(self, record: Row) -> None:
-        self._count(record)
-        self._display.round_done(record)
-
-    def _count(self, record: Row) -> None:
         self._rounds.labels("void" if record.get("void") else "done").inc()
         completed = len(record.get("completed") or ())
         self._clients.labels("asked").set(len(record.get("selected") or ()))
@@ -136,8 +132,4 @@ class Metrics:
                 about = f"Of the last round that measured it: {metric.label}."
                 self._numbers[name] = self._gauge(name, about)
             self._numbers[name].set(value)
-
-
-def watched(display: Watcher, metrics: str | None) -> Watcher:
-    """The display; if there is an address, with the metrics served there."""
-    return display if metrics is None else Metrics(metrics, display)
+        self._display.round_done(record)

@@ -5,6 +5,8 @@ loopback.
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
@@ -13,7 +15,7 @@ from fednet.config import Config
 from fednet.errors import StateError
 
 if TYPE_CHECKING:
-    from fednet.launch.start import Launch
+    from fednet.server.watch import Hosting
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -61,12 +63,18 @@ def run(args: argparse.Namespace) -> int:
     with uncollected():
         config = configured(args)
         from fednet.launch.start import run_command
+    from fednet.cli.api import report
+
     if args.check:
         return check(config, args.quiet)
+    data = Path(config.data.root) if config.data.root else None
     try:
         return run_command(
             config,
-            launch_of(args),
+            args.out,
+            hosting(args, data),
+            report,
+            resume=args.resume,
             workers=args.workers,
             in_process=args.in_process,
             on=args.on,
@@ -77,20 +85,20 @@ def run(args: argparse.Namespace) -> int:
         raise
 
 
-def launch_of(args: argparse.Namespace) -> Launch:
-    """A run as `common_arguments` and `run_arguments` describe it, with its display."""
-    from fednet.cli.api import reporter
+def hosting(args: argparse.Namespace, data: Path | None) -> Hosting:
+    """How a server runs, as `run_arguments` describe it, with its display."""
     from fednet.cli.display import Display
-    from fednet.cli.metrics import watched
-    from fednet.launch.start import Launch
+    from fednet.cli.metrics import Metrics
+    from fednet.server.watch import Hosting, Watcher
 
-    display = watched(Display(args.quiet), args.metrics)
-    return Launch(
-        args.out, display, reporter(display), args.command, args.device, args.resume, args.until
-    )
+    display: Watcher = Display(args.quiet)
+    if args.metrics is not None:
+        display = Metrics(args.metrics, display)
+    until = None if args.until is None else time.monotonic() + args.until
+    return Hosting(display, args.command, args.device, data, until)
 
 
-def check(config: Config, quiet: bool = False) -> int:
+def check(config: Config, quiet: bool) -> int:
     """Builds everything that a run needs before its first round, and stops."""
     from fednet import world
     from fednet.experiment import build, privacy, selection

@@ -15,7 +15,7 @@ from fednet.cli.common import (
     path_argument,
     standalone,
 )
-from fednet.cli.run import launch_of, run_arguments
+from fednet.cli.run import hosting, run_arguments
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -47,14 +47,17 @@ def run(args: argparse.Namespace) -> int:
     with uncollected():
         config = configured(args)
         from fednet.launch.start import serve
+    from fednet.cli.api import report
 
     return serve(
         config,
-        launch_of(args),
+        args.out,
+        hosting(args, args.data),
+        report,
+        resume=args.resume,
         bind=args.bind,
         insecure=args.insecure,
         keys=args.keys,
-        data=args.data,
     )
 
 

@@ -294,13 +294,12 @@ def check_text(config: Config, allowed: Collection[str]) -> None:
 def _sections(config: Config) -> Iterator[tuple[str, str, str, JsonDict]]:
     """Yields (key, kind of part, its name, its options)."""
     data = config.data
-    model = config.model
     algorithm = config.algorithm
     scheme = data.partition.scheme
     yield "data", "dataset", data.dataset, _but_path(data.options)
     yield "data.partition", "partitioner", scheme, _but_path(data.partition.options)
-    for own in (parts.model_of(config, None), *map(parts.bare, model.others)):
-        yield "model", "model", own.pop("name"), own
+    for one in parts.each_model(config):
+        yield "model", "model", one.model.name, one.model.options
     yield "algorithm", "algorithm", algorithm.name, algorithm.options
     inner = data.options.get("format") if data.dataset == "site" else None
     if inner in registry.dataset.names():  # what reads the site's data there

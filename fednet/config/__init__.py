@@ -8,10 +8,11 @@ registry returns for its name. Importing this module imports no part and no torc
 from __future__ import annotations
 
 from fednet.config.reading import (
+    differing,
+    flat,
     from_mapping,
     from_text,
     load,
-    load_mapping,
     to_mapping,
     to_yaml,
 )
@@ -33,6 +34,7 @@ from fednet.config.schema import (
     TrainSection,
     drawn,
 )
+from fednet.config.tree import compose
 from fednet.options import call
 
 __all__ = [
@@ -52,11 +54,13 @@ __all__ = [
     "ServerPoint",
     "TrainSection",
     "call",
+    "compose",
+    "differing",
     "drawn",
+    "flat",
     "from_mapping",
     "from_text",
     "load",
-    "load_mapping",
     "to_mapping",
     "to_yaml",
 ]

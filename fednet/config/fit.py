@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from fednet.config.tree import Node, compose, walk
+from fednet.config.schema import homes
+from fednet.config.tree import Node, compose
 from fednet.errors import ConfigError, nearest
 from fednet.plain import fields
 
@@ -23,22 +23,18 @@ Hint = Any
 LARGEST = 2**63 - 1  # torch, NumPy and the files have 64 bits for a whole number
 
 
-def wrong(node: Node, path: str, expected: str, got: object = ...) -> ConfigError:
+def wrong(node: Node, path: str, expected: str) -> ConfigError:
     """Returns the error for a value that does not fit: place, key, what is allowed, what came."""
-    return ConfigError(
-        f"{node.at}: {path or 'the configuration'}: expected {expected}, got "
-        f"{_show(node.value if got is ... else got)}."
-    )
-
-
-def _show(value: object) -> str:
+    value = node.value
     if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(value)
+        got = "a mapping"
+    elif isinstance(value, list):
+        got = "a list"
+    elif value is None or isinstance(value, bool):
+        got = "null" if value is None else str(value).lower()
+    else:
+        got = repr(value)
+    return ConfigError(f"{node.at}: {path or 'the configuration'}: expected {expected}, got {got}.")
 
 
 def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -> T:
@@ -48,89 +44,72 @@ def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -
     A Struct with a field `options` takes unknown keys into it; `parts` checks these. beside: keys
     of the same mapping that belong to another type, for the error.
     """
-    for steps, leaf in walk(node):
-        if isinstance(leaf.value, float) and not math.isfinite(leaf.value):
-            raise wrong(leaf, dotted(path, steps), "a finite number")
-        if isinstance(leaf.value, int) and abs(leaf.value) > LARGEST:
-            raise wrong(leaf, dotted(path, steps), "a whole number that 64 bits hold")
-    try:
-        return msgspec.convert(_plain(node, kind), kind)
-    except msgspec.ValidationError as broken:
-        raise _placed(str(broken), node, kind, path, beside) from None
+    return msgspec.convert(_checked(node, kind, path, beside), kind)
 
 
-def _plain(node: Node, kind: Hint) -> object:
-    """Returns the values without places; keys that an open Struct does not know are put under
-    `options`.
+def _checked(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> object:
+    """Returns the value without places; keys that an open Struct does not know are under
+    `options`. Raises ConfigError.
     """
-    if _shape(kind) != "struct" or not isinstance(node.value, dict):
-        return node.plain()
-    declared = {f.encode_name: f.type for f in fields(kind)}
-    is_open = declared.pop("options", None) is not None
-    # A key that no field declares may have any value.
-    made = {k: _plain(n, declared.get(k, Any)) for k, n in node.value.items()}
-    if not is_open:
-        return made
-    known = {k: v for k, v in made.items() if k in declared}
-    return {**known, "options": {k: v for k, v in made.items() if k not in declared}}
-
-
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(\.\.\.)\]")
-
-
-def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str]) -> ConfigError:
-    """Returns the error for a message of msgspec: its `$.path` leads to the value and its type."""
-    what, _, where = said.partition(" - at `$")
-    for name, index, any_key in _STEP.findall(where.rstrip("`")):
-        if name:
-            shape = "struct"
-        elif index:
-            shape = "list"
-        else:
-            shape = "dict"
-        outer = _of(kind, shape)
-        if outer is None:  # a user's own annotation, of a kind that is not known here
-            return _misfit(node, kind, path)
-        if name:
-            kind = {f.encode_name: f.type for f in fields(outer)}[name]
-        else:
-            kind = get_args(outer)[0 if index else 1]
-        step: str | int = int(index) if index else name
-        if any_key:  # msgspec does not name the key
-            step = next(k for k, n in node.value.items() if not _fits(n, kind))
-        node, path = node.value[step], dotted(path, (step,))
-    if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
-        known = [*keys(_of(kind, "struct")), *beside]
-        return unknown_key(node.value[found[1]], found[1], path, known)
-    if found := re.fullmatch(r"Object missing required field `(.*)`", what):
-        field = next(f for f in fields(_of(kind, "struct")) if f.encode_name == found[1])
-        return ConfigError(
-            f"{node.key_at or node.at}: {dotted(path, (found[1],))} is missing; expected "
-            f"{describe(field.type)}."
-        )
-    return _misfit(node, kind, path)
-
-
-def _fits(node: Node, kind: object) -> bool:
+    value = node.value
+    made: object
+    if isinstance(value, dict):
+        made = _mapping(node, kind, path, beside)
+    elif isinstance(value, list):
+        sequence = next((m for m in _members(kind) if _origin(m) in SEQUENCES), None)
+        items = get_args(sequence)
+        if items[1:] in ((), (...,)):  # all are of the same type
+            items = (items or (Any,))[:1] * len(value)
+        items += (Any,) * (len(value) - len(items))
+        made = [_checked(n, items[i], f"{path}[{i}]") for i, n in enumerate(value)]
+    else:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise wrong(node, path, "a finite number")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise wrong(node, path, "a whole number that 64 bits hold")
+        made = value
     try:
-        msgspec.convert(node.plain(), kind)
+        msgspec.convert(made, kind)
     except msgspec.ValidationError:
-        return False
-    return True
+        if _is_struct(kind):
+            raise wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}") from None
+        error = wrong(node, path, describe(kind))
+        literals = (m for m in _members(kind) if _origin(m) is Literal)
+        choices = [str(choice) for literal in literals for choice in get_args(literal)]
+        if isinstance(value, str) and (guess := nearest(value, choices)):
+            raise ConfigError(f"{error} Did you mean {guess}?") from None
+        raise error from None
+    return made
 
 
-def _of(kind: object, shape: str) -> Hint:
-    """Returns the member of a union type (`X | None`) with that shape; None if there is none."""
-    bare = _bare(kind)
-    options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
-    return next((_bare(o) for o in options if _shape(o) == shape), None)
-
-
-def dotted(path: str, steps: Iterable[str | int]) -> str:
-    """Returns the path with these steps, such as `faults.schedule[1].round`."""
-    for step in steps:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
-    return path.removeprefix(".")
+def _mapping(node: Node, kind: Hint, path: str, beside: Sequence[str]) -> dict[str, object]:
+    """Does what `_checked` does, for a mapping."""
+    members = _members(kind)
+    struct = next((m for m in members if _is_struct(m)), None)
+    if struct is None:
+        inner = next((get_args(m)[-1] for m in members if _origin(m) is dict), Any)
+        return {
+            k: _checked(n, inner, f"{path}.{k}".removeprefix(".")) for k, n in node.value.items()
+        }
+    declared = {f.encode_name: f for f in fields(struct)}
+    is_open = declared.pop("options", None) is not None
+    closed = struct.__struct_config__.forbid_unknown_fields and not is_open
+    made: dict[str, object] = {}
+    options: dict[str, object] = {}
+    for key, child in node.value.items():
+        below = f"{path}.{key}".removeprefix(".")
+        if key in declared:
+            made[key] = _checked(child, declared[key].type, below)
+        elif closed:
+            raise unknown_key(child, key, path, [*declared, *beside])
+        else:
+            options[key] = _checked(child, Any, below)
+    for key, field in declared.items():
+        if field.required and key not in made:
+            below = f"{path}.{key}".removeprefix(".")
+            place = node.key_at or node.at
+            raise ConfigError(f"{place}: {below} is missing; expected {describe(field.type)}.")
+    return {**made, "options": options} if is_open else made
 
 
 def keys(kind: Hint) -> list[str]:
@@ -141,11 +120,24 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
     """Returns the error for an unknown key: with the key that was probably meant, else with all
     keys.
     """
-    full = f"{path}.{key}" if path else key
-    if way := foreign()["ways"].get(_normalised(key)):
+    before = f"{path}." if path else ""
+    low = key.lower().replace("-", "_")
+    others = foreign()["keys"]
+    named = others.get(before + low, others.get(low))
+    close = nearest(low, known)
+    full = meant = before + key
+    if low in known:
+        meant = before + low
+    elif named and named != full:
+        meant = named
+    elif close:
+        meant = before + close
+    else:  # a known key in the wrong section
+        meant = next((home for home in homes().get(low, []) if home != full), full)
+    if way := foreign()["ways"].get(low):
         hint = f". {way}"
-    elif guess := _guess(key, path, known):
-        hint = f". Did you mean {guess}?"
+    elif meant != full:
+        hint = f". Did you mean {meant}?"
     elif known:
         hint = f"; {path or 'the top level'} has {', '.join(known)}."
     else:
@@ -161,104 +153,57 @@ def foreign() -> dict[str, dict[str, str]]:
     return made
 
 
-def _normalised(key: str) -> str:
-    return key.lower().replace("-", "_")
+# -- types -----------------------------------------------------------------------------------------
+SEQUENCES = (list, tuple, Sequence)
 
 
-def _guess(key: str, path: str, known: list[str]) -> str | None:
-    """Returns the full path of the key that was probably meant."""
-    from fednet.config.schema import homes
-
-    full, low = dotted(path, (key,)), _normalised(key)
-    others = foreign()["keys"]
-    named = others.get(dotted(path, (low,)), others.get(low))
-    if low in known:
-        found = dotted(path, (low,))
-    elif named and named != full:
-        found = named
-    elif close := nearest(low, known):
-        found = dotted(path, (close,))
-    else:  # a known key in the wrong section
-        found = next((home for home in homes().get(low, []) if home != full), full)
-    return found if found != full else None
+def _origin(kind: Hint) -> Hint:
+    return get_origin(kind) or kind
 
 
-# -- words for types -------------------------------------------------------------------------------
-def _bare(kind: object) -> object:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+def _members(kind: Hint) -> list[Hint]:
+    """Returns the types of a union, such as `X | None`, else the type alone; none is Annotated."""
+    bare = get_args(kind)[0] if _origin(kind) is Annotated else kind
+    if _origin(bare) in (Union, types.UnionType):
+        return [member for option in get_args(bare) for member in _members(option)]
+    return [bare]
 
 
-def _shape(kind: object) -> str:
-    kind = _bare(kind)
-    origin = get_origin(kind) or kind
-    if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
-        return "struct"
-    if origin in (list, tuple, Sequence):
-        return "list"
-    return "dict" if origin is dict else "leaf"
+def _is_struct(kind: Hint) -> bool:
+    origin = _origin(kind)
+    return isinstance(origin, type) and issubclass(origin, msgspec.Struct)
 
 
-def _misfit(node: Node, kind: object, path: str) -> ConfigError:
-    value = node.plain()
-    if _shape(kind) == "struct":
-        return wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}")
-    error = wrong(node, path, describe(kind))
-    choices = [str(c) for c in _choices(kind)]
-    guess = nearest(value, choices) if isinstance(value, str) and choices else None
-    if guess:
-        return ConfigError(f"{error} Did you mean {guess}?")
-    return error
-
-
-def _choices(kind: object) -> list[object]:
-    kind = _bare(kind)
-    if get_origin(kind) is Literal:
-        return list(get_args(kind))
-    return (
-        [c for option in get_args(kind) for c in _choices(option)]
-        if get_origin(kind) in (Union, types.UnionType)
-        else []
-    )
-
-
-def describe(kind: object) -> str:
+def describe(kind: Hint) -> str:
     """Returns a type in words: `a float >= 0 or null`."""
-    bare, limits = _bare(kind), []
-    for mark in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
-        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
-            bound = getattr(mark, name, None)
-            if bound is not None:
-                limits.append(f"{sign} {bound}")
-        if getattr(mark, "description", None):
-            return str(mark.description)
-    origin = get_origin(bare)
+    bare, limits = kind, []
+    if _origin(kind) is Annotated:
+        bare, *marks = get_args(kind)
+        for mark in marks:
+            for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
+                bound = getattr(mark, name, None)
+                if bound is not None:
+                    limits.append(f"{sign} {bound}")
+            if getattr(mark, "description", None):
+                return str(mark.description)
+    origin, inside = _origin(bare), get_args(bare)
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(o) for o in get_args(bare))
+        return " or ".join(describe(option) for option in inside)
     if origin is Literal:
-        return (
-            "one of " + ", ".join(str(c) for c in get_args(bare))
-            if len(get_args(bare)) > 1
-            else str(get_args(bare)[0])
-        )
-    shape = _shape(bare)
-    if shape == "struct":
+        return "one of " * (len(inside) > 1) + ", ".join(map(str, inside))
+    if _is_struct(bare) or origin is dict:
         return "a mapping"
-    if shape == "list":
-        items = get_args(bare)
-        many = f" of {len(items)}" if origin is tuple and items and items[-1] is not ... else ""
-        if not items or items[0] is Any:  # the type of that name
-            return f"a list{many}"
-        return f"a list{many}, each item {describe(items[0])}"
-    if shape == "dict":
-        return "a mapping"
+    if origin in SEQUENCES:
+        many = f" of {len(inside)}" if origin is tuple and inside and inside[-1] is not ... else ""
+        each = "" if not inside or inside[0] is Any else f", each item {describe(inside[0])}"
+        return f"a list{many}{each}"
     words: dict[object, str] = {
         int: "a whole number",
         float: "a float",
         str: "text",
         bool: "true or false",
         type(None): "null",
-        Any: "a value",  # the type of that name, here and above
+        Any: "a value",
     }
-    return " ".join(
-        [words.get(bare, getattr(bare, "__name__", str(bare))), " and ".join(limits)]
-    ).strip()
+    word = words.get(bare, getattr(bare, "__name__", str(bare)))
+    return f"{word} {' and '.join(limits)}".strip()

@@ -8,65 +8,49 @@ from pathlib import Path
 
 import msgspec
 
-from fednet import loading
+from fednet import loading, registry
 from fednet.config import fit, parts, rules
 from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
 from fednet.errors import ConfigError
-from fednet.plain import JsonDict, JsonMapping, fields
+from fednet.plain import JsonDict, JsonMapping
 
 
 def load(
-    path: Path | str | None = None,
+    source: Path | str | JsonMapping | None = None,
     sets: Sequence[str] | JsonMapping = (),
     load_files: Sequence[Path | str] = (),
+    where: str = "the configuration",
 ) -> Config:
-    """Returns the configuration of a file (None: all defaults) with its `--set`s; its parts are
-    imported and checked.
+    """Returns the configuration of a file or of plain values (None: all defaults) with its
+    `--set`s; its parts are imported and checked.
 
     sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files
-    in addition to those under `load:`, whose paths are relative to the configuration file. Raises
-    ConfigError.
+    in addition to those under `load:`, whose paths are relative to the configuration file, or to
+    the working directory. where: the place of plain values, for errors. Raises ConfigError.
     """
-    tree = read(Path(path)) if path is not None else Node({}, "the configuration")
-    return build(tree, sets, load_files)
-
-
-def build(
-    tree: Node, sets: Sequence[str] | JsonMapping = (), load_files: Sequence[Path | str] = ()
-) -> Config:
-    """Does what `load` does, for a tree that `read` returned."""
+    if isinstance(source, Mapping):
+        tree = _absolute_loads(expand(wrap(source, where)), Path.cwd())
+    elif source is None:
+        tree = Node({}, where)
+    else:
+        tree = read(Path(source))
     tree = merge(tree, overrides(sets))
-    named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
-    files = [*named, *(str(Path(f).resolve()) for f in load_files)]
-    files = list(dict.fromkeys(files))
+    listed = tree.value.get("load", Node([], "--load"))
+    named = fit.fit(listed, tuple[str, ...], "load")
     for i, file in enumerate(named):
         if not Path(file).is_file():
-            node = tree.value["load"].value[i]
-            raise ConfigError(f"{node.at}: load[{i}]: there is no file {file}.")
+            raise ConfigError(f"{listed.value[i].at}: load[{i}]: there is no file {file}.")
+    files = list(dict.fromkeys([*named, *(str(Path(f).resolve()) for f in load_files)]))
     loading.load_parts(files)
     if files:
-        tree = set_key(
-            tree, "load", wrap(files, tree.value["load"].at if "load" in tree.value else "--load")
-        )
+        tree = set_key(tree, "load", wrap(files, listed.at))
     return _check(tree)
 
 
-def load_mapping(mapping: JsonMapping, where: str, load_files: Sequence[Path | str] = ()) -> Config:
-    """Does what `load` does, for plain values. Paths under `load` are relative to the working
-    directory.
-    """
-    return build(_absolute_loads(expand(wrap(mapping, where)), Path.cwd()), (), load_files)
-
-
-def from_mapping(
-    mapping: JsonMapping, where: str = "the configuration", *, check_parts: bool = True
-) -> Config:
-    """Returns a configuration from plain values. Files under its `load` are not imported.
-
-    check_parts: false imports no part and leaves the parts' options as they are.
-    """
-    return _check(expand(wrap(mapping, where)), check_parts)
+def from_mapping(mapping: JsonMapping, where: str = "the configuration") -> Config:
+    """Returns a configuration from plain values. Files under its `load` are not imported."""
+    return _check(expand(wrap(mapping, where)))
 
 
 def from_text(
@@ -80,12 +64,10 @@ def from_text(
     tree = compose(text, where)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
-    return _check(expand(tree), before=before)
+    return _check(expand(tree), before)
 
 
-def _check(
-    tree: Node, check_parts: bool = True, before: Callable[[Config], None] = lambda config: None
-) -> Config:
+def _check(tree: Node, before: Callable[[Config], None] = lambda config: None) -> Config:
     config: Config = fit.fit(tree, Config)
     inside = tree.value
     if config.clients_per_round is not None and "participation" not in inside:
@@ -95,13 +77,16 @@ def _check(
     if config.train.lr is None:
         train = msgspec.structs.replace(config.train, lr=RATES[config.train.optimizer])
         config = config.replace(train=train)
-    if check_parts:
-        config = parts.scheduled(config, tree)
+    given = inside["schedule"].value if "schedule" in inside else {}
+    if "mode" not in given and config.algorithm.name in registry.algorithm.names():
+        # An asynchronous method has a schedule of its own.
+        own = dict(registry.algorithm.get(config.algorithm.name).own_schedule)
+        chosen = {key: value for key, value in own.items() if key not in given}
+        config = config.replace(schedule=msgspec.structs.replace(config.schedule, **chosen))
     rules.check(config, tree)
-    if check_parts:
-        config = parts.complete(config, tree)
-        before(config)
-        parts.check_chains(config, tree, rules.check_method(config, tree))
+    config = parts.complete(config, tree)
+    before(config)
+    rules.check_method(config, tree)
     return config
 
 
@@ -121,27 +106,28 @@ def text_of(path: Path, expected: str) -> str:
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     """Returns the tree of a file, merged into the one that it `extends`. Paths under `load` become
-    absolute.
+    absolute. above: the files that extend it.
     """
-    path = path.resolve() if above else path
-    tree = expand(compose(text_of(path, "a YAML configuration"), _relative(path)))
+    whole = path.resolve()
+    path = whole if above else path
+    shown = whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else path
+    tree = expand(compose(text_of(path, "a YAML configuration"), str(shown)))
     if tree.value is None:
         tree = Node({}, tree.at)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
-    inside = dict(_absolute_loads(tree, path.parent).value)
-    base = inside.pop("extends", None)
-    tree = Node(inside, tree.at)
+    tree = _absolute_loads(tree, path.parent)
+    base = tree.value.pop("extends", None)
     if base is None:
         return tree
     if not isinstance(base.value, str):
         raise fit.wrong(base, "extends", "a file's name")
     target = (path.parent / base.value).resolve()
-    if target in (*above, path.resolve()):
+    if target in (*above, whole):
         raise ConfigError(f"{base.at}: extends: {base.value} leads back to itself.")
     if not target.is_file():
         raise ConfigError(f"{base.at}: extends: there is no file {target}.")
-    return merge(read(target, (*above, path.resolve())), tree)
+    return merge(read(target, (*above, whole)), tree)
 
 
 def _absolute_loads(tree: Node, folder: Path) -> Node:
@@ -154,14 +140,6 @@ def _absolute_loads(tree: Node, folder: Path) -> Node:
         for n in named.value
     ]
     return Node({**tree.value, "load": replace(named, value=files)}, tree.at)
-
-
-def _relative(path: Path) -> str:
-    """Returns the path relative to the working directory, if it is below it."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def overrides(sets: Sequence[str] | JsonMapping) -> Node:
@@ -189,30 +167,23 @@ RIVALS = {"participation": "clients_per_round", "clients_per_round": "participat
 
 def expand(node: Node, path: str = "") -> Node:
     """Writes short forms in full: `algorithm: fedprox` is short for `algorithm: {name: fedprox}`;
-    likewise model, data, data.partition, availability, schedule.
+    likewise model, data, data.partition, availability, schedule. A list of models is the first
+    one, with the rest under `others`.
     """
-    if isinstance(node.value, str) and path in SELECTORS:
-        return Node({SELECTORS[path]: Node(node.value, node.at, node.key_at)}, node.at, node.key_at)
-    if path == "model":
-        node = _with_others(node)
-    if path in ("", "data") and isinstance(node.value, dict):
-        inner = {k: expand(n, f"{path}.{k}" if path else k) for k, n in node.value.items()}
-        return Node(inner, node.at, node.key_at, node.fresh)
+    value = node.value
+    if isinstance(value, str) and path in SELECTORS:
+        return replace(node, value={SELECTORS[path]: Node(value, node.at, node.key_at)})
+    if path == "model" and isinstance(value, list) and value and isinstance(value[0].value, dict):
+        first, *rest = value
+        made = {**first.value, "others": Node(rest, node.at, node.key_at)}
+        clients = made.get("clients")
+        if clients is not None and isinstance(clients.value, int):
+            made["clients"] = replace(clients, value=str(clients.value))
+        return replace(node, value=made)
+    if path in ("", "data") and isinstance(value, dict):
+        inner = {k: expand(n, f"{path}.{k}" if path else k) for k, n in value.items()}
+        return replace(node, value=inner)
     return node
-
-
-def _with_others(node: Node) -> Node:
-    """Returns a list of models as the first one with the rest under `others`."""
-    if not isinstance(node.value, list) or not node.value:
-        return node
-    first, *rest = node.value
-    if not isinstance(first.value, dict):
-        return node
-    others = Node(rest, node.at, node.key_at)
-    own = dict(first.value)
-    if "clients" in own and isinstance(own["clients"].value, int):
-        own["clients"] = Node(str(own["clients"].value), own["clients"].at, own["clients"].key_at)
-    return Node({**own, "others": others}, node.at, node.key_at)
 
 
 def merge(base: Node, over: Node, path: str = "") -> Node:
@@ -264,29 +235,37 @@ def to_mapping(config: Config) -> JsonDict:
     """Returns the whole configuration as plain values under the names of the file's keys, every
     default filled in.
     """
-    return _plain(config)
-
-
-def _plain(section: msgspec.Struct) -> JsonDict:
-    made: JsonDict = {}
-    for field in fields(type(section)):
-        value = getattr(section, field.name)
-        if field.name == "options":
-            continue
-        made[field.encode_name] = _value(value)
-    return {**made, **{k: _value(v) for k, v in getattr(section, "options", {}).items()}}
-
-
-def _value(value: object) -> object:
-    if isinstance(value, msgspec.Struct):
-        return _plain(value)
-    if isinstance(value, dict):
-        return {k: _value(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_value(v) for v in value]
-    return value
+    whole: JsonDict = msgspec.json.decode(msgspec.json.encode(config))
+    data = whole["data"]
+    for section in (whole["algorithm"], whole["model"], data, data["partition"]):
+        section |= section.pop("options")
+    return whole
 
 
 def to_yaml(config: Config) -> str:
     """Returns the text of a run's `config.yaml`; `load` reads it back to an equal configuration."""
     return dump(to_mapping(config))
+
+
+# -- comparing -------------------------------------------------------------------------------------
+def flat(config: JsonMapping, aside: Sequence[str] = (), above: str = "") -> JsonDict:
+    """Returns {"a": {"b": 1}} as {"a.b": 1}; an empty mapping is a value. aside: keys and sections
+    that are left out.
+    """
+    found: JsonDict = {}
+    for key, value in config.items():
+        path = f"{above}{key}"
+        if path in aside:
+            continue
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, aside, f"{path}.")
+        else:
+            found[path] = value
+    return found
+
+
+def differing(configs: Sequence[JsonMapping], aside: Sequence[str] = ()) -> dict[str, list[object]]:
+    """Returns the values of each key in which configurations differ, by dotted key, ascending."""
+    flats = [flat(config, aside) for config in configs]
+    values = {key: [one.get(key) for one in flats] for key in sorted(set().union(*flats))}
+    return {key: found for key, found in values.items() if len(set(map(repr, found))) > 1}

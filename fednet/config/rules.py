@@ -23,9 +23,9 @@ from fednet.config.schema import (
     TrainSection,
     drawn,
 )
-from fednet.config.tree import Node, Refuse, refuser
-from fednet.errors import ConfigError, lacking, unknown
-from fednet.options import call
+from fednet.config.tree import Node, follow, refuse
+from fednet.errors import ConfigError, FednetError, lacking, unknown
+from fednet.options import call, instance
 from fednet.registry import Part
 
 Broken = tuple[str, str]  # a key and the sentence about it
@@ -35,59 +35,64 @@ KEEP_ONE = "keep one of them."
 
 def check(config: Config, tree: Node) -> None:
     """Checks all rules that need no part. Raises ConfigError for the first that is broken."""
-    rules = [_clients, _open, _data, _needs, _training, _schedule, _model, _traces]
+    rules = [_clients, _open, _data, _needs, _training, _schedule, _traces]
     if config.schedule.mode != "sync":
         rules.append(_asynchronous)
     if config.model.others:
         rules.append(_several_models)
     for rule in (*rules, _links, _availability, _faults):
         for key, sentence in rule(config):
-            raise refuser(tree)(key, sentence)
+            raise refuse(tree, key, sentence)
 
 
-def check_method(config: Config, tree: Node) -> set[str]:
-    """Checks the rules that a method's class declares. Returns the kinds of payload that can be
-    sent.
+def check_method(config: Config, tree: Node) -> None:
+    """Checks the rules that a method's class declares, and that every compressor of `wire` exists,
+    takes its arguments, and is for a kind of payload that can be sent. Raises ConfigError.
     """
-    refuse = refuser(tree)
-    method = _made(config, refuse)
-    for train in (config.train, *map(config.train.changed, config.train.per_client.values())):
-        if found := method.refusal(config.replace(train=train)):
-            raise refuse(*found)
-    masked = config.privacy.secagg.protocol != "none"
-    if masked:
-        from fednet.secagg import primitives
-
-        if primitives.missing():
-            sentence = lacking("secure aggregation", "cryptography")
-            raise refuse("privacy.secagg.protocol", sentence)
-    rules = (_method, _secagg, _exchanges) if masked else (_method, _exchanges)
-    for rule in rules:
-        for broken in rule(config, method):
-            raise refuse(*broken)
-    kinds = {"state", "delta", "control", "condensed", "accuracy", "shared", "statistics"}
-    for exchange in method.exchanges:
-        kinds |= exchange.down.kinds() | exchange.up.kinds()
-    return kinds
-
-
-def _made(config: Config, refuse: Refuse) -> Part:
-    """Returns the method, with its options."""
     name = config.algorithm.name
     part = registry.algorithm.get(name)
     try:
         options = msgspec.convert(config.algorithm.options, part.Config)
     except msgspec.ValidationError as wrong:  # the given options were checked: it is a default
-        raise refuse("algorithm", f"a default of {name} is not what it may be: {wrong}.") from None
+        sentence = f"a default of {name} is not what it may be: {wrong}."
+        raise refuse(tree, "algorithm", sentence) from None
     try:
-        made: Part = part(options, config.clients)
+        method: Part = part(options, config.clients)
     except TypeError as wrong:  # an __init__ of the user's
         raise refuse(
+            tree,
             "algorithm",
             f"{name} cannot be made from its Config and the number of clients ({wrong}); put its "
             f"options in its Config, and leave out __init__.",
         ) from None
-    return made
+    for train in (config.train, *map(config.train.changed, config.train.per_client.values())):
+        if found := method.refusal(config.replace(train=train)):
+            raise refuse(tree, *found)
+    rules = [_method, _exchanges]
+    if config.privacy.secagg.protocol != "none":
+        from fednet.secagg import primitives
+
+        if primitives.missing():
+            sentence = lacking("secure aggregation", "cryptography")
+            raise refuse(tree, "privacy.secagg.protocol", sentence)
+        rules.insert(1, _secagg)
+    for rule in rules:
+        for key, sentence in rule(config, method):
+            raise refuse(tree, key, sentence)
+    kinds = {"state", "delta", "control", "condensed", "accuracy", "shared", "statistics"}
+    for exchange in method.exchanges:
+        kinds |= exchange.down.kinds() | exchange.up.kinds()
+    for direction in ("up", "down"):
+        for kind, chain in getattr(config.wire, direction).items():
+            key = f"wire.{direction}.{kind}"
+            if kind not in kinds:
+                raise refuse(tree, key, unknown("kind", kind, kinds))
+            for i, text in enumerate(chain):
+                try:
+                    instance(registry.compressor, text)
+                except FednetError as wrong:
+                    place = follow(tree, key)[0].at
+                    raise ConfigError(f"{place}: {key}[{i}]: {wrong}") from None
 
 
 # -- rules of the configuration alone --------------------------------------------------------------
@@ -153,11 +158,7 @@ def _needs(c: Config) -> Iterator[Broken]:
     if c.evaluate.held_out and (not c.evaluate.every or c.evaluate.clients == "none"):
         needs = "needs evaluate.every and evaluate.clients: these clients do nothing but evaluate."
         yield "evaluate.held_out", needs
-    yield from _stop_metric(c)
-
-
-def _stop_metric(c: Config) -> Iterator[Broken]:
-    """Checks that `stop.metric` is measured, and often enough for `stop.patience`."""
+    # Whether `stop.metric` is measured, and often enough for `stop.patience`.
     name, patience, every = c.stop.metric, c.stop.patience, c.evaluate.every
     known = ("accuracy", "validation_accuracy", "test_loss", *c.evaluate.metrics)
     if name not in known:
@@ -188,6 +189,13 @@ def _per_client(key: str, given: Mapping[str, object], clients: int) -> Iterator
             yield f"{key}.{pattern}", said
 
 
+def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSection]]:
+    """Yields each place where settings of local training are given, and the settings."""
+    yield "train", c.train
+    for pattern, own in c.train.per_client.items():
+        yield f"train.per_client.{pattern}", own
+
+
 def _training(c: Config) -> Iterator[Broken]:
     yield from _per_client("train.per_client", c.train.per_client, c.clients)
     for where, section in _trainings(c):
@@ -200,10 +208,16 @@ def _training(c: Config) -> Iterator[Broken]:
     if c.train.optimizer != "sgd" and c.train.momentum:
         other = f"only applies to sgd; set it to 0 with {c.train.optimizer}."
         yield "train.momentum", other
-    if not _has_rates(c):
+    numbers = call(c.train.schedule)[1]
+    try:
+        has_rates = min(numbers, default=1) > 0 and c.train.lr_at(c.rounds, c.rounds) < math.inf
+    except OverflowError:
+        has_rates = False
+    if not has_rates:
         rates = f"has no learning rate for each of {c.rounds} rounds; expected numbers above 0."
         yield "train.schedule", f"{c.train.schedule} {rates}"
-    if not _decays(c.train.local_schedule):
+    numbers = call(c.train.local_schedule)[1]
+    if min(numbers, default=1) <= 0 or max(numbers[-1:], default=1) > 1:
         decays = "expected numbers above 0, and a factor of at most 1."
         yield "train.local_schedule", f"{c.train.local_schedule}: {decays}"
     if c.train.keep_optimizer and c.train.optimizer == "sgd" and not c.train.momentum:
@@ -234,31 +248,6 @@ def _training(c: Config) -> Iterator[Broken]:
         )
 
 
-def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSection]]:
-    """Yields each place where settings of local training are given, and the settings."""
-    yield "train", c.train
-    for pattern, own in c.train.per_client.items():
-        yield f"train.per_client.{pattern}", own
-
-
-def _decays(schedule: str) -> bool:
-    """Returns whether a schedule has a learning rate above 0, and none above its first, for any
-    step.
-    """
-    numbers = call(schedule)[1]
-    return all(x > 0 for x in numbers) and all(x <= 1 for x in numbers[-1:])
-
-
-def _has_rates(c: Config) -> bool:
-    """Returns whether `train.schedule` has a learning rate for each round."""
-    if not all(x > 0 for x in call(c.train.schedule)[1]):
-        return False
-    try:
-        return c.train.lr_at(c.rounds, c.rounds) < math.inf
-    except OverflowError:
-        return False
-
-
 def _schedule(c: Config) -> Iterator[Broken]:
     mode, buffer, every = c.schedule.mode, c.schedule.buffer, c.schedule.every
     if buffer is not None and mode != "async":
@@ -272,12 +261,9 @@ def _schedule(c: Config) -> Iterator[Broken]:
         yield "schedule.buffer", most
 
 
-def _model(c: Config) -> Iterator[Broken]:
+def _traces(c: Config) -> Iterator[Broken]:
     if not c.model.others and c.model.clients is not None:
         yield "model.clients", "there is one model, which all clients have; leave it out."
-
-
-def _traces(c: Config) -> Iterator[Broken]:
     given = c.availability.trace is not None
     if given and c.availability.model != "always":
         yield "availability.trace", f"the model {c.availability.model} is given too; {KEEP_ONE}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,6 @@ _FLOAT = re.compile(
     re.I,
 )
 _INT = re.compile(r"[-+]?[0-9][0-9_]*$")
-_RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
-    ("tag:yaml.org,2002:bool", re.compile(r"true$|false$", re.I), list("tTfF")),
-    ("tag:yaml.org,2002:int", _INT, list("-+0123456789")),
-    ("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789.")),
-    ("tag:yaml.org,2002:null", re.compile(r"~$|null$|$", re.I), ["~", "n", "N", ""]),
-]
 
 
 def _compose_node(loader: Any, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -97,9 +91,14 @@ class _Dumper(_CDumper):  # type: ignore[misc]
         return True
 
 
-for _tag, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(_tag, _pattern, _first)
-    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+for _kind, _pattern, _first in (
+    ("bool", re.compile(r"true$|false$", re.I), list("tTfF")),
+    ("int", _INT, list("-+0123456789")),
+    ("float", _FLOAT, list("-+0123456789.")),
+    ("null", re.compile(r"~$|null$|$", re.I), ["~", "n", "N", ""]),
+):
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _first)
 
 
 def compose(text: str, source: str, *, one_place: bool = False) -> Node:
@@ -128,35 +127,48 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         return Node(None, source)
 
     def build(node: yaml.Node, key_at: str) -> Node:
-        at = place(node.start_mark)
-        if isinstance(node, yaml.ScalarNode):
-            return Node(_scalar(node, at), at, key_at)
-        if isinstance(node, yaml.SequenceNode):
-            _plain_tag(node, "seq", at)
-            return Node([build(child, at) for child in node.value], at, key_at)
-        _plain_tag(node, "map", at)
-        made: dict[str, Node] = {}
-        for key_node, child in node.value:
-            here = place(key_node.start_mark)
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"{here}: a key must be plain text, found a {key_node.id}.")
-            key = _whole(key_node.value, here)
-            if key in made:
-                first = made[key].key_at
+        at, text = place(node.start_mark), node.value
+        value: Any
+        match node, node.tag.removeprefix("tag:yaml.org,2002:"):
+            case yaml.MappingNode(), "map":
+                value = {}
+                for key_node, child in text:
+                    here = place(key_node.start_mark)
+                    if not isinstance(key_node, yaml.ScalarNode):
+                        raise ConfigError(
+                            f"{here}: a key must be plain text, found a {key_node.id}."
+                        )
+                    key = _whole(key_node.value, here)
+                    if key in value:
+                        raise ConfigError(
+                            f"{here}: the key {key!r} is given twice, first at "
+                            f"{value[key].key_at}; remove one."
+                        )
+                    value[key] = build(child, here)
+            case yaml.SequenceNode(), "seq":
+                value = [build(child, at) for child in text]
+            case yaml.ScalarNode(), "str":
+                value = _whole(text, at)
+            case yaml.ScalarNode(), "null":
+                value = None
+            case yaml.ScalarNode(), "bool":
+                value = text.lower() == "true"
+            case yaml.ScalarNode(), "int" if _INT.match(text):
+                if len(text) > LONGEST:
+                    raise ConfigError(
+                        f"{at}: a number of {len(text)} digits; no configuration has such."
+                    )
+                value = int(text.replace("_", ""))
+            case yaml.ScalarNode(), "float" if _FLOAT.match(text) or _INT.match(text):
+                plain = text.lower().replace("_", "")
+                value = float(plain.replace(".inf", "inf").replace(".nan", "nan"))
+            case _:
                 raise ConfigError(
-                    f"{here}: the key {key!r} is given twice, first at {first}; remove one."
+                    f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag."
                 )
-            made[key] = build(child, here)
-        return Node(made, at, key_at)
+        return Node(value, at, key_at)
 
     return build(root, place(root.start_mark))
-
-
-def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
-    if node.tag != f"tag:yaml.org,2002:{kind}":
-        raise ConfigError(
-            f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag."
-        )
 
 
 def _whole(text: str, at: str) -> str:
@@ -166,23 +178,6 @@ def _whole(text: str, at: str) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"{at}: {text!a} holds half a character; write it whole.") from None
     return text
-
-
-def _scalar(node: yaml.ScalarNode, at: str) -> str | bool | int | float | None:
-    text, tag = node.value, node.tag.rpartition(":")[2]
-    if tag == "str":
-        return _whole(text, at)
-    if tag == "null":
-        return None
-    if tag == "bool":
-        return text.lower() == "true"
-    if tag == "int" and _INT.match(text):
-        if len(text) > LONGEST:
-            raise ConfigError(f"{at}: a number of {len(text)} digits; no configuration has such.")
-        return int(text.replace("_", ""))
-    if tag == "float" and (_FLOAT.match(text) or _INT.match(text)):
-        return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-    raise ConfigError(f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag.")
 
 
 def wrap(value: object, at: str, key: str = "") -> Node:
@@ -211,7 +206,7 @@ def wrap(value: object, at: str, key: str = "") -> Node:
     return Node(_whole(value, at) if isinstance(value, str) else value, at, at)
 
 
-def _follow(tree: Node, dotted: str) -> tuple[Node, bool]:
+def follow(tree: Node, dotted: str) -> tuple[Node, bool]:
     """Returns the last node on a dotted path that was written, and whether the path ends there."""
     node = tree
     for step in dotted.split("."):
@@ -221,29 +216,12 @@ def _follow(tree: Node, dotted: str) -> tuple[Node, bool]:
     return node, True
 
 
-def at(tree: Node, dotted: str) -> Node:
-    """Returns the node at a dotted path, or the nearest one above it that was written."""
-    return _follow(tree, dotted)[0]
-
-
-def below(tree: Node, dotted: str) -> Node | None:
-    """Returns the node at a dotted path; None if it was not written."""
-    node, written = _follow(tree, dotted)
-    return node if written else None
-
-
-Refuse = Callable[[str, str], ConfigError]
-"""(key, sentence): the error, with the place in the file that the key has."""
-
-
-def refuser(tree: Node) -> Refuse:
-    """Returns a function that refuses a key of the configuration that `tree` was read from."""
-
-    def refuse(key: str, sentence: str) -> ConfigError:
-        node = at(tree, key)
-        return ConfigError(f"{node.key_at or node.at}: {key}: {sentence}")
-
-    return refuse
+def refuse(tree: Node, key: str, sentence: str) -> ConfigError:
+    """Returns the error about a key of the configuration that `tree` was read from, with the place
+    of the key there, or of the nearest one above it that was written.
+    """
+    node, _ = follow(tree, key)
+    return ConfigError(f"{node.key_at or node.at}: {key}: {sentence}")
 
 
 def dump(mapping: JsonMapping) -> str:

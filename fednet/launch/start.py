@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet import capacity, loading
 from fednet import config as configuration
@@ -24,18 +21,15 @@ from fednet.experiment.rundir import (
 )
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
-from fednet.plain import JsonDict, JsonMapping
-from fednet.server.endpoint import Endpoint, listen, listening
+from fednet.server.endpoint import listen, listening
 from fednet.server.growth import with_clients
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting, stop_raises
+from fednet.server.watch import Hosting, Watcher, stop_raises
 
-if TYPE_CHECKING:
-    from fednet.server.watch import Watcher
+Report = Callable[[Path, Watcher], None]  # (directory, display)
 
 # On resume.
 MAY_CHANGE = ("rounds", "clients", "stop", "round", "evaluate", "name", "load", "track", "report")
-MAY_NOT = ("evaluate.held_out",)  # a client that trained would count as one that never did
 
 
 @contextlib.contextmanager
@@ -99,15 +93,11 @@ def check_resumable(old: Config, new: Config) -> None:
     """Raises ConfigError that lists the keys which a resume may not change, or where the finished
     rounds would have had other learning rates.
     """
-    before = _flat(configuration.to_mapping(old))
-    after = _flat(configuration.to_mapping(new))
-    changed = sorted(
-        k
-        for k in {**before, **after}
-        if (k.split(".")[0] not in MAY_CHANGE or k in MAY_NOT)
-        and k not in configuration.WHERE
-        and before.get(k) != after.get(k)
-    )
+    both = [configuration.to_mapping(old), configuration.to_mapping(new)]
+    changed = [*configuration.differing(both, (*MAY_CHANGE, *configuration.WHERE))]
+    if old.evaluate.held_out != new.evaluate.held_out:
+        # A client that trained would count as one that never did.
+        changed = sorted([*changed, "evaluate.held_out"])
     if changed:
         free = ", ".join(k for k in MAY_CHANGE if k not in ("name", "load"))
         raise ConfigError(
@@ -124,98 +114,73 @@ def check_resumable(old: Config, new: Config) -> None:
         )
 
 
-def _flat(tree: JsonMapping, above: str = "") -> JsonDict:
-    """Returns nested mappings as one, by dotted keys."""
-    flat: JsonDict = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[above + key] = value
-    return flat
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The options of a command that starts a run. until_s: stop after so many seconds. report:
-    called with the directory of a finished run.
-    """
-
-    out: Path
-    display: Watcher
-    report: Callable[[Path], None]
-    command: Sequence[str]
-    device: str = "auto"
-    resume: bool = False
-    until_s: float | None = None
-
-    def hosting(self, data: Path | None) -> Hosting:
-        until = None if self.until_s is None else time.monotonic() + self.until_s
-        return Hosting(self.display, self.command, self.device, data, until)
-
-
 @stop_raises()
 def serve(
     config: Config,
-    launch: Launch,
+    out: Path,
+    how: Hosting,
+    report: Report,
     *,
+    resume: bool,
     bind: str,
-    insecure: bool = False,
-    keys: Path | None = None,
-    data: Path | None = None,
+    insecure: bool,
+    keys: Path | None,
 ) -> int:
-    """Runs `fednet-server`. Returns the exit status; raises FednetError with one."""
+    """Runs `fednet-server`. report: draws the page of a finished run. Returns the exit status;
+    raises FednetError with one.
+    """
     capacity.require_linux()
     with contextlib.ExitStack() as ending:
-        directory = ending.enter_context(own_directory(config, launch.out, launch.resume))
+        directory = ending.enter_context(own_directory(config, out, resume))
         # Errors of keys or address come before anything in the directory is changed.
         transport = listen(config, bind, keys, insecure)
         ending.callback(transport.close, 0.0)
         config, finished = fill(config, directory)
         if finished:
-            return _left(launch, directory)
-        how = launch.hosting(data)
-        with refusable(directory), launch.display:
-            end = listening(config, directory, transport, launch.display.note)
-            while clients := _wanted_after(config, directory, end, how):
+            how.display.note(f"{directory} is finished.")
+            if not (directory / "report.html").exists():
+                report(directory, how.display)
+            return 0
+        with refusable(directory), how.display:
+            while True:
+                end = listening(config, directory, transport, how.display.note)
+                try:
+                    host_rounds(config, directory, end, how)
+                    break
+                except ClientsJoin as join:
+                    config = with_clients(config, join.clients)
                 gc.collect()  # the parts of the last server refer to one another
-                config = with_clients(config, clients)
                 transport = listen(config, transport.address, keys, insecure)
                 ending.callback(transport.close, 0.0)
-                end = listening(config, directory, transport, launch.display.note)
-        launch.report(directory)
-    return 0
-
-
-def _wanted_after(config: Config, directory: Path, end: Endpoint, how: Hosting) -> int:
-    """Runs a server. Returns with how many clients it has to start again; 0: the run is over."""
-    try:
-        host_rounds(config, directory, end, how)
-    except ClientsJoin as join:
-        return join.clients
+        report(directory, how.display)
     return 0
 
 
 @stop_raises()
 def run_command(
     config: Config,
-    launch: Launch,
+    out: Path,
+    how: Hosting,
+    report: Report,
     *,
+    resume: bool = False,
     workers: int | None = None,
     in_process: bool = False,
     on: str | None = None,
 ) -> int:
-    """Runs `fednet run`. on: "ray" for workers of a cluster. Returns the exit status; raises
-    FednetError with one.
+    """Runs `fednet run`. report: draws the page of a finished run. on: "ray" for workers of a
+    cluster. Returns the exit status; raises FednetError with one.
     """
     capacity.require_linux()
-    with open_directory(config, launch.out, launch.resume) as (config, directory, finished):
+    with open_directory(config, out, resume) as (config, directory, finished):
         if finished:
-            return _left(launch, directory)
-        how = launch.hosting(Path(config.data.root) if config.data.root else None)
+            how.display.note(f"{directory} is finished.")
+            if not (directory / "report.html").exists():
+                report(directory, how.display)
+            return 0
         with refusable(directory):
             if in_process:
-                with launch.display:
+                with how.display:
                     run_in_process(config, directory, how)
                 status = 0
             elif on == "ray":
@@ -227,16 +192,8 @@ def run_command(
         if status == ConfigError.exit_status:  # a process of the run has printed why
             forget(directory)
         if status == 0:
-            launch.report(directory)
+            report(directory, how.display)
         return status
-
-
-def _left(launch: Launch, directory: Path) -> int:
-    """Handles a resume of a finished run: draws the report if there is none. Returns 0."""
-    launch.display.note(f"{directory} is finished.")
-    if not (directory / "report.html").exists():
-        launch.report(directory)
-    return 0
 
 
 @contextlib.contextmanager
@@ -259,7 +216,7 @@ class Silent:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def _nothing(self, *_: object) -> None:
+    def note(self, *_: object) -> None:
         pass
 
-    round_started = progress = round_done = note = warn = finished = _nothing
+    round_started = progress = round_done = warn = finished = note

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fednet import papers, places
-from fednet.config import WHERE, reading, to_mapping
-from fednet.config.reading import expand
-from fednet.config.tree import wrap
+from fednet.config import WHERE, load, to_mapping
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
 from fednet.papers.mini import mini
@@ -125,8 +123,7 @@ def plan(asked: Request) -> Reproduction:
 
 def _with_flags(cell: Cell, asked: Request) -> JsonDict:
     """Returns the cell's configuration with --set and --load."""
-    tree = expand(wrap(cell.config, cell.name))
-    return to_mapping(reading.build(tree, asked.set, asked.load))
+    return to_mapping(load(cell.config, asked.set, asked.load, cell.name))
 
 
 def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:

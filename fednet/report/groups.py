@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fednet.config import WHERE
+from fednet.config import WHERE, flat
 from fednet.errors import ConfigError
-from fednet.plain import JsonDict
 from fednet.records import Metric, metric
 from fednet.report import costs
 from fednet.report.read import Run
@@ -59,7 +58,7 @@ def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
     """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
-        found.setdefault(msgspec.json.encode(sorted(_own(run).items())), []).append(run)
+        found.setdefault(msgspec.json.encode(sorted(flat(run.config, ASIDE).items())), []).append(run)
     sets = [tuple(sorted(rs, key=lambda r: (r.seed, r.name))) for rs in found.values()]
     found_labels = list(labels) or _labels([rs[0] for rs in sets])
     if len(found_labels) != len(sets):
@@ -71,32 +70,12 @@ def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
     return [Group(text, rs) for text, rs in zip(found_labels, sets)]
 
 
-def flat(config: JsonDict, prefix: str = "") -> JsonDict:
-    """{"a": {"b": 1}} as {"a.b": 1}; an empty mapping is a value."""
-    out: JsonDict = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + str(key)] = value
-    return out
-
-
-def aside(key: str) -> bool:
-    return any(key == a or key.startswith(a + ".") for a in ASIDE)
-
-
-def _own(run: Run) -> JsonDict:
-    """Returns the settings that change what a run computes, other than its seed."""
-    return {k: v for k, v in flat(run.config).items() if not aside(k)}
-
-
 def _labels(firsts: Sequence[Run]) -> list[str]:
     """Returns the algorithm's name, and each other setting in which the groups differ: "fedprox
     mu=0.1 alpha=0.3". A setting of one algorithm (mu) is named only if groups of this algorithm
     differ in it.
     """
-    configs = [_own(r) for r in firsts]
+    configs = [flat(run.config, ASIDE) for run in firsts]
     labels = []
     for run, mine in zip(firsts, configs):
         same = [c for c in configs if c.get("algorithm.name") == mine.get("algorithm.name")]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet.config import differing, flat
 from fednet.files import write_aside
 from fednet.ids import as_text
 from fednet.plain import JsonDict
@@ -184,17 +185,13 @@ def _comparison(runs: Sequence[Run]) -> JsonDict:
 
 def _runs(runs: Sequence[Run]) -> JsonDict:
     """Returns a table of runs: the settings in which they differ, and their results."""
-    configs = [groups.flat(r.config) for r in runs]
-    settings = [
-        key
-        for key in sorted(set().union(*configs))
-        if len({repr(c.get(key)) for c in configs}) > 1 and (key == "seed" or not groups.aside(key))
-    ]
+    aside = [key for key in groups.ASIDE if key != "seed"]
+    settings = differing([run.config for run in runs], aside)
     y = metrics.measured(runs)
     rows = []
-    for run, config in zip(runs, configs):
+    for i, run in enumerate(runs):
         values = metrics.curve(run, y)
-        held = (config.get(key) for key in settings)
+        held = (found[i] for found in settings.values())
         accuracies = metrics.final(values), (metrics.best(values) or (None,))[0]
         spent = costs.ledger(run).total() / 1e6, sum(r.seconds or 0.0 for r in run.rounds)
         rows.append(
@@ -216,7 +213,7 @@ def _runs(runs: Sequence[Run]) -> JsonDict:
 
 # -- run by run ------------------------------------------------------------------------------------
 def _details(run: Run, chart: Callable[[Figure], JsonDict]) -> JsonDict:
-    provenance = groups.flat(run.summary.provenance or {})
+    provenance = flat(run.summary.provenance or {})
     config = run.dir / "config.yaml"
     # As a command in this directory takes it.
     path = config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config

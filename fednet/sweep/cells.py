@@ -98,24 +98,15 @@ class RunSpec:
             path = self.run / "config.yaml"
             if not path.exists():
                 raise ConfigError(f"{path} is missing; put it back, or delete the run.")
-            before = _results_config(read_text(path, "delete the run"), str(path))
-            now = _results_config(configuration.to_yaml(whole), self.name)
-            if changed := [k for k in now if before.get(k) != now[k]]:
+            before = configuration.compose(read_text(path, "delete the run"), str(path)).plain()
+            both = [before, configuration.to_mapping(whole)]
+            if changed := configuration.differing(both, ("report", "load", "track", *WHERE)):
                 raise ConfigError(
                     f"{self.run} was run under another configuration ({', '.join(changed)}); give "
                     f"another name or --out."
                 )
             check_code(whole, self.run / "code")
         return whole
-
-
-def _results_config(text: str, where: str) -> JsonDict:
-    """Returns the keys of a configuration that change the results."""
-    config = configuration.tree.compose(text, where).plain()
-    for key in WHERE:
-        section, _, name = key.partition(".")
-        config.get(section, {}).pop(name, None)
-    return {k: v for k, v in config.items() if k not in ("report", "load", "track")}
 
 
 def ended(folder: Path) -> list[Path]:

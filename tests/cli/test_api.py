@@ -40,7 +40,7 @@ def test_runs_of_several_threads_begin_one_by_one_and_no_struct_is_first_met_by_
         inside[0] -= 1
         raise ConfigError("read.")
 
-    monkeypatch.setattr(api.configuration, "load_mapping", reading)
+    monkeypatch.setattr(api.configuration, "load", reading)
 
     def run(_: int) -> None:
         with pytest.raises(ConfigError, match="read"):

@@ -16,8 +16,11 @@ import pytest
 from fednet.cli import client, main, server, values
 from fednet.client import join
 from fednet.client.policy import Policy
+from fednet.config import Config
 from fednet.errors import CannotGoOn, Stopped
 from fednet.launch import start
+
+CONFIG = Config()
 
 
 def call(line: str) -> int:
@@ -45,29 +48,31 @@ def engine(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "run_command", called("run"))
     monkeypatch.setattr(start, "serve", called("serve"))
     monkeypatch.setattr(join, "main", called("client"))
-    monkeypatch.setattr("fednet.cli.run.configured", lambda args: "the configuration")
-    monkeypatch.setattr("fednet.cli.server.configured", lambda args: "the configuration")
+    monkeypatch.setattr("fednet.cli.run.configured", lambda args: CONFIG)
+    monkeypatch.setattr("fednet.cli.server.configured", lambda args: CONFIG)
     monkeypatch.chdir(tmp_path)
     for name in ("FEDNET_SERVER", "FEDNET_DATA", "FEDNET_OUT", "FEDNET_KEYS", "FEDNET_LOG"):
         monkeypatch.delenv(name, raising=False)
     return seen
 
 
-def test_run_hands_the_flags_to_the_engine(engine):
+def test_run_hands_the_flags_to_the_engine(engine, monkeypatch):
+    monkeypatch.setattr("fednet.cli.run.time", types.SimpleNamespace(monotonic=lambda: 100.0))
     line = "fednet run c.yaml --workers 3 --device cpu --until 3h50m --resume --out x --quiet"
     assert call(line) == 0
-    ((name, (config, launch), given),) = engine.calls
-    assert (name, config, launch.display.quiet) == ("run", "the configuration", True)
-    assert given == {"workers": 3, "in_process": False, "on": None}
-    assert (launch.out, launch.command, launch.device) == (Path("x"), line.split(), "cpu")
-    assert (launch.resume, launch.until_s, callable(launch.report)) == (True, 13800.0, True)
+    ((name, (config, out, how, _), given),) = engine.calls
+    assert (name, config, out, how.display.quiet) == ("run", CONFIG, Path("x"), True)
+    assert given == {"resume": True, "workers": 3, "in_process": False, "on": None}
+    assert (how.command, how.device) == (line.split(), "cpu")
+    assert how.until == 13800.0 + 100.0
 
 
 def test_defaults_are_runs_and_loopback(engine):
     assert (call("fednet run"), call("fednet-server c.yaml")) == (0, 0)
-    (_, (_, run), _), (_, (_, launch), given) = engine.calls
-    assert (run.out, launch.until_s) == (Path("runs"), None)
-    assert given == {"bind": "tcp://127.0.0.1:5555", "insecure": False, "keys": None, "data": None}
+    (_, (_, out, *_), _), (_, (_, _, how, _), given) = engine.calls
+    assert (out, how.until, how.data) == (Path("runs"), None, None)
+    bound = {"bind": "tcp://127.0.0.1:5555", "insecure": False, "keys": None}
+    assert given == {"resume": False, **bound}
 
 
 def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypatch):
@@ -75,12 +80,12 @@ def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypa
         monkeypatch.setenv(f"FEDNET_{name}", value)
     for line in ("client --id 0", "client --id 0 --server tcp://g:2 --data e", "server"):
         call(f"fednet-{line}")
-    (_, (first,), _), (_, (second,), _), (_, (_, launch), third) = engine.calls
+    (_, (first,), _), (_, (second,), _), (_, (_, out, how, _), third) = engine.calls
     assert (first.server, first.keys) == ("tcp://h:1", Path("k"))
     assert (first.policy.data, first.policy.places) == (Path("d"), (Path("d"),))
     assert (second.server, second.policy.data) == ("tcp://g:2", Path("e"))
-    assert (third["bind"], launch.out) == ("tcp://h:1", Path("o"))
-    assert third["data"] is None  # the configuration's data.root goes before the variable
+    assert (third["bind"], out) == ("tcp://h:1", Path("o"))
+    assert how.data is None  # the configuration's data.root goes before the variable
 
 
 def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):

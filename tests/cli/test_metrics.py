@@ -8,10 +8,11 @@ from urllib.request import Request, urlopen
 import pytest
 
 from fednet.cli import main
-from fednet.cli.metrics import Metrics, address, watched
+from fednet.cli.metrics import Metrics, address
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from fednet.launch.start import Launch, Silent, run_command
+from fednet.launch.start import Silent, run_command
+from fednet.server.watch import Hosting
 from tests.cli.test_display import RECORD
 from tests.processes import port as free
 
@@ -92,14 +93,15 @@ def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
 
     small = {"dataset": "synthetic", "samples": 40, "shape": [4], "classes": 2}
     config = from_mapping(
-        {"rounds": 2, "clients": 2, "model": {"name": "mlp", "hidden": [4]}, "data": small}
+        {
+            "rounds": 2,
+            "clients": 2,
+            "model": {"name": "mlp", "hidden": [4]},
+            "data": small,
+        }
     )
-    status = run_command(
-        config,
-        Launch(tmp_path, watched(Looker(), str(port)), lambda run: None, ["test"], "cpu"),
-        in_process=True,
-    )
-    assert status == 0
+    how = Hosting(Metrics(str(port), Looker()), device="cpu")
+    assert run_command(config, tmp_path, how, lambda *_: None, in_process=True) == 0
     assert seen == [1, 2]
     with pytest.raises(OSError, match="refused"):
         served(port)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fednet.cli.api import reporter
+from fednet.cli.api import report
 from fednet.report import finish, page
 from fednet.report.read import open_run
 from tests.report import browser
@@ -195,13 +195,13 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
 
 def test_a_run_says_that_it_draws_and_draws_nothing_where_it_is_told_not_to(tmp_path):
     said: list[str] = []
-    report = reporter(SimpleNamespace(note=said.append))
+    display = SimpleNamespace(note=said.append)
     silent = write(tmp_path / "silent", report=False)
-    report(silent)
+    report(silent, display)
     assert said == []
     assert not (silent / "report.html").exists()
     path = write(tmp_path / "a", rounds=1)
-    report(path)
+    report(path, display)
     assert said == ["writing report.html", str(path / "report.html")]
 
 
