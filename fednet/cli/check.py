@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fednet.cli.common import path_argument
+from fednet.cli.common import add_flags, path_argument
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the file with your part")
     path_argument(parser, "--data", "folder of your datasets' files")
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_flags(parser, "--quiet")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fednet import ids, loading
 from fednet.cli import values
-from fednet.cli.common import device_argument, path_argument, proxy_argument, standalone
+from fednet.cli.common import add_flags, execute, path_argument
 from fednet.errors import ConfigError
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5555"
@@ -37,9 +37,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="OUT/NAME",
         help="a run's directory on a shared file system, in which the server's address is found",
     )
-    proxy_argument(parser)
+    add_flags(parser, "--proxy")
     # what this site has
-    device_argument(parser)
+    add_flags(parser, "--device")
     path_argument(parser, "--data", "folder of this site's data")
     parser.add_argument(
         "--state",
@@ -88,15 +88,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what would leave this site per round, what is read and stored, and exit",
     )
-    parser.add_argument(
-        "--load",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE.py",
-        help="a file with your own methods, models or other parts; may be repeated",
-    )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_flags(parser, "--load", "--quiet")
 
 
 def _ids(text: str) -> str:
@@ -110,7 +102,9 @@ def _ids(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return standalone("fednet-client", __doc__ or "", add, run, argv)
+    words = sys.argv[1:] if argv is None else argv
+    about = (__doc__ or "").split(": ", 1)[1].strip()
+    return execute("fednet-client", sys.modules[__name__], about, words, argv is None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         state=args.state,
         keys=args.keys,
-        load=args.load,
+        load=[Path(file) for file in args.load],
         explain=args.explain,
         quiet=args.quiet,
         give_up_s=args.give_up,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
+# Commands whose --out is the folder of runs, which has the log of errors.
+WRITING = ("fednet run", "fednet sweep", "fednet reproduce", "fednet-server")
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,9 +42,10 @@ class Parser(argparse.ArgumentParser):
 
     # The arguments are argparse's own, and go to it as they are.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        width = min(110, shutil.get_terminal_size().columns - 2)
         kwargs.setdefault(
             "formatter_class",
-            lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=_width()),
+            lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=width),
         )
         kwargs["allow_abbrev"] = False
         super().__init__(*args, **kwargs)
@@ -53,50 +57,76 @@ class Parser(argparse.ArgumentParser):
             close = nearest(flag, [s for a in self._actions for s in a.option_strings])
             hint = f" Did you mean {close}?" if close else ""
             if "--set" in self._option_string_actions:
-                hint = _as_key(flag) or hint
+                from fednet.config.schema import homes
+
+                # A flag with the name of a key, such as --rounds.
+                if paths := homes().get(flag.strip("-").replace("-", "_")):
+                    key = min(paths, key=len)
+                    hint = f" Keys are set with --set, such as --set {key}=VALUE."
         complain(f"{self.prog}: {message}.{hint} See {self.prog} --help.")
         self.exit(WRONG_COMMAND)
-
-
-def _as_key(flag: str) -> str:
-    """A hint for a flag that has the name of a key, such as --rounds."""
-    from fednet.config.schema import homes
-
-    paths = homes().get(flag.strip("-").replace("-", "_"), [])
-    return f" Keys are set with --set, such as --set {min(paths, key=len)}=VALUE." if paths else ""
-
-
-def _width() -> int:
-    import shutil
-
-    return min(110, shutil.get_terminal_size().columns - 2)
 
 
 CONFIG = "a YAML configuration; without it, all keys have their defaults"
 RESUMED = f"{CONFIG}; with --resume also the directory of a run"
 
 
+def _proxy(url: str) -> None:
+    """Sets the variable that every connection reads."""
+    if url:
+        os.environ["FEDNET_PROXY"] = url
+
+
+# Flags that several commands have.
+FLAGS: dict[str, dict[str, Any]] = {
+    "--set": {
+        "action": "append",
+        "default": [],
+        "metavar": "KEY=VALUE",
+        "help": "set one key, such as train.lr=0.1 or 'algorithm={name: fedprox, mu: 0.1}'; may be "
+        "repeated",
+    },
+    "--load": {
+        "action": "append",
+        "default": [],
+        "metavar": "FILE.py",
+        "help": "a file with your own methods, models or other parts; may be repeated",
+    },
+    "--quiet": {"action": "store_true", "help": "print errors only"},
+    "--device": {
+        "default": "auto",
+        "metavar": "D",
+        "help": "auto, cpu, cuda or cuda:0,2 [auto]",
+    },
+    # Without it data.root holds, and only then the variable: see `data.loading`.
+    "--data": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "folder of the datasets [data.root, else FEDNET_DATA]",
+    },
+    "--proxy": {
+        "type": _proxy,
+        "default": argparse.SUPPRESS,
+        "metavar": "URL",
+        "help": "connect through a SOCKS5 proxy: socks5://HOST:PORT or "
+        "socks5://USER:PASSWORD@HOST:PORT [FEDNET_PROXY]",
+    },
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Adds these of `FLAGS`."""
+    for name in names:
+        parser.add_argument(name, **FLAGS[name])
+
+
 def common_arguments(parser: argparse.ArgumentParser, config: str = "", out: bool = True) -> None:
-    """Adds --set, --out (if `out`), --load and --quiet; before them the configuration file, if
+    """Adds --set, --load, --out (if `out`) and --quiet; before them the configuration file, if
     `config` describes it.
     """
     if config:
         parser.add_argument("config", nargs="?", metavar="CONFIG", help=config)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set one key, such as train.lr=0.1 or 'algorithm={name: fedprox, mu: 0.1}'; may be "
-        "repeated",
-    )
-    parser.add_argument(
-        "--load",
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="a file with your own methods, models or other parts; may be repeated",
-    )
+    add_flags(parser, "--set", "--load")
     if out:
         parser.add_argument(
             "--out",
@@ -105,7 +135,21 @@ def common_arguments(parser: argparse.ArgumentParser, config: str = "", out: boo
             metavar="DIR",
             help="folder for the runs' directories [FEDNET_OUT, else runs]",
         )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_flags(parser, "--quiet")
+
+
+def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: str = "DIR") -> None:
+    """Adds a flag that names a path. Its default is the variable of its name, FEDNET_DATA for
+    --data; None if that is not set or empty.
+    """
+    variable = f"FEDNET_{flag.removeprefix('--').upper()}"
+    parser.add_argument(
+        flag,
+        type=Path,
+        default=os.environ.get(variable) or None,
+        metavar=what,
+        help=f"{help} [{variable}]",
+    )
 
 
 def configured(args: argparse.Namespace) -> Config:
@@ -115,14 +159,14 @@ def configured(args: argparse.Namespace) -> Config:
     from fednet.config import load
 
     if args.config is not None and Path(args.config, "config.yaml").is_file():
-        held = Path(args.config)
-        if held.name in ("", ".."):  # "." or "..": the run has the name of that directory
-            held = held.resolve()
         if not getattr(args, "resume", False):
             raise ConfigError(
                 f"{args.config} is the directory of a run; continue it with --resume, or start "
                 f"another with the same configuration: {args.config}/config.yaml."
             )
+        held = Path(args.config)
+        if held.name in ("", ".."):  # "." or "..": the run has the name of that directory
+            held = held.resolve()
         args.config, args.out = held / "config.yaml", held.parent
         args.set = [f"name={held.name}", *args.set]
     elif args.config is not None and Path(args.config).is_dir():
@@ -133,79 +177,39 @@ def configured(args: argparse.Namespace) -> Config:
     return load(args.config, args.set, args.load)
 
 
-class Proxy(argparse.Action):
-    """Sets the variable that every connection reads."""
-
-    def __call__(self, _: object, into: object, url: object, flag: object = None) -> None:
-        if url:
-            os.environ["FEDNET_PROXY"] = str(url)
-
-
-def proxy_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--proxy",
-        action=Proxy,
-        default=argparse.SUPPRESS,
-        metavar="URL",
-        help="connect through a SOCKS5 proxy: socks5://HOST:PORT or "
-        "socks5://USER:PASSWORD@HOST:PORT [FEDNET_PROXY]",
-    )
-
-
-def device_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
-    )
-
-
-def data_argument(parser: argparse.ArgumentParser) -> None:
-    """--data; without it data.root holds, and only then the variable: see `data.loading`."""
-    where = "folder of the datasets [data.root, else FEDNET_DATA]"
-    parser.add_argument("--data", type=Path, metavar="DIR", help=where)
-
-
-def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: str = "DIR") -> None:
-    """Adds a flag that names a path. Its default is the variable of its name, FEDNET_DATA for
-    --data; None if that is not set or empty.
+def execute(prog: str, verb: Any, about: str, words: Sequence[str], ends: bool) -> int:
+    """Runs a command. prog: its name; verb: its module; words: its arguments; ends: the process
+    ends after it. Returns its exit status.
     """
-    variable = f"FEDNET_{flag.removeprefix('--').upper()}"
-    value = os.environ.get(variable)
-    parser.add_argument(
-        flag,
-        type=Path,
-        default=Path(value) if value else None,
-        metavar=what,
-        help=f"{help} [{variable}]",
-    )
-
-
-def standalone(
-    prog: str,
-    doc: str,
-    add: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None,
-) -> int:
-    """Runs a program beside `fednet`, which has its own flags. doc: "PROGRAM: what it does".
-    Returns its exit status.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(prog=prog, description=doc.split(": ", 1)[1].strip())
-    add(parser)
+    parser = Parser(prog=prog, description=about)
+    verb.add(parser)
     try:
         args = parser.parse_args(words)
-    except SystemExit as done:
+    except SystemExit as done:  # argparse has said why
         return int(done.code or 0)
-    args.command = as_text([prog, *words])
-    return guarded(prog, lambda: run(args), getattr(args, "out", None), argv is None)
+    args.command = as_text([*prog.split(), *words])
+    # No command opens a window, and what a notebook asks of its own processes need not be here.
+    os.environ.pop("MPLBACKEND", None)
+    out = args.out if prog in WRITING else None
+    return guarded(prog, lambda: int(verb.run(args)), out, ends)
 
 
 def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: bool = False) -> int:
     """Runs `main`, and turns what it raises into one or two sentences and an exit status. ends:
     the process ends with that status.
     """
-    _streams()
-    _logging()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):  # a notebook's have none
+            stream.reconfigure(errors="backslashreplace")  # also if they take only ASCII
+    # Without a handler Python would print warnings that are for the log.
+    logging.getLogger("fednet").addHandler(logging.NullHandler())
+    level = (os.environ.get("FEDNET_LOG") or "").upper()
+    if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        logging.basicConfig(
+            level=level, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+        )
     try:
         with last_work(ends):
             return main()
@@ -234,28 +238,9 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: b
         return BROKE
 
 
-def _streams() -> None:
-    """Replaces missing streams, and lets those that take only ASCII take all text."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif hasattr(stream := getattr(sys, name), "reconfigure"):  # a notebook's have none
-            stream.reconfigure(errors="backslashreplace")
-
-
 def as_text(words: Sequence[str]) -> list[str]:
     """The command line as text: a path may hold bytes that are no letters in the locale."""
     return [os.fsencode(word).decode("utf-8", "replace") for word in words]
-
-
-def _logging() -> None:
-    # Without a handler Python would print warnings that are for the log.
-    logging.getLogger("fednet").addHandler(logging.NullHandler())
-    level = (os.environ.get("FEDNET_LOG") or "").upper()
-    if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        logging.basicConfig(
-            level=level, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
-        )
 
 
 def _note(out: Path | None, error: BaseException, whole: bool) -> str:

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
-from fednet.cli.common import (
-    CONFIG,
-    common_arguments,
-    data_argument,
-    device_argument,
-    proxy_argument,
-)
+from fednet.cli.common import CONFIG, add_flags, common_arguments, path_argument
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,16 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="also check that this server is reachable [FEDNET_SERVER]",
     )
-    parser.add_argument(
-        "--keys",
-        type=Path,
-        default=os.environ.get("FEDNET_KEYS") or None,
-        metavar="PATH",
-        help="also check these keys [FEDNET_KEYS]",
-    )
-    proxy_argument(parser)
-    data_argument(parser)
-    device_argument(parser)
+    path_argument(parser, "--keys", "also check these keys", "PATH")
+    add_flags(parser, "--proxy", "--data", "--device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,51 +41,55 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="server | client | allow | revoke | list | show | trust | lab",
         parser_class=KeyParser,
     )
-    server = does.add_parser("server", help="make the server's key pair in DIR")
-    server.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
-    client = does.add_parser(
-        "client", help="make a client's key pair in FILE and print its public key"
+
+    def verb(name: str, help: str, file: str = "") -> argparse.ArgumentParser:
+        """file: what FILE is; without it the verb is for DIR."""
+        made: argparse.ArgumentParser = does.add_parser(name, help=help)
+        if file:
+            made.add_argument("file", type=Path, metavar="FILE", help=file)
+        else:
+            made.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
+        return made
+
+    verb("server", "make the server's key pair in DIR")
+    client = verb(
+        "client", "make a client's key pair in FILE and print its public key", "the file to write"
     )
-    client.add_argument("file", type=Path, metavar="FILE", help="the file to write")
     client.add_argument(
         "--server",
         type=_public,
         metavar="PUBLIC",
         help="the server's public key, stored in FILE too",
     )
-    trust = does.add_parser("trust", help="at a site: write the server's public key into FILE")
-    trust.add_argument("file", type=Path, metavar="FILE", help="the client's key file")
-    trust.add_argument("public", type=_public, metavar="PUBLIC", help="the server's public key")
-    allow = does.add_parser("allow", help="allow the owner of the public key to run clients K")
-    allow.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
-    allow.add_argument(
-        "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
+    trust = verb(
+        "trust", "at a site: write the server's public key into FILE", "the client's key file"
     )
+    trust.add_argument("public", type=_public, metavar="PUBLIC", help="the server's public key")
+    allow = verb("allow", "allow the owner of the public key to run clients K")
+    revoke = verb("revoke", "remove the keys of clients K")
+    for one in (allow, revoke):
+        one.add_argument(
+            "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
+        )
     allow.add_argument("public", type=_public, metavar="PUBLIC", help="the client's public key")
     allow.add_argument("--until", metavar="TIME", help="expiry (UTC), such as 2027-01-31 [never]")
-    revoke = does.add_parser("revoke", help="remove the keys of clients K")
-    revoke.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
-    revoke.add_argument(
-        "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
-    )
     revoke.add_argument(
         "--key", type=_public, metavar="PUBLIC", help="remove only this public key [all]"
     )
-    listed = does.add_parser("list", help="print which keys may run which clients, until when")
-    listed.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
-    show = does.add_parser("show", help="print the public key of a key file and its fingerprint")
-    show.add_argument(
-        "file", type=Path, metavar="FILE", help="a key file, or the folder of the server's keys"
+    verb("list", "print which keys may run which clients, until when")
+    show = verb(
+        "show",
+        "print the public key of a key file and its fingerprint",
+        "a key file, or the folder of the server's keys",
     )
     show.add_argument(
         "--public", action="store_true", help="print the public key alone, for a script"
     )
-    lab = does.add_parser(
+    lab = verb(
         "lab",
-        help="make the keys of the server and of N clients at once, for experiments on"
-        " your own machines",
+        "make the keys of the server and of N clients at once, for experiments on your own "
+        "machines",
     )
-    lab.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     lab.add_argument(
         "--clients",
         type=values.count(100_000),
@@ -97,68 +101,53 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        said = _done(args)
+        _do(args)
+    except BrokenPipeError:
+        raise
     except OSError as closed:
         raise ConfigError(
             f"{closed.filename}: {closed.strerror}; expected "
             f"{'a file' if args.does in ('client', 'trust') else 'a folder'} that keys can be "
             f"written to."
         ) from closed
-    for line in said:
-        print(line)
     return 0
 
 
-def _done(args: argparse.Namespace) -> list[str]:
-    """Does what the command line asks for. Returns what is to be printed."""
+def _do(args: argparse.Namespace) -> None:
     from fednet.transport import keys
 
-    if args.does == "server":
-        return [keys.make_server_keys(args.dir)]
-    if args.does == "client":
-        return [keys.make_client_keys(args.file, args.server)]
-    if args.does == "lab":
-        return [str(path) for path in keys.lab(args.dir, args.clients)]
-    if args.does == "show" and args.file.is_dir():
-        args.file /= "server.key"
-    if args.does == "list":
-        _list(args.dir)
-    elif args.does == "show" and args.public:
-        return [keys.load(args.file).public]
-    elif args.does == "show":
-        _show(args.file)
-    elif args.does == "trust":
-        keys.trust(args.file, args.public)
-    elif args.does == "revoke":
-        keys.revoke(args.dir, args.ids, args.key)
-    else:
-        until = keys.time_of(args.until, "--until") if args.until else math.inf
-        if until <= time.time():
-            raise ConfigError(
-                f"--until {args.until}: this date is in the past; to block a key now, use `fednet "
-                f"keys revoke`."
-            )
-        keys.allow(args.dir, args.ids, args.public, until)
-    return []
-
-
-def _list(directory: Path) -> None:
-    from fednet.transport import keys
-
-    rows = []
-    for clients, public, until in keys.listed(directory):
-        date = "-" if until == math.inf else keys.date_text(until)
-        state = "expired" if until <= time.time() else "allowed"
-        rows.append((ids.as_text(clients), keys.fingerprint(public), date, state, public))
-    table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
-
-
-def _show(file: Path) -> None:
-    from fednet.transport import keys
-
-    pair = keys.load(file)
-    named = [("this key", pair.public)]
-    if pair.server is not None:
-        named.append(("its server", pair.server))
-    rows = [(name, keys.fingerprint(key), key) for name, key in named]
-    table(("", "fingerprint", "public key"), rows)
+    match args.does:
+        case "server":
+            print(keys.make_server_keys(args.dir))
+        case "client":
+            print(keys.make_client_keys(args.file, args.server))
+        case "trust":
+            keys.trust(args.file, args.public)
+        case "allow":
+            until = keys.time_of(args.until, "--until") if args.until else math.inf
+            if until <= time.time():
+                raise ConfigError(
+                    f"--until {args.until}: this date is in the past; to block a key now, use "
+                    f"`fednet keys revoke`."
+                )
+            keys.allow(args.dir, args.ids, args.public, until)
+        case "revoke":
+            keys.revoke(args.dir, args.ids, args.key)
+        case "list":
+            rows = []
+            for clients, public, until in keys.listed(args.dir):
+                date = "-" if until == math.inf else keys.date_text(until)
+                state = "expired" if until <= time.time() else "allowed"
+                rows.append((ids.as_text(clients), keys.fingerprint(public), date, state, public))
+            table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
+        case "show":
+            pair = keys.load(args.file / "server.key" if args.file.is_dir() else args.file)
+            if args.public:
+                print(pair.public)
+                return
+            named = {"this key": pair.public, "its server": pair.server}
+            found = [(what, keys.fingerprint(key), key) for what, key in named.items() if key]
+            table(("", "fingerprint", "public key"), found)
+        case "lab":
+            for path in keys.lab(args.dir, args.clients):
+                print(path)

@@ -12,7 +12,6 @@ from fednet.cli.common import common_arguments, table
 from fednet.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from fednet.config import Config
     from fednet.config.keys import DocumentedKey
 
 
@@ -37,16 +36,18 @@ def run(args: argparse.Namespace) -> int:
 
     loading.load_parts(args.load)
     if args.what == "keys":
-        return _keys(args.config)
-    if args.what == "algorithms":
-        return _algorithms(args)
-    entries = registry.ALL[args.what].entries()
-    table(("name", "what it is"), [(e.name, e.summary) for e in entries])
+        _keys(args.config or "")
+    elif args.what == "algorithms":
+        _algorithms(args)
+    else:
+        entries = registry.ALL[args.what].entries()
+        table(("name", "what it is"), [(e.name, e.summary) for e in entries])
     return 0
 
 
-def _algorithms(args: argparse.Namespace) -> int:
+def _algorithms(args: argparse.Namespace) -> None:
     from fednet.config import load
+    from fednet.tools.costs import cost
 
     sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
     sized = bool(args.config or sets)
@@ -58,55 +59,52 @@ def _algorithms(args: argparse.Namespace) -> int:
         except ConfigError as broken:  # of another package
             rows.append((entry.name, *[""] * (6 if sized else 5), str(broken)))
             continue
-        sent = method.sends() if config is None else _megabytes(config, entry.name)
+        sent = method.sends()
+        if config is not None:
+            sizes = cost(config, entry.name).values()
+            sent = tuple(f"{size / 1e6:.3f}{'+' * more}" for size, more in sizes)
         model = "personal" if method.personalised else "global"
         about = method.paper or entry.summary
         rows.append((entry.name, model, *sent, *method.keeps(), about))
     costs = ("down MB", "up MB", "once MB") if sized else ("down", "up")
-    table(
-        ("name", "model", *costs, "server keeps", "client keeps", "paper"),
-        rows,
-        right=(2, 3, 4) if sized else (),
-    )
-    if not args.quiet:
+    right = (2, 3, 4) if sized else ()
+    table(("name", "model", *costs, "server keeps", "client keeps", "paper"), rows, right)
+    if args.quiet:
+        return
+    if sized:
         print(
-            "a client and a round"
-            + (
-                ", before compression, without protocol overhead; once: with a client's first "
-                "task; +: plus data whose size depends on the client."
-                if sized
-                else "; |w|: the model's parameters. With CONFIG or --model: in MB."
-            )
+            "a client and a round, before compression, without protocol overhead; once: with a "
+            "client's first task; +: plus data whose size depends on the client."
         )
-    return 0
+    else:
+        print("a client and a round; |w|: the model's parameters. With CONFIG or --model: in MB.")
 
 
-def _keys(prefix: str | None) -> int:
+def _keys(prefix: str) -> None:
     """Prints the keys at and below a prefix, the argument that is CONFIG for other lists."""
     from fednet.config.keys import keys, options
     from fednet.config.parts import SECTIONS
 
-    found = keys(prefix or "")
-    for key in found:
-        _print_key(key.path, key)
+    found = {key.path: key for key in keys(prefix)}
+    section, _, name = prefix.rpartition(".")
+    parts: dict[str, list[DocumentedKey]] = {}
+    if not found and section in SECTIONS:
+        parts = options(section)
+    if name in parts:  # such as algorithm.fedprox
+        found = {option.path: option for option in parts[name]}
+        if not found:
+            print(f"{name} has no options of its own")
+    elif not found:
+        top = prefix.partition(".")[0]
+        known = {k.path for k in keys(top)} or {k.path.partition(".")[0] for k in keys()}
+        raise ConfigError(unknown("key", prefix, known | {f"{section}.{p}" for p in parts}))
+    for path, key in found.items():
+        _print_key(path, key)
     if prefix in SECTIONS:
         print(f"\nin {prefix}, options of one part alone:")
         for part, own in options(prefix).items():
             for option in own:
                 _print_key(f"{part}.{option.path}", option)
-    if found:
-        return 0
-    section, _, name = str(prefix).rpartition(".")
-    parts = options(section) if section in SECTIONS else {}
-    if name in parts:  # such as algorithm.fedprox
-        for option in parts[name]:
-            _print_key(option.path, option)
-        if not parts[name]:
-            print(f"{name} has no options of its own")
-        return 0
-    top = str(prefix).partition(".")[0]
-    known = {k.path for k in keys(top)} or {k.path.partition(".")[0] for k in keys()}
-    raise ConfigError(unknown("key", str(prefix), known | {f"{section}.{p}" for p in parts}))
 
 
 def _print_key(path: str, key: DocumentedKey) -> None:
@@ -114,14 +112,3 @@ def _print_key(path: str, key: DocumentedKey) -> None:
     print(f"{path}: {key.type}; default {key.default}{unit}")
     if key.about:
         print(f"    {key.about}")
-
-
-def _megabytes(config: Config, name: str) -> tuple[str, ...]:
-    """MB down, up and once of an algorithm for the configured model, from its declared payloads."""
-    from fednet.tools.costs import cost
-
-    sent = cost(config, name)
-    return tuple(
-        f"{size / 1e6:.3f}{'+' if more else ''}"
-        for size, more in zip((sent.down, sent.up, sent.once), sent.more)
-    )

@@ -5,12 +5,11 @@ help costs nothing.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 import fednet
-from fednet.cli.common import WRONG_COMMAND, Parser, as_text, guarded
+from fednet.cli.common import WRONG_COMMAND, execute
 from fednet.errors import complain, unknown
 
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
@@ -49,40 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"fednet: {unknown('command', name, VERBS)}")
         return WRONG_COMMAND
     verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
-    what = " ".join((verb.__doc__ or "").split("\n\n")[0].split())
-    parser = Parser(prog=f"fednet {name}", description=what)
-    verb.add(parser)
-    try:
-        args = parser.parse_args(words[1:])
-    except SystemExit as done:  # argparse has said why
-        return int(done.code or 0)
-    args.command = as_text(["fednet", *words])
-    # No command opens a window, and what a notebook asks of its own processes need not be here.
-    os.environ.pop("MPLBACKEND", None)
-    return guarded(
-        f"fednet {name}",
-        lambda: int(verb.run(args)),
-        getattr(args, "out", None) if name in ("run", "sweep", "reproduce") else None,
-        argv is None,
-    )
+    about = " ".join((verb.__doc__ or "").split("\n\n")[0].split())
+    return execute(f"fednet {name}", verb, about, words[1:], argv is None)
 
 
 def usage() -> str:
-    wide = max(map(len, VERBS))
-    lines = [f"  {name:<{wide}}  {what}" for name, what in VERBS.items()]
-    return "\n".join(
-        [
-            "usage: fednet COMMAND ...",
-            "",
-            "Federated learning between real processes, every byte counted.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "`fednet COMMAND --help` says more; `fednet run` alone is the quick start; "
-            "fednet-server and fednet-client run on several machines.",
-        ]
-    )
+    lines = [f"  {name:<{max(map(len, VERBS))}}  {what}\n" for name, what in VERBS.items()]
+    return f"""usage: fednet COMMAND ...
+
+Federated learning between real processes, every byte counted.
+
+commands:
+{"".join(lines)}
+`fednet COMMAND --help` says more; `fednet run` alone is the quick start; \
+fednet-server and fednet-client run on several machines."""
 
 
 if __name__ == "__main__":

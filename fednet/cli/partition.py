@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fednet.cli import values
 from fednet.cli.common import CONFIG, common_arguments, configured, table
 from fednet.files import write_aside
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +39,16 @@ def run(args: argparse.Namespace) -> int:
     )
     counts = federation.table()
     if not args.quiet:
-        _print(counts, data.names)
+        sums = [
+            *counts.tolist(),
+            counts.sum(axis=0).tolist(),
+        ]  # by class, of each client and of all
+        rows = [
+            [who, *(f"{n}" if n else "·" for n in row), f"{sum(row)}"]
+            for who, row in zip([*map(str, range(config.clients)), "all"], sums)
+        ]
+        header = ["client", *map(str, data.names or range(counts.shape[1])), "samples"]
+        table(header, rows, right=range(1, len(header)))
     if args.out:
         figures.partition_file(counts, data.names, args.out)
     if args.export:
@@ -56,14 +60,3 @@ def run(args: argparse.Namespace) -> int:
         }
         write_aside(args.export, json.dumps(made))
     return 0
-
-
-def _print(counts: np.ndarray, names: Sequence[str] | None) -> None:
-    """Prints the samples of each client and class ("·" for none). counts: (N, C)."""
-
-    def line(first: str, row: np.ndarray) -> list[str]:
-        return [first, *(f"{n}" if n else "·" for n in row.tolist()), str(int(row.sum()))]
-
-    header = ["client", *map(str, names or range(counts.shape[1])), "samples"]
-    rows = [line(str(i), row) for i, row in enumerate(counts)]
-    table(header, [*rows, line("all", counts.sum(axis=0))], right=range(1, len(header)))

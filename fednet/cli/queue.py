@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet.cli import values
 from fednet.cli.common import CONFIG, Parser, common_arguments, configured, table
 from fednet.cli.serve import place
 from fednet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fednet.serve.queue import Queue
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -45,52 +41,34 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"submit": _submit, "list": _list, "cancel": _cancel}[args.does](args)
+    from fednet.serve.queue import OPEN, Queue
 
-
-def _submit(args: argparse.Namespace) -> int:
-    from fednet.serve.queue import Queue
-
-    if args.resume is None:
-        entry = Queue(args.at).submit(configured(args))
-    elif args.config is not None or args.set or args.load:
+    queue = Queue(args.at)
+    if args.does == "submit" and args.resume is None:
+        entry = queue.submit(configured(args))
+    elif args.does == "submit" and (args.config is not None or args.set or args.load):
         raise ConfigError(
             "--resume continues a run as it was submitted: leave out CONFIG, --set and --load."
         )
+    elif not queue.exists:
+        raise ConfigError(
+            f"--at {args.at}: nothing was submitted there, and no fednet serve runs there; "
+            f"expected the folder of a fednet serve."
+        )
+    elif args.does == "submit":
+        entry = queue.resume(args.resume)
+    elif args.does == "cancel":
+        entry = queue.cancel(args.number)
+        print(f"run {entry.number} ({entry.name}) cancelled")
+        return 0
     else:
-        entry = _queue(args.at).resume(args.resume)
+        entries = queue.entries()
+        rows = [(str(entry.number), entry.name, entry.state, entry.reason) for entry in entries]
+        table(("run", "name", "state", "reason"), rows)
+        if any(entry.state in OPEN for entry in entries) and not queue.served:
+            print(
+                f"No server is running for {args.at}: `fednet serve {args.at}` continues the queue."
+            )
+        return 0
     print(f"{entry.number}" if args.quiet else f"run {entry.number} ({entry.name}) submitted")
     return 0
-
-
-def _list(args: argparse.Namespace) -> int:
-    from fednet.serve.queue import OPEN
-    from fednet.serve.queue import table as rows
-
-    queue = _queue(args.at)
-    entries = queue.entries()
-    table(("run", "name", "state", "reason"), rows(entries))
-    if any(entry.state in OPEN for entry in entries) and not queue.served:
-        print(f"No server is running for {args.at}: `fednet serve {args.at}` continues the queue.")
-    return 0
-
-
-def _cancel(args: argparse.Namespace) -> int:
-    entry = _queue(args.at).cancel(args.number)
-    print(f"run {entry.number} ({entry.name}) cancelled")
-    return 0
-
-
-def _queue(folder: Path) -> Queue:
-    """The queue of a folder. Raises ConfigError if nothing was submitted there and nobody serves
-    it.
-    """
-    from fednet.serve.queue import Queue
-
-    queue = Queue(folder)
-    if not queue.exists:
-        raise ConfigError(
-            f"--at {folder}: nothing was submitted there, and no fednet serve runs there; expected "
-            f"the folder of a fednet serve."
-        )
-    return queue

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
+from fednet.cli.common import add_flags
 
 if TYPE_CHECKING:
     from fednet.report.read import Run
@@ -57,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html",
         help="file to write [the run's report.html; report.html for several]",
     )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_flags(parser, "--quiet")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import common_arguments, device_argument
+from fednet.cli.common import add_flags, common_arguments
 
 if TYPE_CHECKING:
     from fednet.papers.job import Request
@@ -53,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs to do at a time [1]"
     )
-    device_argument(parser)
+    add_flags(parser, "--device")
 
 
 def run(args: argparse.Namespace) -> int:

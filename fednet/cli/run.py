@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import RESUMED, common_arguments, configured, device_argument
+from fednet.cli.common import RESUMED, add_flags, common_arguments, configured
 from fednet.config import Config
 from fednet.errors import StateError
 
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --device, --resume, --until and --metrics."""
-    device_argument(parser)
+    add_flags(parser, "--device")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument(
         "--until",

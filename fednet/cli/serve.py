@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import data_argument, device_argument, path_argument
+from fednet.cli.common import add_flags, path_argument
 from fednet.errors import ConfigError, speaker
 
 
@@ -35,9 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="allow an address beyond loopback without keys"
     )
-    device_argument(parser)
-    data_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_flags(parser, "--device", "--data", "--quiet")
 
 
 def place() -> Path:

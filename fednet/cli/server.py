@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from fednet.cli.common import (
     RESUMED,
+    add_flags,
     common_arguments,
     configured,
-    data_argument,
+    execute,
     path_argument,
-    standalone,
 )
 from fednet.cli.run import hosting, run_arguments
 
@@ -34,11 +34,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="allow an address beyond loopback without CURVE keys",
     )
     path_argument(parser, "--keys", "folder of the server's keys")
-    data_argument(parser)
+    add_flags(parser, "--data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return standalone("fednet-server", __doc__ or "", add, run, argv)
+    words = sys.argv[1:] if argv is None else argv
+    about = (__doc__ or "").split(": ", 1)[1].strip()
+    return execute("fednet-server", sys.modules[__name__], about, words, argv is None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,10 +5,9 @@ with the same --out share the cells.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fednet.cli import values
-from fednet.cli.common import common_arguments, device_argument
+from fednet.cli.common import add_flags, common_arguments
 from fednet.errors import ConfigError, speaker
 
 
@@ -41,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="J",
         help="cells to run at a time [1]",
     )
-    device_argument(parser)
+    add_flags(parser, "--device")
     parser.add_argument(
         "--in-process", action="store_true", help="run each in one process, without sockets"
     )
@@ -53,13 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.config is None:
         raise ConfigError("expected a sweep file, or a configuration with --grid key.path=a,b.")
     grid = [text for group in args.grid for text in group]
-    if (grid or args.seeds) and not _is_sweep(args.config):
+    if grid or args.seeds:
         made = sweep.from_grid(args.config, grid, args.seeds or [0])
-    elif grid or args.seeds:
-        raise ConfigError(
-            f"{args.config} is a sweep file, which says itself what varies; give --grid and "
-            f"--seeds with a configuration."
-        )
     else:
         made = sweep.load(args.config)
     tasks = sweep.runs(made, args.out, args.load, args.set)
@@ -83,11 +77,3 @@ def run(args: argparse.Namespace) -> int:
         runs = [open_run(path) for path in done]
         say(str(page.write(runs, tasks[0].folder / "report.html")))
     return 0
-
-
-def _is_sweep(path: str) -> bool:
-    from fednet.config.reading import text_of
-    from fednet.config.tree import compose
-
-    top = compose(text_of(Path(path), "a sweep file or a configuration with --grid"), path).value
-    return isinstance(top, dict) and "base" in top

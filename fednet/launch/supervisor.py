@@ -68,15 +68,9 @@ class Child:
     ready: bool = False
 
     def signal(self, number: int) -> None:
-        """Does nothing where it has ended: its id is not used again before `status` was asked."""
+        """Does nothing where it has ended: its id is not used again before it was waited for."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
-
-    def status(self) -> int:
-        """Returns its exit status once it has ended; minus the signal's number if a signal ended
-        it.
-        """
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def fork(role: str, work: Callable[[], int], logs: Path) -> Child:
@@ -162,7 +156,9 @@ class Supervisor:
 
     def _devices(self) -> list[str]:
         """Asks a process of its own: asking CUDA here would make forking impossible."""
-        if self.how.device == "cpu" or (self.how.device == "auto" and not _has_gpu()):
+        drivers = Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version")
+        has_gpu = any(driver.exists() for driver in drivers)
+        if self.how.device == "cpu" or (self.how.device == "auto" and not has_gpu):
             return ["cpu"]
         words = [
             sys.executable,
@@ -248,8 +244,7 @@ class Supervisor:
         while True:
             ready = connection.wait([self.pipe, *self.children])
             self._read_pipe()  # first: what a death means depends on whether that worker was ready
-            for child in self._ended(ready):
-                status = child.status()
+            for child, status in self._ended(ready):
                 if child.role != "server":
                     if self.stopping is None and status != 0:
                         self._worker_died(child, status)
@@ -318,12 +313,16 @@ class Supervisor:
             if child.role == "server":
                 child.signal(number)
 
-    def _ended(self, ready: Container[object]) -> list[Child]:
-        """Removes the children that have ended, and returns them. ready: by `wait`."""
-        ended = [descriptor for descriptor in self.children if descriptor in ready]
-        for descriptor in ended:
+    def _ended(self, ready: Container[object]) -> list[tuple[Child, int]]:
+        """Removes the children that have ended. Returns them with their exit status, which is minus
+        the signal's number if a signal ended it. ready: by `wait`.
+        """
+        found = []
+        for descriptor in [d for d in self.children if d in ready]:
             os.close(descriptor)
-        return [self.children.pop(descriptor) for descriptor in ended]
+            child = self.children.pop(descriptor)
+            found.append((child, os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])))
+        return found
 
     def _end_all(self, grace_s: float) -> None:
         """Ends all children. grace_s: for those that end by themselves."""
@@ -337,9 +336,4 @@ class Supervisor:
         """Waits so long, at most, for all children to end."""
         until = time.monotonic() + seconds
         while self.children and (left := until - time.monotonic()) > 0:
-            for child in self._ended(connection.wait(list(self.children), left)):
-                child.status()
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+            self._ended(connection.wait(list(self.children), left))

@@ -166,5 +166,6 @@ def traffic(cell: Cell, public: int) -> tuple[float, bool]:
     sent = cost(config, config.algorithm.name, public)
     n = config.training_clients
     reached = n * (1 - (1 - config.cohort_size / n) ** config.rounds)
-    rounds = config.rounds * config.cohort_size * (sent.down + sent.up)
-    return (rounds + reached * sent.once) / 1e6, any(sent.more)
+    rounds = config.rounds * config.cohort_size * (sent["down"][0] + sent["up"][0])
+    more = any(is_open for _, is_open in sent.values())
+    return (rounds + reached * sent["once"][0]) / 1e6, more

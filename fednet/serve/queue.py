@@ -163,11 +163,6 @@ class Queue:
         return entry
 
 
-def table(entries: Sequence[QueuedRun]) -> list[tuple[str, ...]]:
-    """A row per run: number, name, state, and why it failed."""
-    return [(str(e.number), e.name, e.state, e.reason) for e in entries]
-
-
 def newest_log(run: Path) -> list[str]:
     """The last twelve lines of the server's log, if there is one."""
     with contextlib.suppress(OSError), (run / "log" / "server.log").open("rb") as file:

@@ -83,12 +83,6 @@ class RunSpec:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
-    def prepare(self, whole: configuration.Config) -> None:
-        """Writes the configuration that the run's process reads. It draws no page: one is made over
-        all runs.
-        """
-        write_aside(self.books / "config.yaml", configuration.to_yaml(whole.replace(report=False)))
-
     def check(self) -> configuration.Config:
         """Returns its configuration. Raises ConfigError if it is wrong, or if the run is done and
         had another configuration or other files of the user.
@@ -123,14 +117,6 @@ def _order(folder: Path) -> list[str]:
     """Returns the names in the file of the order, also those of a damaged one."""
     order = folder / ".cells" / "order"
     return order.read_text("utf-8", "replace").splitlines() if order.exists() else []
-
-
-def _write_order(folder: Path, names: Sequence[str]) -> None:
-    """Writes the order of the runs in tables, after those of earlier commands."""
-    order = folder / ".cells" / "order"
-    order.parent.mkdir(parents=True, exist_ok=True)
-    every = dict.fromkeys([*_order(folder), *names])
-    write_aside(order, "".join(f"{name}\n" for name in every))
 
 
 def command(task: RunSpec, options: Sequence[str]) -> list[str]:
@@ -196,7 +182,10 @@ def work(
     placement.check(device)  # once, not by each run
     waiting = {task.run: (task, task.check()) for task in tasks}
     for folder in {task.folder for task in tasks}:
-        _write_order(folder, [task.name for task in tasks if task.folder == folder])
+        (folder / ".cells").mkdir(parents=True, exist_ok=True)
+        mine = [task.name for task in tasks if task.folder == folder]
+        every = dict.fromkeys([*_order(folder), *mine])  # after those of earlier commands
+        write_aside(folder / ".cells" / "order", "".join(f"{name}\n" for name in every))
     going: list[Running] = []
     signals: list[int] = []  # that asked this process to stop
     halted: tuple[str, bool] | None = None  # where, and whether by the keyboard
@@ -216,7 +205,9 @@ def work(
                         held.release()
                         continue
                     notify(task, "begins")
-                    task.prepare(whole)
+                    # It draws no page: one is made over all runs.
+                    text = configuration.to_yaml(whole.replace(report=False))
+                    write_aside(task.books / "config.yaml", text)
                     going.append(Running(task, held, ["--device", device, *options]))
                 for one in list(going):
                     status = one.status(stop=halted is not None)

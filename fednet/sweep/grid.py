@@ -19,7 +19,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from fednet.config import fit, reading
 from fednet.config.tree import compose
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment.rundir import writable
-from fednet.plain import JsonDict, JsonMapping
+from fednet.plain import JsonDict
 from fednet.records import reading as records
 from fednet.sweep import cells
 from fednet.sweep.cells import RunSpec
@@ -41,6 +40,8 @@ OWN = {
 }
 
 
+EXPECTED = "a sweep file or a configuration with --grid"
+
 # The values of a key of the configuration; each is checked later, as the key's own.
 Values = list[Any]
 
@@ -50,21 +51,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     base: str
     vary: dict[str, Values] = {}
-    seeds: list[int] = msgspec.field(default_factory=lambda: [0])
-    name: str | None = None
-
-
-@dataclass(frozen=True)
-class GridCell:
-    """One run of a sweep."""
-
-    name: str
-    settings: JsonDict  # key.path -> value
-
-    @property
-    def sets(self) -> list[str]:
-        """The settings as values of `--set`, in JSON, which is YAML."""
-        return [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in self.settings.items()]
+    seeds: tuple[int, ...] = (0,)
+    name: str = ""
 
 
 # -- what there is to run --------------------------------------------------------------------------
@@ -73,7 +61,7 @@ def load(path: str | Path) -> Sweep:
     ConfigError.
     """
     path = Path(path)
-    text = reading.text_of(path, "a sweep file or a configuration with --grid")
+    text = reading.text_of(path, EXPECTED)
     tree = compose(text, str(path))
     sweep: Sweep = fit.fit(tree, Sweep, "")
     base = path.parent / sweep.base
@@ -85,18 +73,22 @@ def load(path: str | Path) -> Sweep:
 
 def from_grid(base: str | Path, grid: Sequence[str], seeds: Sequence[int] = (0,)) -> Sweep:
     """A sweep from flags. grid: `key.path=a,b` texts, values as in YAML."""
+    top = compose(reading.text_of(Path(base), EXPECTED), str(base)).value
+    if isinstance(top, dict) and "base" in top:
+        raise ConfigError(
+            f"{base} is a sweep file, which says itself what varies; give --grid and --seeds with "
+            f"a configuration."
+        )
     vary = {}
     for text in grid:
         key, equals, values = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--grid {text}: expected key.path=a,b, such as train.lr=0.1,0.01.")
         vary[key.strip()] = compose(f"[{values}]", f"--grid {text}", one_place=True).plain()
-    if not Path(base).is_file():
-        raise ConfigError(f"{base}: there is no such file; expected a configuration.")
     sweep = Sweep(
         base=str(Path(base).resolve()),
         vary=vary,
-        seeds=list(seeds),
+        seeds=tuple(seeds),
         name=f"{Path(base).stem}-sweep",
     )
     _check_values(sweep, "--grid")
@@ -110,79 +102,62 @@ def _check_values(sweep: Sweep, where: str) -> None:
         if key in ("seed", "name"):
             raise ConfigError(f"{where}: {key}: {OWN[key]}")
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
-        raise ConfigError(f"{where}: seeds: expected different whole numbers, got {sweep.seeds}.")
+        raise ConfigError(
+            f"{where}: seeds: expected different whole numbers, got {list(sweep.seeds)}."
+        )
 
 
-def combinations(sweep: Sweep) -> list[GridCell]:
-    """Every combination, by seed, so that an unfinished sweep has whole comparisons. Names are
-    stable, and differ.
+def combinations(sweep: Sweep) -> dict[str, JsonDict]:
+    """Every cell: the settings (key.path -> value) by its name, seed by seed, so that an unfinished
+    sweep has whole comparisons. Names are stable, and differ.
     """
-    made: dict[str, GridCell] = {}
-    for seed, given in itertools.product(sweep.seeds, _product(sweep.vary)):
-        settings = {key: _part(key, value) for key, value in given.items()}
-        name = "_".join(part for part in (_text(given), f"seed{seed}") if part)
+    made: dict[str, JsonDict] = {}
+    for seed, *values in itertools.product(sweep.seeds, *sweep.vary.values()):
+        words = []
+        settings: JsonDict = {}
+        for key, value in zip(sweep.vary, values):
+            is_part = key in ("algorithm", "model") and isinstance(value, str)
+            settings[key] = {"name": value} if is_part else value
+            words.append(value if is_part else _text(key.rpartition(".")[2], value))
+        text = re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(words)).strip("-")
+        name = "_".join(part for part in (text, f"seed{seed}") if part)
         if name in made:  # values that read the same once written as a name
-            text = json.dumps(settings, sort_keys=True)
-            name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-        made[name] = GridCell(name, {"name": name, "seed": seed, **settings})
-    return list(made.values())
+            whole = json.dumps(settings, sort_keys=True)
+            name += f"-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+        made[name] = {"name": name, "seed": seed, **settings}
+    return made
 
 
-def _product(vary: Mapping[str, Sequence[object]]) -> list[JsonDict]:
-    return [dict(zip(vary, values)) for values in itertools.product(*vary.values())]
-
-
-def _part(key: str, value: object) -> object:
-    """`algorithm: fedavg` for {name: fedavg}, as the other parts that are chosen by name."""
-    return {"name": value} if key in ("algorithm", "model") and isinstance(value, str) else value
-
-
-def _text(settings: JsonMapping) -> str:
-    """{"algorithm": {"name": "fedprox", "mu": 0.1}, "train.lr": 0.01} as fedprox-mu0.1_lr0.01."""
-    words = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            named = {k: v for k, v in value.items() if k not in ("name", "scheme")}
-            head = str(value.get("name", value.get("scheme", key.rpartition(".")[2])))
-            words.append("-".join([head, *(f"{k}{_short(v)}" for k, v in named.items())]))
-        elif isinstance(value, str) and key in ("algorithm", "model"):
-            words.append(value)
-        else:
-            words.append(f"{key.rpartition('.')[2]}{_short(value)}")
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(words)).strip("-")
+def _text(key: str, value: object) -> str:
+    """{"name": "fedprox", "mu": 0.1} as fedprox-mu0.1, and an lr of 0.01 as lr0.01."""
+    if not isinstance(value, Mapping):
+        return key + _short(value)
+    head = str(value.get("name", value.get("scheme", key)))
+    options = [k + _short(v) for k, v in value.items() if k not in ("name", "scheme")]
+    return "-".join([head, *options])
 
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def configurations(
-    sweep: Sweep, load_files: Sequence[str] = (), sets: Sequence[str] = ()
-) -> list[JsonDict]:
-    """The whole configuration of every cell, checked before anything starts. sets: further
+def runs(
+    sweep: Sweep, out: str | Path, load: Sequence[str] = (), sets: Sequence[str] = ()
+) -> list[RunSpec]:
+    """The runs of all cells, in their order, each checked before anything starts. sets: further
     `--set`s that all cells get. Raises ConfigError.
     """
-    made = []
     for text in sets:
         key = text.partition("=")[0].strip()
         if key in OWN or key in sweep.vary:
             raise ConfigError(f"--set {text}: {OWN.get(key, f'the sweep varies {key} itself.')}")
-    for cell in combinations(sweep):
-        whole = config.load(sweep.base, [*sets, *cell.sets], load_files)
-        made.append(config.to_mapping(whole))
+    made = []
+    for settings in combinations(sweep).values():
+        # In JSON, which is YAML.
+        own = [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in settings.items()]
+        whole = config.load(sweep.base, [*sets, *own], load)
+        made.append(RunSpec(config.to_mapping(whole), Path(out) / sweep.name))
     return made
-
-
-def home(sweep: Sweep, out: str | Path) -> Path:
-    """The sweep's folder, with a run directory for each cell."""
-    return Path(out) / (sweep.name or "sweep")
-
-
-def runs(
-    sweep: Sweep, out: str | Path, load: Sequence[str] = (), sets: Sequence[str] = ()
-) -> list[RunSpec]:
-    """The runs of all cells, in their order. sets: further `--set`s. Raises ConfigError."""
-    return [RunSpec(made, home(sweep, out)) for made in configurations(sweep, load, sets)]
 
 
 def plan(tasks: Sequence[RunSpec]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 
@@ -13,64 +12,45 @@ from fednet.experiment.build import buffers_cross
 from fednet.models.trained import layout_of
 from fednet.registry import algorithm, dataset
 from fednet.wire.codec import Codec
-from fednet.wire.payload import Payload
 
 OPEN = ("samples", "array")  # forms whose size depends on a client's data
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Payload bytes of one client, before compression: `down` and `up` in each round, `once` with
-    its first task. more: which of the three have fields beside that whose size is not known here.
-    """
+def cost(config: Config, name: str, public: int | None = None) -> dict[str, tuple[int, bool]]:
+    """The payload bytes of one client, before compression: `down` and `up` in each round, `once`
+    with its first task; and whether there are fields beside that whose size is not known here.
 
-    down: int
-    up: int
-    once: int
-    more: tuple[bool, bool, bool]
-
-
-def cost(config: Config, name: str, public: int | None = None) -> Cost:
-    """The cost of the method `name` for the configured model, with the configured options if the
-    configuration names this method, else with its defaults. public: samples that the server holds,
-    if known. Raises ConfigError.
+    name: of the method, for the configured model, with the configured options if the configuration
+    names this method, else with its defaults. public: samples that the server holds, if known.
+    Raises ConfigError.
     """
     from fednet import models
 
-    method = made(config, name)
+    kind = algorithm.get(name)
+    own = config.algorithm.options if name == config.algorithm.name else {}
+    method: Algorithm = kind(msgspec.convert(own, kind.Config), config.clients)
     facts, classes = _facts(config, public or 0)
     known_public = public is not None or not config.data.public.fraction
     section = models.section(models.without_files(config.model))
     module = models.build(section, facts.input_shape, classes, config.seed)
     layout = method.shared(layout_of(config, module), module)
+    payloads = {
+        "down": [exchange.down for exchange in method.exchanges],
+        "up": [exchange.up for exchange in method.exchanges],
+        "once": [] if method.Enrolment is None else [method.Enrolment],
+    }
     found = {}
-    for direction in ("down", "up", "once"):
+    for direction, kinds in payloads.items():
         codec = Codec(layout, {}, buffers_cross(config.model.buffers, direction != "up"))
         size, is_open = 0, False
-        for payload in payloads(method, direction):
+        for payload in kinds:
             known = direction == "once" and known_public
             bounds = method.sizes(payload, facts) if known else {}
             for field, about in payload.fields.items():
                 size += codec.size_of(about.kind, about.form, bounds.get(field))[1]
                 is_open |= about.form in OPEN and not known
         found[direction] = size, is_open
-    down, up, once = found["down"], found["up"], found["once"]
-    return Cost(down[0], up[0], once[0], (down[1], up[1], once[1]))
-
-
-def made(config: Config, name: str) -> Algorithm:
-    """The method, with the configuration's options if the configuration names it."""
-    kind = algorithm.get(name)
-    own = config.algorithm.options if name == config.algorithm.name else {}
-    method: Algorithm = kind(msgspec.convert(own, kind.Config), config.clients)
-    return method
-
-
-def payloads(method: Algorithm, direction: str) -> list[type[Payload]]:
-    """The payloads of a round in that direction; `once`: with a client's first task."""
-    if direction == "once":
-        return [] if method.Enrolment is None else [method.Enrolment]
-    return [getattr(exchange, direction) for exchange in method.exchanges]
+    return found
 
 
 # The shape of an input and the outputs of a model, for datasets that would have to be read for it.

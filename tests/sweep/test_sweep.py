@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fednet import config
 from fednet.cli.main import main
 from fednet.cli.report import opened
 from fednet.errors import CannotGoOn, ConfigError, Stopped
@@ -56,7 +57,7 @@ def states(path):
 
 # -- what there is to run --------------------------------------------------------------------------
 def test_every_combination_is_a_cell_seed_by_seed(path):
-    names = [c.name for c in sweep.combinations(sweep.load(path))]
+    names = list(sweep.combinations(sweep.load(path)))
     assert names[:4] == [
         "fedavg_alpha0.1_seed0",
         "fedavg_alpha1_seed0",
@@ -67,13 +68,13 @@ def test_every_combination_is_a_cell_seed_by_seed(path):
 
 
 def test_a_cells_settings_are_those_of_the_command_line(path):
-    cell = sweep.combinations(sweep.load(path))[2]
-    assert cell.sets == [
-        'name="fedprox-mu0.01_alpha0.1_seed0"',
-        "seed=0",
-        'algorithm={"name": "fedprox", "mu": 0.01}',
+    cell = sweep.runs(sweep.load(path), path.parent)[2]
+    line = [
+        "name=fedprox-mu0.01_alpha0.1_seed0",
+        "algorithm={name: fedprox, mu: 0.01}",
         "data.partition.alpha=0.1",
     ]
+    assert cell.config == config.to_mapping(config.load(path.parent / "base.yaml", line))
 
 
 def test_flags_make_the_same_sweep_as_a_file(path):
@@ -82,19 +83,17 @@ def test_flags_make_the_same_sweep_as_a_file(path):
         ["algorithm=fedavg,{name: fedprox, mu: 0.01}", "data.partition.alpha=0.1,1.0"],
         [0, 1],
     )
-    assert [c.settings for c in sweep.combinations(flags)] == [
-        c.settings for c in sweep.combinations(sweep.load(path))
-    ]
+    assert sweep.combinations(flags) == sweep.combinations(sweep.load(path))
 
 
 def test_values_that_read_the_same_get_names_that_differ(path):
     made = sweep.from_grid(path.parent / "base.yaml", ["data.dataset=a b,a-b"])
-    assert len({cell.name for cell in sweep.combinations(made)}) == 2
+    assert len(sweep.combinations(made)) == 2
 
 
 def test_a_setting_may_have_any_characters(path):
     made = sweep.from_grid(path.parent / "base.yaml", ["data.root=/a/\N{GRINNING FACE}"])
-    assert sweep.configurations(made)[0]["data"]["root"] == "/a/\N{GRINNING FACE}"
+    assert sweep.runs(made, "runs")[0].config["data"]["root"] == "/a/\N{GRINNING FACE}"
 
 
 @pytest.mark.parametrize("text", ["name=mine", "seed=3", "algorithm=moon"])
@@ -102,7 +101,7 @@ def test_a_setting_that_the_sweep_gives_itself_is_refused(tmp_path, text):
     (tmp_path / "base.yaml").write_text("rounds: 2\n")
     (tmp_path / "s.yaml").write_text(FILE)
     with pytest.raises(ConfigError, match=f"--set {text}: (a|the) sweep"):
-        sweep.configurations(sweep.load(tmp_path / "s.yaml"), sets=[text])
+        sweep.runs(sweep.load(tmp_path / "s.yaml"), tmp_path, sets=[text])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def three(path, tmp_path):
 def test_cells_run_once_and_a_sweeps_folder_stands_for_those_that_are_done(three, tmp_path):
     times = tmp_path / "times"
     code = f"open({str(times)!r}, 'a').write(cell + ' ')"
-    names = [cell.name for cell in sweep.combinations(sweep.load(three))]
+    names = list(sweep.combinations(sweep.load(three)))
     for _ in range(2):
         assert ran(three, code) == (["done"] * 3, [])
     assert times.read_text().split() == names
@@ -178,7 +177,7 @@ def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(three):
     with pytest.raises(CannotGoOn, match=r"1 of 3 cells failed: lr0\.2_seed0"):
         ran(three, "if cell == 'lr0.2_seed0': sys.exit(3)", jobs=3, say=said.append)
     assert [text for text in said if text.startswith("[")] == [
-        f"[{n}/3] {cell.name}" for n, cell in enumerate(sweep.combinations(sweep.load(three)), 1)
+        f"[{n}/3] {name}" for n, name in enumerate(sweep.combinations(sweep.load(three)), 1)
     ]
     assert states(three) == ["done", "failed", "done"]
     assert ran(three)[0] == ["done"] * 3
