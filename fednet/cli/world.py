@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
             rows.append((f"of these still available after {seconds:g} s", f"{count:.1f}"))
         table(("what", "how much"), rows)
     elif kind == "devices":
-        assert made.pace is not None
-        steps = [1e3 * p.step_s for p in made.pace]
+        assert made.step_s is not None
+        steps = [1e3 * step_s for step_s in made.step_s]
         names = ("minimum", "5 %", "median", "95 %", "maximum")
         values = np.quantile(steps, [0, 0.05, 0.5, 0.95, 1])
         table(("training step", "ms"), [(n, f"{v:.3g}") for n, v in zip(names, values)])

@@ -44,30 +44,37 @@ def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -
     A Struct with a field `options` takes unknown keys into it; `parts` checks these. beside: keys
     of the same mapping that belong to another type, for the error.
     """
-    return msgspec.convert(_checked(node, kind, path, beside), kind)
+    try:
+        return msgspec.convert(_plain(node, kind, path, False, beside), kind)
+    except msgspec.ValidationError:
+        _plain(node, kind, path, True, beside)
+        raise
 
 
-def _checked(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> object:
+def _plain(node: Node, kind: Hint, path: str, check: bool, beside: Sequence[str] = ()) -> object:
     """Returns the value without places; keys that an open Struct does not know are under
-    `options`. Raises ConfigError.
+    `options`. Raises ConfigError for an unknown or missing key, and if `check` for the first value
+    that does not fit, which takes longer.
     """
     value = node.value
     made: object
     if isinstance(value, dict):
-        made = _mapping(node, kind, path, beside)
+        made = _mapping(node, kind, path, check, beside)
     elif isinstance(value, list):
         sequence = next((m for m in _members(kind) if _origin(m) in SEQUENCES), None)
         items = get_args(sequence)
         if items[1:] in ((), (...,)):  # all are of the same type
             items = (items or (Any,))[:1] * len(value)
         items += (Any,) * (len(value) - len(items))
-        made = [_checked(n, items[i], f"{path}[{i}]") for i, n in enumerate(value)]
+        made = [_plain(n, items[i], f"{path}[{i}]", check) for i, n in enumerate(value)]
     else:
         if isinstance(value, float) and not math.isfinite(value):
             raise wrong(node, path, "a finite number")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise wrong(node, path, "a whole number that 64 bits hold")
         made = value
+    if not check:
+        return made
     try:
         msgspec.convert(made, kind)
     except msgspec.ValidationError:
@@ -82,15 +89,16 @@ def _checked(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> o
     return made
 
 
-def _mapping(node: Node, kind: Hint, path: str, beside: Sequence[str]) -> dict[str, object]:
-    """Does what `_checked` does, for a mapping."""
+def _mapping(
+    node: Node, kind: Hint, path: str, check: bool, beside: Sequence[str]
+) -> dict[str, object]:
+    """Does what `_plain` does, for a mapping."""
     members = _members(kind)
     struct = next((m for m in members if _is_struct(m)), None)
     if struct is None:
         inner = next((get_args(m)[-1] for m in members if _origin(m) is dict), Any)
-        return {
-            k: _checked(n, inner, f"{path}.{k}".removeprefix(".")) for k, n in node.value.items()
-        }
+        before = f"{path}." if path else ""
+        return {k: _plain(n, inner, before + k, check) for k, n in node.value.items()}
     declared = {f.encode_name: f for f in fields(struct)}
     is_open = declared.pop("options", None) is not None
     closed = struct.__struct_config__.forbid_unknown_fields and not is_open
@@ -99,11 +107,11 @@ def _mapping(node: Node, kind: Hint, path: str, beside: Sequence[str]) -> dict[s
     for key, child in node.value.items():
         below = f"{path}.{key}".removeprefix(".")
         if key in declared:
-            made[key] = _checked(child, declared[key].type, below)
+            made[key] = _plain(child, declared[key].type, below, check)
         elif closed:
             raise unknown_key(child, key, path, [*declared, *beside])
         else:
-            options[key] = _checked(child, Any, below)
+            options[key] = _plain(child, Any, below, check)
     for key, field in declared.items():
         if field.required and key not in made:
             below = f"{path}.{key}".removeprefix(".")

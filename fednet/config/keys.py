@@ -5,6 +5,7 @@ and what it does.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import textwrap
@@ -39,73 +40,76 @@ class DocumentedKey:
 
 def keys(prefix: str = "") -> list[DocumentedKey]:
     """Returns the keys at and below a dotted prefix, in the order of the sections."""
-    found = _below(Config, "")
-    return [k for k in found if not prefix or k.path == prefix or k.path.startswith(f"{prefix}.")]
+    found: list[DocumentedKey] = []
+
+    def visit(kind: type[msgspec.Struct], above: str) -> None:
+        texts = _texts(kind)
+        for field in msgspec.structs.fields(kind):
+            if field.name == "options":
+                continue
+            path = above + field.encode_name
+            inner = _struct(field.type)
+            if field.name in texts:
+                found.append(_documented(path, field, texts[field.name]))
+            elif inner is None:
+                raise ValueError(f"{path}: has no text.")
+            if inner is not None:
+                many = {tuple: "[i]", dict: ".IDS"}.get(get_origin(field.type), "")
+                visit(inner, f"{path}{many}.")
+
+    visit(Config, "")
+    return [k for k in found if not prefix or f"{k.path}.".startswith(f"{prefix}.")]
 
 
 def options(section: str) -> dict[str, list[DocumentedKey]]:
-    """Returns the options of each part that a section of `SECTIONS` may name."""
+    """Returns the options of each part that a section of `SECTIONS` may name. Their texts are the
+    string in an annotation, or below the field of a class or of one that it extends.
+    """
     kind, _ = SECTIONS[section]
     parts: registry.Registry = getattr(registry, kind)
     found: dict[str, list[DocumentedKey]] = {}
     for name in parts.names():
+        found[name] = []
         declared = declared_options(parts.get(name), kind)
-        fields = msgspec.structs.fields(declared) if declared is not None else ()
-        texts = _described(declared) if declared is not None else {}
+        if declared is None:
+            continue
+        texts: dict[str, str] = {}
+        fields = msgspec.structs.fields(declared)
+        for field in fields:
+            marks = getattr(field.type, "__metadata__", ())
+            texts.update((field.name, mark) for mark in reversed(marks) if isinstance(mark, str))
+        for owner in reversed(declared.__mro__):
+            if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:
+                # A class whose source is not in a file has none.
+                with contextlib.suppress(OSError, TypeError):
+                    texts |= _texts(owner)
         found[name] = [_documented(f.encode_name, f, texts.get(f.name, "")) for f in fields]
-    return found
-
-
-def _described(kind: type) -> dict[str, str]:
-    """Returns the texts of a part's options: the string in an annotation, or below the field of a
-    class or of one that it extends.
-    """
-    found: dict[str, str] = {}
-    for field in msgspec.structs.fields(kind):
-        marks = getattr(field.type, "__metadata__", ())
-        found[field.name] = next((mark for mark in marks if isinstance(mark, str)), "")
-    for owner in reversed(kind.__mro__):
-        if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:
-            try:
-                found |= _texts(owner)
-            except (OSError, TypeError):  # a class whose source is not in a file has none
-                continue
     return found
 
 
 def sections() -> dict[str, str]:
     """Returns the description of each section, by its path; "" is the whole."""
-    found = {"": _first(Config)}
-    for field in msgspec.structs.fields(Config):
-        if inner := _struct(field.type):
-            found[field.encode_name] = _first(inner)
-    return found
-
-
-def _below(kind: type[msgspec.Struct], path: str) -> list[DocumentedKey]:
-    said = _texts(kind)
-    found: list[DocumentedKey] = []
-    for field in msgspec.structs.fields(kind):
-        if field.name == "options":
-            continue
-        here = f"{path}.{field.encode_name}" if path else field.encode_name
-        inner = _struct(field.type)
-        if field.name in said:
-            found.append(_documented(here, field, said[field.name]))
-        elif inner is None:
-            raise ValueError(f"{here}: has no text.")
-        if inner is not None:
-            many = {tuple: "[i]", dict: ".IDS"}.get(get_origin(field.type), "")
-            found += _below(inner, here + many)
-    return found
+    found = {"": Config, **{f.encode_name: f.type for f in msgspec.structs.fields(Config)}}
+    kinds = {path: kind for path, of in found.items() if (kind := _struct(of))}
+    texts = {path: inspect.getdoc(kind) or "" for path, kind in kinds.items()}
+    return {path: " ".join(text.split("\n\n")[0].split()) for path, text in texts.items()}
 
 
 def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> DocumentedKey:
     unit = _UNIT.search(text)
+    value = field.default if field.default is not msgspec.NODEFAULT else None
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    if field.required:
+        default = "(needed)"
+    elif value is None or isinstance(value, bool):
+        default = "null" if value is None else str(value).lower()
+    else:
+        default = "[]" if value == () else str(value) or '""'
     return DocumentedKey(
         path=path,
         type=describe(field.type),
-        default="(needed)" if field.required else _shown(field),
+        default=default,
         unit=unit[1] if unit else "-",
         about=_UNIT.sub("", text).strip(),
     )
@@ -117,13 +121,9 @@ def _texts(kind: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     found = {}
     for line, below in zip(body.body, body.body[1:]):
-        if (
-            isinstance(line, ast.AnnAssign)
-            and isinstance(line.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[line.target.id] = " ".join(str(below.value.value).split())
+        match line, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                found[name] = " ".join(str(text).split())
     return found
 
 
@@ -133,14 +133,3 @@ def _struct(kind: object) -> type[msgspec.Struct] | None:
         if isinstance(found, type) and issubclass(found, msgspec.Struct):
             return found
     return None
-
-
-def _first(kind: type) -> str:
-    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
-
-
-def _shown(field: msgspec.structs.FieldInfo) -> str:
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return "[]" if value == () else str(value) or '""'

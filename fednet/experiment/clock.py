@@ -39,8 +39,8 @@ class VirtualClock:
     def _link(self, client: int) -> tuple[LinkShape, float]:
         """Returns a client's link, and the milliseconds of its training step."""
         if client not in self._links:
-            if self.world.pace is not None:
-                step_ms = self.world.pace[client].step_s * 1e3
+            if self.world.step_s is not None:
+                step_ms = self.world.step_s[client] * 1e3
             else:
                 step_ms = float(links.of(self.config, client).step_ms or 0.0)
             self._links[client] = links.shape(self.config, client), step_ms

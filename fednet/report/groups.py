@@ -58,7 +58,9 @@ def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
     """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
-        found.setdefault(msgspec.json.encode(sorted(flat(run.config, ASIDE).items())), []).append(run)
+        found.setdefault(msgspec.json.encode(sorted(flat(run.config, ASIDE).items())), []).append(
+            run
+        )
     sets = [tuple(sorted(rs, key=lambda r: (r.seed, r.name))) for rs in found.values()]
     found_labels = list(labels) or _labels([rs[0] for rs in sets])
     if len(found_labels) != len(sets):

@@ -294,8 +294,8 @@ class Exchanges:
         job.cost = self.cost(client, index)
         job.judge = exchange.evaluated
         job.bound = self.method.in_memory and index > 0
-        if self.world.pace is not None:
-            asked.training_s = self.world.pace[client].seconds(job.cost)
+        if self.world.step_s is not None:
+            asked.training_s = self.world.step_s[client] * job.cost
             if self.clock is None:  # the device waits for the rest of its time
                 job.pace = [Fault("pace", asked.training_s)]
         reply = exchange.found.get((client, "train"))

@@ -7,11 +7,10 @@ returns what a run needs (`traces`). Nothing here reads a clock: the caller pass
 from __future__ import annotations
 
 from fednet.world.presence import Presence
-from fednet.world.rates import Pace, Rates
+from fednet.world.rates import Rates
 from fednet.world.traces import World, clients, held_out, kind, links, of, training
 
 __all__ = [
-    "Pace",
     "Presence",
     "Rates",
     "World",

@@ -1,24 +1,13 @@
-"""How fast a client's device is, and its link, whose rate changes each second."""
+"""How fast a client's link is, whose rate changes each second."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 BYTES = 1e6 / 8  # a second, of one Mbit/s
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """A device. step_s: seconds of one training step (forward, backward and update of a batch)."""
-
-    step_s: float
-
-    def seconds(self, steps: int) -> float:
-        return steps * self.step_s
 
 
 class Rates:
@@ -64,9 +53,6 @@ class Rates:
         left = rest - float(self._sums[whole])
         done = laps * len(self.mbps) + whole + left / (float(self.mbps[whole]) * BYTES)
         return max(0.0, float(done) - t)
-
-    def mean(self) -> float:
-        return self._total / BYTES / len(self.mbps)
 
     def longest_silence(self) -> int:
         """Returns the most seconds in a row in which nothing gets through."""

@@ -28,7 +28,7 @@ import numpy as np
 from fednet import seeds
 from fednet.errors import ConfigError, unknown
 from fednet.world.presence import Presence, cyclic, joined
-from fednet.world.rates import Pace, Rates
+from fednet.world.rates import Rates
 
 PACKET_MBIT = 1500 * 8 / 1e6
 LONGEST_S = 10**7  # of a trace of packets: sixteen weeks, a number for each second
@@ -130,20 +130,19 @@ def _ascending(
 
 
 # -- devices ---------------------------------------------------------------------------------------
-def paces(text: str, path: str, batches: Sequence[int]) -> list[Pace]:
-    """Returns the paces by client. batches: by client, the samples of a step, where the file has
-    the time of one sample.
+def steps_s(text: str, path: str, batches: Sequence[int]) -> list[float]:
+    """Returns the seconds of a training step by client. batches: by client, the samples of a step,
+    where the file has the time of one sample.
     """
     if is_json(text):
         found = _positive(text, path, "computation")
-        times = [TRAINED * batch * found[c % len(found)] for c, batch in enumerate(batches)]
-        return [Pace(ms / 1e3) for ms in times]
+        return [TRAINED * batch * found[c % len(found)] / 1e3 for c, batch in enumerate(batches)]
     made = []
     for lines in _by_client(text, path, ("client", "step_ms"), len(batches)):
         at, (step_ms,) = lines[-1]
         if len(lines) > 1 or step_ms < 0:
             raise ConfigError(f"{at}: expected one line a client, with 0 ms or more.")
-        made.append(Pace(step_ms / 1e3))
+        made.append(step_ms / 1e3)
     return made
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from fednet import seeds
 from fednet.world.presence import Presence, cyclic
-from fednet.world.rates import Pace, Rates
+from fednet.world.rates import Rates
 
 FOLDER = Path(__file__).with_name("data")
 DAY = 86_400
@@ -41,17 +41,16 @@ DAY = 86_400
 def phones() -> tuple[Presence, ...]:
     """Returns the phones' availability. Second 0 is midnight; each trace repeats after its days."""
     numbers = _numbers(zlib.decompress((FOLDER / "phones.bin").read_bytes()))
-    return tuple(_phone(numbers) for _ in range(next(numbers)))
-
-
-def _phone(numbers: Iterator[int]) -> Presence:
-    days, begin, count = next(numbers), next(numbers), next(numbers)
-    spells, at = [], begin
-    for _ in range(count):
-        start = at + next(numbers)
-        at = start + next(numbers)
-        spells.append((float(start), float(at)))
-    return cyclic(spells, float(days * DAY))
+    found = []
+    for _ in range(next(numbers)):
+        days, at, count = next(numbers), next(numbers), next(numbers)
+        spells = []
+        for _ in range(count):
+            start = at + next(numbers)
+            at = start + next(numbers)
+            spells.append((float(start), float(at)))
+        found.append(cyclic(spells, float(days * DAY)))
+    return tuple(found)
 
 
 def _numbers(packed: bytes) -> Iterator[int]:
@@ -146,25 +145,24 @@ WIFI = (
 LINKS = ("wifi", *RADIOS)
 
 
-def pace(seed: int, client: int) -> Pace:
-    """Draws how fast a client's phone is."""
+def step_s(seed: int, client: int) -> float:
+    """Draws the seconds of a training step on a client's phone."""
     drawn = seeds.rng(seed, "world/step", 0, client).standard_normal()
-    return Pace(STEP_MEDIAN_S * math.exp(STEP_SIGMA * drawn))
+    return STEP_MEDIAN_S * math.exp(STEP_SIGMA * drawn)
 
 
 def link(name: str, seed: int, client: int) -> tuple[Rates, Rates]:
     """Draws a client's link. Returns the rates (down, up)."""
     rng = seeds.rng(seed, f"world/{name}", 0, client)
-    if name == "wifi":
-        down, down_sigma, up, up_sigma = WIFI[int(rng.integers(len(WIFI)))]
-        return _wifi(rng, down, down_sigma), _wifi(rng, up, up_sigma)
-    down_radio, up_radio = RADIOS[name]
-    return _cellular(rng, down_radio), _cellular(rng, up_radio)
-
-
-def _wifi(rng: np.random.Generator, mean: float, sigma: float) -> Rates:
-    kilobytes = np.maximum(mean / 10, mean + sigma * rng.standard_normal(SECONDS))
-    return Rates(np.round(kilobytes * 8e-3, 3))
+    if name != "wifi":
+        down_radio, up_radio = RADIOS[name]
+        return _cellular(rng, down_radio), _cellular(rng, up_radio)
+    figures = WIFI[int(rng.integers(len(WIFI)))]
+    ways = []
+    for mean, sigma in (figures[:2], figures[2:]):
+        kilobytes = np.maximum(mean / 10, mean + sigma * rng.standard_normal(SECONDS))
+        ways.append(Rates(np.round(kilobytes * 8e-3, 3)))
+    return ways[0], ways[1]
 
 
 def _cellular(rng: np.random.Generator, radio: Radio) -> Rates:

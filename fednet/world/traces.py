@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fednet import seeds
 from fednet.config import Config
 from fednet.world import reading, shipped
 from fednet.world.presence import Presence
-from fednet.world.rates import Pace, Rates
+from fednet.world.rates import Rates
 
 AVAILABILITY = ("phones",)
 DEVICES = ("phones",)
@@ -19,12 +19,12 @@ DEVICES = ("phones",)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A run's traces, by client. presence: None if all clients are always available. pace: None if
-    no trace says how long a step takes.
+    """A run's traces, by client. presence: None if all clients are always available.
+    step_s: seconds of a training step; None if no trace says how long it takes.
     """
 
     presence: tuple[Presence, ...] | None = None
-    pace: tuple[Pace, ...] | None = None
+    step_s: tuple[float, ...] | None = None
 
     def here(self, t: float) -> list[bool] | None:
         """Returns which clients are available at second t of the run; None: all."""
@@ -57,11 +57,14 @@ class World:
         """
         if self.presence is None or sum(self.here(t) or ()) >= wanted:
             return t
+        # When every trace has repeated four times: what has not occurred by then hardly will.
+        ends = [p.period or (p.spells or ((0, 0),))[-1][1] for p in self.presence]
+        last = t + 4 * max((e for e in ends if math.isfinite(e)), default=0.0)
         at = t
         while math.isfinite(at := self._next_arrival(at)):
             if sum(self.here(at) or ()) >= wanted:
                 return at
-            if at > t + self._longest():
+            if at > last:
                 return math.inf
         return at
 
@@ -75,50 +78,31 @@ class World:
                 found = min(found, p.next(gone))
         return found
 
-    def _longest(self) -> float:
-        """Returns the seconds in which every trace has repeated four times: what has not occurred
-        by then hardly will.
-        """
-        ends = [p.period or (p.spells or ((0, 0),))[-1][1] for p in self.presence or ()]
-        return 4 * max((e for e in ends if math.isfinite(e)), default=0.0)
-
 
 def of(config: Config) -> World:
     """Returns a run's traces. Raises ConfigError for one that cannot be used."""
-    section = config.availability
-    return World(
-        presence=None if section.trace is None else _presence_to_train(config),
-        pace=None if config.devices.trace is None else tuple(_paces(config)),
-    )
-
-
-def _presence_to_train(config: Config) -> tuple[Presence, ...]:
-    """Returns when each client is available to train: a client that is held out never is."""
-    never, left_out = Presence(()), held_out(config)
-    traces = _presence(config)
-    return tuple(never if c in left_out else traces[c] for c in range(config.clients))
-
-
-def _presence(config: Config) -> list[Presence]:
-    name = str(config.availability.trace)
-    if name in AVAILABILITY:
-        return shipped.assigned(shipped.phones(), config.clients, config.seed)
-    text = reading.text(name, "availability.trace", AVAILABILITY)
-    found = reading.availability(text, name, config.clients)
-    if isinstance(found, tuple):  # devices with ids of their own
-        return shipped.assigned(found, config.clients, config.seed)
-    return found
-
-
-def _paces(config: Config) -> Iterator[Pace]:
-    name = str(config.devices.trace)
-    if name in DEVICES:
-        yield from (shipped.pace(config.seed, c) for c in range(config.clients))
-        return
-    text = reading.text(name, "devices.trace", DEVICES)
-    yield from reading.paces(
-        text, name, [config.train_of(c).batch_size for c in range(config.clients)]
-    )
+    seed, clients = config.seed, range(config.clients)
+    presence: tuple[Presence, ...] | None = None
+    if (name := config.availability.trace) is not None:
+        found: Sequence[Presence]
+        if name in AVAILABILITY:
+            found = shipped.phones()
+        else:
+            text = reading.text(name, "availability.trace", AVAILABILITY)
+            found = reading.availability(text, name, config.clients)
+        if isinstance(found, tuple):  # devices with ids of their own
+            found = shipped.assigned(found, config.clients, seed)
+        # A client that is held out is never available to train.
+        left_out = held_out(config)
+        presence = tuple(Presence(()) if c in left_out else found[c] for c in clients)
+    step_s: tuple[float, ...] | None = None
+    if (name := config.devices.trace) in DEVICES:
+        step_s = tuple(shipped.step_s(seed, c) for c in clients)
+    elif name is not None:
+        text = reading.text(name, "devices.trace", DEVICES)
+        batches = [config.train_of(c).batch_size for c in clients]
+        step_s = tuple(reading.steps_s(text, name, batches))
+    return World(presence, step_s)
 
 
 def links(config: Config, client: int) -> tuple[Rates, Rates] | None:

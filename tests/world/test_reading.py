@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fednet.errors import ConfigError
-from fednet.world import Pace, Presence, reading
+from fednet.world import Presence, reading
 
 HUGE = "1" + "0" * 400  # no float
 CAPACITY = json.dumps({"4": {"computation": 5.0, "communication": 8000.0}})
@@ -46,10 +46,9 @@ def test_availability_by_client_and_by_device():
 
 
 def test_steps_by_client_and_fedscales_capacity(tmp_path):
-    steps = list(reading.paces("client,step_ms\n0,10\n1,250\n", "d.csv", [32, 32]))
-    assert steps == [Pace(0.01), Pace(0.25)]
+    assert reading.steps_s("client,step_ms\n0,10\n1,250\n", "d.csv", [32, 32]) == [0.01, 0.25]
     # three passes over a batch of 32, or 64, samples of 5 ms
-    assert list(reading.paces(CAPACITY, "c.json", [32, 64])) == [Pace(0.48), Pace(0.96)]
+    assert reading.steps_s(CAPACITY, "c.json", [32, 64]) == [0.48, 0.96]
     file = tmp_path / "capacity.json"
     file.write_text(CAPACITY)
     down, up = link(file, client=3, clients=5)
@@ -148,7 +147,7 @@ def test_a_bad_file_of_availability_is_refused_with_its_line(text, said):
 )
 def test_a_bad_file_of_devices_is_refused_with_its_line(text, said):
     with pytest.raises(ConfigError, match=said):
-        reading.paces(text, "d.csv", [1, 1, 1])
+        reading.steps_s(text, "d.csv", [1, 1, 1])
 
 
 @pytest.mark.parametrize(
