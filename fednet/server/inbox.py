@@ -34,7 +34,6 @@ import msgspec
 import torch
 
 from fednet.buffers import lend
-from fednet.config import TrainSection
 from fednet.descriptors import reaching
 from fednet.errors import RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
@@ -48,7 +47,7 @@ from fednet.wire.codec import SMALL_BYTES, Body, Content
 from fednet.wire.compressors.base import Memory
 from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
-from fednet.wire.payload import Payload, Run, Samples, run_of
+from fednet.wire.payload import Payload, Samples, run_of
 
 LOG = "replies.log"
 
@@ -311,10 +310,18 @@ class Inbox:
 
     # -- writing -----------------------------------------------------------------------------------
     def store(self, key: Key, offset: int, data: Content, size: int) -> None:
-        """Bytes of a payload of that size, in order; offset 0 starts it again."""
+        """Bytes of a payload of that size, in order; offset 0 starts it again. `data` is this
+        inbox's to keep.
+        """
         if offset == 0:
             self.abandon(key)
-            self._uploads[key] = self._begin(key, size, data)
+            upload = self._uploads[key] = _Upload(size)
+            if isinstance(data, Body) and self.memory.take(key.round, size):
+                upload.data, upload.counted = data, True
+            elif not isinstance(data, Body) and len(data) == size <= SMALL_BYTES:
+                upload.data = data
+            else:
+                upload.file, upload.unchecked = self._file(key), isinstance(data, Body)
         upload = self._uploads[key]
         if upload.got != offset:
             raise StateError(
@@ -326,14 +333,9 @@ class Inbox:
                 write_all(upload.file, piece)
         upload.got += len(data)
 
-    def _begin(self, key: Key, size: int, first: Content) -> _Upload:
-        """first: what comes of the payload now. `data` is the receiver's to keep."""
-        if isinstance(first, Body):
-            if self.memory.take(key.round, size):
-                return _Upload(size, data=first, counted=True)
-        elif len(first) == size <= SMALL_BYTES:
-            return _Upload(size, data=first)
-        # Before a byte of its file changes: half of it must not be taken for the whole.
+    def _file(self, key: Key) -> int:
+        """Opens the file of a large reply."""
+        # Before a byte of it changes: half of it must not be taken for the whole.
         if _name(key) in self._recorded.get(key.round, ()):
             self._withdraw(key)
         path = self._path(key)
@@ -342,8 +344,7 @@ class Inbox:
             os.unlink(path)
         if self._spares and not os.path.exists(path):
             os.replace(self._spares.pop(), path)
-        file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
-        return _Upload(size, file=file, unchecked=isinstance(first, Body))
+        return opened(path, os.O_RDWR | os.O_CREAT | OWN)
 
     def _log(self, round: int) -> Log:
         if round not in self._logs:
@@ -473,11 +474,25 @@ class Inbox:
         """
         rounds = {round for round, _ in under_way}
         self.memory.clear(up_to, rounds)
+        kept, place = set(under_way), self.folder / "spare"
+        busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
+        size = sum(os.path.getsize(p) for p in self._spares)
         for folder in self.folder.glob("round-*"):
             round = int(folder.name.split("-")[1])
-            if round <= up_to:
-                self._spare(folder, {c for r, c in under_way if r == round})
-            if round <= up_to and round not in rounds:
+            if round > up_to:
+                continue
+            place.mkdir(exist_ok=True)
+            # Later rounds take their files from those that nobody needs any more.
+            for path in map(str, folder.glob("*.bin")):
+                client = int(os.path.basename(path).split("-")[1])
+                if (round, client) in kept or path in busy or is_read(path):
+                    continue
+                size += os.path.getsize(path)
+                if size <= SPARE_BYTES:
+                    self._named += 1
+                    self._spares.append(str(place / f"{self._named}.bin"))
+                    os.replace(path, self._spares[-1])
+            if round not in rounds:
                 log = self._logs.pop(round, None)
                 self._recorded.pop(round, None)
                 shutil.rmtree(folder)
@@ -491,23 +506,6 @@ class Inbox:
         self._logs, self._spares = {}, []
         shutil.rmtree(self.folder / "spare", ignore_errors=True)
 
-    def _spare(self, round: Path, but: Collection[int]) -> None:
-        """Moves a round's payloads to where later ones take their files from, but those of these
-        clients.
-        """
-        place = self.folder / "spare"
-        place.mkdir(exist_ok=True)
-        busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
-        size = sum(os.path.getsize(p) for p in self._spares)
-        for path in map(str, round.glob("*.bin")):
-            if int(os.path.basename(path).split("-")[1]) in but or path in busy:
-                continue
-            self._named += 1
-            name = str(place / f"{self._named}.bin")
-            if not is_read(path) and (size := size + os.path.getsize(path)) <= SPARE_BYTES:
-                os.replace(path, name)
-                self._spares.append(name)
-
 
 def _name(key: Key) -> str:
     return f"{key.phase}-{key.client}-{key.purpose}"
@@ -519,9 +517,7 @@ def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]
     return [(record, at) for record, at in by_name.values() if not record.broken]
 
 
-STEPS = 100
-
-
+STEPS = 100  # passes in batches of one, for each that is configured: more steps are refused
 HUGE = 1.8e19  # the square of a larger norm is no float32
 
 
@@ -538,12 +534,6 @@ class Sent(dict[int, Tensors]):
     def __init__(self) -> None:
         super().__init__()
         self.remembered, self.fill = {}, None
-
-    def past(self, key: Key, following: dict[str, torch.Tensor]) -> Memory:
-        """What compressors remember of the client's earlier replies. following: takes what
-        follows from this one.
-        """
-        return Memory(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
 
 
 def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
@@ -592,7 +582,7 @@ def decoder(
             initial if x is None else x,  # a compressed state is a difference to it
             initial if sent.fill is None else sent.fill,
             True,
-            sent.past(key, following),
+            Memory(sent.remembered, following, f"client {key.client}/up/{key.phase}/", key.round),
         )
         for name in payload.fields:
             value = getattr(payload, name)
@@ -609,7 +599,16 @@ def decoder(
         run = run_of(payload)
         most_samples = samples(key.client)
         if run is not None and most_samples is not None:
-            _check_run(run, most_samples, exp.config.train_of(key.client))
+            if run.n > most_samples:
+                raise RemoteProtocolError(f"it reports {run.n} samples, but has {most_samples}")
+            # Methods may train more often than the configuration asks for.
+            train = exp.config.train_of(key.client)
+            most_steps = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, most_samples))
+            if run.steps > most_steps:
+                raise RemoteProtocolError(
+                    f"it says it took {run.steps} steps; {most_steps} would be {STEPS} times those "
+                    f"of its configuration"
+                )
         most = exp.config.security.max_norm
         if isinstance(most, float):
             for name, _, norm in updates(payload, x):
@@ -642,18 +641,4 @@ def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
         raise RemoteProtocolError(
             f"field {name}: samples of another form than this federation's, of shape "
             f"{tuple(exp.input_shape)} with a label below {classes}"
-        )
-
-
-def _check_run(run: Run, samples: int, train: TrainSection) -> None:
-    """No more samples than the client has, and no more steps than `STEPS` passes in batches of one
-    would take for each pass that the configuration asks for: methods may train more than once.
-    """
-    if run.n > samples:
-        raise RemoteProtocolError(f"it reports {run.n} samples, but has {samples}")
-    most = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, samples))
-    if run.steps > most:
-        raise RemoteProtocolError(
-            f"it says it took {run.steps} steps; {most} would be {STEPS} times those "
-            f"of its configuration"
         )

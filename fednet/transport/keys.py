@@ -135,23 +135,18 @@ def lab(directory: str | Path, clients: int) -> list[Path]:
     return [*files, everybody]
 
 
-def owners_alone(path: Path) -> None:
-    """Raises ConfigError where others than its owner can read a file that holds a secret."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077 and not path.is_dir():
-        raise ConfigError(
-            f"{path}: a secret must be readable by its owner only; its mode is {mode:04o}, "
-            f"expected 0600: chmod 600 {path}"
-        )
-
-
 def load(file: str | Path) -> KeyPair:
     """The pair in `file`. Raises ConfigError if it is missing, no key file, or readable by
     others.
     """
     path = Path(file)
     try:
-        owners_alone(path)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077 and not path.is_dir():
+            raise ConfigError(
+                f"{path}: a secret must be readable by its owner only; its mode is {mode:04o}, "
+                f"expected 0600: chmod 600 {path}"
+            )
         found = json.loads(path.read_text(encoding="ascii"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None
@@ -269,14 +264,11 @@ class Keyring:
 
     def refusal(self, user: str | None, client_id: int) -> str:
         """Why that public key may not speak for the client; "" if it may."""
-        if self.may_speak_for(user, client_id):
+        self.refresh()
+        if user is not None and user in self._speakers.get(client_id, ()):
             return ""
         expired = user is not None and client_id in self._expired.get(user, ())
         return "key expired" if expired else "key revoked"
-
-    def may_speak_for(self, user: str | None, client_id: int) -> bool:
-        self.refresh()
-        return user is not None and user in self._speakers.get(client_id, ())
 
 
 def _allowed(directory: str | Path, make: bool = True) -> Path:
@@ -300,10 +292,10 @@ def _read_keys(file: Path) -> dict[str, float]:
 
 
 def _write_keys(file: Path, keys: dict[str, float]) -> None:
-    lines = [
-        key if until == math.inf else f"{key} {date_text(until)}" for key, until in keys.items()
-    ]
-    write_aside(file, "".join(f"{line}\n" for line in lines), 0o644)
+    text = ""
+    for key, until in keys.items():
+        text += f"{key}\n" if until == math.inf else f"{key} {date_text(until)}\n"
+    write_aside(file, text, 0o644)
 
 
 def date_text(at: float) -> str:
@@ -346,7 +338,5 @@ def _make(path: Path, server: str | None = None) -> str:
 
 def _record(public: str, secret: str, server: str | None) -> str:
     """The text of a key file."""
-    record = {"public": public, "secret": secret}
-    if server is not None:
-        record["server"] = server
-    return json.dumps(record, indent=1) + "\n"
+    record = {"public": public, "secret": secret, "server": server}
+    return json.dumps({k: v for k, v in record.items() if v is not None}, indent=1) + "\n"

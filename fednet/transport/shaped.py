@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
@@ -55,21 +55,14 @@ class LinkShape:
         return math.inf if rate is None else seconds * rate * 1e6 / 8
 
 
+@dataclass(slots=True)
 class _Direction:
     """One direction of one link. held: messages on hold, and until when, in the order in which they
     came: a connection delays, it does not reorder.
     """
 
-    def __init__(self) -> None:
-        self.free_at = 0.0
-        self.held: deque[tuple[float, Received]] = deque()
-
-    def ready(self, now: float) -> list[Received]:
-        """Takes out what is due."""
-        out = []
-        while self.held and self.held[0][0] <= now:
-            out.append(self.held.popleft()[1])
-        return out
+    free_at: float = 0.0
+    held: deque[tuple[float, Received]] = field(default_factory=deque)
 
 
 class ShapedClient:
@@ -106,7 +99,7 @@ class ShapedClient:
         return self.inner.trouble
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        events: list[Event] = list(self._ready("down"))
+        events: list[Event] = list(self._ready("down", self._now()))
         # No longer than until the next message is due.
         waits = [one.held[0][0] - self._now() for one in self._directions.values() if one.held]
         if timeout_s is not None:
@@ -120,14 +113,15 @@ class ShapedClient:
                 self._directions.clear()  # what was under way is lost with the connection
             self._open = isinstance(event, Opened)
             events.append(event)
-        self._send_ready()  # not before: the connection for which it was meant might have ended
-        return [*events, *self._ready("down")]
+        # Not before: the connection for which it was meant might have ended.
+        self._send_ready(self._now())
+        return [*events, *self._ready("down", self._now())]
 
     def send(self, frames: Frames) -> bool:
         if not self._open:
             return False
         self._hold("up", Received(b"", tuple(frames)))
-        self._send_ready()
+        self._send_ready(self._now())
         return True
 
     def wake(self) -> None:
@@ -143,10 +137,7 @@ class ShapedClient:
 
     def close(self, linger_s: float = 1.0) -> None:
         """What is on hold leaves at once: a run that is over need not wait for an emulated link."""
-        for (direction, _), one in self._directions.items():
-            if direction == "up":
-                for message in one.ready(math.inf):
-                    self.inner.send(message.frames)
+        self._send_ready(math.inf)
         self.inner.close(linger_s)
 
     def _hold(self, direction: Direction, message: Received) -> None:
@@ -157,15 +148,14 @@ class ShapedClient:
         one.free_at = begins + link.busy(nbytes, direction, begins - self._began)
         one.held.append((one.free_at + link.latency_ms / 1e3, message))
 
-    def _ready(self, direction: Direction) -> list[Received]:
-        now = self._now()
-        return [
-            m
-            for (where, _), one in self._directions.items()
-            if where == direction
-            for m in one.ready(now)
-        ]
+    def _ready(self, direction: Direction, by: float) -> list[Received]:
+        """Takes out what is due by then."""
+        due = []
+        for (where, _), one in self._directions.items():
+            while where == direction and one.held and one.held[0][0] <= by:
+                due.append(one.held.popleft()[1])
+        return due
 
-    def _send_ready(self) -> None:
-        for message in self._ready("up"):
+    def _send_ready(self, by: float) -> None:
+        for message in self._ready("up", by):
             self.inner.send(message.frames)

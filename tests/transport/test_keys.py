@@ -81,11 +81,11 @@ def test_ids_may_share_a_key_and_an_id_may_have_several(tmp_path):
     allow(tmp_path, [1], two)
     allow(tmp_path, [1], two)
     ring = Keyring(tmp_path)
-    assert [[ring.may_speak_for(user, k) for k in range(3)] for user in (one, two)] == [
+    assert [[not ring.refusal(user, k) for k in range(3)] for user in (one, two)] == [
         [True, True, False],
         [False, True, False],
     ]
-    assert not ring.may_speak_for(None, 0)
+    assert ring.refusal(None, 0)
     assert (tmp_path / "allowed" / "1").read_text().split() == [one, two]
 
 
@@ -96,16 +96,16 @@ def test_a_change_on_disk_takes_effect_on_a_keyring_in_use(tmp_path):
     assert not ring.allows(one)
     for _ in range(20):  # faster than the clock behind a directory's time ticks
         allow(tmp_path, [3], one)
-        assert ring.may_speak_for(one, 3)
+        assert not ring.refusal(one, 3)
         revoke(tmp_path, [3])
-        assert not ring.may_speak_for(one, 3)
+        assert ring.refusal(one, 3)
         assert not ring.allows(one)
     # and when the directory has been quiet for long
     allow(tmp_path, [3], one)
     os.utime(tmp_path / "allowed", ns=(0, 0))
-    assert ring.may_speak_for(one, 3)
+    assert not ring.refusal(one, 3)
     revoke(tmp_path, [3])
-    assert not ring.may_speak_for(one, 3)
+    assert ring.refusal(one, 3)
 
 
 def test_a_spoilt_file_stops_a_server_from_starting_but_not_one_that_runs(tmp_path, caplog):
@@ -114,7 +114,7 @@ def test_a_spoilt_file_stops_a_server_from_starting_but_not_one_that_runs(tmp_pa
     allow(tmp_path, [0], one)
     ring = Keyring(tmp_path)
     (tmp_path / "allowed" / "1").write_text("nonsense")
-    assert ring.may_speak_for(one, 0)
+    assert not ring.refusal(one, 0)
     assert "Nobody may speak for client 1" in caplog.text
     with pytest.raises(ConfigError, match="allowed/1"):
         Keyring(tmp_path)
@@ -126,12 +126,12 @@ def test_lab_makes_a_key_for_each_client_and_one_for_all(tmp_path):
     assert [file.name for file in files] == ["0.key", "1.key", "2.key"]
     pairs = [load(file) for file in files]
     assert {pair.server for pair in pairs} == {ring.pair.public}
-    assert [[ring.may_speak_for(pair.public, k) for k in range(3)] for pair in pairs] == [
+    assert [[not ring.refusal(pair.public, k) for k in range(3)] for pair in pairs] == [
         [True, False, False],
         [False, True, False],
         [False, False, True],
     ]
-    assert all(ring.may_speak_for(load(everybody).public, k) for k in range(3))
+    assert all(not ring.refusal(load(everybody).public, k) for k in range(3))
 
 
 def test_the_list_names_who_may_run_which_clients(tmp_path, capsys):
@@ -319,11 +319,11 @@ def test_a_key_of_elsewhere_that_begins_with_a_dash_is_taken_as_it_is(tmp_path, 
     folder, site = str(tmp_path / "keys"), str(tmp_path / "site.key")
     assert main(["keys", "server", folder]) == 0
     assert main(["keys", "allow", folder, "0-1", key]) == 0
-    assert Keyring(folder).may_speak_for(key, 1)
+    assert not Keyring(folder).refusal(key, 1)
     assert main(["keys", "revoke", folder, "0", "--key", key]) == 0
-    assert not Keyring(folder).may_speak_for(key, 0)
+    assert Keyring(folder).refusal(key, 0)
     assert main(["keys", "allow", folder, "--until", "2999-01-01", "2", "--", key]) == 0
-    assert Keyring(folder).may_speak_for(key, 2)
+    assert not Keyring(folder).refusal(key, 2)
     assert main(["keys", "client", site, "--server", key]) == 0
     assert keys.load(site).server == key
     other = "-" + "e" * 39
@@ -340,11 +340,11 @@ def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_pat
     allow(tmp_path, [3], old, until=now + 60)
     allow(tmp_path, [3], new)
     ring = Keyring(tmp_path)
-    assert [ring.may_speak_for(key, 3) for key in (old, new)] == [True, True]  # in overlap
+    assert [not ring.refusal(key, 3) for key in (old, new)] == [True, True]  # in overlap
     before = ring.version
     os.utime(tmp_path / "allowed", (1, 1))  # long ago: it is not read again for that
     monkeypatch.setattr(keys.time, "time", lambda: now + 61)
-    assert [ring.may_speak_for(key, 3) for key in (old, new)] == [False, True]
+    assert [not ring.refusal(key, 3) for key in (old, new)] == [False, True]
     assert not ring.allows(old)
     assert ring.version > before
     assert (tmp_path / "allowed" / "3").read_text() == f"{old} 2027-01-15T08:01:00\n{new}\n"
@@ -369,11 +369,11 @@ def test_one_of_two_keys_is_revoked(tmp_path):
         allow(tmp_path, [3], key)
     revoke(tmp_path, [3], old)
     ring = Keyring(tmp_path)
-    assert [ring.may_speak_for(key, 3) for key in (old, new)] == [False, True]
+    assert [not ring.refusal(key, 3) for key in (old, new)] == [False, True]
     with pytest.raises(ConfigError, match="client 3 has no such key"):
         revoke(tmp_path, [3], old)
     revoke(tmp_path, [3])
-    assert not ring.may_speak_for(new, 3)
+    assert ring.refusal(new, 3)
 
 
 def test_revoking_what_was_never_allowed_is_an_error(tmp_path):

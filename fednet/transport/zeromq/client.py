@@ -145,9 +145,8 @@ class ZmqClient:
 
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
-        self._disconnect()
         self.address, self._ended_early = address or self.address, 0
-        self._connect()
+        self._connect_again()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         now = dict(self._past)
@@ -196,15 +195,12 @@ class ZmqClient:
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot connect to {self.address!r}: {why(error)}.") from None
 
-    def _disconnect(self) -> None:
+    def _connect_again(self) -> None:
         self._dealer.disable_monitor()
         self._monitor.close(linger=0)
         self._dealer.close(linger=0)
         self._read_last_counts()
         self._queue.clear()
-
-    def _connect_again(self) -> None:
-        self._disconnect()
         self._connect()
 
     def _read_last_counts(self) -> None:
@@ -276,10 +272,10 @@ class ZmqClient:
                     changes.append(Closed(b"", self._received))
                     return
             elif event in FAILED:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 self._handshake_failed(event)
 
     def _handshake_failed(self, event: int) -> None:
-        self._retry_at = time.monotonic() + REFUSED_RETRY_S
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._refuse("the server does not allow this key")
             return

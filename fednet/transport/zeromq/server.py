@@ -9,6 +9,7 @@ message becomes: `Connections` hangs up.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -88,59 +89,6 @@ _ACCESS_ADDRESS = "inproc://zeromq.zap.01"
 Link = TypeVar("Link")
 
 
-# -- who may connect -------------------------------------------------------------------------------
-class Access:
-    """Answers libzmq's question, asked in each handshake with CURVE, whether that key may connect:
-    ZAP, rfc.zeromq.org/spec/27, from the keyring as it is. refuse(reason, address): called for who
-    was turned away.
-
-    Made before the ROUTER is bound: a connection that found no handler would be let in unasked.
-    """
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        keyring: Keyring,
-        refuse: Callable[[str, str], None],
-    ) -> None:
-        self.keyring, self._refuse = keyring, refuse
-        self._version = keyring.version
-        self.socket = context.socket(zmq.REP)
-        self.socket.bind(_ACCESS_ADDRESS)
-
-    def guard(self, router: zmq.Socket[bytes]) -> None:
-        """No one connects to that socket without being asked for a key."""
-        router.setsockopt(zmq.ZAP_DOMAIN, b"fednet")
-        router.curve_server = 1
-        router.curve_secretkey = self.keyring.pair.secret.encode()
-
-    def answer(self) -> None:
-        """Answers all questions. A connection waits for this in its handshake."""
-        while True:
-            try:
-                request = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            _version, request_id, _domain, address, _identity, mechanism, *credentials = request
-            user = b""
-            if mechanism == b"CURVE" and credentials:
-                user = zmq.utils.z85.encode(credentials[0])
-            if user and self.keyring.allows(user.decode()):
-                self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
-                continue
-            reason = self.keyring.why_named(user.decode()) if user else "no key"
-            self._refuse(reason, address.decode())
-            self.socket.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
-
-    def changed(self) -> bool:
-        """Whether the keyring has changed since this was asked last: a key that was allowed may be
-        so no more.
-        """
-        self.keyring.refresh()
-        before, self._version = self._version, self.keyring.version
-        return self._version != before
-
-
 # -- connections -----------------------------------------------------------------------------------
 class Connection:
     """One TCP connection, from when the kernel has it."""
@@ -163,10 +111,6 @@ class Connection:
 
     def peer(self) -> str:
         return self.kernel.peer() if self.kernel is not None else "unknown"
-
-    def address(self) -> str:
-        """Without the port."""
-        return self.peer().rpartition(":")[0]
 
     def hang_up(self) -> None:
         if self.kernel is not None:
@@ -250,7 +194,7 @@ class Connections:
                 except OSError:
                     continue  # gone already, and its descriptor perhaps a file's now
                 if not self._curve:
-                    self._own(link, link.address())
+                    self._own(link, link.peer().rpartition(":")[0])
         while self._strangers and self._used() > self.room:
             oldest = next(iter(self._strangers.values()))
             self._drop(oldest, "connections", f"more than {self.room} descriptors of connections")
@@ -427,19 +371,22 @@ class ZmqServer:
         self.refusals: Counter[str] = Counter()
         self._closed = False
         self._context = zmq.Context()
-        self._access: Access | None = None  # None where anyone may connect
+        # Where libzmq asks, in each handshake with CURVE, whether that key may connect: ZAP,
+        # rfc.zeromq.org/spec/27. Made before the ROUTER is bound: a connection that found no
+        # handler would be let in unasked. None where anyone may connect.
+        self._access: zmq.Socket[bytes] | None = None
+        self._allowed = keyring.version if keyring is not None else 0  # when last looked at
         router = self._context.socket(zmq.ROUTER)
         try:
             common_options(router, "[" in address)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.BACKLOG, 1024)
             if keyring is not None:
-                self._access = Access(
-                    self._context,
-                    keyring,
-                    lambda reason, address: self._refuse("key", reason, address),
-                )
-                self._access.guard(router)
+                self._access = self._context.socket(zmq.REP)
+                self._access.bind(_ACCESS_ADDRESS)
+                router.setsockopt(zmq.ZAP_DOMAIN, b"fednet")
+                router.curve_server = 1
+                router.curve_secretkey = keyring.pair.secret.encode()
             self._monitor = monitor_of(self._context, router)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -451,7 +398,7 @@ class ZmqServer:
         for source in (router, self._monitor, self._waker.fd):
             self._poller.register(source, zmq.POLLIN)
         if self._access is not None:
-            self._poller.register(self._access.socket, zmq.POLLIN)
+            self._poller.register(self._access, zmq.POLLIN)
         self._blocked: dict[bytes, Connection] = {}  # those whose peer does not read fast enough
         self._connections = Connections(
             lambda what, reason, link: self._refuse(what, reason, link.peer()),
@@ -460,14 +407,11 @@ class ZmqServer:
             max_each,
             max_unfinished_bytes,
         )
-        if later:
-            self._hold()
-        else:
+        if not later:
             self.listen()
-
-    def _hold(self) -> None:
-        """Takes the port, so that no other process can, and lets nobody connect to it."""
-        host, port = self.address.removeprefix("tcp://").rsplit(":", 1)
+            return
+        # Takes the port, so that no other process can, and lets nobody connect to it.
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
         name = host.strip("[]")
         held = socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET)
         try:
@@ -479,7 +423,7 @@ class ZmqServer:
         except OSError as error:
             held.close()
             self._context.destroy(linger=0)
-            raise ConfigError(f"cannot bind {self.address!r}: {why(error)}.") from None
+            raise ConfigError(f"cannot bind {address!r}: {why(error)}.") from None
         self._held = held
         shown = "0.0.0.0" if name == "*" else host
         self.address = f"tcp://{shown}:{held.getsockname()[1]}"
@@ -561,7 +505,7 @@ class ZmqServer:
         while self._blocked and time.monotonic() < until:
             self._retry()
             time.sleep(BLOCKED_RETRY_S)
-        others = [self._monitor, *([self._access.socket] if self._access else [])]
+        others = [self._monitor] if self._access is None else [self._monitor, self._access]
         close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
         self._connections.close()
         self._blocked.clear()
@@ -569,11 +513,17 @@ class ZmqServer:
 
     def _pump(self, ready: Container[object], events: list[Event]) -> None:
         """Does everything that can be done now, without waiting."""
-        if self._access is not None:
-            if self._access.socket in ready:
-                self._access.answer()
-            if self._access.changed():
-                self._hang_up_on_revoked(self._access.keyring)
+        if self._access is not None and self.keyring is not None:
+            if self._access in ready:
+                self._answer(self._access, self.keyring)
+            self.keyring.refresh()
+            if self._allowed != self.keyring.version:  # a key that was allowed may be so no more
+                self._allowed = self.keyring.version
+                for conn, link in self._connections.conns.items():
+                    if link.user is not None and not self.keyring.allows(link.user):
+                        link.why = self.keyring.why_not(link.user)
+                        self._refuse("key", self.keyring.why_named(link.user), link.peer())
+                        self.drop(conn, hang_up=True)
         if self._monitor in ready:
             self._read_monitor()
         gone = self._connections.ended
@@ -586,6 +536,24 @@ class ZmqServer:
         if self._blocked:
             self._retry()
         self._connections.look()
+
+    def _answer(self, access: zmq.Socket[bytes], keyring: Keyring) -> None:
+        """Says whether those that ask may connect. A connection waits for it in its handshake."""
+        while True:
+            try:
+                request = access.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            _version, request_id, _domain, address, _identity, mechanism, *credentials = request
+            user = b""
+            if mechanism == b"CURVE" and credentials:
+                user = zmq.utils.z85.encode(credentials[0])
+            if user and keyring.allows(user.decode()):
+                access.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
+                continue
+            reason = keyring.why_named(user.decode()) if user else "no key"
+            self._refuse("key", reason, address.decode())
+            access.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
 
     def _read_messages(self, events: list[Event]) -> bool:
         """Whether all that was there was read."""
@@ -605,7 +573,11 @@ class ZmqServer:
                 reason = "a routing id of the peer's own choice"
                 self._hang_up_for("identity", reason, conn, body[0])
             else:
-                user = _user_of(body[0]) if curve else None
+                user: str | None = None  # the key that was proved on its connection
+                if curve:
+                    with contextlib.suppress(zmq.ZMQError):
+                        found = body[0].get("User-Id")
+                        user = found if isinstance(found, str) else None
                 stands = conn in conns
                 if not stands:
                     fd = _descriptor_of(body[0])
@@ -635,7 +607,9 @@ class ZmqServer:
         if link is None:
             return False
         if link.conn is not None:
-            if not _newer(conn, link.conn):
+            # Both ids count upwards modulo 2^32.
+            ahead = int.from_bytes(conn[1:], "big") - int.from_bytes(link.conn[1:], "big")
+            if not 0 < ahead % 2**32 < 2**31:
                 return False
             # An older connection's last message was taken for this one's.
             self._connections.conns.pop(link.conn, None)
@@ -665,13 +639,6 @@ class ZmqServer:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._refuse("handshake", "a connection ended in its handshake")
         self._connections.make_room(fresh)
-
-    def _hang_up_on_revoked(self, keyring: Keyring) -> None:
-        for conn, link in self._connections.conns.items():
-            if link.user is not None and not keyring.allows(link.user):
-                link.why = keyring.why_not(link.user)
-                self._refuse("key", keyring.why_named(link.user), link.peer())
-                self.drop(conn, hang_up=True)
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
         """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
@@ -725,12 +692,6 @@ class ZmqServer:
             log.warning("refused: %s (from %s)", reason, address)
 
 
-def _newer(conn: bytes, other: bytes) -> bool:
-    """Whether routing id `conn` was given after `other`: both count upwards modulo 2^32."""
-    ahead = int.from_bytes(conn[1:], "big") - int.from_bytes(other[1:], "big")
-    return 0 < ahead % 2**32 < 2**31
-
-
 def _descriptor_of(frame: zmq.Frame) -> int | None:
     """The descriptor of the connection that a frame came over; None where the peer's ZMTP knows no
     metadata: version 1, which libzmq also takes noise for, and 2.
@@ -739,12 +700,3 @@ def _descriptor_of(frame: zmq.Frame) -> int | None:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
         return None
-
-
-def _user_of(frame: zmq.Frame) -> str | None:
-    """The key that was proved on the connection that a frame came over."""
-    try:
-        found = frame.get("User-Id")
-    except zmq.ZMQError:
-        return None
-    return found if isinstance(found, str) else None
