@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.family import family
+from tests.bench.run import family
 from tests.bench.ways import Plan, ways
 from tests.bench.workloads import WORKLOADS, Workload
 from tests.processes import ROOT

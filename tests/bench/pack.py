@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,14 +19,13 @@ import torch
 
 from fednet import config as configuration
 from fednet.client.packing import Packing
-from fednet.errors import ConfigError, unknown
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
 from fednet.training.hosts import ClientHost
 from fednet.training.loop import Descent
 from fednet.training.setting import Splits
 from fednet.wire.payload import Run
-from tests.bench.run import spread
+from tests.bench.run import cell, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,8 @@ class Size:
     batch_size: int
     shape: tuple[int, ...] = (3, 32, 32)
 
-    def experiment(
-        self,
-        algorithm: JsonMapping,
-        clients: int,
-        public: int = 0,
-        train: JsonMapping | None = None,
-    ) -> build.Experiment:
-        """That of an algorithm's options. public: samples that the server holds; train: further
-        keys of that section.
-        """
+    def experiment(self, clients: int, train: JsonMapping) -> build.Experiment:
+        """That of FedAvg. train: further keys of that section."""
         config = configuration.from_mapping(
             {
                 "name": "bench",
@@ -58,22 +49,15 @@ class Size:
                 "participation": None,
                 "clients_per_round": clients,
                 "rounds": 1000,
-                "algorithm": dict(algorithm),
                 "model": dict(self.model),
-                "train": {
-                    "epochs": 1,
-                    "batch_size": self.batch_size,
-                    "lr": 0.01,
-                    **(train or {}),
-                },
+                "train": {"epochs": 1, "batch_size": self.batch_size, "lr": 0.01, **train},
                 "data": {
                     "dataset": "synthetic",
-                    "samples": clients * self.samples + public,
+                    "samples": clients * self.samples,
                     "shape": list(self.shape),
                     "classes": 10,
                     "partition": {"scheme": "iid"},
                     "client_test": "none",
-                    "public": {"samples": public} if public else {},
                 },
                 "evaluate": {"every": 0, "clients": "none"},
             },
@@ -117,7 +101,7 @@ class Clients:
 
     def __init__(self, size: str, m: int, device: str, train: JsonMapping | None = None) -> None:
         """See `Size.experiment` for train."""
-        self.built = SIZES[size].experiment({"name": "fedavg"}, m, train=train)
+        self.built = SIZES[size].experiment(m, train or {})
         self.m, self.device = m, device
         self.data = [self.built.divided.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
@@ -187,48 +171,42 @@ class Clients:
             torch.cuda.synchronize(self.device)
 
 
-def bench(sizes: Sequence[str], m: int, device: str, repeat: int) -> Iterator[JsonDict]:
-    """Records, as they are made."""
-    for size in sizes:
-        if size not in SIZES:
-            raise ConfigError(f"--workload: {unknown('size', size, SIZES)}")
+def bench(size: str, m: int, device: str, repeat: int) -> JsonDict:
     place = placement.place(device)[0]
-    for size in sizes:
-        clients = Clients(size, m, place)
-        ways = [clients.apart, clients.together, *([] if place == "cpu" else [clients.beside])]
-        for way in ways:  # the first time imports, and chooses kernels
-            way()
-        apart, together, *beside = zip(*[[way() for way in ways] for _ in range(repeat)])
-        clients.pool.shutdown()
-        name = torch.cuda.get_device_name(place) if place != "cpu" else "cpu"
-        yield {
-            "size": size,
-            "clients": m,
-            "device": place,
-            "device_name": name,
-            "torch": str(torch.__version__),
-            "repeat": repeat,
-            "apart_ms": spread([1e3 * a for a in apart]),
-            "together_ms": spread([1e3 * b for b in together]),
-            "ratio": spread([a / b for a, b in zip(apart, together)]),
-            **(
-                {"beside_ratio": spread([a / c for a, c in zip(apart, beside[0])])}
-                if beside
-                else {}
-            ),
-        }
+    clients = Clients(size, m, place)
+    ways = {"apart": clients.apart, "together": clients.together}
+    if place != "cpu":
+        ways["beside"] = clients.beside
+    for way in ways.values():  # the first time imports, and chooses kernels
+        way()
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeat):
+        for name, way in ways.items():
+            found[name].append(1e3 * way())
+    clients.pool.shutdown()
+    record = {
+        "size": size,
+        "clients": m,
+        "device": place,
+        "device_name": torch.cuda.get_device_name(place) if place != "cpu" else "cpu",
+        "torch": str(torch.__version__),
+        "repeat": repeat,
+        "apart_ms": spread(found["apart"]),
+        "together_ms": spread(found["together"]),
+        "ratio": spread([a / b for a, b in zip(found["apart"], found["together"])]),
+    }
+    if "beside" in found:
+        record["beside_ratio"] = spread([a / b for a, b in zip(found["apart"], found["beside"])])
+    return record
 
 
 def line(record: JsonMapping) -> str:
     """One record as a line of the table."""
-
-    def cell(key: str, digits: int = 0) -> str:
-        s = record[key]
-        return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
-
+    beside = (
+        f"; at once {cell(record, 'beside_ratio', 2)} times" if "beside_ratio" in record else ""
+    )
     return (
         f"{record['size']} on {record['device_name']}, {record['clients']} clients: one after "
-        f"another {cell('apart_ms')} ms, packed "
-        f"{cell('together_ms')} ms, {cell('ratio', 2)} times the rate"
-        + (f"; at once {cell('beside_ratio', 2)} times" if "beside_ratio" in record else "")
+        f"another {cell(record, 'apart_ms', 0)} ms, packed {cell(record, 'together_ms', 0)} ms, "
+        f"{cell(record, 'ratio', 2)} times the rate{beside}"
     )

@@ -22,7 +22,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import build as experiments
 from fednet.files import read_lines, read_record
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.run import environment, spread
+from tests.bench.run import cell, environment, spread
 
 SIZES = (100, 500, 2000, 5000)  # connections
 REPLIES = 12_000  # of a run, at least, that are timed
@@ -164,15 +164,9 @@ def _reply(mapping: JsonMapping) -> JsonDict:
     }
 
 
-def lines(records: Sequence[JsonMapping]) -> Iterator[str]:
-    for r in records:
-
-        def cell(key: str, digits: int) -> str:
-            s = r[key]  # noqa: B023
-            return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
-
-        yield (
-            f"{r['connections']:6} connections, {r['repeat']} runs: {cell('a_second', 0)} replies "
-            f"a second; the server's processor {cell('server_ms', 3)} ms a reply, the clients' "
-            f"{cell('clients_ms', 3)} ms"
-        )
+def line(record: JsonMapping) -> str:
+    return (
+        f"{record['connections']:6} connections, {record['repeat']} runs: "
+        f"{cell(record, 'a_second', 0)} replies a second; the server's processor "
+        f"{cell(record, 'server_ms')} ms a reply, the clients' {cell(record, 'clients_ms')} ms"
+    )

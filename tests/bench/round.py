@@ -6,96 +6,114 @@ machine's speed drifts.
 
 from __future__ import annotations
 
-import json
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fednet.errors import CannotGoOn
 from fednet.experiment import placement
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.run import environment, fednet, spread, torch_version
-from tests.bench.workloads import SCALES, WORKLOADS, Workload
+from tests.bench.run import aside, cell, environment, fednet, spread
+from tests.bench.workloads import Workload
 
 
-def scale(
-    names: Sequence[str], repeat: int, out: Path, workers: int | None = None
-) -> list[JsonDict]:
-    """How a round and the server's memory grow: one record a workload, no floor."""
-    records = []
-    for name in names:
-        work = SCALES[name]
-        runs = [
-            fednet(work, workers or placement.cores(), out / f"{name}-{k}") for k in range(repeat)
-        ]
-        records.append(
-            {
-                "workload": name,
-                "what": work.text,
-                "torch": torch_version(),
-                "fednet_s": spread([r["seconds"] for r in runs]),
-                "server_cpu_s": spread([r["server_cpu_s"] for r in runs]),
-                "server_peak_mb": spread([r["server_peak_mb"] for r in runs]),
-            }
-        )
-    return records
-
-
-def scale_lines(records: Sequence[JsonMapping]) -> Iterator[str]:
-    for r in records:
-        yield (
-            f"{r['workload']:7} {r['fednet_s']['median']:8.2f} s a round, of the server's "
-            f"processor {r['server_cpu_s']['median']:6.3f} s; "
-            f"its peak memory {r['server_peak_mb']['median']:6.0f} MB   {r['what']}"
-        )
-
-
-def bench(
-    names: Sequence[str], repeat: int, out: Path, workers: int | None = None
-) -> list[JsonDict]:
-    """One record a workload: seconds a round of both, their ratio pair by pair, phases, memory,
-    start-up.
-    """
-    return [_pairs(WORKLOADS[n], repeat, out, workers or placement.cores()) for n in names]
-
-
-def _pairs(work: Workload, repeat: int, out: Path, workers: int) -> JsonDict:
+def bench(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
+    """Seconds a round of both, their ratio pair by pair, phases, memory, start-up."""
+    workers = workers or placement.cores()
     floors, bares, ours, imports = [], [], [], []
     for k in range(repeat):
         imports.append(_import())
         floors.append(_floor(work, workers))
         bares.append(_bare(work, workers))
         ours.append(fednet(work, workers, out / f"{work.name}-{k}"))
-    ratios = [o["seconds"] / f for f, o in zip(floors, ours)]
     sums = [f + b["tcp_s"] + b["mean_s"] for f, b in zip(floors, bares)]
+    own = ("server_cpu_s", "pss_mb", "first_task_s", "first_model_s", "utilisation")
     return {
-        "exchange_s": spread([b["tcp_s"] for b in bares]),
-        "mean_s": spread([b["mean_s"] for b in bares]),
-        "ratio_to_sum": spread([o["seconds"] / s for s, o in zip(sums, ours)]),
         "workload": work.name,
         "what": work.text,
         "workers": workers,
         "repeat": repeat,
-        "torch": torch_version(),
         "floor_s": spread(floors),
+        "exchange_s": spread([b["tcp_s"] for b in bares]),
+        "mean_s": spread([b["mean_s"] for b in bares]),
         "fednet_s": spread([o["seconds"] for o in ours]),
-        "ratio": spread(ratios),
-        "server_cpu_s": spread([o["server_cpu_s"] for o in ours]),
-        "pss_mb": spread([o["pss_mb"] for o in ours]),
+        "ratio": spread([o["seconds"] / f for f, o in zip(floors, ours)]),
+        "ratio_to_sum": spread([o["seconds"] / s for s, o in zip(sums, ours)]),
         "import_s": spread(imports),
-        "first_task_s": spread([o["first_task_s"] for o in ours]),
         "start_s": spread([o["first_task_s"] - i for i, o in zip(imports, ours)]),
-        "first_model_s": spread([o["first_model_s"] for o in ours]),
-        "utilisation": spread([o["utilisation"] for o in ours]),
+        **{name: spread([o[name] for o in ours]) for name in own},
         "by_phase": {
             p: statistics.median(o["by_phase"].get(p, 0.0) for o in ours)
             for p in ours[0]["by_phase"]
         },
     }
+
+
+def lines(r: JsonMapping) -> list[str]:
+    phases = ", ".join(f"{p} {s:.3f}" for p, s in r["by_phase"].items())
+    return [
+        f"{r['workload']} {r['what']}",
+        f"     floor {cell(r, 'floor_s')} s, fednet {cell(r, 'fednet_s')} s, "
+        f"ratio {cell(r, 'ratio', 2)}",
+        f"     floor + the same bytes over bare TCP {cell(r, 'exchange_s')} + float64 mean "
+        f"{cell(r, 'mean_s')}: fednet is {cell(r, 'ratio_to_sum', 2)} times this sum; its "
+        f"server's processor {cell(r, 'server_cpu_s')} s a round",
+        f"     repeated {r['repeat']} times; memory {cell(r, 'pss_mb', 0)} MB; first task after "
+        f"{cell(r, 'first_task_s', 1)} s, {cell(r, 'start_s', 1)} s more than `import torch` "
+        f"alone; first model after {cell(r, 'first_model_s', 1)} s",
+        f"     cores in use {r['utilisation']['median']:.0%}; {phases}",
+    ]
+
+
+def scale(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
+    """How a round and the server's memory grow; no floor."""
+    workers = workers or placement.cores()
+    runs = [fednet(work, workers, out / f"{work.name}-{k}") for k in range(repeat)]
+    return {
+        "workload": work.name,
+        "what": work.text,
+        "fednet_s": spread([r["seconds"] for r in runs]),
+        "server_cpu_s": spread([r["server_cpu_s"] for r in runs]),
+        "server_peak_mb": spread([r["server_peak_mb"] for r in runs]),
+    }
+
+
+def scale_line(r: JsonMapping) -> str:
+    return (
+        f"{r['workload']:7} {cell(r, 'fednet_s', 2)} s a round, of the server's processor "
+        f"{cell(r, 'server_cpu_s')} s; its peak memory {cell(r, 'server_peak_mb', 0)} MB   "
+        f"{r['what']}"
+    )
+
+
+def curve(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
+    """Seconds a round with and without CURVE, run in turn, and their ratio pair by pair; and the
+    processor's seconds that all processes took for a round, which other work on the machine
+    disturbs less.
+    """
+    runs = dict[bool, list[JsonDict]]()
+    for k in range(2 * repeat):
+        on = k % 4 in (1, 2)  # off, on, on, off: a machine that slows down favours neither
+        folder = out / f"{work.name}-{k}"
+        runs.setdefault(on, []).append(fednet(work, workers or placement.cores(), folder, on))
+        shutil.rmtree(folder)
+    record: JsonDict = {"workload": work.name, "what": work.text, "repeat": repeat}
+    for figure in ("seconds", "cpu_s"):
+        plain, encrypted = ([r[figure] for r in runs[on]] for on in (False, True))
+        record[f"plain_{figure}"] = spread(plain)
+        record[f"curve_{figure}"] = spread(encrypted)
+        record[f"ratio_{figure}"] = spread([b / a for a, b in zip(plain, encrypted)])
+    return record
+
+
+def curve_lines(r: JsonMapping) -> list[str]:
+    found = [f"{r['workload']:4} {r['what']}"]
+    for figure, name in (("seconds", "s a round"), ("cpu_s", "s of the processor a round")):
+        plain, on, ratio = (cell(r, f"{mode}_{figure}") for mode in ("plain", "curve", "ratio"))
+        found.append(f"     {name}: plain {plain}, CURVE {on}, ratio {ratio}")
+    return found
 
 
 def _import() -> float:
@@ -107,88 +125,31 @@ def _import() -> float:
 
 def _floor(work: Workload, processes: int) -> float:
     """Median seconds a round."""
-    return _aside(
-        "floor",
-        work,
-        {
-            "processes": processes,
-            "rounds": work.rounds,
-            "model": dict(work.model),
-            "shape": work.shape,
-            "samples": work.samples,
-            "batch_size": work.batch_size,
-            "steps": work.steps,
-            "per_round": work.per_round,
-        },
-    )["seconds"]
+    job = {
+        "processes": processes,
+        "rounds": work.rounds,
+        "model": dict(work.model),
+        "shape": work.shape,
+        "samples": work.samples,
+        "batch_size": work.batch_size,
+        "steps": work.steps,
+        "per_round": work.per_round,
+    }
+    found = aside([sys.executable, "-m", "tests.bench.floor"], job)
+    return statistics.median(found["seconds"])
 
 
 def _bare(work: Workload, processes: int) -> dict[str, float]:
     """Median seconds a round in which the same payloads cross over TCP, and of their mean."""
     from fednet import models
 
-    nbytes = 4 * sum(
-        p.numel() for p in models.build(dict(work.model), tuple(work.shape), 10, 0).parameters()
-    )
-    return _aside(
-        "bare",
-        work,
-        {
-            "processes": processes,
-            "rounds": work.rounds,
-            "payloads": work.per_round,
-            "nbytes": nbytes,
-        },
-    )
-
-
-def _aside(what: str, work: Workload, job: JsonDict) -> dict[str, float]:
-    """Runs one of the things fednet is measured against, in a process of its own; the median of
-    each of its figures.
-    """
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(job, file)
-        file.flush()
-        done = subprocess.run(
-            [sys.executable, "-m", f"tests.bench.{what}", file.name],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment(),
-        )
-    if done.returncode:
-        raise CannotGoOn(
-            f"the {what} of {work.name} failed: {done.stderr.strip().splitlines()[-1]}"
-        )
-    return {name: statistics.median(values) for name, values in json.loads(done.stdout).items()}
-
-
-def lines(records: Sequence[JsonMapping]) -> Iterator[str]:
-    """The table, a line a workload."""
-    head = f"{'floor s':>18} {'fednet s':>18} {'ratio':>18} {'PSS MB':>8}  first task, model s"
-    yield f"{'':4} {head}"
-    for r in records:
-
-        def cell(key: str, digits: int = 3) -> str:
-            s = r[key]  # noqa: B023
-            return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
-
-        yield (
-            f"{r['workload']:4} {cell('floor_s'):>18} {cell('fednet_s'):>18} "
-            f"{cell('ratio', 2):>18} {r['pss_mb']['median']:8.0f} "
-            f"{r['first_task_s']['median']:11.1f} {r['first_model_s']['median']:7.1f}"
-        )
-        yield (
-            f"     floor {r['floor_s']['median']:.3f} + the same bytes over bare TCP "
-            f"{cell('exchange_s')} + float64 mean {r['mean_s']['median']:.3f}: fednet is "
-            f"{cell('ratio_to_sum', 2)} times this sum; its server's processor "
-            f"{cell('server_cpu_s')} s a round"
-        )
-        yield (
-            f"     repeated {r['repeat']} times; memory {cell('pss_mb', 0)} MB; first task after "
-            f"{cell('first_task_s', 1)} s, {cell('start_s', 1)} s more than `import torch` alone; "
-            f"first model after {cell('first_model_s', 1)} s"
-        )
-        yield f"     cores in use {r['utilisation']['median']:.0%}; " + ", ".join(
-            f"{p} {s:.3f}" for p, s in r["by_phase"].items()
-        )
+    module = models.build(dict(work.model), tuple(work.shape), 10, 0)
+    nbytes = 4 * sum(p.numel() for p in module.parameters())
+    job = {
+        "processes": processes,
+        "rounds": work.rounds,
+        "payloads": work.per_round,
+        "nbytes": nbytes,
+    }
+    found = aside([sys.executable, "-m", "tests.bench.bare"], job)
+    return {name: statistics.median(found[name]) for name in ("tcp_s", "mean_s")}

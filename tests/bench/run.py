@@ -1,16 +1,20 @@
-"""One run of a workload, its processes watched from outside."""
+"""One run of a workload or of a yardstick, its processes watched from outside, and the machine."""
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import math
 import os
+import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from fednet.errors import CannotGoOn
@@ -18,7 +22,6 @@ from fednet.experiment import placement
 from fednet.files import read_lines
 from fednet.plain import JsonDict, JsonMapping
 from fednet.server.resources import memory_bytes, processor_seconds
-from tests.bench.family import family
 from tests.bench.workloads import Workload
 
 # How often processes are looked at: what they take together.
@@ -29,14 +32,44 @@ UNTIMED = 2
 WATCHED = 4
 
 
+def family(pid: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from family(int(child))
+
+
+def machine() -> str:
+    """What figures are of: processor, cores that this process may use, memory, versions, the date,
+    and how many others wanted the processor in the last minute.
+    """
+    about = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (about.read_text().splitlines() if about.exists() else [])
+        if line.startswith("model name")
+    ]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{names[0] if names else platform.machine()}, {placement.cores()} cores, "
+        f"{memory:.0f} GiB; {platform.system()} {platform.release()}, Python "
+        f"{platform.python_version()}, torch {metadata.version('torch')}; "
+        f"{datetime.date.today()}, load {os.getloadavg()[0]:.1f}"
+    )
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def torch_version() -> str:
-    import torch
-
-    return str(torch.__version__)
+def cell(record: JsonMapping, name: str, digits: int = 3) -> str:
+    """A spread as text."""
+    s = record[name]
+    return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
 
 
 def environment() -> dict[str, str]:
@@ -152,3 +185,37 @@ def _server(folder: Path) -> Iterator[int]:
 def _done(folder: Path) -> int:
     """The rounds that its run has done."""
     return sum(file.read_bytes().count(b"\n") for file in folder.glob("*/rounds.jsonl"))
+
+
+def aside(words: Sequence[str], job: JsonMapping, limit_s: float = math.inf) -> JsonDict:
+    """Runs a yardstick, a program that reads its job from a file and prints its figures; returns
+    them, and what its processes took. Raises CannotGoOn if it fails, or takes longer.
+    """
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".json") as file,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        json.dump(job, file)
+        file.flush()
+        begun, pss, cpu = time.monotonic(), 0, 0.0
+        process = subprocess.Popen(
+            [*words, file.name], stdout=out, stderr=err, env=environment(), text=True
+        )
+        try:
+            while process.poll() is None:
+                members = list(family(process.pid))
+                pss = max(pss, sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in members))
+                cpu = max(cpu, sum(map(processor_seconds, members)))
+                if time.monotonic() - begun > limit_s:
+                    raise CannotGoOn(f"it took more than {limit_s:.0f} s")
+                time.sleep(LOOK_S)
+        finally:
+            process.kill()
+            process.wait()
+        err.seek(0)
+        out.seek(0)
+        if process.returncode:
+            raise CannotGoOn((err.read().strip().splitlines() or ["it failed"])[-1])
+        figures: JsonDict = json.loads(out.read().strip().splitlines()[-1])
+    return {**figures, "pss_mb": pss / 1e6, "run_cpu_s": cpu}

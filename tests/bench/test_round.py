@@ -6,6 +6,7 @@ import pytest
 
 from tests.bench import bare
 from tests.bench import round as workloads
+from tests.bench.workloads import WORKLOADS
 
 
 @pytest.mark.parametrize("payloads", [1, 3])
@@ -28,8 +29,8 @@ def test_the_sum_is_of_training_bytes_and_mean(monkeypatch, tmp_path):
         workloads, "fednet", lambda *args: {**ours, "seconds": 1.6, "by_phase": {"waiting": 1.0}}
     )
     monkeypatch.setattr(workloads, "_import", lambda: 0.25)
-    (record,) = workloads.bench(["W2"], 2, tmp_path, 2)
+    record = workloads.bench(WORKLOADS["W2"], 2, tmp_path, 2)
     assert record["ratio_to_sum"]["median"] == pytest.approx(2.0)
     assert record["exchange_s"]["median"] == 0.2
     assert record["start_s"]["median"] == 0.75
-    assert "2.00" in "\n".join(workloads.lines([record]))
+    assert "2.00" in "\n".join(workloads.lines(record))

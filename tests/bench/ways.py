@@ -6,22 +6,17 @@ Each way is a process of its own, and one that fails or lasts too long costs no 
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fednet.errors import CannotGoOn, FednetError
+from fednet.errors import FednetError
 from fednet.experiment import placement
 from fednet.plain import JsonDict, JsonMapping
-from fednet.server.resources import memory_bytes, processor_seconds
-from tests.bench.family import family
-from tests.bench.run import LOOK_S, environment, fednet, spread
+from tests.bench.run import aside, fednet, spread
 from tests.bench.workloads import Workload
 
 PEER = Path(__file__).with_name("peer.py")
@@ -146,40 +141,9 @@ def _pfl(plan: Plan) -> JsonDict:
 
 
 def _watched(words: Sequence[str], job: JsonMapping, limit_s: float) -> JsonDict:
-    """Runs a program that is measured, and looks at what its processes take meanwhile."""
-    with (
-        tempfile.NamedTemporaryFile("w", suffix=".json") as file,
-        tempfile.TemporaryFile("w+") as out,
-        tempfile.TemporaryFile("w+") as err,
-    ):
-        json.dump(job, file)
-        file.flush()
-        begun, pss, cpu = time.monotonic(), 0, 0.0
-        process = subprocess.Popen(
-            [*words, file.name], stdout=out, stderr=err, env=environment(), text=True
-        )
-        try:
-            while process.poll() is None:
-                members = list(family(process.pid))
-                pss = max(pss, sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in members))
-                cpu = max(cpu, sum(map(processor_seconds, members)))
-                if time.monotonic() - begun > limit_s:
-                    raise CannotGoOn(f"it took more than {limit_s:.0f} s")
-                time.sleep(LOOK_S)
-        finally:
-            process.kill()
-            process.wait()
-        err.seek(0)
-        out.seek(0)
-        if process.returncode:
-            raise CannotGoOn((err.read().strip().splitlines() or ["it failed"])[-1])
-        seconds = json.loads(out.read().strip().splitlines()[-1])["seconds"]
-    return {
-        "seconds": statistics.median(seconds),
-        "all_seconds": seconds,
-        "pss_mb": pss / 1e6,
-        "run_cpu_s": cpu,
-    }
+    found = aside(words, job, limit_s)
+    seconds = found["seconds"]
+    return {**found, "seconds": statistics.median(seconds), "all_seconds": seconds}
 
 
 def bench(
