@@ -141,17 +141,32 @@ def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, t
         assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
 
 
-# A compressor of one's own that never returns, in the thread that does the server's input and
-# output while rounds are evaluated; then Ctrl-C, three times.
-STUCK = """
+# Ctrl-C three times, each a press of its own, while a part of one's own does not end: a method, or
+# a compressor in the thread that does the server's input and output while rounds are evaluated.
+PRESSES = """
 import os, signal, threading
-from fednet.registry import compressor
+from fednet.algorithms.fedavg import FedAvg
+from fednet.registry import algorithm, compressor
 from fednet.server import watch
 from fednet.server.evaluation import Evaluator
 from fednet.wire.compressors.values import Bf16
 
+watch.TOGETHER_S = 0.0
+
+def press():
+    for number in range(3):
+        print("press", number, flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+HANGS = """
+@algorithm("hangs")
+class Hangs(FedAvg):
+    def server_update(self, *args):
+        press()
+        threading.Event().wait()
+"""
+STUCK = """
 stuck, evaluate = threading.Event(), Evaluator.evaluate
-watch.TOGETHER_S = 0.0  # each is a press of its own
 
 @compressor("stuck")
 class Stuck(Bf16):
@@ -163,22 +178,33 @@ class Stuck(Bf16):
 
 def pressed(self, *more):
     stuck.wait()
-    for _ in range(3):
-        os.kill(os.getpid(), signal.SIGINT)
+    press()
     return evaluate(self, *more)
 
 Evaluator.evaluate = pressed
 """
 
 
-@pytest.mark.long
 @pytest.mark.timeout(120)
-def test_the_third_ctrl_c_does_not_wait_for_a_part_that_never_returns(tmp_path):
-    (own := tmp_path / "own.py").write_text(STUCK)
+@pytest.mark.parametrize(
+    ("part", "chosen", "where"),
+    [
+        (HANGS, "algorithm=hangs", ["--in-process"]),
+        pytest.param(
+            STUCK, "wire={up: {state: [stuck]}}", ["--workers", 1], marks=pytest.mark.long
+        ),
+    ],
+    ids=["hangs", "stuck"],
+)
+def test_the_third_ctrl_c_does_not_wait_for_a_part_that_never_returns(
+    tmp_path, part, chosen, where
+):
+    (own := tmp_path / "own.py").write_text(PRESSES + part)
     with Processes(tmp_path) as started:
-        words = *small("wire={up: {state: [stuck]}}"), "--load", own, "--out", tmp_path
-        run = started.start("main", "run", *words, "--workers", 1, prefix=("env",))
+        words = *small(chosen), "--load", own, "--out", tmp_path
+        run = started.start("main", "run", *words, *where)
         assert started.ended(run)[0] == 130
+        assert "press 2" in run.said()
 
 
 def test_a_command_whose_parent_ignored_the_end_of_children_knows_how_its_own_ended(tmp_path):
