@@ -288,27 +288,6 @@ def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(name
     print(f"\n{name}: {dict(found)}")
 
 
-# -- order, rows and counts -----------------------------------------------------------------------
-def test_a_part_of_an_upload_that_does_not_follow_the_last_is_refused(tmp_path):
-    made, key = Inbox(tmp_path, lambda reply, body: None), m.Key(1, 0, 0, 2)
-    made.store(key, 0, memoryview(b"12345"), 15)
-    for wrong in (4, 10):
-        with pytest.raises(StateError, match=rf"5 bytes are there, the next come at {wrong}"):
-            made.store(key, wrong, memoryview(b"67890"), 15)
-
-
-def test_a_row_that_was_deleted_is_missed(tmp_path):
-    made = Checkpoints(tmp_path)
-    y = PerClient(LAYOUT, None, made.rows)
-    for client in range(3):
-        y = y.put(client, tensors(client))
-    made.save(FedVARP.Server(x=tensors(0), y=y, ybar=tensors(9)), RunProgress(run="r"), {})
-    (tmp_path / "rows" / f"{y.rows[2]}.row").unlink()
-    again = Checkpoints(tmp_path)
-    with pytest.raises(StateError, match=rf"{y.rows[2]}\.row: is missing"):
-        again.load(FedVARP.Server)
-
-
 @pytest.mark.parametrize("left", [b"", b"2", None])
 def test_the_count_of_servers_continues_from_the_events_where_it_was_lost(left, tmp_path):
     events = Lines(tmp_path / "events.jsonl")

@@ -8,19 +8,22 @@ with a new one each time.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fednet import seeds
 from fednet.experiment.faults import POINTS
+from fednet.transport.base import Closed, Event, Frames, Received
 from tests.processes import Federation, undisturbed
-from tests.transport import faulty
 
 SEED = int(os.environ.get("FEDNET_CHAOS_SEED", "0"))
 METHODS = ("scaffold", "fedrep", "fedavg", "moon", "fedrds", "fedper", "fedrod", "lgfedavg")
@@ -112,24 +115,91 @@ def test_schedules_for_as_long_as_asked(tmp_path):
 
 
 # -- a bad network ---------------------------------------------------------------------------------
-def bad_network(plan: Mapping[Any, Any]) -> None:
-    """From now on this process's servers have one. plan: what happens to the server's messages, by
-    number; or the probability of each kind.
+class BadServer:
+    """A server's transport on a bad network: messages are doubled, damaged, cut short or late, and
+    connections end. plan: what happens to the server's messages, by number; or the probability of
+    each kind, for the messages of both directions.
     """
+
+    def __init__(self, inner: Any, plan: Mapping[Any, Any]) -> None:
+        self.inner, self.plan, self.sent = inner, plan, itertools.count()
+        self.draw = seeds.rng(SEED, "network")
+        # Late messages, and until when, in the order in which they came.
+        self.held: dict[tuple[bool, bytes], deque[tuple[float, Received]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        events: list[Event] = [*self.due(up=True)]
+        waits = [held[0][0] - time.monotonic() for held in self.held.values() if held]
+        for event in self.inner.poll(0.0 if events else max(0.0, min([timeout_s, *waits]))):
+            if isinstance(event, Received):
+                events += self.passing(True, event)
+                continue
+            if isinstance(event, Closed):
+                self.held.pop((True, event.conn), None)
+                self.held.pop((False, event.conn), None)
+            events.append(event)
+        # Not before: the connection for which it was meant might have ended.
+        for message in self.due(up=False):
+            self.inner.send(message.conn, message.frames)
+        return events
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        passing = self.passing(False, Received(conn, tuple(frames)))
+        return all(self.inner.send(conn, message.frames) for message in passing)
+
+    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+        self.held.pop((False, conn), None)
+        self.inner.drop(conn, hang_up)
+
+    def fault(self, up: bool) -> str:
+        if 0 in self.plan:
+            return "" if up else self.plan.get(next(self.sent), "")
+        kinds, chances = zip(*self.plan.items())
+        return str(self.draw.choice(["", *kinds], p=[1 - sum(chances), *chances]))
+
+    def passing(self, up: bool, message: Received) -> list[Received]:
+        """What of a message passes now."""
+        kind, frames, found = self.fault(up), [bytes(f) for f in message.frames], [message]
+        if kind == "cut":
+            self.inner.drop(message.conn, hang_up=True)
+            return []
+        if kind == "duplicate":
+            found = [message, message]
+        elif kind == "corrupt":  # one byte of all is another
+            frame = self.draw.choice(
+                len(frames), p=np.array([*map(len, frames)]) / sum(map(len, frames))
+            )
+            damaged = bytearray(frames[frame])
+            damaged[self.draw.integers(len(damaged))] ^= self.draw.integers(1, 256)
+            frames[frame] = bytes(damaged)
+        elif kind == "truncate" and frames[-1]:
+            frames[-1] = frames[-1][: self.draw.integers(len(frames[-1]))]
+        if kind in ("corrupt", "truncate"):
+            found = [Received(message.conn, tuple(frames), message.user)]
+        held = self.held.setdefault((up, message.conn), deque())
+        if kind != "delay" and not held:
+            return found
+        due = time.monotonic() + (0.2 * self.draw.random() if kind == "delay" else 0.0)
+        held.extend((max([due, *(at for at, _ in held)]), one) for one in found)
+        return []
+
+    def due(self, up: bool) -> list[Received]:
+        found: list[Received] = []
+        for (where, _), held in self.held.items():
+            while where == up and held and held[0][0] <= time.monotonic():
+                found.append(held.popleft()[1])
+        return found
+
+
+def bad_network(plan: Mapping[Any, Any]) -> None:
+    """From now on this process's servers have one."""
     from fednet.server import endpoint
 
     sound = endpoint.ZmqServer
-    faults: Any
-    if isinstance(next(iter(plan)), int):
-        faults = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in plan.items()})
-    else:
-        faults = faulty.Chances(seeds.rng(SEED, "network"), plan, delay_s=0.2)
-
-    def server(*given: Any, **more: Any) -> Any:
-        own = seeds.rng(SEED, "bytes")
-        return faulty.FaultyServer(sound(*given, **more), faults, time.monotonic, own)
-
-    endpoint.ZmqServer = server  # type: ignore[assignment,misc]
+    endpoint.ZmqServer = lambda *given, **more: BadServer(sound(*given, **more), plan)  # type: ignore[assignment,misc]
 
 
 def test_a_damaged_welcome_is_asked_for_again(tmp_path):

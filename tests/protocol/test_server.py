@@ -85,9 +85,32 @@ def begun(jobs=None, rules=None, **more) -> ServerProtocol:
     return s
 
 
+def given_to(out) -> list:
+    """The connections that were given tasks."""
+    return [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)]
+
+
 def refusal(instructions) -> str:
     (note,) = [n for n in of(instructions, Note) if n.event == "refused"]
     return note.fields["reason"]
+
+
+def forty(rules=None) -> ServerProtocol:
+    """Forty workers, each with the task of its own client."""
+    s = server(40)
+    for i in range(40):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    s.begin(1, 0, "train", [job(i) for i in range(40)], rules or Rules(), 0.0)
+    return s
+
+
+def two_of_client_0() -> ServerProtocol:
+    """Workers a and b, which host client 0; a has its task."""
+    s = server()
+    ready(s, b"1", "a", [0])
+    s.begin(1, 0, "train", [job(0)], Rules(closed=3.0), 0.0)
+    ready(s, b"2", "b", [0])
+    return s
 
 
 # -- joining ---------------------------------------------------------------------------------------
@@ -428,18 +451,13 @@ def test_first_k_closes_the_phase():
     assert s.tasks.open() == []
 
 
-def test_client_that_does_not_come_back_is_lost():
+@pytest.mark.parametrize("given", ["", "key expired", "key revoked"])
+def test_why_a_client_is_lost_is_in_the_event_the_drop_and_the_list_of_sites(given):
     s = begun(rules=Rules(closed=3.0))
-    s.closed(b"1", 1.0)
-    assert of(s.tick(3.9), Resolved) == []
-    assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), "lost: connection closed")]
-
-
-@pytest.mark.parametrize("why", ["key expired", "key revoked"])
-def test_why_a_site_is_gone_is_in_the_event_the_drop_and_the_list_of_sites(why):
-    s = begun(rules=Rules(closed=3.0))
-    notes = of(s.closed(b"1", 1.0, why), Note)
+    why = given or "connection closed"
+    notes = of(s.closed(b"1", 1.0, given), Note)
     assert [(n.event, n.fields["why"]) for n in notes] == [("away", why)]
+    assert of(s.tick(3.9), Resolved) == []
     assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), f"lost: {why}")]
     (row,) = s.roster.sites(s.clients, 100.0)
     found = {k: row[k] for k in ("clients", "connected", "since", "seen", "why", "did")}
@@ -539,19 +557,14 @@ def test_silent_worker_that_speaks_again_is_given_work():
     ]
 
 
-def test_client_that_never_joined_is_absent_after_its_time():
+@pytest.mark.parametrize(("joined_at", "absent_at"), [(None, 60.0), (50.0, 110.0)])
+def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joined_at, absent_at):
     s = server()
-    s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
-    assert of(s.tick(59.9), Resolved) == []
-    assert of(s.tick(60.0), Resolved) == [Resolved(key(0), "absent")]
-
-
-def test_client_that_prepares_is_waited_for_but_not_for_ever():
-    s = server()
-    say(s, b"1", m.Join(worker="w", ids=[0]), 50.0)
+    if joined_at is not None:
+        say(s, b"1", m.Join(worker="w", ids=[0]), joined_at)
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0, silent=None), 55.0)
-    assert of(s.tick(109.9), Resolved) == []
-    assert of(s.tick(110.0), Resolved) == [Resolved(key(0), "absent")]
+    assert of(s.tick(absent_at - 0.1), Resolved) == []
+    assert of(s.tick(absent_at), Resolved) == [Resolved(key(0), "absent")]
 
 
 def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
@@ -584,12 +597,12 @@ def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
     s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
     ready(s, b"2", "holder", [0])
     out = lacking(b"1", 0, 0, 1.0, s)
-    assert [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)] == [b"2"]
+    assert given_to(out) == [b"2"]
     say(s, b"2", reply(0, attempt=1), 2.0, memoryview(b"abc"))
     s.accept(key(0, 1), 2.0)
     # From then on it is not asked for what it has not.
     out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.tasks.rules, 3.0)
-    assert [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)] == [b"2"]
+    assert given_to(out) == [b"2"]
 
 
 def test_client_whose_state_no_worker_has_failed():
@@ -610,10 +623,6 @@ def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
     assert bodies(say(s, b"1", failed, 1.0)) == [b"all"]
     failed = m.Failed(run="r", inc=1, key=key(0, 1), reason="no base", lacks=True, base=True)
     assert of(say(s, b"1", failed, 2.0), Resolved) == [Resolved(key(0, 1), "failed: no base")]
-
-
-def given_to(out):
-    return [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)]
 
 
 def test_a_bound_task_goes_to_the_worker_of_the_task_before_however_busy_it_is():
@@ -685,19 +694,13 @@ def test_parts_of_a_task_are_sent_once():
 
 
 def test_parts_granted_to_all_together_stay_within_the_budget():
-    s = server(40)
-    for i in range(40):
-        ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(), 0.0)
+    s = forty()
     granted = [p for i in range(40) for p in sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)]
     assert sum(p.count for p in granted) == 64
 
 
 def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
-    s = server(40)
-    for i in range(40):
-        ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 0.0)
+    s = forty(Rules(silent=None))
     for i in range(16):  # as many as there are grants for
         assert len(sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)) == 1
     assert sent(say(s, b"20", reply(20, 9 * m.PART), 0.1), m.Pull) == []
@@ -725,10 +728,8 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
 
 
 def test_all_workers_hear_of_the_end():
-    s = begun()
-    assert sent(s.finish(False, "stopped"), m.End) == [
-        m.End(run="r", inc=1, over=False, reason="stopped")
-    ]
+    end = m.End(run="r", inc=1, over=False, reason="stopped")
+    assert sent(begun().finish(False, "stopped"), m.End) == [end]
 
 
 def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
@@ -825,11 +826,8 @@ def test_part_with_the_key_of_an_evaluation_is_not_stored():
 
 @pytest.mark.parametrize("ends", ["phase", "deadline", "closed", "refused", "accepted"])
 def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
-    s = server(40)
-    for i in range(40):
-        ready(s, b"%d" % i, f"w{i}", [i])
     rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
-    s.begin(1, 0, "train", [job(i) for i in range(40)], rules, 0.0)
+    s = forty(rules)
     for i in range(16):  # all of the budget
         say(s, b"%d" % i, reply(i, 4 * m.PART))
     assert sent(say(s, b"20", reply(20, 4 * m.PART)), m.Pull) == []
@@ -872,10 +870,7 @@ def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):
 
 
 def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
-    s = server()
-    ready(s, b"1", "a", [0])
-    s.begin(1, 0, "train", [job(0)], Rules(closed=3.0), 0.0)
-    ready(s, b"2", "b", [0])
+    s = two_of_client_0()
     s.closed(b"1", 1.0)
     assert sent(s.tick(3.9)) == []
     out = s.tick(4.0)
@@ -898,11 +893,7 @@ def test_among_free_workers_the_least_busy_and_then_the_one_that_had_the_client_
 
 
 def test_of_a_task_only_its_worker_sends_the_reply_and_only_over_one_connection_its_parts():
-    s = server()
-    ready(s, b"1", "a", [0])
-    ready(s, b"2", "b", [0])
-    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
-    assert s.tasks.by_client[0].worker == "a"
+    s = two_of_client_0()
     assert say(s, b"2", reply(0), body=memoryview(b"abc"))[0] == Stray("late")
     assert say(s, b"1", reply(0, inc=0), body=memoryview(b"abc"))[0] == Stray("late")
     say(s, b"1", reply(0, 3 * m.PART))
@@ -938,10 +929,7 @@ def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
 
 
 def test_parts_of_senders_that_are_slow_count_in_the_budget():
-    s = server(40)
-    for i in range(40):
-        ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 0.0)
+    s = forty(Rules(silent=None))
     for i in range(40):
         say(s, b"%d" % i, reply(i, 9 * m.PART), 0.1)
     for i in range(16):

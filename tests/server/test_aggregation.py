@@ -59,6 +59,7 @@ CONDENSING = {
 IMAGES = {
     "float labels": lambda s: Samples(s.x, s.y.float()),
     "labels beyond the classes": lambda s: Samples(s.x, s.y + 3),
+    "labels of two dimensions": lambda s: Samples(s.x[:1], s.y[:1].view(1, 1)),
     "a mapping": lambda s: Samples({"x": s.x}, s.y),
     "another shape": lambda s: Samples(s.x[:, :, :2], s.y),
 }
