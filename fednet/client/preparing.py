@@ -27,7 +27,7 @@ from fednet.wire import messages as m
 
 if TYPE_CHECKING:
     from fednet.data.federation import Federation, Site
-    from fednet.experiment.build import Experiment, Source
+    from fednet.experiment.build import Experiment
     from fednet.training.setting import Pair
 
 NAMES = 1 << 16  # bytes beside the tensors of a payload, such as the head of a .safetensors file
@@ -52,8 +52,8 @@ class Preparer:
 
     asked: the clients that it serves, whatever the server says. state: the folder of their states.
     hold: this process's lock on the states; None: the process that started this one has it.
-    source() gives the run's data, where the server is in this process and has them. say(sentence)
-    tells the user.
+    like() gives the server's experiment, where that is in this process and has the data.
+    say(sentence) tells the user.
     """
 
     policy: Policy
@@ -62,7 +62,7 @@ class Preparer:
     state: Path | None
     say: Callable[[str], None] = lambda line: None
     hold: StatesHold | None = None
-    source: Callable[[], Source | None] = lambda: None
+    like: Callable[[], Experiment | None] = lambda: None
 
     @on_one_line()
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
@@ -172,8 +172,8 @@ class Preparer:
             self.policy.check_samples(data.n_train + data.n_test)
             own[client] = alone(data)
         first = next(iter(own.values())).data if own else None
-        source = None if own else self.source()
-        experiment = build.build(config, self.policy.data, first, tried=True, source=source)
+        like = None if own else self.like()
+        experiment = build.build(config, self.policy.data, first, tried=True, like=like)
         self.policy.check_built(experiment)
         forms = set() if first is None else {first.form}
         for client, federation in own.items():

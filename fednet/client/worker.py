@@ -355,7 +355,7 @@ class Worker:
                 new = self.store.local(key.client, start)
             self.store.save(key.client, key.version, record, new)
             self.store.prune(key.client, key.version, (start, task.keep))
-        return record.sha256(), keep
+        return record.sha256, keep
 
     def _load_balanced(self) -> Pair:
         assert self._balanced is not None

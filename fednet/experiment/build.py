@@ -61,10 +61,9 @@ class Experiment:
     down: Codec
     up: Codec
     shapes: tuple[tuple[int, ...], int]
-    clients: int
-    sha256: str = ""
-    hollow: bool = False
-    unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)
+    sha256: str
+    hollow: bool
+    unlike: Mapping[int, Setting]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -131,11 +130,6 @@ class Experiment:
         )
 
     @property
-    def source(self) -> Source:
-        """Returns the run's data, and what a model has to know of them."""
-        return Source(self.data, self.federation, self.shapes, self.setting.classes)
-
-    @property
     def base_comes(self) -> bool:
         return bool(self.config.model.base == "server")
 
@@ -144,14 +138,23 @@ class Experiment:
         """Returns the model that training starts from, encoded, where the server sends it to each
         client once; None if sites make it.
         """
-        sent = packed(self.holding(self.setting.initial)) if self.base_comes else None
-        return None if sent is None else self.down.encode(sent)
+        if not self.base_comes:
+            return None
+        return self.down.encode(packed(self.holding(self.setting.initial)))
 
     def starting_from(self, named: Mapping[str, torch.Tensor]) -> Experiment:
         """Returns this experiment, started from these tensors. Raises ConfigError if their model is
         not the configuration's.
         """
-        made = _fitted(self.config, self.algorithm, self.source, named)
+        made = _fitted(
+            self.config,
+            self.algorithm,
+            self.data,
+            self.federation,
+            self.shapes,
+            self.setting.classes,
+            named,
+        )
         return dataclasses.replace(made, down=self.down, up=self.up)
 
     def scratch(
@@ -289,18 +292,23 @@ def build(
     root: Path | str | None = None,
     data: Data | None = None,
     tried: bool = False,
-    source: Source | None = None,
+    like: Experiment | None = None,
 ) -> Experiment:
     """Builds an experiment from its configuration, and tries it on one batch. data: a site's own
-    data. tried: another process tries what was built before a fork. source: the run's data, where
-    this process has them already. Raises ConfigError, DataError.
+    data. tried: another process tries what was built before a fork. like: one of this process, that
+    has the run's data already. Raises ConfigError, DataError.
     """
-    known = _shared if data is None and _shared is not None else None
-    same = known is not None and known[:2] == (unpinned(config), str(root))
-    if known is not None and same and config.model.sha256 in (None, known[2].sha256):
+    known = _shared if data is None else None
+    if (
+        known is not None
+        and known[:2] == (unpinned(config), str(root))
+        and config.model.sha256 in (None, known[2].sha256)
+    ):
         exp = known[2]
-    elif source is not None:
-        exp = _fitted(config, made(config), source)
+    elif like is not None:
+        algorithm = made(config)
+        classes = like.setting.classes
+        exp = _fitted(config, algorithm, like.data, like.federation, like.shapes, classes)
     else:
         exp = _built(config, root, data)
         tried = False
@@ -320,147 +328,159 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
     from fednet import data as rooms
 
     algorithm = made(config)
-    federation = None
     if config.data.dataset == "site":
         from fednet.data.site import declared, outputs
 
         input_shape, classes = declared(config.data)
-        width = outputs(config.data)
-    else:
-        data = rooms.load(config.data, root, config.seed)
-        federation = rooms.split(
-            data, config.data, config.clients, config.seed, uses_public=algorithm.uses_public
-        )
-        data = federation.data
-        input_shape = data.input_shape
-        classes = data.classes
-        width = data.outputs
-        trial.finite(data)  # a site's own data are checked where they are read
-    source = Source(data, federation, (input_shape, width), classes or 0)
-    return _fitted(config, algorithm, source)
+        shapes = input_shape, outputs(config.data)
+        return _fitted(config, algorithm, data, None, shapes, classes or 0)
+    federation = rooms.split(
+        rooms.load(config.data, root, config.seed),
+        config.data,
+        config.clients,
+        config.seed,
+        uses_public=algorithm.uses_public,
+    )
+    data = federation.data
+    trial.finite(data)  # a site's own data are checked where they are read
+    shapes = data.input_shape, data.outputs
+    return _fitted(config, algorithm, data, federation, shapes, data.classes or 0)
 
 
 def _fitted(
     config: Config,
     algorithm: Algorithm,
-    source: Source,
+    data: Data | None,
+    federation: Federation | None,
+    shapes: tuple[tuple[int, ...], int],
+    classes: int,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Experiment:
-    """Builds all but the data. given: see `settings_of`."""
-    begun, setting, unlike = settings_of(config, algorithm, source, given)
-    shared = setting.shared
-    for direction in ("up", "down"):
-        trial.check_chains(config, algorithm, direction)
-    if isinstance(algorithm, Secure):
-        held = None if source.federation is None else source.federation.parts
-        cohort = functools.partial(selection.cohort, config)
-        plan_sums(config, algorithm, shared, cohort, held)
-    return Experiment(
-        config,
-        algorithm,
-        setting,
-        source.data,
-        source.federation,
-        *_codecs(config, shared, not_finite(setting.initial)),
-        source.shapes,
-        config.clients,
-        begun.sha256,
-        begun.hollow,
-        unlike,
-    )
-
-
-# -- the settings of the models --------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The run's data, and what a model has to know of them. data, federation: None if sites bring
-    their own. shapes: of a model input, and the number of outputs.
-    """
-
-    data: Data | None
-    federation: Federation | None
-    shapes: tuple[tuple[int, ...], int]
-    classes: int
-
-
-def settings_of(
-    config: Config,
-    algorithm: Algorithm,
-    source: Source,
-    given: Mapping[str, torch.Tensor] | None,
-) -> tuple[Start, Setting, dict[int, Setting]]:
-    """Returns what training starts from, the setting of the run's model, and by client the settings
-    of other models. given: the tensors that training starts from, where the server sent them.
+    """Builds all but the data. classes: 0 if there are none. given: the tensors that training
+    starts from, where the server sent them.
     """
     first, *others = parts.each_model(config)
-    begun = start(first, *source.shapes, given)
-    setting = _setting(first, algorithm, source, begun)
-    unlike = [_setting(own, algorithm, source, start(own, *source.shapes)) for own in others]
-    _check_sizes(config, algorithm, source.shapes[0], [setting, *unlike])
-    owners = parts.model_owners(config)
-    return begun, setting, {client: unlike[place] for client, place in owners.items()}
-
-
-def _setting(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> Setting:
-    module = begun.module
-    layout = begun.layout
-    shared = algorithm.shared(layout, module)
-    trial.check_shared(config, algorithm, shared)
-    if config.train.pack > 1:
-        check_model(module, any(slot.role != "parameter" for slot in layout.slots))
-    task = registry.task.get(config.task)()
-    if source.classes:
-        trial.check_class_weights(config, source.classes)
-    classes = max(1, source.classes)
-    width = classes
-    data = source.data
-    if data is not None and len(data.train[1]):
-        # Tried on a module that is thrown away: a call may change what it keeps.
-        if isinstance(task, Classification) and data.train[1].ndim > 1:
-            task.class_axis = trial.sequence_axis(config, begun.factory(config.seed), data)
-        if type(task) not in (Classification, Regression):
-            width = trial.counts_width(config, begun.factory(config.seed), task, data)
-    if config.data.dataset == "site" and width != classes:
-        raise ConfigError(
-            f"task {config.task}: it counts {width} classes, and the server, which has no data to "
-            f"try it on, expects {classes}; let it count those that data.classes says, or one "
-            f"where there are none."
-        )
-    more = trial.more_counts(config, begun.factory, task, classes, data)
-    shape = source.shapes[0]
-    return Setting.of(config, begun, shared, task, source.classes, width, more, data, shape)
-
-
-def _check_sizes(
-    config: Config, algorithm: Algorithm, input_shape: tuple[int, ...], settings: list[Setting]
-) -> None:
-    """Raises ConfigError if a message would not have the same size with all clients' models."""
-    first, *others = settings
+    begun = start(first, *shapes, given)
+    setting = _setting(first, algorithm, begun, data, shapes[0], classes)
+    unlike = [
+        _setting(own, algorithm, start(own, *shapes), data, shapes[0], classes) for own in others
+    ]
+    # A message has to have the same size with all clients' models.
     payloads = [p for e in algorithm.exchanges for p in (e.down, e.up)]
-    for other in others:
+    for other in unlike:
         one, two = (
-            ClientFacts(0, (1,) * s.classes, 0, input_shape, 0, s.features) for s in (first, other)
+            ClientFacts(0, (1,) * s.classes, 0, shapes[0], 0, s.features) for s in (setting, other)
         )
         if any(algorithm.sizes(p, one) != algorithm.sizes(p, two) for p in payloads):
-            names = [s.config.model.name for s in (first, other)]
+            names = [s.config.model.name for s in (setting, other)]
             raise ConfigError(
                 f"model: the heads of {names[0]} and {names[1]} get {one.features} and "
                 f"{two.features} features, and {config.algorithm.name} sends features; give models "
                 f"whose heads get as many."
             )
+    shared = setting.shared
+    if isinstance(algorithm, Secure):
+        held = None if federation is None else federation.parts
+        cohort = functools.partial(selection.cohort, config)
+        plan_sums(config, algorithm, shared, cohort, held)
+    exempt = not_finite(setting.initial)
+    owners = parts.model_owners(config)
+    return Experiment(
+        config,
+        algorithm,
+        setting,
+        data,
+        federation,
+        down=_codec(config, algorithm, "down", shared, exempt),
+        up=_codec(config, algorithm, "up", shared, exempt),
+        shapes=shapes,
+        sha256=begun.sha256,
+        hollow=begun.hollow,
+        unlike={client: unlike[place] for client, place in owners.items()},
+    )
 
 
-# -- the codecs ------------------------------------------------------------------------------------
-def _codecs(config: Config, shared: Layout, exempt: frozenset[str]) -> tuple[Codec, Codec]:
-    """Returns the codecs for messages to clients, and to the server."""
+def _setting(
+    config: Config,
+    algorithm: Algorithm,
+    begun: Start,
+    data: Data | None,
+    input_shape: tuple[int, ...],
+    classes: int,
+) -> Setting:
+    """Builds the setting of one model. Raises ConfigError if the model or the task does not fit the
+    configuration or the method.
+    """
+    layout = begun.layout
+    shared = algorithm.shared(layout, begun.module)
+    part = config.train.only or config.model.adapters is not None
+    if part and type(algorithm).shares() and not shared.sizes[0]:
+        key = "train.only" if config.train.only else "model.adapters"
+        raise ConfigError(
+            f"{key}: with it {config.algorithm.name} has nothing to send, because the part of "
+            f"the model that it shares is frozen. Train more of the model, or use a method "
+            f"that shares all of it (fedavg)."
+        )
+    if config.train.pack > 1:
+        check_model(begun.module, any(slot.role != "parameter" for slot in layout.slots))
+    weights = {"train": config.train.class_weights}
+    for clients, own in config.train.per_client.items():
+        weights[f"train.per_client.{clients}"] = own.class_weights or ()
+    for where, given in weights.items():
+        if classes and given and len(given) != classes:
+            raise ConfigError(
+                f"{where}.class_weights: expected one weight for each of the {classes} classes, "
+                f"got {len(given)}."
+            )
+    task = registry.task.get(config.task)()
+    width = max(1, classes)
+    if data is not None and len(data.train[1]):
+        # Tried on modules that are thrown away: a call may change what they keep.
+        if isinstance(task, Classification) and data.train[1].ndim > 1:
+            task.class_axis = trial.sequence_axis(config, begun.factory(config.seed), data)
+        if type(task) not in (Classification, Regression):
+            width = trial.counts_width(config, begun.factory(config.seed), task, data)
+    if config.data.dataset == "site" and width != max(1, classes):
+        raise ConfigError(
+            f"task {config.task}: it counts {width} classes, and the server, which has no data to "
+            f"try it on, expects {max(1, classes)}; let it count those that data.classes says, or "
+            f"one where there are none."
+        )
+    more = trial.more_counts(config, begun.factory, task, max(1, classes), data)
+    return Setting.of(config, begun, shared, task, classes, width, more, data, input_shape)
+
+
+def _codec(
+    config: Config, algorithm: Algorithm, way: str, shared: Layout, exempt: frozenset[str]
+) -> Codec:
+    """Returns the codec of messages to clients (way: down) or to the server (up). Raises
+    ConfigError for compressors that do not fit what the method sends, or the schedule.
+    """
+    payloads = [getattr(e, way) for e in algorithm.exchanges]
+    if way == "down" and algorithm.Enrolment is not None:
+        payloads.append(algorithm.Enrolment)
+    fields = [(name, f) for payload in payloads for name, f in payload.fields.items()]
+    can = sorted({f.kind for _, f in fields if f.form in ("tensors", "parameters")})
+    section = getattr(config.wire, way)
+    for kind, items in section.items():
+        # A kind that the method does not send at all is no error: one configuration may serve
+        # several methods.
+        ours = [name for name, f in fields if f.kind == kind]
+        if items and ours and kind not in can:
+            raise ConfigError(
+                f"wire.{way}.{kind}: {config.algorithm.name} sends {ours[0]!r} of this kind, which "
+                f"is no tensor of the model; "
+                f"compressors apply to {' and '.join(can) or 'nothing that it sends'}."
+            )
     shapes = tuple(slot.shape for slot in shared.slots if slot.role == "parameter")
-
-    def codec(way: str) -> Codec:
-        chains = compress.chains(getattr(config.wire, way), f"wire.{way}", shapes)
-        trial.check_memory(config, chains, f"wire.{way}")
-        return Codec(shared, chains, buffers_cross(config.model.buffers, way == "down"), exempt)
-
-    return codec("down"), codec("up")
+    chains = compress.chains(section, f"wire.{way}", shapes)
+    for kind, chain in chains.items():
+        if config.schedule.mode != "sync" and chain.shared:
+            raise ConfigError(
+                f"wire.{way}.{kind}: {chain.text[0]} needs both ends in step, round by round, "
+                f"which schedule.mode: {config.schedule.mode} does not have; use ef."
+            )
+    return Codec(shared, chains, buffers_cross(config.model.buffers, way == "down"), exempt)
 
 
 def buffers_cross(buffers: str, down: bool) -> bool:

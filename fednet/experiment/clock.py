@@ -60,16 +60,13 @@ class VirtualClock:
         for one client in one phase: sending, both ways, and training. down, up: all bytes of the
         messages, as the ledger has them; slow, delay: planned faults.
         """
-        link, _ = self._link(client)
-        training = self._training(client, steps, slow, delay)
+        link, step_ms = self._link(client)
+        training = steps * slow * step_ms / 1e3 + delay
         came = link.time(down, "down", at)
         return {
             "sending": came + link.time(up, "up", at + came + training),
             "training": training,
         }
-
-    def _training(self, client: int, steps: int, slow: float, delay: float) -> float:
-        return steps * slow * self._link(client)[1] / 1e3 + delay
 
     def leaving(
         self,
@@ -85,11 +82,11 @@ class VirtualClock:
         """
         until = self.world.until(client, at)
         stays = 0.0 if until is None else until - at
-        link, _ = self._link(client)
+        link, step_ms = self._link(client)
         came = link.carried("down", at, stays)
         if came < down:
             return Leaves(down=math.ceil(came / m.PART))
-        begins = link.time(down, "down", at) + self._training(client, steps, slow, delay)
+        begins = link.time(down, "down", at) + (steps * slow * step_ms / 1e3 + delay)
         went = link.carried("up", at + begins, stays - begins)
         return None if math.isinf(went) else Leaves(up=math.ceil(went))
 

@@ -22,18 +22,6 @@ from fednet.training import metrics
 from fednet.training.evaluation import Counts
 from fednet.world import held_out, training
 
-__all__ = [
-    "EVALUATED_MODELS",
-    "SPLIT",
-    "DetailedEvaluationReply",
-    "GlobalModel",
-    "EvaluationReply",
-    "evaluated_clients",
-    "evaluation_due",
-    "evaluation_payload",
-    "counts_by_model",
-    "keeps_local",
-]
 # Of `EVALUATED_MODELS`, those that are tested on as many samples of each class.
 BALANCED = ("balanced", "finetuned_balanced")
 SPLIT = ("training", "evaluating", "encoding")  # the parts of a task whose seconds a reply has
@@ -137,25 +125,17 @@ class DetailedEvaluationReply(EvaluationReply):
             raise RemoteProtocolError("the counts of an evaluation have no place, or are below 1")
         for row, name in enumerate(EVALUATED_MODELS):
             there = balanced if name in BALANCED else own
-            if not self._possible(row, there, shapes):
+            counts = self.of(row, shapes)
+            # No count may be larger than what there is to test on, nor the sum of a confusion
+            # matrix or of a class's scores. The counts themselves first: their sum may wrap.
+            if any(bool((np.asarray(array) > there).any()) for array in counts.values()) or (
+                ("confusion" in counts and counts["confusion"].sum() > there)
+                or ("scores" in counts and bool((counts["scores"].sum((0, 2)) > there).any()))
+            ):
                 raise RemoteProtocolError(
                     f"the counts of its {name} model are of more than the {there} labels or values "
                     f"that there are to test it on"
                 )
-
-    def _possible(self, row: int, there: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Returns whether no count is larger than what there is to test on, nor the sum of a
-        confusion matrix or of a class's scores.
-        """
-        counts = self.of(row, shapes)
-        sums = [np.asarray(array) for array in counts.values()]
-        if any(bool((array > there).any()) for array in sums):
-            return False
-        if "confusion" in counts:
-            sums.append(counts["confusion"].sum())
-        if "scores" in counts:
-            sums.append(counts["scores"].sum((0, 2)))
-        return not any(bool((array > there).any()) for array in sums)
 
     def of(self, row: int, shapes: Mapping[str, tuple[int, ...]]) -> JsonDict:
         """Returns the counts by name of the model in that row of `EVALUATED_MODELS`."""
@@ -188,8 +168,7 @@ def keeps_local(config: Config, personalised: bool) -> bool:
     section = config.evaluate
     if not section.every or section.clients == "none":
         return False
-    few = section.most is None or config.training_clients <= section.most
-    return personalised or few
+    return personalised or section.most is None or config.training_clients <= section.most
 
 
 def counts_by_model(

@@ -79,16 +79,13 @@ class FaultPlan:
             return False
         if (round, client) not in self._away:
             lasted = [f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash"]
-            earlier = range(max(1, round - max([1, *lasted])), round)
-            self._away[round, client] = any(self._crashed(t, client, round) for t in earlier)
+            self._away[round, client] = any(
+                fault.kind == "crash" and before + fault.amount >= round
+                for before in range(max(1, round - max([1, *lasted])), round)
+                if client in selection.cohort(self.config, before) and not self.away(before, client)
+                for fault in self.strike(before, client)
+            )
         return self._away[round, client]
-
-    def _crashed(self, before: int, client: int, round: int) -> bool:
-        """Returns whether the client crashed in round `before`, and is not back in `round`."""
-        if client not in selection.cohort(self.config, before) or self.away(before, client):
-            return False
-        crashes = [fault for fault in self.strike(before, client) if fault.kind == "crash"]
-        return any(before + crash.amount >= round for crash in crashes)
 
     def server(self, round: int) -> list[str]:
         """Returns the points of the round, of `POINTS`, at which the server is to die."""

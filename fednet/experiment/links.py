@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from fednet import seeds, world
 from fednet.config import ClientLinkSection, Config, drawn
@@ -37,15 +36,13 @@ def of(config: Config, client: int) -> ClientLinkSection:
     for key in found.__struct_fields__:
         value = getattr(found, key)
         if key != "profile" and isinstance(value, str):
-            figures[key] = _draw(value, seeds.rng(config.seed, f"link/{key}", 0, client))
+            rng = seeds.rng(config.seed, f"link/{key}", 0, client)
+            name, first, second = drawn(value)
+            if name == "lognormal":
+                figures[key] = first * math.exp(second * rng.standard_normal())
+            else:
+                figures[key] = float(rng.uniform(first, second))
     return msgspec.structs.replace(found, profile=None, **figures)
-
-
-def _draw(text: str, rng: np.random.Generator) -> float:
-    name, first, second = drawn(text)
-    if name == "lognormal":
-        return first * math.exp(second * rng.standard_normal())
-    return float(rng.uniform(first, second))
 
 
 def shape(config: Config, client: int) -> LinkShape:
@@ -61,20 +58,16 @@ def shape(config: Config, client: int) -> LinkShape:
     return LinkShape(*figures)
 
 
-def emulated(config: Config) -> bool:
-    """Returns whether clients delay messages, as their links would."""
-    return config.link.clock == "real" and any(
-        shape(config, c) != LinkShape() for c in range(config.clients)
-    )
-
-
 def shaper(config: Config) -> Shaper | None:
     """Emulates the links of `config.link`; None if there is nothing to emulate."""
-    if not emulated(config):
+    free = LinkShape()
+    if config.link.clock != "real" or all(
+        shape(config, client) == free for client in range(config.clients)
+    ):
         return None
     return lambda transport, is_open: ShapedClient(
         transport,
-        LinkShape(),
+        free,
         time.monotonic,
         link_of=chooser(config),
         curve=config.security.curve,

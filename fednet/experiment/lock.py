@@ -37,9 +37,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gone(self) -> bool:
-        """Returns whether its process is known to have ended. Only one of this machine can be
-        known.
-        """
+        """Returns whether its process is known to have ended: only one of this machine can be."""
         return self.host == socket.gethostname() and started_at(self.pid) is None
 
     def __str__(self) -> str:
@@ -71,17 +69,6 @@ class Lock:
         self.path = path
         self._file = file
         self.holder = holder
-
-    def check(self) -> None:
-        """Raises CannotGoOn if another process has taken the lock since, as one of another machine
-        can where `flock` reaches this machine alone.
-        """
-        now = read(self.path)
-        if now is None or now.token != self.holder.token:
-            raise CannotGoOn(
-                f"{self.path.parent} no longer belongs to this process: its file "
-                f"{self.path.name} names {now or 'nobody'}; nothing more is written there."
-            )
 
     def release(self) -> None:
         """Deletes the file, unless another process has taken the lock. A forked process leaves the
@@ -176,9 +163,18 @@ def refuse_held(directory: Path) -> None:
 
 
 def check(directory: Path) -> None:
-    """Raises CannotGoOn if a directory that this process held is another's now."""
-    if (lock := _held.get(directory.resolve())) is not None:
-        lock.check()
+    """Raises CannotGoOn if a directory that this process held is another's now, as one of another
+    machine can take it where `flock` reaches this machine alone.
+    """
+    lock = _held.get(directory.resolve())
+    if lock is None:
+        return
+    now = read(lock.path)
+    if now is None or now.token != lock.holder.token:
+        raise CannotGoOn(
+            f"{lock.path.parent} no longer belongs to this process: its file {lock.path.name} "
+            f"names {now or 'nobody'}; nothing more is written there."
+        )
 
 
 # -- the states of clients -------------------------------------------------------------------------

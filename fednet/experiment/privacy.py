@@ -112,13 +112,10 @@ class Noise:
         asked = hashlib.sha256(question).digest()
         key = hmac.new(self._secret, asked, hashlib.sha256)
         key.update(sent.numpy().tobytes())
-        drawn = self._draw(sent.numel(), scale, key.digest())
+        number = int.from_bytes(key.digest()[:16], "little")
+        rng = np.random.Generator(np.random.Philox(key=number))
+        drawn = torch.from_numpy(rng.normal(0.0, scale, sent.numel()))
         return value.double() + drawn.to(value.device), key.hexdigest()
-
-    @staticmethod
-    def _draw(n: int, scale: float, key: bytes) -> torch.Tensor:
-        rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
-        return torch.from_numpy(rng.normal(0.0, scale, n))
 
 
 def noise_of(config: Config, where: str, file: Path, drawn: bool) -> Noise | None:
@@ -143,7 +140,7 @@ class Question:
         """
         key = task.key.round, task.key.phase, task.key.client
         settings = msgspec.json.encode(config, order="deterministic")
-        task_text = msgspec.json.encode((key, task.form, task.enrol, record.sha256(), body.nbytes))
+        task_text = msgspec.json.encode((key, task.form, task.enrol, record.sha256, body.nbytes))
         whole = hashlib.sha256(b"%d %b%b" % (len(settings), settings, task_text))
         whole.update(body)
         return cls(run, task.key.round, task.key.client, whole.digest())

@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from fednet import seeds
-from fednet.config import AvailabilitySection, Config
-from fednet.errors import ConfigError
+from fednet.config import Config
 from fednet.world import held_out
 
 
@@ -34,54 +32,34 @@ def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list
     return [int(i) for i in drawn if here[i] and int(i) not in left_out]
 
 
-T = TypeVar("T")
+_stepping = threading.Lock()
 
 
 def available(config: Config, round: int) -> np.ndarray:
-    """Returns (N,) bool: which clients are available in a round, by `availability`."""
+    """Returns (N,) bool, read-only: which clients are available in a round, by `availability`."""
     section = config.availability
     n = config.clients
     if section.model == "bernoulli":
-        return seeds.rng(config.seed, "availability", round).random(n) < _given(
-            section, "p", section.p
-        )
-    if section.model == "markov":
-        up = _given(section, "up", section.up)
-        down = _given(section, "down", section.down)
-        return _chains(config.seed, n, up, down).at(round)
-    return np.ones(n, dtype=bool)
+        assert section.p is not None
+        return seeds.rng(config.seed, "availability", round).random(n) < section.p
+    if section.model == "always":
+        return np.ones(n, dtype=bool)
+    # A Markov chain for each client: off -> on with probability `up`, on -> off with `down`.
+    assert section.up is not None and section.down is not None  # noqa: PT018
+    with _stepping:
+        known = _markov(config.seed, n, section.up, section.down)
+        while len(known) <= round:
+            draw = seeds.rng(config.seed, "availability", len(known)).random(n)
+            here = np.where(known[-1], draw >= section.down, draw < section.up)
+            here.setflags(write=False)
+            known.append(here)
+        return known[round]
 
 
-def _given(section: AvailabilitySection, key: str, value: T | None) -> T:
-    if value is None:
-        raise ConfigError(f"availability.{key} is missing; the model {section.model} needs it.")
-    return value
-
-
-class _Chains:
-    """Draws Markov chains, one for each client: off -> on with probability `up`, on -> off with
-    `down`, from their stationary distribution. Any thread may ask.
+@functools.lru_cache(maxsize=4)
+def _markov(seed: int, n: int, up: float, down: float) -> list[np.ndarray]:
+    """Returns the states of the chains by round, as far as they are known: at first that of round
+    0, drawn from the stationary distribution.
     """
-
-    def __init__(self, seed: int, n: int, up: float, down: float) -> None:
-        self._seed = seed
-        self._n = n
-        self._up = up
-        self._down = down
-        stationary = up / (up + down) if up + down else 1.0
-        # By round, from the start on: (N,) bool.
-        self._known = [seeds.rng(seed, "availability", 0).random(n) < stationary]
-        self._lock = threading.Lock()
-
-    def at(self, round: int) -> np.ndarray:
-        """Returns (N,) bool, read-only: which clients are available in a round."""
-        with self._lock:
-            while len(self._known) <= round:
-                draw = seeds.rng(self._seed, "availability", len(self._known)).random(self._n)
-                here = np.where(self._known[-1], draw >= self._down, draw < self._up)
-                here.setflags(write=False)
-                self._known.append(here)
-            return self._known[round]
-
-
-_chains = functools.lru_cache(maxsize=4)(_Chains)
+    stationary = up / (up + down) if up + down else 1.0
+    return [seeds.rng(seed, "availability", 0).random(n) < stationary]

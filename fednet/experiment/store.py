@@ -8,6 +8,7 @@ nothing: the next task names another version.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Sequence
@@ -46,8 +47,6 @@ class Record(State):
     @property
     def empty(self) -> bool:
         """Returns whether nothing is kept between rounds."""
-        import dataclasses
-
         own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
         return own and self.buffers is None and not self.residuals
 
@@ -64,12 +63,9 @@ class Record(State):
             return None
         return Tensors(initial.layout, initial.vector, self.buffers, self.counters)
 
-    def sha256(self) -> str:
-        """Returns the SHA-256 of the record; "" if nothing is kept."""
-        return self._sha256
-
     @functools.cached_property
-    def _sha256(self) -> str:  # the reply says it, and the file
+    def sha256(self) -> str:  # the reply says it, and the file
+        """Returns the SHA-256 of the record; "" if nothing is kept."""
         return "" if self.empty else state_sha256(self)
 
 
@@ -146,7 +142,7 @@ class ClientStore:
         folder = self._folder(client)
         folder.mkdir(parents=True, exist_ok=True)
         # Two workers may write the same version with the same bits, where a task moved to another.
-        beside = {"sha256": record.sha256()}
+        beside = {"sha256": record.sha256}
         if local is not None:
             path = folder / f"{version}.local.safetensors"
             beside["local"] = write_state(path, LocalModel(local), self._fsync)

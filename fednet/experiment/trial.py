@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,11 +25,10 @@ from fednet.errors import ConfigError, DataError, FednetError
 from fednet.loading import place
 from fednet.models.adapters import adapted, merged
 from fednet.models.calls import unnamed
-from fednet.tensors import Inputs, Layout
+from fednet.tensors import Inputs
 from fednet.training import metrics
 from fednet.training.samples import length
 from fednet.training.tasks.classification import BINS, Classification, class_axis
-from fednet.wire.compress import Chain
 
 if TYPE_CHECKING:
     from fednet.training.setting import Setting
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 SAMPLES = 2
 
 
-def finite(data: object) -> None:
+def finite(data: Data) -> None:
     """Raises DataError if an input or target is not finite."""
     for which in ("train", "test"):
         x, y = getattr(data, which)
@@ -98,7 +97,19 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
                         f"{shown}: it gives {width} outputs for {data.classes} classes; its last "
                         f"layer needs as many as `classes` says."
                     )
-            _check_loss(shown, task, config.task, out, y)
+            if not out.requires_grad:
+                raise ConfigError(
+                    f"{shown}: no gradient comes to its parameters from its outputs; look for "
+                    f"no_grad or detach in its forward."
+                )
+            loss = scalar(config.task, task, _called(config.task, "loss", task.loss, out, y))
+            loss.backward()
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise ConfigError(
+                    f"{shown}: its loss is {value} before any training; look at its initialisation "
+                    f"and at the scale of the data."
+                )
     if not all(torch.equal(part, given[name]) for name, part in named(raw).items()):
         raise ConfigError(
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
@@ -182,19 +193,6 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
     return x, labels
 
 
-def check_class_weights(config: Config, classes: int) -> None:
-    """Raises ConfigError if a loss has more or fewer class weights than there are classes."""
-    places = {"train": config.train.class_weights}
-    for clients, own in config.train.per_client.items():
-        places[f"train.per_client.{clients}"] = own.class_weights or ()
-    for where, weights in places.items():
-        if weights and len(weights) != classes:
-            raise ConfigError(
-                f"{where}.class_weights: expected one weight for each of the {classes} classes, "
-                f"got {len(weights)}."
-            )
-
-
 def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> int:
     """Returns the number of classes C by which the task counts, found with two training samples."""
     x, y = samples(data)
@@ -270,9 +268,27 @@ def _outputs(
     except FednetError:
         raise
     except Exception as broken:  # a user's own model may raise anything
+        inputs = named(x)
+        forms = [
+            f"{name + ': ' if name else ''}{str(part.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(part.shape[1:])}"
+            for name, part in inputs.items()
+        ]
+        hint = ""
+        if isinstance(x, dict) and (names := unnamed(module, x)):
+            hint = (
+                f" Its forward has no parameter {' and '.join(names)}, so it gets one dict of all "
+                f"inputs; name its parameters as the inputs are, {', '.join(x)}, to get each by "
+                f"name."
+            )
+        elif any(not part.is_floating_point() for part in inputs.values()):
+            hint = (
+                " Whole numbers come to the model as they are: give floats, or a model that embeds "
+                "them."
+            )
         raise ConfigError(
-            f"{what} for {length(x)} training samples ({_forms(x)}): {_message(broken)}"
-            f"{_hint(module, x)}"
+            f"{what} for {length(x)} training samples ({', '.join(forms)}): {_message(broken)}"
+            f"{hint}"
         ) from broken
     return tensor(f"model {config.model.name}", out)
 
@@ -285,66 +301,6 @@ def tensor(shown: str, out: object) -> torch.Tensor:
             f"tensor, as the first tensor of a tuple, or as `logits` of a dict."
         )
     return out
-
-
-def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
-    """Raises ConfigError for a compressor of a kind that the method sends, but not as tensors of
-    the model. A kind that it does not send at all is no error: one configuration may serve several
-    methods.
-    """
-    payloads = [getattr(e, direction) for e in algorithm.exchanges]
-    if direction == "down" and algorithm.Enrolment is not None:
-        payloads.append(algorithm.Enrolment)
-    fields = [(name, f) for payload in payloads for name, f in payload.fields.items()]
-    for booked, chain in getattr(config.wire, direction).items():
-        ours = [(name, f) for name, f in fields if f.kind == booked]
-        if chain and ours and not any(f.form in ("tensors", "parameters") for _, f in ours):
-            can = sorted({f.kind for _, f in fields if f.form in ("tensors", "parameters")})
-            raise ConfigError(
-                f"wire.{direction}.{booked}: {config.algorithm.name} sends {ours[0][0]!r} of this "
-                f"kind, which is no tensor of the model; "
-                f"compressors apply to {' and '.join(can) or 'nothing that it sends'}."
-            )
-
-
-def check_memory(config: Config, chains: Mapping[str, Chain], where: str) -> None:
-    """Raises ConfigError for compressors with a memory that does not fit the schedule or method."""
-    for kind, chain in chains.items():
-        name = chain.text[0]
-        if config.schedule.mode != "sync" and chain.shared:
-            raise ConfigError(
-                f"{where}.{kind}: {name} needs both ends in step, round by round, which "
-                f"schedule.mode: {config.schedule.mode} does not have; use ef."
-            )
-
-
-def check_shared(config: Config, algorithm: Algorithm, shared: Layout) -> None:
-    """Raises ConfigError for a method that shares only what is not trained."""
-    part = config.train.only or config.model.adapters is not None
-    if part and type(algorithm).shares() and not shared.sizes[0]:
-        key = "train.only" if config.train.only else "model.adapters"
-        raise ConfigError(
-            f"{key}: with it {config.algorithm.name} has nothing to send, because the part of "
-            f"the model that it shares is frozen. Train more of the model, or use a method "
-            f"that shares all of it (fedavg)."
-        )
-
-
-def _check_loss(shown: str, task: Task, name: str, out: torch.Tensor, y: torch.Tensor) -> None:
-    """Computes the loss and a backward pass. Raises ConfigError if that is not possible."""
-    if not out.requires_grad:
-        raise ConfigError(
-            f"{shown}: no gradient comes to its parameters from its outputs; look for no_grad or "
-            f"detach in its forward."
-        )
-    loss = scalar(name, task, _called(name, "loss", task.loss, out, y))
-    loss.backward()
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise ConfigError(
-            f"{shown}: its loss is {value} before any training; look at its initialisation and at "
-            f"the scale of the data."
-        )
 
 
 def _called(
@@ -434,25 +390,3 @@ def _form(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
-
-
-def _forms(x: Inputs) -> str:
-    return ", ".join(
-        f"{name + ': ' if name else ''}{str(part.dtype).removeprefix('torch.')} of shape "
-        f"{tuple(part.shape[1:])}"
-        for name, part in named(x).items()
-    )
-
-
-def _hint(module: nn.Module, x: Inputs) -> str:
-    if isinstance(x, dict) and (names := unnamed(module, x)):
-        return (
-            f" Its forward has no parameter {' and '.join(names)}, so it gets one dict of all "
-            f"inputs; name its parameters as the inputs are, {', '.join(x)}, to get each by name."
-        )
-    if any(not part.is_floating_point() for part in named(x).values()):
-        return (
-            " Whole numbers come to the model as they are: give floats, or a model that embeds "
-            "them."
-        )
-    return ""

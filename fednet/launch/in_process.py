@@ -65,7 +65,7 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
             everyone,
             [chosen],
             directory / "state",
-            source=lambda: built[0].source,
+            like=lambda: built[0],
         ),
         curve=config.security.curve,
         inline=True,

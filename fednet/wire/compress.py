@@ -169,11 +169,6 @@ class Chain:
                         f"{self}: {size} bytes announced for {numel} values, expected at most "
                         f"{most}."
                     )
-            most = self.lossless.bound(size)
-            if len(view) > most:
-                raise RemoteProtocolError(
-                    f"{self}: {len(view)} bytes for {numel} values, expected at most {most}."
-                )
             view = memoryview(self.lossless.decode(view, size))
         k = numel  # how many numbers cross
         head = 0

@@ -144,7 +144,7 @@ def state(draw: random.Random, folder: Path) -> Reader:
     store.save(3, "2-0-0", record, tensors(2))
 
     def read() -> object:
-        kept, local = store.load(3, "2-0-0", record.sha256()), store.local(3, "2-0-0")
+        kept, local = store.load(3, "2-0-0", record.sha256), store.local(3, "2-0-0")
         assert local is not None
         return state_sha256(kept), local.sha256()
 

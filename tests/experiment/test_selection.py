@@ -62,7 +62,7 @@ def test_markov_takes_one_step_a_round_in_whatever_order_rounds_are_asked_for(as
             here = chance[here](u[t])
         return here
 
-    selection._chains.cache_clear()
+    selection._markov.cache_clear()
     section = AvailabilitySection(model="markov", up=0.4, down=0.2)
     some = config(clients=5, seed=7, availability=section)
     for round in asked:
@@ -77,7 +77,7 @@ def test_markov_draws_each_round_once(monkeypatch) -> None:
         return seeds.rng(seed, purpose, round)
 
     monkeypatch.setattr(selection, "seeds", SimpleNamespace(rng=rng))
-    selection._chains.cache_clear()
+    selection._markov.cache_clear()
     some = config(availability=AvailabilitySection(model="markov", up=0.4, down=0.2))
     for round in range(1, 201):
         available(some, round)
