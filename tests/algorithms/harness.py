@@ -7,7 +7,8 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,15 +35,20 @@ from fednet.wire.payload import Run as Statistics
 
 
 def images(
-    n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16), seed: int = 1
+    n: int = 200,
+    classes: int = 5,
+    shape: tuple[int, ...] = (1, 16, 16),
+    seed: int = 1,
+    y: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """n random images, each its class's pattern under noise: separable, so that accuracies mean
-    something.
+    something. y: their classes.
     """
     draw = seeds.rng(seed, "test images")
-    y = draw.integers(0, classes, n)
+    if y is None:
+        y = draw.integers(0, classes, n)
     patterns = draw.standard_normal((classes, *shape))
-    x = patterns[y] + draw.standard_normal((n, *shape))
+    x = patterns[y] + draw.standard_normal((len(y), *shape))
     return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
 
 
@@ -61,6 +67,7 @@ class Federation:
     public: int = 40  # samples of the server's own
     seed: int = 0
     rounds: int = 3
+    normalise: Callable[[torch.Tensor], torch.Tensor] | None = None  # of the public samples
 
     def __post_init__(self) -> None:
         self.x, self.y = images(classes=self.classes) if self.data is None else self.data
@@ -117,6 +124,7 @@ class Federation:
             classes=self.classes,
             factory=self.build,
             features=models.head_width(module),
+            normalise=self.normalise,
         )
 
     def make(self, name: str, **options: Any) -> Any:
@@ -173,6 +181,15 @@ class Run:
         self.reports: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.trips: list[dict[int, tuple[Any, Any]]] = []
+        self.hosts: dict[int, ClientHost] = {}  # of the last round
+
+    @property
+    def server(self) -> Any:
+        return self.servers[-1]
+
+    @property
+    def downs(self) -> dict[int, Any]:
+        return {client: down for client, (down, _) in self.trips[-1].items()}
 
     @property
     def x(self) -> Tensors:
@@ -198,7 +215,7 @@ class Run:
             fold = algorithm.init_accumulator(server, phase)
             trip: dict[int, tuple[Any, Any]] = {}
             for client in sorted(cohort):
-                host = self.site(client, phase, t)
+                host = self.hosts[client] = self.site(client, phase, t)
                 state = self.clients.get(client)
                 if state is None:
                     state = algorithm.init_client(self.federation.initial)
@@ -223,11 +240,65 @@ class Run:
         self.servers.append(server)
         return server
 
+    def rounds(self, n: int, cohort: Sequence[int] | None = None) -> Run:
+        for _ in range(n):
+            self.round(range(self.federation.clients) if cohort is None else cohort)
+        return self
+
+    def host(self, client: int) -> ClientHost:
+        """A new host of the client in the round that ended last."""
+        return self.site(client, round=max(1, len(self.servers) - 1))
+
+    def personal(self, client: int) -> Any:
+        state, local = self.clients[client], self.locals[client]
+        return self.algorithm.personal_model(state, local, self.host(client))
+
     def _keep(self, state: Any) -> Any:
         if not self.saved:
             return state
         tree, tensors = dump(state)
         return load(type(state), tree, {name: t.clone() for name, t in tensors.items()})
+
+
+CLASSES = 4
+SIZES = (50, 34, 24, 42)
+
+
+def begun(
+    name: str,
+    *,
+    labels: Sequence[np.ndarray] | None = None,
+    train: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    normalise: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    **options: Any,
+) -> Run:
+    """A run that goes on by `rounds`, over a net of three layers. labels: by client the classes of
+    its samples, of CLASSES; default: SIZES samples, unequally. Options of the method go by keyword.
+    """
+    if labels is None:
+        draw = seeds.rng(3, "labels")
+        labels = [
+            np.concatenate([np.arange(CLASSES), draw.choice(CLASSES, n - CLASSES, p=np.roll(p, i))])
+            for i, (n, p) in enumerate((n, [0.6, 0.2, 0.1, 0.1]) for n in SIZES)
+        ]
+    ends = np.cumsum([0, *map(len, labels)])
+    federation = Federation(
+        clients=len(labels),
+        model=model or {"name": "mlp", "hidden": [16, 8]},
+        train={"epochs": 2, **(train or {})},
+        data=images(classes=CLASSES, y=np.concatenate(labels)),
+        classes=CLASSES,
+        parts=[np.arange(a, b) for a, b in itertools.pairwise(ends)],
+        normalise=normalise,
+        rounds=10,
+    )
+    return Run(federation, federation.make(name, **options))
+
+
+def distance(a: Tensors, b: Tensors) -> float:
+    """Largest difference of the parameters, relative to the largest of b."""
+    return float((a.vector - b.vector).abs().max() / b.vector.abs().max())
 
 
 def same(a: Tensors, b: Tensors) -> bool:

@@ -44,6 +44,7 @@ def all_close(one, two, tolerance=1e-6):
         ("fedsam", {"rho": 0.0}),
         ("ditto", {}),
         ("apfl", {}),
+        ("feddf", {"distill_epochs": 0}),
     ],
 )
 def test_is_fedavg_to_the_bit(name, options, cohorts):
@@ -61,11 +62,18 @@ def test_is_fedavg_to_the_bit(name, options, cohorts):
         ("fedexp", {"eps": 1e9}, 1e-6),
         ("fedbuff", {}, 1e-6),
         ("diloco", {"outer_lr": 1.0, "outer_momentum": 0.0}, 1e-5),
+        ("qfedavg", {"q": 0.0}, 1e-5),
     ],
 )
 def test_is_uniform_fedavg_under_full_participation(name, options, tolerance):
     f = Federation(train={"epochs": 2})  # without momentum, which FedCM refuses
     assert all_close(f.run(name, **options), f.run("fedavg", weighting="uniform"), tolerance)
+
+
+def test_feddpc_divides_updates_by_the_rate_of_the_round():
+    f = Federation(train={"schedule": "step(1, 0.5)"})
+    run = f.run("feddpc", projection=False, scaling=False)
+    assert all_close(run, f.run("fedavg", weighting="uniform"), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["fedvarp", "scaffold"])

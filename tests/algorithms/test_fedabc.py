@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms import fedabc
-from tests.algorithms.small import Federation, distance, same
+from tests.algorithms.harness import begun, distance, same
 
 HERE = torch.tensor([True, True, False])  # P_i = {0, 1}, N_i = {2}
 Y = torch.arange(5) % 2
@@ -96,9 +96,7 @@ def test_loss_and_gradient_stay_finite_for_huge_logits(gamma):
 def test_the_client_counts_its_training_samples_not_the_batch():
     missing = [np.tile([0, 2], 12), np.tile([1, 3], 12)]
     runs = [
-        Federation("fedabc", labels=missing, train={"batch_size": 4}, **o)
-        .rounds(2, (0, 1))
-        .server.x
+        begun("fedabc", labels=missing, train={"batch_size": 4}, **o).rounds(2, (0, 1)).server.x
         for o in ({"m_n": 0.0, "m_nn": 0.9}, {"m_n": 0.9, "m_nn": 0.0}, {"m_n": 0.0, "m_nn": 0.9})
     ]
     assert distance(runs[0], runs[1]) > 1e-4

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fednet.algorithms.base import ClientFacts, Samples
 from fednet.algorithms.feddc import FedDC, FedDCPlus
 from fednet.tensors import mean
-from tests.algorithms.small import CLASSES, Federation, Net, build, distance, same
+from tests.algorithms.harness import CLASSES, begun, distance, same
 
 REDUCED = {"iterations": 3, "real_batch": 8}
 LABELS = [
@@ -23,7 +22,7 @@ LABELS = [
 
 
 def fed(name="feddc", **options):
-    return Federation(name, labels=LABELS, **{**REDUCED, **options})
+    return begun(name, labels=LABELS, **{**REDUCED, **options})
 
 
 def average(f):
@@ -40,17 +39,8 @@ def test_feddc_plus_differs_in_the_optimizer_of_the_condensation():
     assert differing == {"cond_momentum": (0.0, 0.9), "cond_weight_decay": (0.0, 4e-5)}
 
 
-class Dropping(Net):
-    def __init__(self, batch_norm: bool = False) -> None:
-        super().__init__(batch_norm)
-        self.drop = nn.Dropout(0.5)
-
-    def features(self, x):
-        return self.drop(super().features(x))
-
-
 def test_images_condensed_through_nets_that_draw_are_the_same_each_time_and_whoever_comes_before():
-    f, g = (fed(kind=Dropping) for _ in range(2))
+    f, g = (fed(model={"name": "pfl_cnn"}) for _ in range(2))
     alone = f.rounds(1, cohort=(1,)).ups[1].s
     assert torch.equal(g.rounds(1, cohort=(0, 1)).ups[1].s.x, alone.x)
 
@@ -58,7 +48,7 @@ def test_images_condensed_through_nets_that_draw_are_the_same_each_time_and_whoe
 def test_a_client_sends_one_image_a_class_it_has():
     f = fed().rounds(1)
     assert [f.ups[i].s.y.tolist() for i in range(4)] == [[0, 2], [0, 1, 3], [1], [0, 2, 3]]
-    assert all(f.ups[i].s.x.shape == (len(f.ups[i].s), 1, 8, 8) for i in range(4))
+    assert all(f.ups[i].s.x.shape == (len(f.ups[i].s), 1, 16, 16) for i in range(4))
     assert FedDC.Up.kinds() == {"state", "condensed", "statistics"}
     assert [fed(cond_min=3).rounds(1).ups[3].s.y.tolist()] == [[0]]
 
@@ -72,7 +62,7 @@ def test_the_condensed_bytes_are_predicted_to_the_byte(minimum):
             n=len(LABELS[i]),
             class_counts=counts,
             sample_nbytes=64,
-            input_shape=(1, 8, 8),
+            input_shape=(1, 16, 16),
             public_n=40,
         )
         s = f.ups[i].s
@@ -99,7 +89,7 @@ def union(f):
 def test_one_epoch_is_one_full_batch_step_from_the_mean():
     f = fed(ft_epochs=1, ft_lr=0.25).rounds(1)
     theta, (x, y) = average(f), union(f)
-    net = theta.into(build(0))
+    net = theta.into(f.federation.build(0))
     loss = F.cross_entropy(net(x), y)
     gradient = torch.autograd.grad(loss, list(net.parameters()))
     expected = theta.vector - 0.25 * torch.cat([g.flatten() for g in gradient])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fednet.tensors import mean
-from tests.algorithms.small import Federation, distance, same
+from tests.algorithms.harness import begun, distance, same
 
 
 def forced(f, p):
@@ -22,7 +22,7 @@ def accuracies(f, values):
 
 
 def test_a_model_weighs_what_it_gets_right_of_the_public_set():
-    f = Federation("fedpdc", train={"epochs": 10, "lr": 0.3}).rounds(1)
+    f = begun("fedpdc", train={"epochs": 10, "lr": 0.3}).rounds(1)
     p = {i: f.io.evaluate(f.ups[i].x).accuracy for i in range(4)}
     assert f.server.p == p
     assert all(0 <= one <= 1 for one in p.values())
@@ -33,7 +33,7 @@ def test_a_model_weighs_what_it_gets_right_of_the_public_set():
 
 
 def test_where_no_model_gets_anything_right_all_count_alike_and_it_is_said():
-    f = accuracies(Federation("fedpdc"), [0.0] * 4).rounds(1)
+    f = accuracies(begun("fedpdc"), [0.0] * 4).rounds(1)
     assert len({f.ups[i].run.n for i in range(4)}) > 1
     assert distance(f.server.x, mean((f.ups[i].x, 1.0) for i in range(4))) < 1e-6
     assert "all count alike" in f.io.warnings[0]
@@ -41,13 +41,13 @@ def test_where_no_model_gets_anything_right_all_count_alike_and_it_is_said():
 
 @pytest.mark.parametrize("p", [(0.0, 0.0, 0.5, 0.0), (0.5, 0.0, 0.25, 0.0)])
 def test_a_model_that_gets_nothing_right_weighs_nothing_beside_one_that_does(p):
-    f = accuracies(Federation("fedpdc"), p).rounds(1)
+    f = accuracies(begun("fedpdc"), p).rounds(1)
     assert distance(f.server.x, mean((f.ups[i].x, v) for i, v in enumerate(p) if v)) < 1e-6
     assert not f.io.warnings
 
 
 def test_a_client_is_told_its_accuracy_of_the_round_before_or_1():
-    f = Federation("fedpdc").rounds(1, (0, 1))
+    f = begun("fedpdc").rounds(1, (0, 1))
     assert [d.p for d in f.downs.values()] == [1, 1]
     p1 = f.server.p[1]
     f.rounds(1, (1, 2))
@@ -58,7 +58,7 @@ def test_a_client_is_told_its_accuracy_of_the_round_before_or_1():
 
 
 def test_the_literal_penalty_moves_nothing_and_is_not_in_the_reported_loss():
-    runs = [Federation("fedpdc", **{"lambda": v}) for v in (0.0, 1.0, 10.0, "adaptive")]
+    runs = [begun("fedpdc", **{"lambda": v}) for v in (0.0, 1.0, 10.0, "adaptive")]
     for f in runs:
         f.rounds(3)
         assert same(f.server.x, runs[0].server.x)
@@ -68,7 +68,7 @@ def test_the_literal_penalty_moves_nothing_and_is_not_in_the_reported_loss():
 
 @pytest.mark.parametrize("penalty", ["prox", "scale"])
 def test_with_p_1_for_all_every_penalty_is_the_literal_one_to_the_bit(penalty):
-    a, b = Federation("fedpdc", penalty=penalty), Federation("fedpdc")
+    a, b = begun("fedpdc", penalty=penalty), begun("fedpdc")
     for _ in range(3):
         forced(a, 1.0).rounds(1)
         forced(b, 1.0).rounds(1)
@@ -78,23 +78,23 @@ def test_with_p_1_for_all_every_penalty_is_the_literal_one_to_the_bit(penalty):
 
 def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p():
     f = forced(
-        Federation("fedpdc", penalty="prox", **{"lambda": 2.0}, train={"momentum": 0.9}), 0.75
+        begun("fedpdc", penalty="prox", **{"lambda": 2.0}, train={"momentum": 0.9}), 0.75
     ).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.5).x) < 1e-6
 
 
 def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
-    f = forced(
-        Federation("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75
-    ).rounds(1)
-    plain = Federation("fedavg", train={"lr": 0.15}).rounds(1)
+    f = forced(begun("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75).rounds(
+        1
+    )
+    plain = begun("fedavg", train={"lr": 0.15}).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5
 
 
 def test_the_adaptive_strength_is_half_the_number_of_the_round():
-    f = Federation("fedpdc", penalty="prox", **{"lambda": "adaptive"}).rounds(1)
+    f = begun("fedpdc", penalty="prox", **{"lambda": "adaptive"}).rounds(1)
     forced(f, 0.75).rounds(1)
     for i in range(4):  # 0.5 * 2 * (1 - 0.75)
         assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.25).x) < 1e-6

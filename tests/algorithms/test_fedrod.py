@@ -8,28 +8,29 @@ from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms.fedrod import both_losses
-from tests.algorithms.small import CLASSES, Federation, batch, build, distance, same
+from tests.algorithms.harness import Federation, begun, distance, same
 
 TWO_CLASSES = [np.tile([0, 2], 12), np.tile([1, 3], 12)]
 
 
 def p_head(seed=0):
     g = seeds.torch_rng(seed, "p")
-    w, b = torch.randn(CLASSES, 8, generator=g), torch.randn(CLASSES, generator=g)
+    w, b = torch.randn(5, 8, generator=g), torch.randn(5, generator=g)
     return {"w": w.requires_grad_(), "b": b.requires_grad_()}
 
 
 def test_gamma_0_is_fedavg_even_where_a_class_is_absent():
     a, b = (
-        Federation("fedrod", labels=TWO_CLASSES, gamma=0),
-        Federation("fedavg", labels=TWO_CLASSES),
+        begun("fedrod", labels=TWO_CLASSES, gamma=0),
+        begun("fedavg", labels=TWO_CLASSES),
     )
     assert distance(a.rounds(2, (0, 1)).server.x, b.rounds(2, (0, 1)).server.x) < 1e-6
 
 
 def test_each_loss_trains_its_own_part():
-    model, (x, y), p = build(0), batch(), p_head()
-    prior = torch.tensor([1.0, 2.0, 3.0, 4.0]).log()
+    f, p = Federation(model={"name": "mlp", "hidden": [8]}), p_head()
+    model, (x, y) = f.build(0), f.samples(0)
+    prior = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).log()
     both_losses(prior, "w", "b")(model, x, y, p).backward()
     got = {name: t.grad.clone() for name, t in model.named_parameters()}
     model.zero_grad()
@@ -44,9 +45,10 @@ def test_each_loss_trains_its_own_part():
 
 
 def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
-    f, (x, _) = Federation("fedrod").rounds(2), batch()
+    f = begun("fedrod").rounds(2)
+    x, _ = f.host(1).data
     outputs = f.personal(1)(x)
-    model, p = build(0), f.clients[1].p
+    model, p = f.federation.build(0), f.clients[1].p
     f.locals[1].into(model)
     h = model.features(x)
     assert torch.allclose(
@@ -57,7 +59,7 @@ def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
 
 
 def test_the_personal_head_goes_on_from_round_to_round_and_never_crosses():
-    f = Federation("fedrod").rounds(1)
+    f = begun("fedrod").rounds(1)
     first = f.clients[0].p
     f.rounds(1)
     assert not same(f.clients[0].p, first)

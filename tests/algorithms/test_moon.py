@@ -8,18 +8,18 @@ from torch.nn import functional as F
 
 from fednet.algorithms.moon import Moon
 from fednet.registry import task
-from tests.algorithms.small import Federation, Net, Projected, batch, build, same
+from tests.algorithms.harness import Federation, begun, same
 
 
 def test_a_client_first_seen_late_has_no_contrast_either():
-    a = Federation("moon", mu=5).rounds(2, (0, 1))
+    a = begun("moon", mu=5).rounds(2, (0, 1))
     start = a.server.x
     a.rounds(1, (2,))
     assert same(a.ups[2].x, a.host(2).train(start).x)
 
 
 def test_a_client_keeps_the_model_it_trained_last():
-    f = Federation("moon").rounds(1, (0, 1))
+    f = begun("moon").rounds(1, (0, 1))
     v = f.clients[0].v
     assert same(v, f.ups[0].x)
     f.rounds(1, (1,))
@@ -28,7 +28,9 @@ def test_a_client_keeps_the_model_it_trained_last():
 
 
 def test_the_loss_is_cross_entropy_and_mu_times_contrast_against_frozen_models():
-    (x, y), model, glob, prev = batch(), build(0, Net), build(1, Net), build(2, Net)
+    f = Federation()
+    x, y = f.samples(0)
+    model, glob, prev = (f.build(seed) for seed in range(3))
     got = Moon(Moon.Config(mu=3.0, tau=0.7)).loss(task.get("classification")(), glob, prev)(
         model, x, y
     )
@@ -41,7 +43,7 @@ def test_the_loss_is_cross_entropy_and_mu_times_contrast_against_frozen_models()
 
 
 def test_each_batch_counts_once_in_the_statistics_of_batch_norm():
-    f = Federation("moon", kind=Projected, batch_norm=True)
+    f = begun("moon", model={"name": "mlp", "norm": "batch"})
     f.rounds(1, (0,))
     before = int(f.downs[0].x.counters[0])
     f.rounds(1, (0,))  # the second participation has a contrast

@@ -1,9 +1,13 @@
-"""The server's half of each method by hand, on models of one number."""
+"""The server's half of each method by hand, on models of one number or two."""
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
+from fednet.algorithms.fednova import gradient_weight
 from tests.algorithms.harness import Desk, Federation, reply, serve, vector
 
 UNIFORM, SAMPLES = {"weighting": "uniform"}, {"weighting": "samples"}
@@ -119,3 +123,101 @@ def test_the_servers_step_by_hand(name, options, host, x, rounds):
         server = serve(algorithm, server, ups, Desk(**{"clients": len(ups), **host}))
         found = {field: float(getattr(server, field).vector[0]) for field in after}
         assert found == pytest.approx(after, rel=1e-5)
+
+
+# -- FedNova ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("pull", [0.0, 0.1, 0.5, 1.0, 1.9])  # eta mu
+def test_fednovas_norm_counts_the_magnitude_of_each_gradients_weight(momentum, pull):
+    """So no client is blown up where some weights are negative."""
+    for steps in range(1, 40):
+        # a_i by the definition: the displacement is linear in the gradients, one a step.
+        weights = []
+        for step in range(steps):
+            moved = velocity = 0.0
+            for now in range(steps):
+                velocity = momentum * velocity + (now == step) - pull * moved
+                moved += velocity
+            weights.append(moved)
+        norm = gradient_weight(steps, 0.5, momentum, pull / 0.5)
+        assert norm == pytest.approx(sum(abs(a) for a in weights))
+        assert norm >= 1.0
+    assert gradient_weight(0, 0.5, momentum, pull / 0.5) == 0.0
+
+
+# -- FedExP ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("updates", "n", "options", "lr_decay", "eta_g"),
+    [
+        # m orthogonal updates: half as far as there are
+        (np.eye(10).tolist(), (1,) * 10, {"eps": 0.0}, 1.0, 5.0),
+        ([[0.0, 0.0]] * 2, (1, 1), {"eps": 0.0}, 1.0, 1.0),
+        # sum of squares / m = 1, ||D||^2 = 1/4; eps follows the square of the rate's decay
+        (np.eye(4).tolist(), (1,) * 4, {"eps": 0.05}, 1.0, 1 / (2 * 0.30)),
+        (np.eye(4).tolist(), (1,) * 4, {"eps": 0.2}, 0.5, 1 / (2 * 0.30)),
+        # sum a ||.||^2 = 1; D = (3/4, 1/4), ||D||^2 = 10/16
+        (np.eye(2).tolist(), (3, 1), {"eps": 0.0} | SAMPLES, 1.0, 1.0),
+        # a ||.||^2: 3/4 + 4.01/4 = 1.7525; D = (0.25, 0.025), ||D||^2 = 0.063125
+        ([[1.0, 0.0], [-2.0, 0.1]], (3, 1), {"eps": 0.0} | SAMPLES, 1.0, 1.7525 / 0.12625),
+    ],
+)
+def test_fedexps_step_by_hand(updates, n, options, lr_decay, eta_g):
+    algorithm = Federation().make("fedexp", **options)
+    host = Desk(len(updates), lr_decay=lr_decay)
+    ups = {i: reply(algorithm, n=n[i], d=d) for i, d in enumerate(updates)}
+    state = serve(algorithm, algorithm.init_server(vector(*np.zeros(len(updates[0])))), ups, host)
+    assert host.reported["eta_g"] == pytest.approx(eta_g, rel=1e-5)
+    mean = np.average(updates, axis=0, weights=n if "weighting" in options else None)
+    assert state.x.vector.tolist() == pytest.approx((-eta_g * mean).tolist(), rel=1e-5)
+
+
+# -- FedDPC ----------------------------------------------------------------------------------------
+def dpc(updates, g, x=(0.0, 0.0), host=None, **options):
+    """The server's state after these D_j, with G = g."""
+    algorithm = Federation().make("feddpc", **options)
+    server = algorithm.init_server(vector(*x)).replace(delta=vector(*g))
+    ups = {i: reply(algorithm, d=d) for i, d in enumerate(updates)}
+    return serve(algorithm, server, ups, host or Desk(len(updates)))
+
+
+@pytest.mark.parametrize(
+    ("updates", "g", "options", "delta"),
+    [
+        # D = (3, 4), G = (2, 0): proj = (3, 0), r = (0, 4), ratio 5/4, u = (1 + 1.25) (0, 4)
+        ([(3, 4)], (2, 0), {}, [0, 9]),
+        ([(3, 4)], (0.5, 0), {}, [0, 9]),  # the length of G has no effect
+        ([(-3, 4)], (2, 0), {}, [0, 9]),  # nor has the sign of the projection
+        ([(3, 4)], (2, 0), {"lambda": 0.0}, [0, 5]),  # ||u|| = ||D||
+        ([(3, 4)], (2, 0), {"lambda": -2.0}, [0, -3]),
+        ([(1, 2), (3, 4)], (0, 0), {}, [4, 6]),  # G = 0: (1 + lambda) times the mean
+        ([(3, 4)], (2, 0), {"projection": False}, [6, 8]),  # ratio 1
+        ([(3, 4)], (2, 0), {"scaling": False}, [0, 4]),
+        ([(3, 4)], (2, 0), {"projection": False, "scaling": False}, [3, 4]),
+        ([(0, 0)], (2, 0), {}, [0, 0]),
+    ],
+)
+def test_feddpcs_global_update_by_hand(updates, g, options, delta):
+    state = dpc(updates, g, x=(1.0, 1.0), **options)
+    assert state.delta.vector.tolist() == pytest.approx(delta)
+    assert state.x.vector.tolist() == pytest.approx([1 - delta[0], 1 - delta[1]])
+
+
+def test_feddpc_counts_an_update_along_the_last_one_as_zero_and_warns():
+    host = Desk(2)
+    state = dpc([(3.0, 0.0), (0.0, 1.0)], (2.0, 0.0), host=host)
+    assert state.delta.vector.tolist() == [0.0, 1.0]
+    assert len(host.warnings) == 1
+    assert "client 0" in host.warnings[0]
+
+
+@pytest.mark.parametrize(("options", "x"), [({}, -0.5), ({"server_lr": 2.0}, -4.0)])
+def test_feddpcs_server_has_the_local_rate_unless_it_is_set(options, x):
+    assert (
+        dpc([(1.0, 1.0)], (0.0, 0.0), host=Desk(1, lr=0.25), **options).x.vector.tolist() == [x] * 2
+    )
+
+
+def test_feddpcs_successive_updates_are_orthogonal():
+    run = Federation(train={"epochs": 2}).run("feddpc", cohorts=[[0, 1], [1, 2], [2, 3]])
+    for before, now in itertools.pairwise(server.delta for server in run.servers[1:]):
+        assert abs(now.dot(before)) <= 1e-6 * now.norm() * before.norm()

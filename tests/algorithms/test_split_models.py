@@ -7,11 +7,11 @@ import pytest
 from fednet.algorithms import fedrep
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from tests.algorithms.small import Federation, same
+from tests.algorithms.harness import begun, same
 
 HEAD = {"head.weight", "head.bias"}
-LINEAR = {"fc1.weight", "fc1.bias", *HEAD}
-ALL = {"conv.weight", "conv.bias", *LINEAR}
+LINEAR = {"body.fc2.weight", "body.fc2.bias", *HEAD}
+ALL = {"body.fc1.weight", "body.fc1.bias", *LINEAR}
 
 
 def names(x):
@@ -27,48 +27,43 @@ def names(x):
         ("lgfedavg", {"global_layers": "all"}, ALL),
         ("fedper", {}, ALL - HEAD),
         ("fedper", {"personal_layers": 2}, ALL - LINEAR),
-        ("fedper", {"personal_layers": 3}, ALL - LINEAR),  # there are two
+        ("fedper", {"personal_layers": 4}, set()),  # there are three
         ("fedper", {"personal_layers": 0}, ALL),
         ("fedrep", {}, ALL - HEAD),
+        ("fedbn", {"model": {"name": "mlp", "hidden": [16, 8], "norm": "batch"}}, ALL),
     ],
 )
-def test_only_the_declared_layers_cross_both_ways(method, options, crosses):
-    f = Federation(method, **options).rounds(2)
+def test_only_the_declared_layers_cross_both_ways_and_the_rest_is_the_clients(
+    method, options, crosses
+):
+    f = begun(method, **options).rounds(2)
+    every = names(f.setting.initial)
+    own = {"lgfedavg": "own", "fedbn": "bn"}.get(method, "head")
     for i in range(4):
         assert names(f.downs[i].x) == names(f.ups[i].x) == crosses
-        kept = f.clients[i].own if method == "lgfedavg" else f.clients[i].head
-        assert names(kept) == ALL - crosses
+        assert names(getattr(f.clients[i], own)) == every - crosses
         assert f.ups[i].kinds() == {"state", "statistics"}
-
-
-def test_a_client_goes_on_from_its_own_part_and_the_new_global_one():
-    f = Federation("fedper").rounds(2)
-    own = f.clients[2].head
-    start = f.setting.initial.merge(own).merge(f.server.x)
+        whole = f.personal(i)  # the whole local model as it was trained
+        assert names(whole) == every
+        assert same(whole.select(f.setting.shared), f.ups[i].x)
+        assert same(whole.select(getattr(f.clients[i], own).layout), getattr(f.clients[i], own))
+    start = f.setting.initial.merge(getattr(f.clients[2], own)).merge(f.server.x)
     f.rounds(1)
-    assert same(f.locals[2], f.host(2).train(start).x)
-
-
-@pytest.mark.parametrize("method", ["lgfedavg", "fedper", "fedrep"])
-def test_a_client_is_judged_by_its_whole_local_model_as_trained(method):
-    f = Federation(method).rounds(2)
-    whole = f.personal(3)
-    assert names(whole) == ALL
-    assert same(whole.select(f.setting.shared), f.ups[3].x)
+    if method != "fedrep":  # which trains twice
+        assert same(f.locals[2], f.host(2).train(start).x)
 
 
 # -- FedRep ----------------------------------------------------------------------------------------
 def test_fedrep_without_head_epochs_leaves_the_head_alone_to_the_bit():
-    f = Federation("fedrep", head_epochs=0, train={"momentum": 0.9, "weight_decay": 0.1}).rounds(2)
+    f = begun("fedrep", head_epochs=0, train={"momentum": 0.9, "weight_decay": 0.1}).rounds(2)
     assert same(f.clients[0].head, f.setting.initial.select(f.clients[0].head.layout))
     assert not same(f.ups[0].x, f.downs[0].x)
 
 
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(batch_norm):
-    f = Federation(
-        "fedrep", body_epochs=0, batch_norm=batch_norm, train={"momentum": 0.9, "weight_decay": 0.1}
-    )
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(norm):
+    train = {"momentum": 0.9, "weight_decay": 0.1}
+    f = begun("fedrep", body_epochs=0, model={"name": "mlp", "norm": norm}, train=train)
     x0 = f.server.x
     f.rounds(2)
     assert same(f.ups[1].x, x0)  # BatchNorm's statistics too: the frozen base is in eval mode
@@ -78,11 +73,11 @@ def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(batch_norm):
 
 def test_fedrep_trains_the_body_against_the_head_of_this_round():
     a, b = (
-        Federation("fedrep", head_epochs=1).rounds(1),
-        Federation("fedrep", head_epochs=3).rounds(1),
+        begun("fedrep", head_epochs=1).rounds(1),
+        begun("fedrep", head_epochs=3).rounds(1),
     )
     assert not same(a.ups[0].x, b.ups[0].x)
-    f = Federation("fedrep").rounds(1)
+    f = begun("fedrep").rounds(1)
     head = f.host(0).train(f.setting.initial, epochs=1, only=sorted(HEAD)).x
     base = f.host(0).train(head, epochs=1, only=sorted(ALL - HEAD), stream="order/body").x
     assert same(f.locals[0], base)
@@ -111,7 +106,7 @@ def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
     assert fedrep.divided(steps, h, b) == parts
     if sum(parts):
         assert (
-            Federation("fedrep", head_epochs=h, body_epochs=b, train={"steps": steps})
+            begun("fedrep", head_epochs=h, body_epochs=b, train={"steps": steps})
             .rounds(1)
             .ups[0]
             .run.steps
