@@ -81,8 +81,6 @@ def split(secret: bytes, n: int, t: int, random: Random = secrets.token_bytes) -
     """Returns n shares of a secret, at the points 1 to n, of which any t reconstruct it (Shamir,
     1979): polynomials of degree t - 1, one a limb, by Horner's rule at all points at once.
     """
-    if len(secret) != SECRET:
-        raise ValueError(f"a secret of {len(secret)} bytes; expected {SECRET}")
     number = int.from_bytes(secret, "little")
     limbs = [number >> (LIMB * i) & ((1 << LIMB) - 1) for i in range(LIMBS)]
     above = uniform((t - 1) * LIMBS, random).reshape(t - 1, LIMBS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -49,43 +49,42 @@ class LightClient(SecureClient):
         self._held: dict[int, Residues] = {}
         self._wrong: list[int] = []  # clients whose pieces could not be decrypted
 
-    def _advertise(self) -> bytes:
-        return primitives.public_key(self._secret)
+    def _answer(self, step: str, question: bytes, vector: Integers | None) -> bytes:
+        terms, piece = self.terms, self.terms.piece
+        if step == "keys":
+            return primitives.public_key(self._secret)
 
-    def _share(self, question: bytes) -> bytes:  # lines 2 to 7
-        terms = self.terms
-        self._take_keys(unpack_entries(question, KEY))
-        u, t, piece = terms.needed, terms.private, terms.piece
-        rows = field.uniform(u * piece).reshape(u, piece)  # u - t pieces of the mask, t of noise
-        self._mask = rows[: u - t].reshape(-1)[: terms.length]
-        live = sorted({*self._keys, self.me})
-        places = [terms.cohort.index(who) for who in live]
-        coded = field.product(field.code(len(terms.cohort), u)[places], rows)
-        pieces = dict(zip(live, coded))
-        self._held[self.me] = pieces.pop(self.me)
-        return self._encrypt_shares({who: fixed.pack(row, WIDTH) for who, row in pieces.items()})
+        if step == "shares":  # lines 2 to 7
+            self._take_keys(unpack_entries(question, KEY))
+            u, t = terms.needed, terms.private
+            rows = field.uniform(u * piece).reshape(u, piece)  # u - t of the mask, t of noise
+            self._mask = rows[: u - t].reshape(-1)[: terms.length]
+            live = sorted({*self._keys, self.me})
+            places = [terms.cohort.index(who) for who in live]
+            coded = field.product(field.code(len(terms.cohort), u)[places], rows)
+            pieces = dict(zip(live, coded))
+            self._held[self.me] = pieces.pop(self.me)
+            return self._encrypt_shares({v: fixed.pack(row, WIDTH) for v, row in pieces.items()})
 
-    def _masked(self, question: bytes, vector: Integers) -> bytes:  # lines 8 to 14
-        terms, mask = self.terms, self._mask
-        for who, piece in self._decrypt_shares(question, WIDTH * terms.piece).items():
-            if piece is not None and field.numbers(piece):
-                self._held[who] = fixed.unpack(piece, WIDTH)
-            else:
-                self._wrong.append(who)  # reported in the last step
-        assert mask is not None
-        self._mask = None
-        masked = field.add(fixed.residues(vector, terms.modulus), mask)
-        return fixed.pack(masked, terms.width)
+        if step == "masked":  # lines 8 to 14
+            for who, text in self._decrypt_shares(question, WIDTH * piece).items():
+                if text is not None and field.numbers(text):
+                    self._held[who] = fixed.unpack(text, WIDTH)
+                else:
+                    self._wrong.append(who)  # reported in the last step
+            mask, self._mask = self._mask, None
+            assert mask is not None
+            assert vector is not None
+            return fixed.pack(field.add(fixed.residues(vector, terms.modulus), mask), terms.width)
 
-    def _unmask(self, question: bytes) -> bytes:  # lines 15 to 19
+        # unmask, lines 15 to 19
         survivors = self._survivors(question, {*self._held, *self._wrong})
-        size = WIDTH * self.terms.piece
         if wrong := sorted(set(survivors) & set(self._wrong)):
             # Instead of a sum of pieces: as many of these clients as there is room for.
-            blamed = wrong[: max(0, self.terms.piece - 2)]
+            size, blamed = WIDTH * piece, wrong[: max(0, piece - 2)]
             text = COMPLAINT + b"".join(struct.pack("<I", n) for n in (len(blamed), *blamed))
             return text.ljust(size, b"\0")[:size]
-        total = np.zeros(self.terms.piece, dtype=np.uint64)
+        total = np.zeros(piece, dtype=np.uint64)
         for who in survivors:
             total = field.add(total, self._held[who])
         return fixed.pack(total, WIDTH)
@@ -99,60 +98,61 @@ class LightServer(SecureServer):
     def question(self, client: int) -> bytes:
         return pack_ids(self.survivors) if self.step == "unmask" else super().question(client)
 
-    def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
-        if step == "unmask":
-            return ID * survivors, self.share
-        return super()._sizes(step, others, survivors)
+    def sizes(self, client: int) -> tuple[int, int]:
+        if self.step == "unmask":
+            return ID * len(self.survivors), self.share
+        return super().sizes(client)
 
-    def _check(self, client: int, answer: bytes) -> None:
-        if not answer.startswith(COMPLAINT):
-            self._vector(answer)
-
-    def _vector(self, answer: bytes) -> Residues:
+    def _elements(self, answer: bytes) -> Residues:
         if not field.numbers(answer):
             raise RemoteProtocolError("a number outside of the field")
         return fixed.unpack(answer, WIDTH)
 
-    def _sum(self, total: Residues, vector: Residues) -> Residues:
-        return field.add(total, vector)
+    def _sum(self, total: Residues | None, answer: bytes) -> Residues:
+        vector = self._elements(answer)
+        return vector if total is None else field.add(total, vector)
+
+    def _check(self, client: int, answer: bytes) -> None:
+        if not answer.startswith(COMPLAINT):
+            self._elements(answer)
 
     def _learned(self, step: str, answers: Mapping[int, bytes]) -> JsonDict:
-        rows = {j: self._vector(a) for j, a in answers.items() if not a.startswith(COMPLAINT)}
-        blamed = self._complained_of(answers)
-        agreeing, wrong = self._agreeing(rows, blamed)
-        if wrong is not None:
-            blamed[wrong] = "its sum of pieces was wrong, by the word of all others"
-        return {"total": self._unmasked(agreeing), "masked": None, "blamed": blamed}
-
-    def _complained_of(self, answers: Mapping[int, bytes]) -> dict[int, str]:
-        """Blames the clients whose pieces at least `WITNESSES` others could not decrypt."""
-        found = Counter[int]()
+        """Finds the sum of masks from the sums of pieces. Blames the clients whose pieces at least
+        `WITNESSES` others could not decrypt, and the one whose sum disagrees with all others.
+        """
+        terms, u = self.terms, self.terms.needed
+        complaints = Counter[int]()
+        rows: dict[int, Residues] = {}
         for j, answer in answers.items():
             if answer.startswith(COMPLAINT):
                 words = np.frombuffer(answer, "<u4").tolist()[1:]
-                found.update(set(words[1 : 1 + words[0]] if words else ()) - {j})
-        return {
+                complaints.update(set(words[1 : 1 + words[0]] if words else ()) - {j})
+            else:
+                rows[j] = self._elements(answer)
+        blamed = {
             who: f"its pieces could not be opened by {n} others"
-            for who, n in found.items()
+            for who, n in complaints.items()
             if n >= WITNESSES and who in self.survivors
         }
-
-    def _agreeing(
-        self, rows: dict[int, Residues], blamed: Mapping[int, str]
-    ) -> tuple[dict[int, Residues], int | None]:
-        """Returns the consistent sums of pieces, and the one client that sent a wrong sum, if any.
-        Raises BelowThreshold if there are none.
-        """
-        u = self.terms.needed
         if len(rows) < u:
             raise BelowThreshold(f"{len(rows)} sums of pieces came, and {u} are needed", blamed)
-        if self._consistent(rows):
-            return rows, None
-        for j in rows if len(rows) > u + 1 else ():
-            others = {k: row for k, row in rows.items() if k != j}
-            if self._consistent(others):
-                return others, j
-        raise BelowThreshold("a sum of pieces was wrong", blamed)
+        if not self._consistent(rows):
+            for j in rows if len(rows) > u + 1 else ():
+                others = {k: row for k, row in rows.items() if k != j}
+                if self._consistent(others):
+                    blamed[j] = "its sum of pieces was wrong, by the word of all others"
+                    rows = others
+                    break
+            else:
+                raise BelowThreshold("a sum of pieces was wrong", blamed)
+
+        clients = sorted(rows)[:u]  # lines 20 to 22
+        places = [terms.cohort.index(j) for j in clients]
+        first = np.stack([rows[j] for j in clients])
+        pieces = field.product(field.decoding(places, u, u - terms.private), first)
+        mask = pieces.reshape(-1)[: terms.length]
+        total = fixed.lift(field.subtract(self.known["masked"], mask), terms.modulus)
+        return {"total": total, "masked": None, "blamed": blamed}
 
     def _consistent(self, rows: Mapping[int, Residues]) -> bool:
         """Whether all sums are values of one polynomial. Otherwise one of them is wrong."""
@@ -163,12 +163,3 @@ class LightServer(SecureServer):
         values = np.stack([rows[j] for j in clients])
         expected = field.product(field.lagrange(points[:u], points[u:]), values[:u])
         return np.array_equal(expected, values[u:])
-
-    def _unmasked(self, rows: Mapping[int, Residues]) -> Integers:  # lines 20 to 22
-        terms, u = self.terms, self.terms.needed
-        clients = sorted(rows)[:u]
-        places = [terms.cohort.index(j) for j in clients]
-        first = np.stack([rows[j] for j in clients])
-        pieces = field.product(field.decoding(places, u, u - terms.private), first)
-        mask = pieces.reshape(-1)[: terms.length]
-        return fixed.lift(field.subtract(self.known["masked"], mask), terms.modulus)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -74,45 +75,47 @@ class PairwiseClient(SecureClient):
     def __init__(self, terms: Terms, me: int) -> None:
         super().__init__(terms, me)
         self._circle = terms.circle[me]
-        self._masking, self._signing, self._own = (primitives.draw_secret() for _ in range(3))
+        self._masking, self._signing, self._own = (secrets.token_bytes(KEY) for _ in range(3))
         self._held: dict[int, bytes] = {}  # by client: a share of its mask key, one of its b
         self._claimed_survivors: tuple[int, ...] = ()
 
-    def _advertise(self) -> bytes:  # Round 0
-        keys = primitives.public_key(self._secret), primitives.public_key(self._masking)
-        return b"".join((*keys, primitives.signing_public_key(self._signing)))
+    def _answer(self, step: str, question: bytes, vector: Integers | None) -> bytes:
+        terms, half = self.terms, field.SHARE
+        if step == "keys":  # Round 0
+            keys = primitives.public_key(self._secret), primitives.public_key(self._masking)
+            return b"".join((*keys, primitives.signing_public_key(self._signing)))
 
-    def _share(self, question: bytes) -> bytes:  # Round 1
-        self._take_keys(unpack_entries(question, KEYS))
-        n, t = len(self._circle), self.terms.share_threshold(self.me)
-        shares = list(zip(field.split(self._masking, n, t), field.split(self._own, n, t)))
-        mine = {who: b"".join(shares[self.terms.place(self.me, who) - 1]) for who in self._circle}
-        self._held[self.me] = mine[self.me]
-        sealed = self._encrypt_shares({who: mine[who] for who in self._keys})
-        return primitives.commitment(self._own) + sealed
+        if step == "shares":  # Round 1
+            self._take_keys(unpack_entries(question, KEYS))
+            n, t = len(self._circle), terms.share_threshold(self.me)
+            shares = list(zip(field.split(self._masking, n, t), field.split(self._own, n, t)))
+            mine = {who: b"".join(shares[terms.place(self.me, who) - 1]) for who in self._circle}
+            self._held[self.me] = mine[self.me]
+            sealed = self._encrypt_shares({who: mine[who] for who in self._keys})
+            return primitives.commitment(self._own) + sealed
 
-    def _masked(self, question: bytes, vector: Integers) -> bytes:  # Round 2
-        terms = self.terms
-        shares = self._decrypt_shares(question, 2 * field.SHARE)
-        for who, share in shares.items():
-            self._held[who] = share or 2 * NONE  # reported in the last step
-        total = fixed.residues(vector, terms.modulus)
-        _mask(terms, total, primitives.derive(self._own, b"own " + terms.context), True)
-        for who in shares:
-            about = pair_context(terms, b"mask", min(self.me, who), max(self.me, who))
-            key = self._shared_key(self._masking, self._keys[who][KEY : 2 * KEY], about)
-            _mask(terms, total, key, who < self.me)
-        return fixed.pack(_cut(terms, total), terms.width)
+        if step == "masked":  # Round 2
+            assert vector is not None
+            others = self._decrypt_shares(question, 2 * half)
+            for who, share in others.items():
+                self._held[who] = share or 2 * NONE  # reported in the last step
+            total = fixed.residues(vector, terms.modulus)
+            _mask(terms, total, primitives.derive(self._own, b"own " + terms.context), True)
+            for who in others:
+                about = pair_context(terms, b"mask", min(self.me, who), max(self.me, who))
+                key = self._shared_key(self._masking, self._keys[who][KEY : 2 * KEY], about)
+                _mask(terms, total, key, who < self.me)
+            return fixed.pack(_cut(terms, total), terms.width)
 
-    def _sign(self, question: bytes) -> bytes:  # Round 3
-        # Of clients outside its circle this client knows only that they are in the cohort.
-        beyond = set(self.terms.cohort) - set(self._circle)
-        self._claimed_survivors = self._survivors(question, beyond | set(self._held))
-        return primitives.sign(self._signing, _claim(self.terms, self._claimed_survivors))
+        if step == "consistency":  # Round 3
+            # Of clients outside its circle this client knows only that they are in the cohort.
+            beyond = set(terms.cohort) - set(self._circle)
+            self._claimed_survivors = self._survivors(question, beyond | set(self._held))
+            return primitives.sign(self._signing, _claim(terms, self._claimed_survivors))
 
-    def _unmask(self, question: bytes) -> bytes:  # Round 4
+        # unmask, Round 4
         survivors = self._claimed_survivors
-        claim = _claim(self.terms, survivors)
+        claim = _claim(terms, survivors)
         agree = [
             who
             for who, signature in unpack_entries(question, SIGNATURE).items()
@@ -120,14 +123,10 @@ class PairwiseClient(SecureClient):
             and who in self._keys
             and primitives.is_signed(self._keys[who][2 * KEY :], signature, claim)
         ]
-        if len(agree) + 1 < self.terms.share_threshold(self.me):
+        if len(agree) + 1 < terms.share_threshold(self.me):
             raise Refused(f"{len(agree)} others have signed for the same survivors; too few")
-        half = field.SHARE
         return pack_entries(
-            {
-                who: held[half:] if who in survivors else held[:half]
-                for who, held in self._held.items()
-            }
+            {v: held[half:] if v in survivors else held[:half] for v, held in self._held.items()}
         )
 
 
@@ -145,13 +144,14 @@ class PairwiseServer(SecureServer):
             return pack_entries({v: signed[v] for v in self._others(client, "consistency")})
         return super().question(client)
 
-    def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
-        if step == "consistency":
-            return ID * survivors, SIGNATURE
-        if step == "unmask":
+    def sizes(self, client: int) -> tuple[int, int]:
+        if self.step == "consistency":
+            return ID * len(self.survivors), SIGNATURE
+        if self.step == "unmask":
+            signed, shared = (self._others(client, step) for step in ("consistency", "shares"))
             share = ID + field.SHARE
-            return (ID + SIGNATURE) * others("consistency"), share * (1 + others("shares"))
-        return super()._sizes(step, others, survivors)
+            return (ID + SIGNATURE) * len(signed), share * (1 + len(shared))
+        return super().sizes(client)
 
     def _check(self, client: int, answer: bytes) -> None:
         if self.step == "consistency":
@@ -165,26 +165,17 @@ class PairwiseServer(SecureServer):
         if not all(map(field.numbers, shares.values())):
             raise RemoteProtocolError("a share outside of the field")
 
-    def _vector(self, answer: bytes) -> Residues:
-        return fixed.unpack(answer, self.terms.width)
-
-    def _sum(self, total: Residues, vector: Residues) -> Residues:
-        return np.add(total, vector, out=total)
+    def _sum(self, total: Residues | None, answer: bytes) -> Residues:
+        vector = fixed.unpack(answer, self.terms.width)
+        return vector if total is None else np.add(total, vector, out=total)
 
     def _learned(self, step: str, answers: Mapping[int, bytes]) -> JsonDict:
         if step == "consistency":
             return {"signed": dict(answers)}
-        evidence = Evidence(
-            self.terms, {u: unpack_entries(a, field.SHARE) for u, a in answers.items()}
-        )
-        total = self._unmasked(evidence)
-        return {"total": total, "masked": None, "blamed": evidence.blamed()}
-
-    def _unmasked(self, evidence: Evidence) -> Integers:
-        """Returns the sum of the vectors of U3, without the masks that do not cancel."""
-        terms = self.terms
+        terms, survivors = self.terms, frozenset(self.survivors)
+        evidence = Evidence(terms, {u: unpack_entries(a, field.SHARE) for u, a in answers.items()})
+        # The sum of the vectors of U3, less the masks that do not cancel.
         total = self.known["masked"].copy()
-        survivors = frozenset(self.survivors)
         for u in self.survivors:
             own = evidence.reconstruct(u, "seed", primitives.commitment, self.known["heads"][u])
             _mask(terms, total, primitives.derive(own, b"own " + terms.context), False)
@@ -198,7 +189,8 @@ class PairwiseServer(SecureServer):
                 other = self.known["keys"][u][KEY : 2 * KEY]
                 about = pair_context(terms, b"mask", min(u, v), max(u, v))
                 _mask(terms, total, primitives.shared_key(masking, other, about), u < v)
-        return fixed.lift(_cut(terms, total), terms.modulus)
+        total = fixed.lift(_cut(terms, total), terms.modulus)
+        return {"total": total, "masked": None, "blamed": evidence.blamed()}
 
 
 class Evidence:
@@ -253,21 +245,19 @@ class Evidence:
             for point in field.off_line(chosen, others) if others else ():
                 self._wrong[self._terms.circle[of][point - 1]] += 1
             return found
-        raise BelowThreshold(
-            f"{len(held)} shares of client {of}'s {what} came, and no {t} of them give the one "
-            f"that it answers for",
-            self.blamed() | self._against(of, held, t),
-        )
-
-    def _against(self, of: int, held: list[tuple[int, bytes]], t: int) -> dict[int, str]:
-        """Blames the dealer of inconsistent shares, if otherwise `WITNESSES` others would lie."""
+        # The dealer of inconsistent shares is blamed, if otherwise `WITNESSES` others would lie.
         if len(held) > t and not field.off_line(held[:t], held[t:]):
             accusers = len(held)  # all agree on another secret than it promised
         else:
             accusers = max(0, len(held) - t + 1) + self._complaints[of]
-        if accusers < WITNESSES:
-            return {}
-        return {of: f"it dealt wrong shares, by the word of {accusers} others"}
+        blamed = self.blamed()
+        if accusers >= WITNESSES:
+            blamed[of] = f"it dealt wrong shares, by the word of {accusers} others"
+        raise BelowThreshold(
+            f"{len(held)} shares of client {of}'s {what} came, and no {t} of them give the one "
+            f"that it answers for",
+            blamed,
+        )
 
 
 def _subsets(held: list[tuple[int, bytes]], t: int, seed: int) -> Iterator[list[tuple[int, bytes]]]:

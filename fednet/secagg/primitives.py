@@ -7,7 +7,6 @@ Every key is used for one thing in one round: what it is derived for is part of 
 from __future__ import annotations
 
 import hashlib
-import secrets
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +35,6 @@ else:
 def missing() -> bool:
     """Whether the package is not installed."""
     return not _here
-
-
-def draw_secret() -> bytes:
-    """Draws a secret from the operating system."""
-    return secrets.token_bytes(KEY)
 
 
 def public_key(secret: bytes) -> bytes:

@@ -10,8 +10,10 @@ ascending order.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +89,7 @@ class SecureClient:
         if wrong := terms.wrong():
             raise Refused(f"secure aggregation: {wrong}")
         self.terms, self.me = terms, me
-        self._secret = primitives.draw_secret()
+        self._secret = secrets.token_bytes(KEY)
         self._keys: dict[int, bytes] = {}
         self._answers: dict[str, tuple[bytes, bytes]] = {}
         self._refused = False
@@ -106,17 +108,7 @@ class SecureClient:
         if self._refused or step != due:
             raise self._no(f"the step {step!r} was asked, and {due!r} is due")
         try:
-            if step == "keys":
-                answer = self._advertise()
-            elif step == "shares":
-                answer = self._share(question)
-            elif step == "masked":
-                assert vector is not None
-                answer = self._masked(question, vector)
-            elif step == "consistency":
-                answer = self._sign(question)
-            else:
-                answer = self._unmask(question)
+            answer = self._answer(step, question, vector)
         except (Refused, RemoteProtocolError) as wrong:
             raise self._no(str(wrong)) from None
         self._answers[step] = asked, answer
@@ -131,19 +123,8 @@ class SecureClient:
         self._refused = True
         return Refused(f"secure aggregation: {reason}")
 
-    def _advertise(self) -> bytes:
-        raise NotImplementedError
-
-    def _share(self, question: bytes) -> bytes:
-        raise NotImplementedError
-
-    def _masked(self, question: bytes, vector: Integers) -> bytes:
-        raise NotImplementedError
-
-    def _sign(self, question: bytes) -> bytes:
-        raise NotImplementedError
-
-    def _unmask(self, question: bytes) -> bytes:
+    def _answer(self, step: str, question: bytes, vector: Integers | None) -> bytes:
+        """Implemented by each protocol."""
         raise NotImplementedError
 
     # -- used by several steps ---------------------------------------------------------------------
@@ -207,15 +188,15 @@ class SecureClient:
 
 
 # -- the server ------------------------------------------------------------------------------------
+@dataclass
 class Gathered:
     """The answers to one step so far. Masked vectors are summed, not kept. keys: those
     advertised.
     """
 
-    def __init__(self) -> None:
-        self.answers: dict[int, bytes] = {}
-        self.total: Residues | None = None
-        self.keys: set[bytes] = set()
+    answers: dict[int, bytes] = field(default_factory=dict)
+    total: Residues | None = None
+    keys: set[bytes] = field(default_factory=set)
 
 
 class SecureServer:
@@ -281,23 +262,20 @@ class SecureServer:
 
     def sizes(self, client: int) -> tuple[int, int]:
         """Returns the bytes of the question that is due to this client, and of its answer."""
-        assert self.step is not None
-        survivors = len(self.live.get("masked", ()))
-        return self._sizes(self.step, lambda step: len(self._others(client, step)), survivors)
+        sealed = ID + self.share + TAG
+        if self.step == "keys":
+            return 0, self.keys
+        if self.step == "shares":
+            others = len(self._others(client, "keys"))
+            return (ID + self.keys) * others, self.head + sealed * others
+        others = len(self._others(client, "shares"))
+        return sealed * others, self.terms.length * self.terms.width
 
     def most(self, step: str) -> tuple[int, int]:
-        """Returns the `sizes` of any client if none is lost."""
-        circle = max(len(circle) for circle in self.terms.circle.values())
-        return self._sizes(step, lambda step: circle - 1, len(self.terms.cohort))
-
-    def _sizes(self, step: str, others: Callable[[str], int], survivors: int) -> tuple[int, int]:
-        """others(step): how many other clients of the circle completed a step."""
-        sealed = ID + self.share + TAG
-        if step == "keys":
-            return 0, self.keys
-        if step == "shares":
-            return (ID + self.keys) * others("keys"), self.head + sealed * others("keys")
-        return sealed * others("shares"), self.terms.length * self.terms.width
+        """Returns the `sizes` of any client if none is lost: all have circles of one size."""
+        before = self.terms.steps[: self.terms.steps.index(step)]
+        cohort = self.terms.cohort
+        return type(self)(self.terms, dict.fromkeys(before, cohort)).sizes(cohort[0])
 
     def _others(self, client: int, step: str) -> tuple[int, ...]:
         """Returns which others of this client's circle completed a step."""
@@ -312,29 +290,23 @@ class SecureServer:
                 f"an answer of {len(answer)} bytes to the step {self.step!r}; expected {expected}"
             )
         if self.step == "keys":
-            self._check_keys(gathered, answer)
+            # Every other client would refuse the round because of such a key.
+            keys = [answer[at : at + KEY] for at in range(0, len(answer), KEY)]
+            if not all(map(primitives.is_public_key, keys[: self.agreeing])):
+                raise RemoteProtocolError("a public key that agrees on nothing")
+            if len({*keys, *gathered.keys}) < len(keys) + len(gathered.keys):
+                raise RemoteProtocolError("a public key that occurs twice")
+            gathered.keys.update(keys)
         elif self.step == "shares":
             receivers = tuple(self._shares_in(answer))
             if receivers != self._others(client, "keys"):
                 raise RemoteProtocolError("shares for others than those that gave their keys")
         elif self.step == "masked":
-            vector = self._vector(answer)
-            gathered.total = vector if gathered.total is None else self._sum(gathered.total, vector)
+            gathered.total = self._sum(gathered.total, answer)
             answer = b""
         else:
             self._check(client, answer)
         gathered.answers[client] = answer
-
-    def _check_keys(self, gathered: Gathered, answer: bytes) -> None:
-        """Raises RemoteProtocolError for keys that agree on nothing or occur twice: every other
-        client would refuse the round because of them.
-        """
-        keys = [answer[at : at + KEY] for at in range(0, len(answer), KEY)]
-        if not all(map(primitives.is_public_key, keys[: self.agreeing])):
-            raise RemoteProtocolError("a public key that agrees on nothing")
-        if len({*keys, *gathered.keys}) < len(keys) + len(gathered.keys):
-            raise RemoteProtocolError("a public key that occurs twice")
-        gathered.keys.update(keys)
 
     def _shares_in(self, answer: bytes) -> dict[int, bytes]:
         return unpack_entries(answer[self.head :], self.share + TAG)
@@ -364,10 +336,8 @@ class SecureServer:
         return type(self)(self.terms, {**self.live, step: came}, {**self.known, **learned})
 
     # -- implemented by each protocol --------------------------------------------------------------
-    def _vector(self, answer: bytes) -> Residues:
-        raise NotImplementedError
-
-    def _sum(self, total: Residues, vector: Residues) -> Residues:
+    def _sum(self, total: Residues | None, answer: bytes) -> Residues:
+        """Adds a masked vector."""
         raise NotImplementedError
 
     def _check(self, client: int, answer: bytes) -> None:

@@ -94,25 +94,22 @@ class Checkpoints:
             write_state(self.folder / name, value, self._fsync)
         return name
 
-    def progress(self) -> RunProgress:
-        """How far the checkpoint is. Raises StateError where it is torn."""
-        return read_manifest(self.folder)[0]
-
-    def load(
-        self, server: type[State], extra: type[S] | None = None
-    ) -> tuple[State, RunProgress, S | None]:
+    def load(self, server: type[State]) -> tuple[State, RunProgress, Residuals | None]:
         """Raises StateError where the checkpoint is torn, altered or of another kind."""
         progress, files = read_manifest(self.folder)
         state = self._get(files["server"], server)
-        more = self._get(files["extra"], extra) if extra is not None and "extra" in files else None
+        more = self._get(files["extra"], Residuals) if "extra" in files else None
         return state, progress, more
 
-    def other(self, name: str, kind: type[S]) -> S:
-        """What belongs to the checkpoint under that name. Raises StateError as `load` does."""
+    def sent(self, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
+        """What went down with these tasks, by name. Raises StateError as `load` does."""
         files = read_manifest(self.folder)[1]
-        if name not in files:
-            raise StateError(f"{self.folder}/manifest.json: {name} is not there; {RESTORE}.")
-        return self._get(files[name], kind)
+        found: dict[str, State] = {}
+        for name in sorted({f"sent-{task.sent}" for task in under_way.values()}):
+            if name not in files:
+                raise StateError(f"{self.folder}/manifest.json: {name} is not there; {RESTORE}.")
+            found[name] = self._get(files[name], SentDown)
+        return found
 
     def _get(self, name: str, kind: type[S]) -> S:
         path = self.folder / name
@@ -173,8 +170,12 @@ class Memories:
                 down[name] = value
                 continue
             at = id(value)
-            if at not in known:
-                known[at] = self._known.get(at) or (value, self._store.write(_as_row(value)))
+            if at not in known and at in self._known:
+                known[at] = self._known[at]
+            elif at not in known:
+                none = torch.empty(0), torch.empty(0, dtype=torch.int64)
+                row = Tensors(_layout(len(value)), value, *none)
+                known[at] = value, self._store.write(row)
             rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
         self._known = known
         kept = ((f, PerClient(_layout(n), of, self._store)) for (f, n), of in rows.items())
@@ -197,11 +198,6 @@ def _layout(n: int) -> Layout:
     return Layout((Slot("h", (n,), "parameter"),))
 
 
-def _as_row(value: torch.Tensor) -> Tensors:
-    none = torch.empty(0), torch.empty(0, dtype=torch.int64)
-    return Tensors(_layout(len(value)), value, *none)
-
-
 class SentDown(State):
     """What went down with a task. form: of its fields, as JSON; enrol: how many of them are the
     client's enrolment.
@@ -210,9 +206,3 @@ class SentDown(State):
     form: str
     enrol: int
     body: torch.Tensor  # uint8
-
-
-def kept(checkpoints: Checkpoints, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
-    """What a checkpoint has of what went down with these tasks, by name."""
-    names = sorted({f"sent-{task.sent}" for task in under_way.values()})
-    return {name: checkpoints.other(name, SentDown) for name in names}

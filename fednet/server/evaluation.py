@@ -27,7 +27,6 @@ from fednet.server.round import OpenRound, reached
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate
-from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 from fednet.wire.payload import Run
 
@@ -91,7 +90,10 @@ class Evaluator:
         weights = dict.fromkeys(round.runs, 1.0)
         if not equal_weights(self.config):
             weights = self.method.weights(round.after.server, round.runs)
-        record.train_loss = mean_loss(round.runs, weights)
+        total = sum([weights[client] for client in round.runs])
+        if total:
+            losses = [weights[client] * run.loss for client, run in sorted(round.runs.items())]
+            record.train_loss = sum(losses) / total
         due = evaluation_due(self.config, round.number)
         model = self.newest(round.after.server, measured=due)
         if not due:
@@ -149,14 +151,23 @@ class Evaluator:
 
     def _score(self, record: records.Round, model: Tensors | None) -> None:
         """Adds the global model's scores on the server's test set."""
-        section = self.config.evaluate
+        section, host = self.config.evaluate, self.host
         if not self.method.has_global or not section.global_ or model is None:
             return
         if self._test is not None:
-            found = global_scores(
-                self.host, model, self._test, self._validation, section.batch_size
+            module, size = host.model(model), section.batch_size
+            counts = evaluate(module, self._test, host.task, size, tuple(host.setting.more))
+            record.set(
+                test_loss=counts.mean_loss,
+                test_accuracy=counts.accuracy,
+                correct_by_class=counts.table[0].tolist(),
+                total_by_class=counts.table[1].tolist(),
             )
-            record.set(**found)
+            if section.metrics:
+                record.metrics = counts.metrics(section.metrics)
+            if self._validation is not None:
+                held = evaluate(module, self._validation, host.task, size)
+                record.validation_accuracy = held.accuracy
         record.batch_norm_measured_over = self.calibrated_by
 
     def hashes(self, carried: RunState, model: Tensors | None) -> JsonDict:
@@ -174,7 +185,17 @@ class Evaluator:
     def best(self, progress: RunProgress, record: records.Round, model: Tensors | None) -> None:
         """Notes the round as the best so far, where it is."""
         name = self.config.stop.metric
-        value, model_of = self._measured(record, name)
+        # The clients' own models where there is no global model or test set.
+        if name in ("test_loss", "validation_accuracy"):
+            value, model_of = record.get(name), "global"
+        elif record.test_accuracy is not None:
+            value, model_of = record.test_accuracy, "global"
+            if name != "accuracy":
+                value = (record.metrics or {}).get(name)
+        else:
+            value, model_of = (record.client_accuracy or {}).get("personal"), self.own_model
+            if name != "accuracy":
+                value = (record.client_metrics or {}).get("personal", {}).get(name)
         if value is None:
             return
         best = progress.best
@@ -184,19 +205,6 @@ class Evaluator:
             if self.config.checkpoint.best and model is not None:
                 named = self.experiment.state_dict(model)
                 exports.save_model(self.directory.path / "best.safetensors", named)
-
-    def _measured(self, record: records.Round, name: str) -> tuple[float | None, str]:
-        """`stop.metric` of a round, and of which model: the clients' own models without a global
-        model or test set.
-        """
-        if name in ("test_loss", "validation_accuracy"):
-            return record.get(name), "global"
-        of_global, of_clients = record.test_accuracy, record.client_accuracy or {}
-        own = of_clients.get("personal")
-        if name != "accuracy":
-            own = (record.client_metrics or {}).get("personal", {}).get(name)
-            of_global = (record.metrics or {}).get(name)
-        return (of_global, "global") if record.test_accuracy is not None else (own, self.own_model)
 
     # -- the last evaluation -----------------------------------------------------------------------
     def last(
@@ -244,12 +252,14 @@ class Evaluator:
         if method.has_global and section.global_ and model is not None and self._test is not None:
             module = self.host.model(model)
             found = evaluate(module, self._test, self.host.task, section.batch_size, ("confusion",))
-            return _matrix("global", "server", found)
+            counts = found.more()["confusion"].tolist()
+            return {"model": "global", "tested_on": "server", "counts": counts}
         wanted = "global" if method.has_global else "personal"
-        for name, counts, weights in weighed(evaluated, self._share(len(evaluated))):
+        for name, by_client, weights in weighed(evaluated, self._share(len(evaluated))):
             if name == wanted:
                 shown = "global" if method.has_global else self.own_model
-                return _matrix(shown, "clients", summed(counts, weights))
+                counts = summed(by_client, weights).more()["confusion"].tolist()
+                return {"model": shown, "tested_on": "clients", "counts": counts}
         return {}
 
     def _ask_all(
@@ -279,31 +289,6 @@ class Evaluator:
                 for name in ("personal", "balanced"):
                     evaluated[client].pop(name, None)
         return evaluated
-
-
-def _matrix(model: str, tested_on: str, found: Counts) -> JsonDict:
-    counts = found.more()["confusion"]
-    return {"model": model, "tested_on": tested_on, "counts": counts.tolist()}
-
-
-def global_scores(
-    host: ServerHost, model: Tensors, test: Pair, validation: Pair | None, batch_size: int
-) -> JsonDict:
-    """The fields of a line of rounds.jsonl. validation: None where nothing is held out for it."""
-    module = host.model(model)
-    setting = host.setting
-    counts = evaluate(module, test, host.task, batch_size, tuple(setting.more))
-    found = {
-        "test_loss": counts.mean_loss,
-        "test_accuracy": counts.accuracy,
-        "correct_by_class": counts.table[0].tolist(),
-        "total_by_class": counts.table[1].tolist(),
-    }
-    if names := setting.config.evaluate.metrics:
-        found["metrics"] = counts.metrics(names)
-    if validation is not None:
-        found["validation_accuracy"] = evaluate(module, validation, host.task, batch_size).accuracy
-    return found
 
 
 def pooled(evaluated: Evaluated, share: float | None = None) -> dict[str, float]:
@@ -346,13 +331,6 @@ def summed(clients: Mapping[int, Counts], weights: Mapping[int, int]) -> Counts:
             mine = more if part == 1 else more * part
             sums[name] = sums[name] + mine if name in sums else mine
     return Counts(np.zeros((2, 0), dtype=np.int64), loss, n, lambda: sums)
-
-
-def mean_loss(runs: Mapping[int, Run], weights: Mapping[int, float]) -> float | None:
-    """Returns the mean training loss of clients, by these weights; None where they sum to 0."""
-    total = sum([weights[i] for i in runs])
-    summed = sum([weights[i] * run.loss for i, run in sorted(runs.items())])
-    return summed / total if total else None
 
 
 def client_lines(round: OpenRound, config: Config) -> list[JsonDict]:

@@ -189,7 +189,7 @@ class Session:
         self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
-            state, progress, more = self.checkpoints.load(exp.algorithm.Server, Residuals)
+            state, progress, more = self.checkpoints.load(exp.algorithm.Server)
             before = progress.clients or config.clients
             if before != config.clients:
                 state = grown(config, exp.algorithm, state, before)

@@ -27,7 +27,7 @@ from fednet.records import Round, reading
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
-from fednet.server.checkpoint import Memories, Residuals, kept
+from fednet.server.checkpoint import Memories, Residuals
 from fednet.server.evaluation import client_lines
 from fednet.server.exchange import RunState
 from fednet.server.growth import clients_from_next_round
@@ -116,7 +116,7 @@ class Rounds:
             residuals = self._memories.read(more) if more is not None else {}
             self.carried = RunState(server, progress.versions, progress.states, residuals)
             self.durable = dict(progress.versions)
-            self.sent = kept(self.checkpoints, progress.under_way)
+            self.sent = self.checkpoints.sent(progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fednet.config import Config, to_mapping
 from fednet.errors import ConfigError, lacking
@@ -20,12 +20,6 @@ from fednet.plain import JsonDict
 from fednet.records import COSTS, Round, known
 
 log = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    def write(self, round: int, numbers: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def numbers(record: Round) -> dict[str, float]:
@@ -43,77 +37,66 @@ def numbers(record: Round) -> dict[str, float]:
     return found
 
 
-class TensorBoard:
+# (writes a round's numbers, closes)
+Tracker = tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]
+
+
+def tensorboard(run: Path, config: JsonDict) -> Tracker:
     """Event files under OUT/NAME/tensorboard."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: Path, config: JsonDict) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(run / "tensorboard"))
 
-        self._writer = SummaryWriter(str(run / "tensorboard"))
-
-    def write(self, round: int, numbers: dict[str, float]) -> None:
+    def write(round: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, round)
-        self._writer.flush()
+            writer.add_scalar(name, value, round)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return write, writer.close
 
 
-class MLflow:
+def mlflow(run: Path, config: JsonDict) -> Tracker:
     """A run of the experiment `fednet`, in a file store under OUT/NAME/mlruns. A resumed run
     continues the same one.
     """
+    # Newer releases write files only if this is set.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
 
-    def __init__(self, run: Path, config: JsonDict) -> None:
-        # Newer releases write files only if this is set.
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        from mlflow import MlflowClient
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (run / "mlruns").resolve().as_uri()
+    client = MlflowClient(tracking_uri=uri)
+    known = client.get_experiment_by_name("fednet")
+    of = known.experiment_id if known else client.create_experiment("fednet")
+    begun = run / "mlflow-run"
+    if not begun.exists():
+        made = client.create_run(of, run_name=run.name)
+        write_aside(begun, made.info.run_id)
+        for name, value in config.items():
+            client.log_param(made.info.run_id, name, str(value)[:500])
+    id = begun.read_text(encoding="ascii")
 
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (run / "mlruns").resolve().as_uri()
-        self._client = MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name("fednet")
-        of = known.experiment_id if known else self._client.create_experiment("fednet")
-        begun = run / "mlflow-run"
-        if not begun.exists():
-            made = self._client.create_run(of, run_name=run.name)
-            write_aside(begun, made.info.run_id)
-            for name, value in config.items():
-                self._client.log_param(made.info.run_id, name, str(value)[:500])
-        self._run = begun.read_text(encoding="ascii")
-
-    def write(self, round: int, numbers: dict[str, float]) -> None:
+    def write(round: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
-            self._client.log_metric(self._run, name, value, step=round)
+            client.log_metric(id, name, value, step=round)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    return write, lambda: client.set_terminated(id)
 
 
-class WandB:
+def wandb(run: Path, config: JsonDict) -> Tracker:
     """A run of the project `fednet`, offline under OUT/NAME/wandb unless WANDB_MODE is set."""
+    import wandb
 
-    def __init__(self, run: Path, config: JsonDict) -> None:
-        import wandb
-
-        # The variable may hold anything; wandb says what it allows.
-        mode: Any = os.environ.get("WANDB_MODE") or "offline"
-        self._run = wandb.init(
-            project="fednet", name=run.name, dir=str(run), config=config, mode=mode
-        )
-
-    def write(self, round: int, numbers: dict[str, float]) -> None:
-        self._run.log(numbers, step=round)
-
-    def close(self) -> None:
-        self._run.finish()
+    # The variable may hold anything; wandb says what it allows.
+    mode: Any = os.environ.get("WANDB_MODE") or "offline"
+    begun = wandb.init(project="fednet", name=run.name, dir=str(run), config=config, mode=mode)
+    return lambda round, numbers: begun.log(numbers, step=round), begun.finish
 
 
 # By name, which is also that of the package.
 KINDS: dict[str, Callable[[Path, JsonDict], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": WandB,
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
 }
 
 
@@ -122,12 +105,7 @@ class Trackers:
     whose package is not installed.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        run: Path,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: Config, run: Path, say: Callable[[str], None]) -> None:
         self._say, whole = say, to_mapping(config)
         self._all: dict[str, Tracker] = {}
         for name in config.track:
@@ -140,17 +118,17 @@ class Trackers:
 
     def round(self, record: Round) -> None:
         found = numbers(record)
-        for name, tracker in list(self._all.items()):
+        for name, (write, _) in list(self._all.items()):
             try:
-                tracker.write(record.round, found)
+                write(record.round, found)
             except Exception as broken:
                 del self._all[name]
                 self._fails(name, broken)
 
     def close(self) -> None:
-        for name, tracker in self._all.items():
+        for name, (_, close) in self._all.items():
             try:
-                tracker.close()
+                close()
             except Exception as broken:
                 self._fails(name, broken)
 

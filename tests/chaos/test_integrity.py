@@ -28,7 +28,7 @@ from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
 from fednet.records.manifest import RunProgress
-from fednet.server.checkpoint import Checkpoints, Memories, Residuals
+from fednet.server.checkpoint import Checkpoints, Memories
 from fednet.server.inbox import Inbox
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
@@ -169,7 +169,7 @@ def checkpoint(draw: random.Random, folder: Path) -> Reader:
         if not made.exists:
             raise StateError("a run without a checkpoint is not continued, see `process`")
         again = Checkpoints(folder)
-        server, progress, more = again.load(FedVARP.Server, Residuals)
+        server, progress, more = again.load(FedVARP.Server)
         left = Memories(again.rows).read(more)
         rows = [server.y.known(c).sha256() for c in sorted(server.y.rows)]
         secret = Noise(folder / "noise.key", drawn=bool(first))

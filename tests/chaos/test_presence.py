@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fednet.errors import CannotGoOn
-from fednet.server.checkpoint import Checkpoints
+from fednet.records.manifest import read_manifest
 from tests.processes import Federation, crashes, finished, in_process
 
 # A task takes a little over 1 s (20 steps of 50 ms): client 1 leaves in the middle of round 3, and
@@ -82,7 +82,7 @@ def test_a_run_whose_clients_have_left_for_good_ends_with_all_saved(tmp_path):
     fed = Federation(tmp_path / "run", **changes)
     done = len(fed.rounds())
     assert 0 < done < 6
-    assert Checkpoints(fed.path / "checkpoint").progress().round == done
+    assert read_manifest(fed.path / "checkpoint")[0].round == done
 
 
 def test_processes_clients_started_apart_and_kills_give_the_bits_of_one_process(tmp_path):

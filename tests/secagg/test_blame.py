@@ -119,15 +119,15 @@ def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch):
     def scattered(secret: bytes, n: int, k: int, *more: object) -> list[bytes]:
         return [split(bytes([i]) * 32, n, k)[i] for i in range(n)]
 
-    share = PairwiseClient._share
+    honest = PairwiseClient.answer
 
-    def scattered_shares(self: PairwiseClient, question: bytes) -> bytes:
+    def answer(self: PairwiseClient, step: str, *more: Any) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
-            if self.me == MALICIOUS:
+            if (self.me, step) == (MALICIOUS, "shares"):
                 patch.setattr(field, "split", scattered)
-            return share(self, question)
+            return honest(self, step, *more)
 
-    monkeypatch.setattr(PairwiseClient, "_share", scattered_shares)
+    monkeypatch.setattr(PairwiseClient, "answer", answer)
     assert blamed(Round(terms("secagg"))) == [MALICIOUS]
 
 

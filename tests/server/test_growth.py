@@ -15,7 +15,7 @@ from fednet.algorithms.base import State
 from fednet.errors import ConfigError, Stopped
 from fednet.experiment import build
 from fednet.launch import start
-from fednet.server.checkpoint import Checkpoints, Residuals
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.watch import Hosting
 from tests.processes import Processes
 from tests.rooms import SMALL, hashes, lines, merged, small
@@ -48,7 +48,7 @@ def go(out: Path, mapping, resume: bool = False, callback=None) -> Path:
 def checkpoint(directory: Path, mapping) -> State:
     config = configuration.from_mapping(mapping, where="the test")
     method = build.build(config, directory.parent).algorithm
-    return Checkpoints(directory / "checkpoint").load(method.Server, Residuals)[0]
+    return Checkpoints(directory / "checkpoint").load(method.Server)[0]
 
 
 def times(directory: Path) -> list[float | None]:

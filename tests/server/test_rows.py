@@ -13,7 +13,7 @@ from fednet.algorithms.fedvarp import FedVARP
 from fednet.errors import StateError
 from fednet.experiment.store import RowStore
 from fednet.records.manifest import RunProgress
-from fednet.server.checkpoint import Checkpoints, Memories, Residuals
+from fednet.server.checkpoint import Checkpoints, Memories
 from fednet.tensors import Layout, Slot, Tensors
 from tests.rooms import run
 
@@ -97,7 +97,7 @@ def test_what_compressors_remember_is_written_where_it_changed(tmp_path: Path) -
 
     later = Checkpoints(tmp_path)
     memories = Memories(later.rows)
-    found = memories.read(later.load(FedAvg.Server, Residuals)[2])
+    found = memories.read(later.load(FedAvg.Server)[2])
     assert {name: value.tolist() for name, value in found.items()} == {
         name: value.tolist() for name, value in all.items()
     }

@@ -55,7 +55,11 @@ def test_one_that_fails_is_left_out_said_once_and_the_others_go_on(tmp_path, mon
     def broken(run, config):
         raise RuntimeError("cannot begin")
 
-    kinds = {"a": lambda r, c: bad, "b": lambda r, c: good, "c": broken}
+    kinds = {
+        "a": lambda r, c: (bad.write, bad.close),
+        "b": lambda r, c: (good.write, good.close),
+        "c": broken,
+    }
     monkeypatch.setattr(tracking, "KINDS", kinds)
     trackers = Trackers(asked("a", "b", "c"), tmp_path, said.append)
     trackers.round(ROUND)
