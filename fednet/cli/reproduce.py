@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from fednet.cli import values
 from fednet.cli.common import add_flags, common_arguments
 
-if TYPE_CHECKING:
-    from fednet.papers.job import Request
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "table", nargs="?", metavar="PAPER/TABLE", help="such as fedpdc/table2; --list shows them"
+        "table",
+        nargs="?",
+        default="",
+        metavar="PAPER/TABLE",
+        help="such as fedpdc/table2; --list shows them",
     )
     common_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the papers and their tables")
@@ -59,12 +58,4 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet.papers.reproduce import main
 
-    return main(request(args))
-
-
-def request(args: argparse.Namespace) -> Request:
-    """The command line as a value."""
-    from fednet.papers.job import Request
-
-    given = {f.name: getattr(args, f.name) for f in fields(Request)}
-    return Request(**{**given, "table": args.table or ""})
+    return main(args)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+import argparse
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fednet import papers, places
+from fednet import papers
 from fednet.config import WHERE, load, to_mapping
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
@@ -34,29 +36,6 @@ OWN = {
 EVALUATIONS = 20  # in a run of which only the end is in the table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The command line. table: PAPER/TABLE; list, gather, plan: do this instead of running;
-    dataset, setting, only: which cells; set: settings of every run.
-    """
-
-    table: str = ""
-    list: bool = False
-    gather: bool = False
-    plan: bool = False
-    dataset: str | None = None
-    only: Sequence[str] | None = None
-    seeds: Sequence[int] | None = None
-    scale: str = "full"
-    jobs: int = 1
-    device: str = "auto"
-    setting: str | None = None
-    set: Sequence[str] = ()
-    load: Sequence[str] = ()
-    out: Path = field(default_factory=places.runs)
-    quiet: bool = False
-
-
 @dataclass(frozen=True)
 class Reproduction:
     """The cells to run, and how. changed: what `--set` changed."""
@@ -76,42 +55,59 @@ class Reproduction:
 
     def runs(self, out: Path) -> list[tuple[Cell, int, RunSpec]]:
         """Returns the runs ordered by seed, so that a stopped command has done whole seeds."""
-        return [
-            (
-                c,
-                s,
-                RunSpec(
-                    {**c.config, "name": f"{c.config['name']}-seed{s}", "seed": s}, self.folder(out)
-                ),
-            )
-            for s in self.seeds
-            for c in self.cells
-        ]
+        found = []
+        for seed in self.seeds:
+            for cell in self.cells:
+                own = {"name": f"{cell.config['name']}-seed{seed}", "seed": seed}
+                found.append((cell, seed, RunSpec({**cell.config, **own}, self.folder(out))))
+        return found
 
     def versus(self, cell: Cell) -> Cell | None:
         """Returns the cell of the same column whose method this cell's is compared with."""
         return next(
-            (c for c in self.cells if c.method == cell.versus and _column(c) == _column(cell)), None
+            (c for c in self.cells if c.method == cell.versus and c.column == cell.column), None
         )
 
 
-def plan(asked: Request) -> Reproduction:
+def plan(asked: argparse.Namespace) -> Reproduction:
     """Chooses the cells that the command line asks for. Raises ConfigError for unknown names, and
     for keys and values that a run would refuse.
     """
     for text in asked.set:
         if why := OWN.get(text.partition("=")[0].strip()):
             raise ConfigError(f"--set {text}: {why}.")
-    cells = [c for c in papers.cells(asked.table) if not c.no_run]
-    name = f"{cells[0].paper}/{cells[0].table}"
-    cells = _of_setting(_of_dataset(cells, asked.dataset), asked.setting, name)
+    every = [c for c in papers.cells(asked.table) if not c.no_run]
+    name = f"{every[0].paper}/{every[0].table}"
+    cells = every
+    if asked.dataset:  # as the paper or as the configuration calls it
+        wanted = _plain(asked.dataset)
+        cells = [
+            c for c in cells if wanted in map(_plain, (c.dataset, c.config["data"]["dataset"]))
+        ]
+        if not cells:
+            known = dict.fromkeys(c.dataset for c in every)
+            raise ConfigError(unknown("dataset", asked.dataset, known))
+    if asked.setting:  # in whole words: E1 is not E10
+        words = _words(asked.setting)
+        cells = [c for c in cells if words <= _words(f"{c.variant} {c.heterogeneity}")]
+        if not cells:
+            there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() for c in every)
+            raise ConfigError(
+                f"--setting {asked.setting}: no cell of {name} has that in its setting; they are "
+                f"{', '.join(there)}."
+            )
     if asked.only is not None:
-        cells = _of_methods(cells, _named_methods(cells, asked.only))
+        methods = _named_methods(cells, asked.only)
+        chosen = [c for c in cells if c.method in methods]
+        against = {(*c.column, c.versus) for c in chosen}
+        others = [c for c in cells if (*c.column, c.method) in against and c not in chosen]
+        cells = [*chosen, *others]
     if asked.scale == "mini":
         cells = [mini(c) for c in cells]
     cells = [replace(c, config=_evaluated(c, asked.scale)) for c in cells]
     if asked.set or asked.load:
-        cells = [replace(c, config=_with_flags(c, asked)) for c in cells]
+        built = [load(c.config, asked.set, asked.load, c.name) for c in cells]
+        cells = [replace(c, config=to_mapping(config)) for c, config in zip(cells, built)]
     return Reproduction(
         name,
         tuple(cells),
@@ -121,92 +117,37 @@ def plan(asked: Request) -> Reproduction:
     )
 
 
-def _with_flags(cell: Cell, asked: Request) -> JsonDict:
-    """Returns the cell's configuration with --set and --load."""
-    return to_mapping(load(cell.config, asked.set, asked.load, cell.name))
-
-
-def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:
-    """dataset: as the paper or as the configuration calls it."""
-    if not dataset:
-        return list(cells)
-    found = [
-        c
-        for c in cells
-        if _plain(dataset) in (_plain(c.dataset), _plain(str(c.config["data"]["dataset"])))
-    ]
-    if not found:
-        raise ConfigError(unknown("dataset", dataset, dict.fromkeys(c.dataset for c in cells)))
-    return found
-
-
-def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[Cell]:
-    """Returns the cells that have all of these whole words in their setting: E1 is not E10. In
-    either case, and c=2 for #C=2, which a shell takes for a comment.
-    """
-    if not setting:
-        return list(cells)
-    found = [c for c in cells if _words(setting) <= _words(_setting(c))]
-    if not found:
-        there = dict.fromkeys(_setting(c).strip() for c in papers.cells(name) if not c.no_run)
-        raise ConfigError(
-            f"--setting {setting}: no cell of {name} has that in its setting; they are "
-            f"{', '.join(there)}."
-        )
-    return found
-
-
-def _setting(cell: Cell) -> str:
-    return f"{cell.variant} {cell.heterogeneity}"
-
-
 def _words(text: str) -> set[str]:
-    return {_word(word) for word in text.lower().split()}
-
-
-def _word(word: str) -> str:
-    """Without a # before it, and a number as any number is written: alpha=1.0 as alpha=1."""
-    name, equals, value = word.removeprefix("#").rpartition("=")
-    try:
-        return f"{name}{equals}{float(value):g}"
-    except ValueError:
-        return f"{name}{equals}{value}"
+    """Returns the words without a # before them, which a shell takes for a comment, and numbers as
+    any number is written: alpha=1.0 as alpha=1.
+    """
+    found = set()
+    for word in text.lower().split():
+        name, equals, value = word.removeprefix("#").rpartition("=")
+        with contextlib.suppress(ValueError):
+            value = f"{float(value):g}"
+        found.add(f"{name}{equals}{value}")
+    return found
 
 
 def _named_methods(cells: Sequence[Cell], only: Sequence[str]) -> set[str]:
     """Returns the methods that `--only` names, as the table prints them or nearly so."""
-    known = list(dict.fromkeys(c.method for c in cells))
+    known = dict.fromkeys(c.method for c in cells)
     wanted = set[str]()
     left = list(only)
     while left:
         # A method's name may itself contain a comma, so that the longest match is taken.
         for count in range(len(left), 0, -1):
-            method = _meant(", ".join(left[:count]), known)
-            if method is not None:
+            name = ", ".join(left[:count])
+            alike = [m for m in known if m.lower() == name.lower()]
+            alike = alike or [m for m in known if _plain(m) == _plain(name)]
+            if len(alike) == 1:
                 break
         else:
             raise ConfigError(unknown("method", left[0], known))
-        wanted.add(method)
+        wanted.add(alike[0])
         del left[:count]
     return wanted
-
-
-def _meant(name: str, there: Iterable[str]) -> str | None:
-    """Which of these names it is: letter by letter, or the one that is alike."""
-    same = [m for m in there if m.lower() == name.lower()]
-    alike = same or [m for m in there if _plain(m) == _plain(name)]
-    return alike[0] if len(alike) == 1 else None
-
-
-def _of_methods(cells: Sequence[Cell], wanted: Collection[str]) -> list[Cell]:
-    """Returns the cells of these methods, and of those that they are measured against."""
-    chosen = [c for c in cells if c.method in wanted]
-    against = {(*_column(c), c.versus) for c in chosen if c.versus}
-    return [*chosen, *(c for c in cells if c not in chosen and (*_column(c), c.method) in against)]
-
-
-def _column(cell: Cell) -> tuple[str, str, str]:
-    return cell.dataset, cell.variant, cell.heterogeneity
 
 
 def _evaluated(cell: Cell, scale: str) -> JsonDict:

@@ -53,7 +53,8 @@ def mini(cell: Cell) -> Cell:
     """Returns the cell at mini scale, with `-mini` in its name (see `DESCRIPTION`)."""
     config = cell.config
     train = config["train"]
-    m, share = participants(config)
+    share = float(config["participation"])  # the paper's
+    m = min(COHORT, max(1, math.floor(share * int(config["clients"]) + 0.5)))
     clients = min(CLIENTS, int(config["clients"]), math.ceil(m / share))
     epochs, momentum = int(train.get("epochs", 0)), float(train.get("momentum", 0.0))
     steps = int(train.get("steps") or max(STEPS[0], STEPS[1] * epochs))
@@ -74,9 +75,3 @@ def mini(cell: Cell) -> Cell:
     small = lay(lay(config, over), cell.kept)
     target = None if cell.target_round is None else min(cell.target_round, rounds)
     return replace(cell, config={**small, "name": f"{small['name']}-mini"}, target_round=target)
-
-
-def participants(config: JsonDict) -> tuple[int, float]:
-    """Returns (clients a round at mini scale, the paper's share)."""
-    share = float(config["participation"])
-    return min(COHORT, max(1, math.floor(share * int(config["clients"]) + 0.5))), share

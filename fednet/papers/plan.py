@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +41,19 @@ def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
     wide = max(len(t.name) for _, _, t in runs)
     for cell, _, task in runs:
         state, rounds = task.state, int(cell.config["rounds"])
-        seconds, pace = seconds_of_a_round(cell, paces), paces[kind(cell)]
+        pace = paces[kind(cell)]
         mb, part = traffic(cell, pace.public if isinstance(pace, Pace) else 0)
-        time = "?" if seconds is None else f"{seconds * rounds / 3600:.2f} h"
+        took, time = 0.0, "?"  # of all its clients' steps, one after the other
+        if isinstance(pace, Pace):
+            cohort = configuration.from_mapping(cell.config, cell.name).cohort_size
+            took = cohort * steps(cell, pace) * pace.step * rounds / 3600
+            time = f"{took:.2f} h"
         lines.append(
             f"  {task.name.ljust(wide)}  {state:<7} {rounds:4d} rounds  {time:>8}  "
             f"{'above' if part else '     '} {mb:9.1f} MB"
         )
         if state not in ("done", "failed"):
-            hours += (seconds or 0) * rounds / 3600
+            hours += took
             megabytes += mb
             left += 1
     unknown = any(isinstance(p, str) for p in paces.values())
@@ -72,24 +75,17 @@ def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
     return "\n".join(text)
 
 
-def seconds_of_a_round(cell: Cell, paces: Mapping[str, Pace | str]) -> float | None:
-    """Seconds of all its clients' steps, one after the other; None where no step was measured."""
-    pace = paces[kind(cell)]
-    if isinstance(pace, str):
-        return None
-    cohort = configuration.from_mapping(cell.config, cell.name).cohort_size
-    return cohort * steps(cell, pace.samples, pace.public) * pace.step
-
-
-def steps(cell: Cell, samples: tuple[int, ...], public: int) -> float:
+def steps(cell: Cell, pace: Pace) -> float:
     """SGD steps of a client in a round, in the mean over clients. FedRDS trains on its part of the
     public set too.
     """
     train, method = cell.config["train"], cell.config["algorithm"]
     if train.get("steps"):
         return float(train["steps"])
-    shared = part_of(float(method.get("alpha", 0.5)), public) if method["name"] == "fedrds" else 0
-    batches = [math.ceil((n + shared) / int(train["batch_size"])) for n in samples]
+    shared = 0
+    if method["name"] == "fedrds":
+        shared = part_of(float(method.get("alpha", 0.5)), pace.public)
+    batches = [math.ceil((n + shared) / int(train["batch_size"])) for n in pace.samples]
     return int(train["epochs"]) * sum(batches) / len(batches)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -47,16 +47,13 @@ def grouped(
 
 def mean(rows: Sequence[JsonMapping], key: str) -> float | None:
     values = [float(r[key]) for r in rows if r.get(key) is not None]
-    return math.fsum(values) / len(values) if values else None
+    return statistics.fmean(values) if values else None
 
 
 def deviation(rows: Sequence[JsonMapping], key: str) -> float | None:
     """Returns the sample standard deviation over the rows; None for fewer than two."""
     values = [float(r[key]) for r in rows if r.get(key) is not None]
-    if len(values) < 2:
-        return None
-    m = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -135,11 +132,9 @@ def reading(rows: Sequence[JsonMapping], key: str, measure: str) -> str:
     counted = measure in COUNTS or measure.startswith("rounds_to_")
     text = spread(rows, key, 0 if counted and len(rows) < 2 else 2)
     never = sum(r.get(key) is None for r in rows) if targeted(measure) else 0
-    return (
-        text + (f" ({never} of {len(rows)} never)" if never else "")
-        if text or not never
-        else "never"
-    )
+    if never:
+        return f"{text} ({never} of {len(rows)} never)" if text else "never"
+    return text
 
 
 def _text(value: float | None, digits: int = 2) -> str:
@@ -184,30 +179,7 @@ def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
         out.append(f"Not run here: {'; '.join(left)}.")
     if legend and any(r["scale"] == "mini" for r in rows):
         out.append(DESCRIPTION[0].upper() + DESCRIPTION[1:])
-    out.append(f"`paper` and `ours`: {_measures(rows)}.")
-    if legend:
-        out += _legend(rows)
-    if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
-        out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
-    return out
-
-
-def _legend(rows: Sequence[JsonMapping]) -> list[str]:
-    """Returns the lines of `LEGEND` that the rows need."""
-    figures, deviation, target, personal = LEGEND
-    out = [figures]
-    by_method = [runs for methods in grouped(rows).values() for runs in methods.values()]
-    if any(sum(r["status"] == "done" for r in runs) > 1 for runs in by_method):
-        out.append(deviation)
-    if any(r["measure"] == "rounds_to_target" for r in rows):
-        out.append(target)
-    if any(r["pfl"] is not None for r in rows):
-        out.append(personal)
-    return out
-
-
-def _measures(rows: Sequence[JsonMapping]) -> str:
-    """Names the measure of most rows, and the methods whose measure is another."""
+    # The measure of most rows, and the methods whose measure is another.
     found: dict[str, list[str]] = {}
     for r in rows:
         found.setdefault(str(r["measure"]), []).append(str(r["method"]))
@@ -215,4 +187,18 @@ def _measures(rows: Sequence[JsonMapping]) -> str:
     others = [
         f"{m} of {', '.join(dict.fromkeys(methods))}" for m, methods in found.items() if m != most
     ]
-    return f"{most} ({'; '.join(others)})" if others else most
+    measures = f"{most} ({'; '.join(others)})" if others else most
+    out.append(f"`paper` and `ours`: {measures}.")
+    if legend:  # those of its lines that the rows need
+        figures, deviation, target, personal = LEGEND
+        out.append(figures)
+        by_method = [runs for methods in grouped(rows).values() for runs in methods.values()]
+        if any(sum(r["status"] == "done" for r in runs) > 1 for runs in by_method):
+            out.append(deviation)
+        if any(r["measure"] == "rounds_to_target" for r in rows):
+            out.append(target)
+        if any(r["pfl"] is not None for r in rows):
+            out.append(personal)
+    if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
+        out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
+    return out

@@ -10,6 +10,7 @@ initial weights and participants depend on the seed, not on the method.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from fednet import loading, papers
@@ -17,7 +18,7 @@ from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import writable
 from fednet.papers import plan as planning
 from fednet.papers import rendering, results
-from fednet.papers.job import Reproduction, Request, plan
+from fednet.papers.job import Reproduction, plan
 from fednet.papers.mini import DESCRIPTION
 from fednet.plain import JsonDict
 from fednet.report import costs, metrics
@@ -26,8 +27,10 @@ from fednet.sweep import cells
 from fednet.sweep.cells import RunSpec
 
 
-def main(asked: Request) -> int:
-    """Returns the exit status."""
+def main(asked: argparse.Namespace) -> int:
+    """Does the runs that are not done yet, then writes the table of all of them; or what else the
+    command line asks for. Returns the exit status.
+    """
     loading.load_parts([Path(f) for f in asked.load])
     if asked.list:
         print(listing())
@@ -39,11 +42,6 @@ def main(asked: Request) -> int:
         print(planning.plan(job, asked.out, asked.device, asked.jobs))
         return 0
     writable(asked.out, "--out")  # refused before hours of runs, not after them
-    return _run(job, asked)
-
-
-def _run(job: Reproduction, asked: Request) -> int:
-    """Does the runs that are not done yet, then writes the table of all of them."""
     say = speaker(asked.quiet)
     if job.scale == "mini":
         say(DESCRIPTION[0].upper() + DESCRIPTION[1:])
@@ -117,31 +115,21 @@ def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if t.state == "done"}
     made, curves = [], []
     for cell, seed, task in runs:
-        run, other, status = found.get((cell.name, seed)), None, _status(task)
+        run, other, status = found.get((cell.name, seed)), None, "done"
+        if task.state == "failed":
+            status = f"failed: {task.why or 'it printed nothing'}"
+        elif task.state != "done":
+            status = f"not run: {task.why}" if task.why else "not run"
         if (versus := job.versus(cell)) is not None:
             other = found.get((versus.name, seed))
         compared = cell.versus is not None and cell.measure in results.COMPARED
         if run is not None and other is None and compared:
             # Else a target that is not known would look like one that was never reached.
             status = f"not compared: {cell.versus} of this seed is not done"
-        made.append(
-            results.row(
-                cell, seed, job.scale, run, versus=other, status=status, changed=job.changed
-            )
-        )
+        made.append(results.row(cell, seed, job.scale, run, other, status, job.changed))
         if run is not None:
             curves += results.curves(cell, seed, run)
     return made, curves
-
-
-def _status(task: RunSpec) -> str:
-    """Returns the state of a run as the table shows it."""
-    if task.state == "done":
-        return "done"
-    why = task.why
-    if task.state == "failed":
-        return f"failed: {why or 'it printed nothing'}"
-    return f"not run: {why}" if why else "not run"
 
 
 # -- what there is ---------------------------------------------------------------------------------

@@ -80,15 +80,25 @@ def measured(
     """Returns a measure of a cell (see `papers.Cell`) on a run, in the papers' units: accuracies in
     percent. None if the run does not have it.
     """
-    a = metrics.curve(run)
     if name in COMPARED:
-        return None if versus is None else _compared(name, run, versus, target_round)
+        if versus is None:
+            return None
+        if name == "points_gained":
+            ours, theirs = (
+                own["pfl"] if (own := metrics.personal(r)) is not None else _best(r)[0]
+                for r in (run, versus)
+            )
+            return None if ours is None or theirs is None else 100 * float(ours - theirs)
+        reached = metrics.speedup(run, versus, target_round)
+        if reached is None:
+            return None
+        return reached[0] if name == "rounds_to_target" else reached[1]
     if name in MEASURES:
         value = MEASURES[name](run)
     else:
         found = re.fullmatch(r"(accuracy_at|accuracy_in|rounds_to|mb_to)_(\d+)", name)
         assert found is not None, name
-        number = int(found[2])
+        a, number = metrics.curve(run), int(found[2])
         if found[1] == "accuracy_at":  # the best until then
             value = max((v for t, v in a if t <= number), default=None)
         elif found[1] == "accuracy_in":
@@ -97,36 +107,6 @@ def measured(
             value = metrics.to_target(run, number / 100, found[1].removesuffix("_to"))
     in_percent = name.startswith("accuracy_") or name.endswith("_accuracy") or name in SPREADS
     return percent(value) if in_percent else value
-
-
-def _compared(name: str, run: Run, versus: Run, target_round: int | None) -> float | None:
-    """Returns a measure in comparison with another run of the same seed."""
-    if name == "points_gained":
-        ours, theirs = _own_or_best(run), _own_or_best(versus)
-        return None if ours is None or theirs is None else 100 * (ours - theirs)
-    reached = metrics.speedup(run, versus, target_round)
-    if reached is None:
-        return None
-    return reached[0] if name == "rounds_to_target" else reached[1]
-
-
-def _own_or_best(run: Run) -> float | None:
-    """Returns the accuracy of the personal models if the run has them, else the best accuracy."""
-    own = metrics.personal(run)
-    if own is not None:
-        accuracy: float | None = own["pfl"]
-        return accuracy
-    best = metrics.best(metrics.curve(run))
-    return best[0] if best else None
-
-
-def _personal(run: Run, name: str) -> float | None:
-    value: float | None = (metrics.personal(run) or {}).get(name)
-    return value
-
-
-def _stability(run: Run, name: str) -> float | None:
-    return metrics.differences(metrics.curve(run))[name]
 
 
 def _best(run: Run) -> tuple[float | None, int | None]:
@@ -146,10 +126,6 @@ def _flat_after_round(run: Run) -> int | None:
     a = metrics.curve(run)
     top = max((v for _, v in a), default=0.0)
     return next((t for t, _ in a if top - max(w for s, w in a if s <= t) <= FLAT), None)
-
-
-def _final_train_loss(run: Run) -> float | None:
-    return metrics.final(metrics.curve(run, "train_loss"))
 
 
 def _steady_after_round(run: Run) -> int | None:
@@ -185,15 +161,15 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
     "best_round": lambda run: _best(run)[1],
     "mean_accuracy": _mean_accuracy,
     "flat_after_round": _flat_after_round,
-    "pfl_accuracy": lambda run: _personal(run, "pfl"),
-    "drift_accuracy": lambda run: _personal(run, "drift"),
-    "solo_accuracy": lambda run: _personal(run, "drift"),
+    "pfl_accuracy": lambda run: (metrics.personal(run) or {}).get("pfl"),
+    "drift_accuracy": lambda run: (metrics.personal(run) or {}).get("drift"),
+    "solo_accuracy": lambda run: (metrics.personal(run) or {}).get("drift"),
     "client_accuracy": lambda run: metrics.pooled(metrics.latest(run, "global").values(), "global"),
     "class_spread": metrics.class_spread,
-    "max_drop": lambda run: _stability(run, "max_drop"),
-    "avg_drop": lambda run: _stability(run, "avg_drop"),
-    "avg_increase": lambda run: _stability(run, "avg_increase"),
-    "final_train_loss": _final_train_loss,
+    "max_drop": lambda run: metrics.differences(metrics.curve(run))["max_drop"],
+    "avg_drop": lambda run: metrics.differences(metrics.curve(run))["avg_drop"],
+    "avg_increase": lambda run: metrics.differences(metrics.curve(run))["avg_increase"],
+    "final_train_loss": lambda run: metrics.final(metrics.curve(run, "train_loss")),
     "steady_after_round": _steady_after_round,
     "seconds_per_round": lambda run: metrics.summary(run).seconds_per_round,
     "emd": emd,
@@ -211,7 +187,6 @@ def row(
     seed: int,
     scale: str,
     run: Run | None,
-    *,
     versus: Run | None = None,
     status: str = "done",
     changed: str = "",
@@ -294,18 +269,8 @@ def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:
     return rows
 
 
-def as_csv(rows: Sequence[JsonMapping], columns: Sequence[str] = FIXED) -> str:
-    """Rows as CSV: the columns given, then whatever else the rows have."""
-    more = list(dict.fromkeys(k for r in rows for k in r if k not in columns))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*columns, *more], lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
 def read_csv(path: Path) -> list[JsonDict]:
-    """Rows as `as_csv` wrote them; what is a number is one, what is empty is None."""
+    """Rows as `merge` wrote them; what is a number is one, what is empty is None."""
     with path.open(encoding="utf-8", newline="") as file:
         return [{k: _value(v) for k, v in r.items()} for r in csv.DictReader(file)]
 
@@ -318,14 +283,22 @@ def merge(target: Path, new: Sequence[JsonMapping], columns: Sequence[str]) -> N
     known = {identity(r) for r in old if not unrun(r)}
     new = [r for r in new if not (unrun(r) and identity(r) in known)]
     by_run: dict[tuple[str, ...], list[JsonMapping]] = {}
-    for r in new:
+    # In their places: a table must not change its order with what was run last.
+    for r in old:
         by_run.setdefault(identity(r), []).append(r)
-    replaced = set(by_run)
-    out: list[JsonMapping] = []
-    for r in old:  # in their places: a table must not change its order with what was run last
-        k = identity(r)
-        out += by_run.pop(k, []) if k in replaced else [r]
-    write_aside(target, as_csv([*out, *(r for rs in by_run.values() for r in rs)], columns))
+    replaced = set()
+    for row in new:
+        if identity(row) not in replaced:
+            replaced.add(identity(row))
+            by_run[identity(row)] = []
+        by_run[identity(row)].append(row)
+    rows = [r for rs in by_run.values() for r in rs]
+    more = list(dict.fromkeys(k for r in rows for k in r if k not in columns))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*columns, *more], lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_aside(target, out.getvalue())
 
 
 def unrun(row: JsonMapping) -> bool:

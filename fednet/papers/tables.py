@@ -93,6 +93,11 @@ class Cell:
         return re.sub(r"[^A-Za-z0-9._=-]", "", text).lower()
 
     @property
+    def column(self) -> tuple[str, str, str]:
+        """What it shares with the cells of other methods that it is compared with."""
+        return self.dataset, self.variant, self.heterogeneity
+
+    @property
     def measure(self) -> str | None:
         """What the table is about."""
         return next(iter(self.figures), None)
@@ -182,33 +187,32 @@ def cells(name: str) -> list[Cell]:
     ConfigError for a name that is none of `with_results()`.
     """
     key, _, title = _known(name).partition("/")
-    return [_cell(key, title, words, figures) for words, figures in _printed(table(name))]
-
-
-def _cell(key: str, title: str, words: Mapping[str, str], figures: list[Any]) -> Cell:
-    described, own = paper(key), paper(key)["tables"][title]
-    config = lay(described["base"], own.get("base", {}))
-    config = lay(config, {"data": {"dataset": DATASETS[words["dataset"]]}})
-    kept: JsonDict = {}
-    for source in (described, own):
-        for change in _counting(source.get("changes", {}), words):
-            config = lay(config, change)
-        for change in _counting(source.get("mini", {}), words):
-            kept = lay(kept, change)
-    measures = _last(own["measures"], words)
-    figures = figures + [None] * (len(measures) - len(figures))
-    cell = Cell(
-        paper=key,
-        table=title,
-        config=config,
-        figures=dict(zip(measures, figures, strict=True)),
-        versus=_last(own.get("versus"), words),
-        target_round=_last(own.get("target_round"), words),
-        kept=kept,
-        no_run=bool(_last(own.get("no_run"), words)),
-        **words,
-    )
-    return replace(cell, config={**config, "name": cell.name})
+    described = paper(key)
+    own = described["tables"][title]
+    found = []
+    for words, figures in _printed(own):
+        config = lay(described["base"], own.get("base", {}))
+        config = lay(config, {"data": {"dataset": DATASETS[words["dataset"]]}})
+        kept: JsonDict = {}
+        for source in (described, own):
+            for change in _counting(source.get("changes", {}), words):
+                config = lay(config, change)
+            for change in _counting(source.get("mini", {}), words):
+                kept = lay(kept, change)
+        measures = _last(own["measures"], words)
+        cell = Cell(
+            paper=key,
+            table=title,
+            config=config,
+            figures=dict(itertools.zip_longest(measures, figures)),
+            versus=_last(own.get("versus"), words),
+            target_round=_last(own.get("target_round"), words),
+            kept=kept,
+            no_run=bool(_last(own.get("no_run"), words)),
+            **words,
+        )
+        found.append(replace(cell, config={**config, "name": cell.name}))
+    return found
 
 
 def _printed(table: JsonMapping) -> Iterator[tuple[dict[str, str], list[Any]]]:
