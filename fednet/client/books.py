@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,26 +46,23 @@ class Book:
         self._file = opened(path, flags)
         self._path = path
         waiting, self.rows = self.rows, []
-        self._add(waiting)
+        self.write(*waiting)
 
-    def write(self, row: JsonDict) -> None:
+    def write(self, *rows: JsonDict) -> None:
         if self._file < 0:
-            self.rows.append(row)
-        else:
-            self._add([row])
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _add(self, rows: Iterable[JsonDict]) -> None:
+            self.rows += rows
+            return
         text = b"".join(map(plain_line, rows))
         with alone(self._file):
             end = os.fstat(self._file).st_size
             if end and os.pread(self._file, 1, end - 1) != b"\n":
                 repair(self._path)
             write_all(self._file, text)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class Account:

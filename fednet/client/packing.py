@@ -80,31 +80,29 @@ class Packing:
         at = lane.scratch.device
         if at.type == "cuda":
             lane.loaded = torch.cuda.current_stream(at).record_event()
+        own = _Ticket(lane)
+        pack: list[_Ticket] = []
         self._turn.release()
         try:
-            self._descend(device, _Ticket(lane))
+            with self._changed:
+                waiting = self._waiting.setdefault(device, [])
+                waiting.append(own)
+                while not own.done:
+                    pack = self._ready(device)
+                    if own in pack:
+                        waiting[:] = [ticket for ticket in waiting if ticket not in pack]
+                        break
+                    if pack:
+                        self._changed.notify_all()
+                    self._changed.wait()
+            if not own.done:
+                self._train(pack, own, device)
         finally:
             self._turn.acquire()
         if lane.error is not None:
             raise lane.error
         assert lane.run is not None
         return lane.run
-
-    def _descend(self, device: int, own: _Ticket) -> None:
-        pack: list[_Ticket] = []
-        with self._changed:
-            waiting = self._waiting.setdefault(device, [])
-            waiting.append(own)
-            while not own.done:
-                pack = self._ready(device)
-                if own in pack:
-                    waiting[:] = [ticket for ticket in waiting if ticket not in pack]
-                    break
-                if pack:
-                    self._changed.notify_all()
-                self._changed.wait()
-        if not own.done:
-            self._train(pack, own, device)
 
     def _ready(self, device: int) -> list[_Ticket]:
         """Returns the pack that may begin now; empty if all have to wait for others."""
@@ -134,22 +132,16 @@ class Packing:
                 self._checked = True
             packed.descend(lanes, self.n, self.task, self._plans.setdefault(device, {}))
         except BaseException as error:
+            # Each thread raises one of its own, which does not refer to the tensors of all.
             for lane in lanes:
-                if lane is not own.lane:
-                    lane.error = lane.error or _copy(error)
+                if lane is not own.lane and lane.error is None:
+                    try:
+                        lane.error = type(error)(*error.args)
+                    except TypeError:
+                        lane.error = RuntimeError(str(error))
             raise
         finally:
             with self._changed:
                 for ticket in pack:
                     ticket.done = True
                 self._changed.notify_all()
-
-
-def _copy(error: BaseException) -> BaseException:
-    """Returns an equal exception for another thread: one that several threads raise would refer to
-    the tensors of all of them.
-    """
-    try:
-        return type(error)(*error.args)
-    except TypeError:
-        return RuntimeError(str(error))

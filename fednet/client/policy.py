@@ -19,7 +19,7 @@ from fednet import config as configuration
 from fednet import ids as numbers
 from fednet import places as paths
 from fednet import registry
-from fednet.config import Config, LinkSection, ModelSection, parts
+from fednet.config import Config, parts
 from fednet.config.fit import fit
 from fednet.config.parts import declared_options
 from fednet.config.schema import AtLeast1, Positive
@@ -124,10 +124,24 @@ class Policy:
         """Returns the server's configuration for this site, with the site's own files in place of
         those that it names. Raises ConfigError for what the site refuses, before a file is opened.
         """
+        from fednet.experiment.privacy import at_client
+
         if self.local:
             return config
-        self._check_privacy(config)
-        data = config.data
+        if self.privacy is not None:
+            section = at_client(config)
+            if section.where != "client" or section.noise < self.privacy.noise:
+                raise ConfigError(
+                    f"privacy: the policy wants noise of at least {self.privacy.noise:g} times the "
+                    f"bound added at this site; the server's configuration has noise "
+                    f"{section.noise:g} at the {section.where}."
+                )
+            if section.clip is None or section.clip > self.privacy.clip:
+                raise ConfigError(
+                    f"privacy.clip: the policy's is {self.privacy.clip:g}; the server's "
+                    f"configuration has {section.clip}."
+                )
+        data, link, model = config.data, config.link, config.model
         partition = msgspec.structs.replace(
             data.partition, options=self._options(data.partition.options, "data.partition")
         )
@@ -138,18 +152,26 @@ class Policy:
             )
         if isinstance(samples := data.options.get("samples"), int):
             self.check_samples(samples)
-        traced = config.link.clock == "real" and config.link.trace is not None
-        return config.replace(
-            link=self._link(config.link) if traced else config.link,
-            model=self._model(config.model),
-            data=msgspec.structs.replace(
-                data,
-                root=None,
-                download=data.download and self.download,
-                partition=partition,
-                options=self._options(data.options, "data"),
-            ),
+        data = msgspec.structs.replace(
+            data,
+            root=None,
+            download=data.download and self.download,
+            partition=partition,
+            options=self._options(data.options, "data"),
         )
+        if link.clock == "real" and link.trace is not None:
+            named = (link.trace,) if isinstance(link.trace, str) else link.trace
+            found = [n if n in LINKS else str(self._path(n, "link.trace")) for n in named]
+            trace = found[0] if len(found) == 1 else (found[0], found[1])
+            link = msgspec.structs.replace(link, trace=trace)
+        if model.weights is not None:
+            path = str(self._path(model.weights, "model.weights"))
+            model = msgspec.structs.replace(model, weights=path)
+        if model.adapters is not None and model.adapters.weights is not None:
+            path = str(self._path(model.adapters.weights, "model.adapters.weights"))
+            adapters = msgspec.structs.replace(model.adapters, weights=path)
+            model = msgspec.structs.replace(model, adapters=adapters)
+        return config.replace(data=data, link=link, model=model)
 
     def check_samples(self, samples: int) -> None:
         """Raises ConfigError if these are more than the site allows."""
@@ -199,55 +221,17 @@ class Policy:
             made["path"] = str(self._path(made["path"], f"{where}.path"))
         return made
 
-    def _model(self, model: ModelSection) -> ModelSection:
-        """Returns the section with its files in the places that this site lets a run read."""
-        weights = model.weights
-        adapters = model.adapters
-        if weights is not None:
-            weights = str(self._path(weights, "model.weights"))
-        if adapters is not None and adapters.weights is not None:
-            path = str(self._path(adapters.weights, "model.adapters.weights"))
-            adapters = msgspec.structs.replace(adapters, weights=path)
-        return msgspec.structs.replace(model, weights=weights, adapters=adapters)
-
-    def _link(self, link: LinkSection) -> LinkSection:
-        """Returns the section with its traces in the places that this site lets a run read."""
-        named = (link.trace,) if isinstance(link.trace, str) else link.trace or ()
-        found = [name if name in LINKS else str(self._path(name, "link.trace")) for name in named]
-        trace = found[0] if len(found) == 1 else (found[0], found[1])
-        return msgspec.structs.replace(link, trace=trace)
-
     def _path(self, named: str, key: str) -> Path:
         """Returns the file or folder that the server names. Raises ConfigError if it is in none of
         the places that this site lets a run read.
         """
         for place in self.places:
-            found = (place / named).resolve()
-            if found.is_relative_to(place.resolve()):
-                return found
+            if _below(place / named, place):
+                return (place / named).resolve()
         what = f"{key}: the server names {named!r}, to be read here; refused:"
         if not self.places:
             raise ConfigError(f"{what} this client was started without --data.")
         raise ConfigError(f"{what} it is not below {_all(self.places)} (--data).")
-
-    def _check_privacy(self, config: Config) -> None:
-        from fednet.experiment.privacy import at_client
-
-        wanted = self.privacy
-        if wanted is None:
-            return
-        section = at_client(config)
-        if section.where != "client" or section.noise < wanted.noise:
-            raise ConfigError(
-                f"privacy: the policy wants noise of at least {wanted.noise:g} times the bound "
-                f"added at this site; the server's configuration has noise {section.noise:g} at "
-                f"the {section.where}."
-            )
-        if section.clip is None or section.clip > wanted.clip:
-            raise ConfigError(
-                f"privacy.clip: the policy's is {wanted.clip:g}; the server's configuration has "
-                f"{section.clip}."
-            )
 
 
 def leaving(experiment: Experiment) -> list[tuple[str, str]]:
@@ -274,56 +258,43 @@ def check_text(config: Config, allowed: Collection[str]) -> None:
     So only the site chooses its text: in the part's file (as the option's default, or in a
     `Literal`), or by letting the server choose (`text: [data.label]`).
     """
-    for key, kind, name, options in _sections(config):
+    data, partition = config.data, config.data.partition
+    sections: list[tuple[str, str, str, JsonDict]] = [  # key, kind of part, its name, its options
+        ("data", "dataset", data.dataset, dict(data.options)),
+        ("data.partition", "partitioner", partition.scheme, dict(partition.options)),
+        ("algorithm", "algorithm", config.algorithm.name, config.algorithm.options),
+    ]
+    for *_, own in sections[:2]:
+        own.pop("path", None)  # the policy looks at it
+    for one in parts.each_model(config):
+        sections.append(("model", "model", one.model.name, one.model.options))
+    inner = data.options.get("format") if data.dataset == "site" else None
+    if inner in registry.dataset.names():  # what reads the site's data there
+        from fednet.data.site import DECLARED
+
+        own = {k: v for k, v in data.options.items() if k not in DECLARED}
+        sections.append(("data", "dataset", inner, own))
+    for key, kind, name, options in sections:
         part = getattr(registry, kind).get(name)
         if part.__module__.partition(".")[0] == "fednet":
             continue
         declared = declared_options(part, kind)
-        fields = {} if declared is None else {f.encode_name: f for f in _fields(declared)}
+        fields = () if declared is None else msgspec.structs.fields(declared)
+        known: dict[str, set[str]] = {}  # by option, the texts that the part's own file gives it
+        for field in fields:
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            given = _texts(msgspec.to_builtins(default, enc_hook=str))
+            known[field.encode_name] = {*_literals(field.type), *given}
         for option, value in options.items():
-            known = set[str]() if option not in fields else _texts_of(fields[option])
-            text = next((t for t in _texts(value) if t not in known), None)
+            text = next((t for t in _texts(value) if t not in known.get(option, ())), None)
             if text is not None and f"{key}.{option}" not in allowed:
                 raise ConfigError(
                     f"{key}.{option}: the server gives {text!r} to the {kind} {name!r}, a part of "
                     f"this site's own; refused, since it may name a file here. A policy with "
                     f"text: [{key}.{option}] lets the server choose it."
                 )
-
-
-def _sections(config: Config) -> Iterator[tuple[str, str, str, JsonDict]]:
-    """Yields (key, kind of part, its name, its options)."""
-    data = config.data
-    algorithm = config.algorithm
-    scheme = data.partition.scheme
-    yield "data", "dataset", data.dataset, _but_path(data.options)
-    yield "data.partition", "partitioner", scheme, _but_path(data.partition.options)
-    for one in parts.each_model(config):
-        yield "model", "model", one.model.name, one.model.options
-    yield "algorithm", "algorithm", algorithm.name, algorithm.options
-    inner = data.options.get("format") if data.dataset == "site" else None
-    if inner in registry.dataset.names():  # what reads the site's data there
-        from fednet.data.site import DECLARED
-
-        own = {k: v for k, v in data.options.items() if k not in DECLARED}
-        yield "data", "dataset", inner, own
-
-
-def _but_path(options: JsonDict) -> JsonDict:
-    """Returns the options without the one that the policy has looked at."""
-    return {k: v for k, v in options.items() if k != "path"}
-
-
-def _fields(declared: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(declared)
-
-
-def _texts_of(field: msgspec.structs.FieldInfo) -> set[str]:
-    """Returns the texts that the part's own file gives an option."""
-    default = field.default
-    if field.default_factory is not msgspec.NODEFAULT:
-        default = field.default_factory()
-    return {*_literals(field.type), *_texts(msgspec.to_builtins(default, enc_hook=str))}
 
 
 def _literals(hint: object) -> Iterator[str]:
@@ -388,22 +359,13 @@ def policy(
     places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
         data = places[0]
-    elif data is not None and places and not _below(data, places):
+    elif data is not None and places and not any(_below(data, place) for place in places):
         raise ConfigError(f"--data {data}: the policy {file} names {_all(places)}.")
     elif data is not None and not places:
         places = (data,)
-    return Policy(
-        ids=None if given.ids is None else numbers.parse(str(given.ids), f"{file}: ids"),
-        data=data,
-        places=places,
-        allow=given.allow,
-        text=given.text,
-        download=given.download,
-        faults=given.faults,
-        privacy=given.privacy,
-        max_model_mb=given.max_model_mb,
-        max_samples=given.max_samples,
-    )
+    ids = None if given.ids is None else numbers.parse(str(given.ids), f"{file}: ids")
+    same = {k: v for k, v in msgspec.structs.asdict(given).items() if k not in ("ids", "data")}
+    return Policy(ids=ids, data=data, places=places, **same)
 
 
 def check_kinds(given: Iterable[str], where: str) -> None:
@@ -425,8 +387,8 @@ def _check_keys(node: Node, kind: type[msgspec.Struct], path: str) -> None:
             _check_keys(child, BudgetSection, "privacy.")
 
 
-def _below(path: Path, places: Iterable[Path]) -> bool:
-    return any(path.resolve().is_relative_to(place.resolve()) for place in places)
+def _below(path: Path, place: Path) -> bool:
+    return path.resolve().is_relative_to(place.resolve())
 
 
 def _all(places: Iterable[Path]) -> str:

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednet import registry
+from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
 from fednet.algorithms.secure import Secure, made, plan_sums
 from fednet.config import Config, parts
+from fednet.data import augment
 from fednet.data.base import Data
 from fednet.data.federation import Federation
 from fednet.errors import ConfigError, FednetError
@@ -33,7 +35,8 @@ from fednet.experiment.evaluations import (
     evaluation_payload,
 )
 from fednet.models.adapters import merged
-from fednet.models.start import Start, packed, start, unpinned
+from fednet.models.start import Start, packed, pinned, start
+from fednet.models.trained import moves
 from fednet.tensors import Layout
 from fednet.training import metrics
 from fednet.training.packed import check_model
@@ -301,7 +304,7 @@ def build(
     known = _shared if data is None else None
     if (
         known is not None
-        and known[:2] == (unpinned(config), str(root))
+        and known[:2] == (pinned(config, None), str(root))
         and config.model.sha256 in (None, known[2].sha256)
     ):
         exp = known[2]
@@ -411,8 +414,8 @@ def _setting(
     """Builds the setting of one model. Raises ConfigError if the model or the task does not fit the
     configuration or the method.
     """
-    layout = begun.layout
-    shared = algorithm.shared(layout, begun.module)
+    layout, module = begun.layout, begun.module
+    shared = algorithm.shared(layout, module)
     part = config.train.only or config.model.adapters is not None
     if part and type(algorithm).shares() and not shared.sizes[0]:
         key = "train.only" if config.train.only else "model.adapters"
@@ -422,7 +425,7 @@ def _setting(
             f"that shares all of it (fedavg)."
         )
     if config.train.pack > 1:
-        check_model(begun.module, any(slot.role != "parameter" for slot in layout.slots))
+        check_model(module, any(slot.role != "parameter" for slot in layout.slots))
     weights = {"train": config.train.class_weights}
     for clients, own in config.train.per_client.items():
         weights[f"train.per_client.{clients}"] = own.class_weights or ()
@@ -447,7 +450,23 @@ def _setting(
             f"one where there are none."
         )
     more = trial.more_counts(config, begun.factory, task, max(1, classes), data)
-    return Setting.of(config, begun, shared, task, classes, width, more, data, input_shape)
+    return Setting(
+        layout=layout,
+        shared=shared,
+        head=models.head_names(module),
+        initial=Tensors.of(module, layout),
+        config=config,
+        task=task,
+        classes=classes,
+        counts_width=width,
+        more=more,
+        factory=begun.factory,
+        normalise=None if data is None else data.inputs,
+        augment=augment.get(config.data.augment),
+        features=models.head_width(module),
+        input_shape=input_shape,
+        batch_norm=moves(module, layout, _BatchNorm),
+    )
 
 
 def _codec(

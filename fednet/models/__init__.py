@@ -18,7 +18,6 @@ returns is used.
 
 from __future__ import annotations
 
-import math
 import typing
 from pathlib import Path
 
@@ -252,8 +251,3 @@ def image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, 
             f"model {name} needs images of at least {smallest}x{smallest}, got {c}x{h}x{w}."
         )
     return c, h, w
-
-
-def flat(input_shape: tuple[int, ...]) -> int:
-    """Returns the number of values in one sample."""
-    return math.prod(input_shape)

@@ -20,7 +20,8 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,19 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
     capacity.check_memory(2 * nbytes, f"model.adapters.rank: {section.rank}")
     with seeds.scope(seed, "adapters"):
         for name in (n for n in can if n in chosen):
-            _adapt(module.get_submodule(name), section.rank, section.alpha)
+            # A Linear or Conv2d, which becomes the Lora of that: no type has both.
+            part: Any = module.get_submodule(name)
+            weight = part.weight
+            made = torch.empty(section.rank, *weight.shape[1:], dtype=weight.dtype)
+            nn.init.kaiming_uniform_(made, a=math.sqrt(5))
+            # As torch.nn.utils.parametrize does it: an attribute that holds the layer, such as
+            # `module.head`, goes on holding it.
+            part.__class__ = ADAPTED[type(part)]
+            part.scale = section.alpha / section.rank
+            part.lora_A = nn.Parameter(made)
+            part.lora_B = nn.Parameter(
+                torch.zeros(weight.shape[0], section.rank, dtype=weight.dtype)
+            )
     return module
 
 
@@ -103,39 +116,19 @@ def carriers(module: nn.Module) -> list[str]:
     """
     found = list[str]()
     within: list[str] = []
-    holders = _holders(module)
+    holders = Counter[int]()  # of each parameter; a module with several names counts once
+    for part in module.modules():
+        holders.update(id(parameter) for parameter in part.parameters(recurse=False))
     for name, part in module.named_modules():
         if isinstance(part, READERS):
             within.append(f"{name}.")
         weight = dict(part.named_parameters(recurse=False)).get("weight")
-        if type(part) not in ADAPTED or weight is None or len(holders[id(weight)]) > 1:
+        if type(part) not in ADAPTED or weight is None or holders[id(weight)] > 1:
             continue
         grouped = isinstance(part, nn.Conv2d) and part.groups > 1
         if not grouped and not any(name.startswith(above) for above in within):
             found.append(name)
     return found
-
-
-def _holders(module: nn.Module) -> dict[int, list[str]]:
-    """Returns the names of each parameter, by its id. A module with several names counts once."""
-    found: dict[int, list[str]] = {}
-    for name, part in module.named_modules():
-        for leaf, parameter in part.named_parameters(recurse=False):
-            found.setdefault(id(parameter), []).append(f"{name}.{leaf}" if name else leaf)
-    return found
-
-
-# part: a Linear or Conv2d, which becomes the Lora of that: no type has both.
-def _adapt(part: Any, rank: int, alpha: float) -> None:
-    weight = part.weight
-    made = torch.empty(rank, *weight.shape[1:], dtype=weight.dtype)
-    nn.init.kaiming_uniform_(made, a=math.sqrt(5))
-    # As torch.nn.utils.parametrize does it: an attribute that holds the layer, such as
-    # `module.head`, goes on holding it.
-    part.__class__ = ADAPTED[type(part)]
-    part.scale = alpha / rank
-    part.lora_A = nn.Parameter(made)
-    part.lora_B = nn.Parameter(torch.zeros(weight.shape[0], rank, dtype=weight.dtype))
 
 
 # -- merging ---------------------------------------------------------------------------------------
@@ -212,8 +205,18 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     known = {f"{PREFIX}{name}" for name in module.state_dict()}
     beside = [name.removeprefix(PREFIX) for name in sorted(known & given.keys())]
     wanted = to_peft(module, beside)
-    if strange := _differ(wanted, given):
-        raise ConfigError(f"{source}: {strange}.")
+    if more := given.keys() - wanted.keys():
+        raise ConfigError(
+            f"{source}: it holds {min(more)!r}, which model.adapters.target does not name."
+        )
+    if less := wanted.keys() - given.keys():
+        raise ConfigError(f"{source}: it lacks {min(less)!r}.")
+    for name, t in wanted.items():
+        if given[name].shape != t.shape:
+            found, here = tuple(given[name].shape), tuple(t.shape)
+            raise ConfigError(f"{source}: {name!r} is of shape {found}, here it is {here}.")
+        if not bool(torch.isfinite(given[name]).all()):
+            raise ConfigError(f"{source}: {name!r} has values that are not finite.")
     with torch.no_grad():
         for name in beside:
             module.state_dict()[name].copy_(given[PREFIX + name])
@@ -226,21 +229,3 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
             part.lora_A.copy_(a)
             part.lora_B.copy_(b.reshape(part.lora_B.shape))
     return module
-
-
-def _differ(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> str:
-    if more := _first(given.keys() - wanted.keys()):
-        return f"it holds {more!r}, which model.adapters.target does not name"
-    if less := _first(wanted.keys() - given.keys()):
-        return f"it lacks {less!r}"
-    for name, t in wanted.items():
-        if given[name].shape != t.shape:
-            found, here = tuple(given[name].shape), tuple(t.shape)
-            return f"{name!r} is of shape {found}, here it is {here}"
-        if not bool(torch.isfinite(given[name]).all()):
-            return f"{name!r} has values that are not finite"
-    return ""
-
-
-def _first(names: Iterable[str]) -> str | None:
-    return min(names, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from fednet.models import flat, image
+from fednet.models import image
 from fednet.registry import model
 
 Width = Annotated[int, msgspec.Meta(ge=1)]
@@ -95,11 +96,17 @@ def two_convs(
     return layers, second * left(h) * left(w)
 
 
-def dense(sizes: tuple[int, ...]) -> dict[str, nn.Module]:
-    """fc1, relu, fc2, relu, ... for sizes (in, a, b, ...): every layer followed by ReLU."""
+def dense(
+    sizes: tuple[int, ...], norm: Callable[[int], nn.Module] | None = None
+) -> dict[str, nn.Module]:
+    """fc1, relu, fc2, relu, ... for sizes (in, a, b, ...): every layer followed by its norm and
+    ReLU.
+    """
     layers: dict[str, nn.Module] = {}
     for k, (a, b) in enumerate(itertools.pairwise(sizes), 1):
         layers[f"fc{k}"] = nn.Linear(a, b)
+        if norm is not None:
+            layers[f"fc{k}_norm"] = norm(b)
         layers[f"fc{k}_relu"] = nn.ReLU()
     return layers
 
@@ -118,11 +125,34 @@ NORMS: dict[str, Callable[[int], nn.Module] | None] = {
 }
 
 
-def padding_of_first(h: int, w: int) -> int:
-    """A 3x3 convolution's padding of 1; of 3 for 28x28 images, which makes them 32x32, as the
-    reference does.
+def normed_convs(
+    image: tuple[int, int, int],
+    widths: tuple[int | None, ...],
+    norm: Callable[[int], nn.Module] | None,
+    pool: type[nn.Module],
+    classes: int,
+) -> Net:
+    """Convolutions 3x3 of these widths, each with its norm and ReLU; None: pooling 2x2. Then a
+    linear head.
     """
-    return 3 if (h, w) == (28, 28) else 1
+    c, h, w = image
+    # 28x28 images become 32x32 at the first one, as in the reference.
+    padding = 3 if (h, w) == (28, 28) else 1
+    h, w = h + 2 * padding - 2, w + 2 * padding - 2
+    layers: dict[str, nn.Module] = {}
+    k = 0
+    for width in widths:
+        if width is None:
+            layers[f"pool{k}"] = pool(2)
+            h, w = h // 2, w // 2
+            continue
+        k += 1
+        layers[f"conv{k}"] = nn.Conv2d(c, width, 3, padding=padding)
+        if norm is not None:
+            layers[f"norm{k}"] = norm(width)
+        layers[f"relu{k}"] = nn.ReLU()
+        c, padding = width, 1
+    return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(c * h * w, classes))
 
 
 # -- mlp -------------------------------------------------------------------------------------------
@@ -138,18 +168,8 @@ def mlp(
     norm: Annotated[Literal["none", "batch"], "batch: BatchNorm before each ReLU."] = "none",
 ) -> nn.Module:
     """Fully connected layers with ReLU; the default is the 2NN of McMahan et al. 2017."""
-    sizes = (flat(input_shape), *hidden)
-    layers = dense(sizes)
-    if norm == "batch":
-        layers = {
-            name: part
-            for k, width in enumerate(hidden, 1)
-            for name, part in (
-                (f"fc{k}", layers[f"fc{k}"]),
-                (f"fc{k}_norm", nn.BatchNorm1d(width)),
-                (f"fc{k}_relu", layers[f"fc{k}_relu"]),
-            )
-        }
+    sizes = (math.prod(input_shape), *hidden)
+    layers = dense(sizes, nn.BatchNorm1d if norm == "batch" else None)
     return Net(chain(flatten=nn.Flatten(), **layers), nn.Linear(sizes[-1], classes))
 
 
@@ -183,23 +203,14 @@ def convnet3(
     width: Annotated[Width, "Filters of each convolution; FedDC's CNN has 128. [filters]"] = 128,
 ) -> nn.Module:
     """Three times conv 3x3 of `width`, InstanceNorm, ReLU, average pooling (FedDC's CNN)."""
-    c, h, w = image("convnet3", input_shape, 8)
-    padding = padding_of_first(h, w)
-    layers: dict[str, nn.Module] = {}
-    h, w = h + 2 * padding - 2, w + 2 * padding - 2
-    for k in (1, 2, 3):
-        layers[f"conv{k}"] = nn.Conv2d(c, width, 3, padding=padding)
-        c, padding = width, 1
-        layers[f"norm{k}"] = instance_norm(width)
-        layers |= {f"relu{k}": nn.ReLU(), f"pool{k}": nn.AvgPool2d(2)}
-    return Net(
-        chain(**layers, flatten=nn.Flatten()), nn.Linear(width * (h // 8) * (w // 8), classes)
-    )
+    widths = (width, None) * 3
+    shape = image("convnet3", input_shape, 8)
+    return normed_convs(shape, widths, instance_norm, nn.AvgPool2d, classes)
 
 
 # -- VGG-11 (Simonyan and Zisserman 2015) without the large dense layers ---------------------------
-# Widths of 3x3 convolutions, of the first; M: max pooling.
-PLAN = (1, "M", 2, "M", 4, 4, "M", 8, 8, "M", 8, 8, "M")
+# Widths of 3x3 convolutions, of the first; None: max pooling.
+PLAN = (1, None, 2, None, 4, 4, None, 8, 8, None, 8, 8, None)
 
 
 @model("vgg11")
@@ -215,32 +226,18 @@ def vgg11(
     ] = 64,
 ) -> nn.Module:
     """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11)."""
-    c, h, w = image("vgg11", input_shape, 28)
-    padding = padding_of_first(h, w)
-    if min(h, w) < 32 and padding == 1:
+    shape = image("vgg11", input_shape, 28)
+    if shape[1:] != (28, 28):
         image("vgg11", input_shape, 32)
-    h, w = h + 2 * padding - 2, w + 2 * padding - 2
-    layers: dict[str, nn.Module] = {}
-    k = 0
-    for step in PLAN:
-        if isinstance(step, str):
-            layers[f"pool{k}"] = nn.MaxPool2d(2)
-            continue
-        k += 1
-        wide = step * width
-        layers[f"conv{k}"] = nn.Conv2d(c, wide, 3, padding=padding)
-        if (normed := NORMS[norm]) is not None:
-            layers[f"norm{k}"] = normed(wide)
-        layers[f"relu{k}"] = nn.ReLU()
-        c, padding = wide, 1
-    return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(c * (h // 32) * (w // 32), classes))
+    widths = tuple(None if step is None else step * width for step in PLAN)
+    return normed_convs(shape, widths, NORMS[norm], nn.MaxPool2d, classes)
 
 
 # -- FedABC ----------------------------------------------------------------------------------------
 @model("abc_mlp")
 def abc_mlp(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Fully connected 260, 200 (FedABC on MNIST)."""
-    body = chain(flatten=nn.Flatten(), **dense((flat(input_shape), 260, 200)))
+    body = chain(flatten=nn.Flatten(), **dense((math.prod(input_shape), 260, 200)))
     return Net(body, nn.Linear(200, classes))
 
 

@@ -51,7 +51,12 @@ def start(
     section = models.section(config.model) if given is None else unread
     module = models.build(section, input_shape, outputs, config.seed)
     if given is not None:
-        filled(module, given)
+        try:
+            module.load_state_dict(dict(given), strict=True)
+        except RuntimeError as other:
+            raise ConfigError(
+                f"model.base: what the server sent is no model of this configuration: {other}"
+            ) from None
     wanted = config.model.sha256
     found = sha256(module) if wanted is not None or pinned_by_sites(config) else ""
     hollow = wanted is not None and found != wanted
@@ -79,19 +84,12 @@ def pinned_by_sites(config: Config) -> bool:
     return bool(part) or config.model.base == "server"
 
 
-def pinned(config: Config, sha256: str) -> Config:
-    """Returns the configuration as the server sends it to clients: with the digest of the initial
-    model, if they need it.
+def pinned(config: Config, sha256: str | None) -> Config:
+    """Returns the configuration as the server sends it to clients: with this digest of the initial
+    model, if they need it; None: without.
     """
-    return _with_sha256(config, sha256) if pinned_by_sites(config) else config
-
-
-def unpinned(config: Config) -> Config:
-    """Returns the configuration without that digest."""
-    return _with_sha256(config, None)
-
-
-def _with_sha256(config: Config, sha256: str | None) -> Config:
+    if not pinned_by_sites(config):
+        return config
     return config.replace(model=msgspec.structs.replace(config.model, sha256=sha256))
 
 
@@ -116,17 +114,6 @@ def _another(config: Config, found: str, sent: bool) -> ConfigError:
         f"model: as the seed initialises it here it has {which}, as another version of torch does, "
         f"and frozen tensors are never sent; install the server's, or set model.base: server."
     )
-
-
-def filled(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Fills the module with these values. Raises ConfigError if they are another model's."""
-    try:
-        module.load_state_dict(dict(given), strict=True)
-    except RuntimeError as other:
-        raise ConfigError(
-            f"model.base: what the server sent is no model of this configuration: {other}"
-        ) from None
-    return module
 
 
 def sha256(module: nn.Module) -> str:

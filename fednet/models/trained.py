@@ -44,8 +44,19 @@ def named_by(whole: Layout, patterns: tuple[str, ...]) -> Layout:
     for pattern in patterns:
         some = {first for first, s in nameable.items() if _matches(s, pattern)}
         if not some:
+            if any(_matches(slot, pattern) for slot in whole.slots):
+                raise ConfigError(
+                    f"train.only: {pattern!r} names only buffers, which go with the parameters of "
+                    f"their modules; name one of these."
+                )
             known = sorted(name for s in nameable.values() for name in s.names)
-            raise _nothing(pattern, known, whole)
+            modules = sorted({f"{owner(n)}.*" for n in known if owner(n)})
+            near = nearest(pattern, [*known, *modules])
+            hint = f" Did you mean {near!r}?" if near else ""
+            few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+            raise ConfigError(
+                f"train.only: {pattern!r} matches no tensor of the model; it has {few}.{hint}"
+            )
         found |= some
     if not found & parameters.keys():
         raise ConfigError(f"train.only: {', '.join(patterns)} names buffers alone; nothing learns.")
@@ -63,18 +74,6 @@ def _matches(slot: Slot, pattern: str) -> bool:
 def owner(name: str) -> str:
     """Returns the name of the module that a tensor belongs to."""
     return name.rpartition(".")[0]
-
-
-def _nothing(pattern: str, known: list[str], whole: Layout) -> ConfigError:
-    if any(_matches(slot, pattern) for slot in whole.slots):
-        why = "names only buffers, which go with the parameters of their modules"
-        return ConfigError(f"train.only: {pattern!r} {why}; name one of these.")
-    near = nearest(pattern, [*known, *sorted({f"{owner(n)}.*" for n in known if owner(n)})])
-    hint = f" Did you mean {near!r}?" if near else ""
-    few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    return ConfigError(
-        f"train.only: {pattern!r} matches no tensor of the model; it has {few}.{hint}"
-    )
 
 
 def moves(module: nn.Module, layout: Layout, kind: type[nn.Module]) -> bool:

@@ -225,9 +225,10 @@ def _descend(
         for group in groups
     ]
     memory = descent.memory
-    names = [*trained, *(f"+{name}" for name in beside or ())]
-    owners = [one for one, group in zip(made, groups) for _ in group]
+    of: dict[str, tuple[torch.Tensor, Optimizer]] = {}
     if memory is not None:
+        names = [*trained, *(f"+{name}" for name in beside or ())]
+        owners = [one for one, group in zip(made, groups) for _ in group]
         of = {name: (p, one) for name, p, one in zip(names, parameters, owners)}
         for key, value in memory.items():
             name, _, what = key.rpartition("/")
@@ -318,7 +319,7 @@ def _descend(
     if replay is not None:
         replay.trainings += 1
     if memory is not None:
-        for name, p, one in zip(names, parameters, owners):
+        for name, (p, one) in of.items():
             memory.update({f"{name}/{what}": x for what, x in one.state.get(p, {}).items()})
     return Run(descent.n, step, float(total) / seen)
 

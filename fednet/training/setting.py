@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednet import models, seeds
+from fednet import seeds
 from fednet.config import Config
-from fednet.data import augment
-from fednet.data.base import Data
-from fednet.models.start import Start
-from fednet.models.trained import moves
 from fednet.tensors import Inputs, Layout, Tensors, mapped, to_device
 from fednet.training.tasks import Task
 from fednet.wire.payload import Samples
@@ -76,43 +71,11 @@ class Setting:
     counts_width: int = 1
     more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     factory: Callable[[int], nn.Module] | None = None
-    normalise: Callable[[Inputs], Inputs] | None = None
+    normalise: Callable[[Inputs, torch.device], Inputs] | None = None
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
     features: int = 0
     input_shape: tuple[int, ...] = ()
     batch_norm: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        begun: Start,
-        shared: Layout,
-        task: Task,
-        classes: int,
-        counts_width: int,
-        more: Mapping[str, tuple[int, ...]],
-        data: Data | None,
-        input_shape: tuple[int, ...],
-    ) -> Setting:
-        """Makes the setting of a configuration. data: None if there are none here."""
-        return cls(
-            layout=begun.layout,
-            shared=shared,
-            head=models.head_names(begun.module),
-            initial=Tensors.of(begun.module, begun.layout),
-            config=config,
-            task=task,
-            classes=classes,
-            counts_width=counts_width,
-            more=more,
-            factory=begun.factory,
-            normalise=None if data is None else functools.partial(_inputs, data),
-            augment=augment.get(config.data.augment),
-            features=models.head_width(begun.module),
-            input_shape=input_shape,
-            batch_norm=moves(begun.module, begun.layout, _BatchNorm),
-        )
 
     def module(self) -> nn.Module:
         """Returns a new module of the model, as it was initialised."""
@@ -154,13 +117,9 @@ class Setting:
 
     def inputs(self, samples: Samples, device: torch.device) -> Pair:
         """Returns raw samples as model inputs (x, y) on `device`."""
-        x = moved(samples.x, device)
-        return (self.normalise(x) if self.normalise is not None else x), samples.y.to(device)
-
-
-def _inputs(data: Data, x: Inputs) -> Inputs:
-    device = (next(iter(x.values())) if isinstance(x, dict) else x).device
-    return data.inputs(x, device)
+        if self.normalise is None:
+            return moved(samples.x, device), samples.y.to(device)
+        return self.normalise(samples.x, device), samples.y.to(device)
 
 
 def moved(x: Inputs, device: torch.device) -> Inputs:

@@ -67,7 +67,9 @@ class Federation:
     public: int = 40  # samples of the server's own
     seed: int = 0
     rounds: int = 3
-    normalise: Callable[[torch.Tensor], torch.Tensor] | None = None  # of the public samples
+    normalise: Callable[[torch.Tensor, torch.device], torch.Tensor] | None = (
+        None  # of the public samples
+    )
 
     def __post_init__(self) -> None:
         self.x, self.y = images(classes=self.classes) if self.data is None else self.data
@@ -270,7 +272,7 @@ def begun(
     labels: Sequence[np.ndarray] | None = None,
     train: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
-    normalise: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    normalise: Callable[[torch.Tensor, torch.device], torch.Tensor] | None = None,
     **options: Any,
 ) -> Run:
     """A run that goes on by `rounds`, over a net of three layers. labels: by client the classes of

@@ -81,7 +81,7 @@ def test_shared_samples_are_pairs_of_the_public_set_none_twice():
 
 
 def test_data_sharing_alone_is_fedavg_on_private_and_shared_samples():
-    f = begun("fedrds", **FIXED_0, normalise=lambda x: x / 2).rounds(1)
+    f = begun("fedrds", **FIXED_0, normalise=lambda x, _: x / 2).rounds(1)
     x, y = f.host(3).data
     more = f.enrolments[3].samples
     host = f.host(3)
