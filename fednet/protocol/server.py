@@ -18,7 +18,7 @@ import msgspec
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids, as_text
-from fednet.protocol.instructions import Arrived, Forget, Instruction, Store, Turn
+from fednet.protocol.instructions import Arrived, Forget, Instruction, Send, Store, Turn
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
 from fednet.protocol.tasks import Job, Rules, Task, Tasks
 from fednet.protocol.transfers import Receiving
@@ -73,6 +73,7 @@ class ServerProtocol:
         self.turn = Turn(run, incarnation, now, part, self.roster.by_conn)
         self.tasks = Tasks(self.turn, self.roster, rules or Rules())
         self._welcome = welcome
+        self._alive = m.Alive(run=run, inc=incarnation)
         self._files = dict(files or {})
         self._layout, self._declared = layout, declared
         self.sites = Sites(class_names)
@@ -255,7 +256,7 @@ class ServerProtocol:
                 self.tasks.assign()
             elif isinstance(message, m.Progress) and message.client in worker.ids:
                 self._progress(worker, message)
-            self.turn.send(conn, m.Alive())
+            self.turn.say(Send(conn, self._alive))
             return ""
         if isinstance(message, m.Ready):
             return self._ready(conn, worker, message)

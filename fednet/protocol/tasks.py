@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -102,8 +102,7 @@ class Rules:
     first: int | None = None
 
 
-@dataclass(slots=True)
-class Task:
+class Task(msgspec.Struct, eq=False):
     """A job and its progress."""
 
     job: Job
@@ -116,7 +115,7 @@ class Task:
     struck: bool = False  # its planned faults were sent with it
     refusals: int = 0
     unread: int = 0  # unreadable messages while its worker was at it
-    refused_by: set[str] = field(default_factory=set)  # workers that failed; others are tried first
+    refused_by: set[str] = set()  # workers that failed; others are tried first
     deaths: int = 0  # how often its worker was lost while it was running it
     reason: str = ""  # why it was dropped
     # Of the present attempt, if it was handed out.

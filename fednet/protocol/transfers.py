@@ -4,7 +4,7 @@ granted, and both know how far it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from fednet.errors import RemoteProtocolError
 from fednet.wire.codec import Body, Content
@@ -18,8 +18,7 @@ def before_cut(size: int, share: float) -> int:
     return max(0, min(int(share * size), size - 1))
 
 
-@dataclass(slots=True)
-class Receiving:
+class Receiving(msgspec.Struct):
     """size: bytes of the payload; part: of each of its parts, but the last. got, granted: parts.
     until: bytes after which nothing more is asked for, because the sender is then gone. short:
     bytes at which a planned fault may cut it, None: none is planned; ended: it has.
@@ -86,8 +85,7 @@ class Receiving:
         return start
 
 
-@dataclass(slots=True)
-class Sending:
+class Sending(msgspec.Struct):
     """sent: parts. until: bytes after which nothing more is sent, a planned fault."""
 
     body: Body

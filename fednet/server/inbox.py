@@ -27,7 +27,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -168,8 +167,7 @@ class HeldMemory:
                 del self.held[round]
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """A reply that was checked and logged.
 
     path, at: the file with its payload, and where it begins there, once the inbox was flushed; at
@@ -186,10 +184,10 @@ class Reply:
     data: Body | None = None
     payload: Payload | None = None
     memory: HeldMemory | None = None
-    remembered: dict[str, torch.Tensor] = field(default_factory=dict)
+    remembered: dict[str, torch.Tensor] = {}
     arrived: float = 0.0
     earlier: bool = False
-    bill: Bill = field(default_factory=Bill)
+    bill: Bill = msgspec.field(default_factory=Bill)
 
     @property
     def message(self) -> m.Reply:
@@ -262,8 +260,7 @@ def _mapped(path: str, size: int) -> memoryview:
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
-@dataclass(slots=True)
-class _Upload:
+class _Upload(msgspec.Struct):
     """A payload that is coming in: into `file`, a descriptor, or whole at once, as `data`. counted:
     it counts as held in memory. unchecked: it came as tensors, without a digest.
     """

@@ -19,7 +19,8 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from fednet.errors import RemoteProtocolError, timed
 from fednet.ids import as_text
@@ -170,8 +171,7 @@ TOGETHER = 64  # messages of a wake-up that are dealt with before anything leave
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A client's task is over. reason: "" where its reply counts, else why it does not. reply: None
     where none came; evaluation: of the same task, where it came.
     """

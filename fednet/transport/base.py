@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
 
@@ -41,8 +43,7 @@ def reached_at(address: str, host: str) -> str:
     return address
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A whole message, with frames that are the receiver's to keep, not to write to.
 
     user: the peer's CURVE public key (Z85), where one was proved.

@@ -57,14 +57,13 @@ class Account(msgspec.Struct, omit_defaults=True):
         self.count += 1
 
 
-@dataclass(slots=True)
-class Bill:
+class Bill(msgspec.Struct, eq=False):
     """What crossed for one attempt at a task, to and from this process and earlier ones. down: the
     task, and the pulls that fetched it. up: the reply, and the pulls that fetched it.
     """
 
-    down: list[Account] = field(default_factory=list)
-    up: list[Account] = field(default_factory=list)
+    down: list[Account] = []
+    up: list[Account] = []
 
     def add(self, account: Account) -> None:
         way = account.direction

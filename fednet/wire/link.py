@@ -125,7 +125,10 @@ class Link:
         self._count(conn, self.back, "refused", nbytes)
 
     def _size(self, frames: Sequence[Sized]) -> int:
-        return sum([self._framing(len(f)) for f in frames])
+        total = 0
+        for frame in frames:
+            total += self._framing(len(frame))
+        return total
 
     def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> Name:
         """Adds bytes to a row of many messages; returns the name of its account."""
