@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -44,8 +45,7 @@ class Work:
     to judge.
     """
 
-    def forget(self):
-        pass
+    device = SimpleNamespace(forget=lambda: None)
 
     def work(self, task, body, step):
         def answer(key, payload, kind):
