@@ -82,7 +82,7 @@ class Experiment:
         """Returns a setting for each model; the first is that of the run's model."""
         return tuple(dict.fromkeys((self.setting, *self.unlike.values())))
 
-    @property
+    @functools.cached_property
     def divided(self) -> Federation:
         """Returns the run's data. Not to be used where sites bring their own."""
         assert self.federation is not None
@@ -132,9 +132,9 @@ class Experiment:
             + (self.sha256 if self.base_comes else self.agreed.sha256())[:32]
         )
 
-    @property
+    @functools.cached_property
     def base_comes(self) -> bool:
-        return bool(self.config.model.base == "server")
+        return self.config.model.base == "server"
 
     @functools.cached_property
     def base(self) -> Encoded | None:
@@ -231,7 +231,7 @@ class Experiment:
             )
         return kinds
 
-    @property
+    @functools.cached_property
     def sized_by_client(self) -> bool:
         """Returns whether the payloads of clients may differ in size."""
         own = type(self.algorithm).sizes is not Algorithm.sizes
@@ -250,7 +250,7 @@ class Experiment:
         latest = self.config.evaluate.shared == "latest"
         return evaluation_payload(type(self.algorithm), latest)
 
-    @property
+    @functools.cached_property
     def evaluation_reply(self) -> type[EvaluationReply]:
         """Returns the type of a client's reply to an evaluation."""
         return DetailedEvaluationReply if self.setting.more else EvaluationReply

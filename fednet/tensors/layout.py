@@ -134,7 +134,7 @@ class Layout:
         """Returns the bytes of all tensors, uncompressed: 4 an element, 8 a counter."""
         return sum(s.numel * ITEM[s.role] for s in self.slots)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.slots)
 

@@ -159,12 +159,10 @@ class Tensors:
 
     def to(self, device: torch.device | str) -> Tensors:
         """Returns the same on another device; itself where it is there already."""
-        if self.device == torch.device(device):
+        if self.vector.device == torch.device(device):
             return self
-        return Tensors(
-            self.layout,
-            *(to_device(part, device) for part in (self.vector, self.buffers, self.counters)),
-        )
+        parts = [to_device(part, device) for part in (self.vector, self.buffers, self.counters)]
+        return Tensors(self.layout, *parts)
 
     # -- algebra: parameters only ------------------------------------------------------------------
     def _other(self, other: Tensors) -> torch.Tensor:

@@ -12,54 +12,44 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.registry import compressor
 from fednet.wire.compressors.base import Floats, Values, scales
 
-FP16_MAX = float(np.finfo(np.float16).max)  # 65504
 
-
-@compressor("fp16")
-class Fp16(Values):
-    """Half precision: 2 bytes a value, 11 significant bits. Finite values beyond 65504 saturate."""
-
-    paper = "IEEE 754-2008 binary16"
+class Half(Values):
+    """A floating-point number of 2 bytes a value. Finite values beyond its largest saturate."""
 
     omega = 0.0
+    dtype: torch.dtype
 
     def nbytes(self, n: int) -> int:
         return 2 * n
 
     def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
-        bounded = np.where(np.isinf(x), x, np.clip(x, -FP16_MAX, FP16_MAX))
-        return bounded.astype("<f2").tobytes()
+        values = torch.from_numpy(x)
+        most = torch.finfo(self.dtype).max
+        bounded = torch.where(values.isinf(), values, values.clamp(-most, most))
+        return bounded.to(self.dtype).view(torch.int16).numpy().astype("<i2").tobytes()
 
     def decode(self, data: memoryview, n: int) -> Floats:
-        return np.frombuffer(data, dtype="<f2").astype(np.float32)
+        read = torch.from_numpy(np.frombuffer(data, dtype="<i2").astype(np.int16))
+        found: Floats = read.view(self.dtype).float().numpy()
+        return found
 
 
-BF16_MAX = torch.finfo(torch.bfloat16).max  # 3.39e38
+@compressor("fp16")
+class Fp16(Half):
+    """Half precision: 2 bytes a value, 11 significant bits. Finite values beyond 65504 saturate."""
+
+    paper = "IEEE 754-2008 binary16"
+    dtype = torch.float16
 
 
 @compressor("bf16")
-class Bf16(Values):
+class Bf16(Half):
     """bfloat16: 2 bytes a value, float32's range with 8 significant bits, rounded to the
     nearest.
     """
 
     paper = "Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training, arXiv:1905.12322"
-
-    omega = 0.0
-
-    def nbytes(self, n: int) -> int:
-        return 2 * n
-
-    def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
-        # The few float32 above bfloat16's largest would round to infinity.
-        bounded = np.where(np.isinf(x), x, np.clip(x, -BF16_MAX, BF16_MAX)).astype(np.float32)
-        return (
-            torch.from_numpy(bounded).bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
-        )
-
-    def decode(self, data: memoryview, n: int) -> Floats:
-        # A bfloat16 is the upper half of a float32.
-        return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    dtype = torch.bfloat16
 
 
 @compressor("sign")
