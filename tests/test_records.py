@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fednet.cli import words
+from fednet.cli.display import round_line, summary_rows
 from fednet.files import read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
 from fednet.report import costs, figures, metrics, open_run, page, tables, verify
@@ -69,7 +69,7 @@ def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon,
     jsonl(path / "rounds.jsonl", rows)
     found = open_run(path)
     assert metrics.curve(found, "epsilon") == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert "epsilon 1.5000" in words.round_line(found.rounds[-1])
+    assert "epsilon 1.5000" in round_line(found.rounds[-1])
     assert "privacy spent" in page.render([found])
     made = tables.table([found])
     assert [c.text for t, c in zip(made.columns, made.cells[0]) if t.title == "privacy spent"] == [
@@ -81,14 +81,14 @@ def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon,
 @pytest.mark.parametrize("own", ["personal", "local"])
 def test_every_accuracy_names_its_model(tmp_path, own):
     scores = {"global": 0.25, "personal": 0.5}
-    line = words.round_line(Round(client_accuracy=scores, own_model=own))
+    line = round_line(Round(client_accuracy=scores, own_model=own))
     assert "global accuracy on clients' tests 25.00 %" in line
     assert f"{own} accuracy on clients' tests 50.00 %" in line
-    both = words.round_line(Round(test_accuracy=0.75, client_accuracy=scores, own_model=own))
+    both = round_line(Round(test_accuracy=0.75, client_accuracy=scores, own_model=own))
     assert "global accuracy 75.00 %" in both  # on the server's test set, that alone
     assert "50.00" not in both
     ended = Summary(personal=scores, own_model=own)
-    assert (f"{own} on clients' tests", "50.00 %") in words.summary_rows(ended)
+    assert (f"{own} on clients' tests", "50.00 %") in summary_rows(ended)
 
     found = open_run(write(tmp_path / "a", rounds=2, personalised=True))
     for r in found.rounds:

@@ -149,20 +149,13 @@ class LinkSection(Section, frozen=True, kw_only=True):
         Values to be drawn are kept as text: see experiment.links.
         """
         own = ids.own(self.per_client, client, clients) or ClientLinkSection()
-        mine, named = (
-            PROFILES.get(p or "", ClientLinkSection()) for p in (own.profile, self.profile)
-        )
+        mine = PROFILES.get(own.profile or "", ClientLinkSection())
+        named = PROFILES.get(self.profile or "", ClientLinkSection())
         chosen = {}
         for key in ClientLinkSection.__struct_fields__:
-            general = getattr(self, key) or None  # a delay of 0 counts as not given
-            given = (
-                getattr(own, key),
-                getattr(mine, key),
-                general,
-                getattr(named, key),
-                getattr(self, key),
-            )
-            chosen[key] = next((value for value in given if value is not None), None)
+            general = getattr(self, key)  # a delay of 0 counts as not given
+            given = getattr(own, key), getattr(mine, key), general or None, getattr(named, key)
+            chosen[key] = next((value for value in given if value is not None), general)
         return ClientLinkSection(**chosen)
 
 
@@ -522,11 +515,6 @@ class TrainSection(Section, frozen=True, kw_only=True):
     with pack.
     """
 
-    def of(self, client: int, clients: int) -> TrainSection:
-        """The section as it is for a client: with its own values, and without `per_client`."""
-        own = ids.own(self.per_client, client, clients)
-        return self if own is None else self.changed(own)
-
     def changed(self, own: ClientTrainSection) -> TrainSection:
         """The section with a client's own values. Its own epochs replace the run's steps too."""
         given = {key: getattr(own, key) for key in own.__struct_fields__}
@@ -534,11 +522,6 @@ class TrainSection(Section, frozen=True, kw_only=True):
         if "epochs" in given:
             given.setdefault("steps", None)
         return msgspec.structs.replace(self, per_client={}, **given)
-
-    @property
-    def depends_on_rounds(self) -> bool:
-        """Whether a round's rate depends on how many rounds the run has."""
-        return call(self.schedule)[0] == "cosine"
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The local learning rate of a round, from 1."""
@@ -577,9 +560,6 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """Samples per batch in evaluation. [samples]"""
     metrics: tuple[str, ...] = ()
     """Further metrics of each evaluation, such as [f1_macro, auc]; `fednet list metrics`."""
-
-
-JOIN_S = 60.0  # `round.join: auto`
 
 
 class LostSection(Section, frozen=True, kw_only=True):
@@ -659,7 +639,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     def join_s(self, alone: bool = False) -> float | None:
         """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""
         if self.join == "auto":
-            return None if alone else JOIN_S
+            return None if alone else 60.0
         return self.join
 
 
@@ -859,7 +839,8 @@ class Config(Section, frozen=True, kw_only=True):
 
     def train_of(self, client: int) -> TrainSection:
         """The local training of a client: `train`, with its own values from `train.per_client`."""
-        return self.train.of(client, self.clients)
+        own = ids.own(self.train.per_client, client, self.clients)
+        return self.train if own is None else self.train.changed(own)
 
     def replace(self, **changes: object) -> Config:
         """This configuration with some sections changed, unchecked."""

@@ -24,14 +24,8 @@ SLOW_BEAT_S = 3600.0
 
 
 def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
-    """Runs it; returns the summary. The arguments are those of `host_rounds`."""
-    end = endpoint(config, directory, how.device, how.data)
-    return host_rounds(config, directory, end, how)
-
-
-def endpoint(config: Config, directory: Path, device: str, data: Path | None) -> Endpoint:
-    """Returns the server's end, with all clients behind it. Nothing is encrypted, but bytes are
-    counted as if it were.
+    """Runs it; returns the summary. The arguments are those of `host_rounds`. Nothing is encrypted,
+    but bytes are counted as if it were.
     """
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
@@ -41,36 +35,48 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
     from fednet.protocol.tasks import Rules
     from fednet.transport.inproc import Inproc
 
+    # Payloads cross whole, and large ones as tensors, unless something needs their bytes
+    # (compressors, noise, masks, attacks), they may be cut short (a planned loss, an emulated
+    # link), or the order of arrival counts.
+    sections = (
+        config.wire,
+        config.privacy,
+        config.aggregation,
+        config.link,
+        config.availability,
+        config.faults,
+        config.schedule,
+    )
+    part = WHOLE if all(section == type(section)() for section in sections) else PART
     network = Inproc(config.seed)
     transport = network.server()
-    client_end = network.client()
-    chosen = placement.place(device)[0]
+    device = placement.place(how.device)[0]
     worker = ClientProtocol(
         "in-process",
         ids=list(range(config.clients)),
         host=socket.gethostname(),
         pid=os.getpid(),
-        device=chosen,
+        device=device,
         versions=determinism.versions(),
         files=loading.loaded(),
-        part=part(config),
+        part=part,
     )
-    everyone = ids.parse(f"0-{config.clients - 1}")
     built: list[Experiment] = []  # the server's, whose data the clients use
+    preparer = Preparer(
+        Policy.of_run(how.data),
+        ids.parse(f"0-{config.clients - 1}"),
+        [device],
+        directory / "state",
+        like=lambda: built[0],
+    )
     loop = ClientLoop(
         worker,
-        client_end,
-        Preparer(
-            Policy.of_run(data),
-            everyone,
-            [chosen],
-            directory / "state",
-            like=lambda: built[0],
-        ),
+        network.client(),
+        preparer,
         curve=config.security.curve,
         inline=True,
         faults=True,
-        devices=[memory_of(chosen)],
+        devices=[memory_of(device)],
     )
 
     def pump() -> bool:
@@ -86,7 +92,7 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         loop.close()
 
     # Loading the data may take longer than any silence.
-    return Endpoint(
+    end = Endpoint(
         transport,
         None,
         SLOW_BEAT_S,
@@ -94,23 +100,6 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         pump,
         listen=built.append,
         leave=leave,
-        part=part(config),
+        part=part,
     )
-
-
-def part(config: Config) -> int:
-    """Returns the bytes of a payload's parts. Payloads cross whole, and large ones as tensors,
-    unless something needs their bytes (compressors, noise, masks, attacks), they may be cut short
-    (a planned loss, an emulated link), or the order of arrival counts.
-    """
-    sections = (
-        config.wire,
-        config.privacy,
-        config.aggregation,
-        config.link,
-        config.availability,
-        config.faults,
-        config.schedule,
-    )
-    by_default = all(section == type(section)() for section in sections)
-    return WHOLE if by_default else PART
+    return host_rounds(config, directory, end, how)

@@ -105,9 +105,10 @@ def check_resumable(old: Config, new: Config) -> None:
             f"configuration; a resumed run may change only {free} and where it runs. For other "
             f"changes start a run under another name (--set name=NEW)."
         )
-    if old.rounds != new.rounds and new.train.depends_on_rounds:
+    # With `cosine` a round's rate depends on how many rounds the run has.
+    if old.rounds != new.rounds and new.train.schedule == "cosine":
         raise ConfigError(
-            f"--resume: train.schedule: {new.train.schedule} gives each round its rate by the "
+            f"--resume: train.schedule: cosine gives each round its rate by the "
             f"number of all rounds, so a run of {old.rounds} rounds cannot become one of "
             f"{new.rounds}. Keep rounds={old.rounds}; or start a run under another name, "
             f"perhaps from this one's model (--set model.weights=RUN/model.safetensors)."

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +21,7 @@ from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
 from fednet.records import line_parts
 from fednet.report import open_run, page, status
-from fednet.serve.queue import Queue, QueuedRun, newest_log
+from fednet.serve.queue import Queue, newest_log
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +39,38 @@ HEADERS = {
 }
 
 
-class RunPages:
-    """The pages of a folder. One thread draws at a time, as matplotlib requires."""
+class Server(ThreadingHTTPServer):
+    """The HTTP server of the pages of a folder. One thread draws at a time, as matplotlib
+    requires.
+    """
 
-    def __init__(self, queue: Queue) -> None:
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], queue: Queue) -> None:
         self.queue = queue
         self._drawing = threading.Lock()
+        super().__init__(address, Handler)
 
     def index(self) -> str:
         entries = self.queue.entries()
         order = {entry.number: place for place, entry in enumerate(self.queue.open(entries))}
-        shown = [self._row(entry, order) for entry in reversed(entries)]
+        shown = []
+        for entry in reversed(entries):
+            run = self.queue.run(entry)
+            has = (run / "rounds.jsonl").exists()
+            state: str = entry.state
+            log: list[str] = []
+            now = ""
+            if entry.state == "waiting":
+                before = order[entry.number]
+                state += f", {before} before it" if before else ", it starts next"
+            elif entry.state == "running":
+                state += ", it is being stopped" * self.queue.cancelled(entry)
+                log = newest_log(run)
+                if (run / "status.json").exists():
+                    now = status.text(status.read(run), run, time.time())
+            found: JsonDict = {"entry": entry, "state": state, "status": now, "log": log}
+            shown.append(found | {"has": has, "result": _result(run, _changed(run)) if has else ""})
         states = Counter(entry.state for entry in entries)
         return (
             page.templates()
@@ -63,28 +83,15 @@ class RunPages:
             )
         )
 
-    def _row(self, entry: QueuedRun, order: Mapping[int, int]) -> JsonDict:
-        """order: of the runs that are running or waiting, the place of each in the queue."""
-        run = self.queue.run(entry)
-        found: JsonDict = {"entry": entry, "has": (run / "rounds.jsonl").exists()}
-        found["state"] = entry.state
-        if entry.state == "waiting":
-            before = order[entry.number]
-            found["state"] += f", {before} before it" if before else ", it starts next"
-        elif entry.state == "running" and self.queue.cancelled(entry):
-            found["state"] += ", it is being stopped"
-        found["result"] = _result(run, _changed(run)) if found["has"] else ""
-        found["log"] = newest_log(run) if entry.state == "running" else []
-        found["status"] = ""
-        if entry.state == "running" and (run / "status.json").exists():
-            found["status"] = status.text(status.read(run), run, time.time())
-        return found
-
     def run(self, number: int) -> str:
         """The report of a run, as far as it is."""
         run = self.queue.run(self.queue.entry(number))
         with self._drawing:
             return _report(run, _changed(run))
+
+    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
+        """Logs a line if the client left early, or sent what no browser sends."""
+        log.warning("page: %s: %r", client_address[0], sys.exc_info()[1])
 
 
 @functools.lru_cache(maxsize=10)
@@ -108,20 +115,6 @@ def _changed(run: Path) -> tuple[float, bool]:
     """Another value when the run has another round, or has ended."""
     rows = (run / "rounds.jsonl").stat().st_mtime if run.is_dir() else 0.0
     return rows, (run / "summary.json").exists()
-
-
-class Server(ThreadingHTTPServer):
-    """The HTTP server of the page."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], queue: Queue) -> None:
-        self.pages = RunPages(queue)
-        super().__init__(address, Handler)
-
-    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
-        """Logs a line if the client left early, or sent what no browser sends."""
-        log.warning("page: %s: %r", client_address[0], sys.exc_info()[1])
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -148,16 +141,14 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        if self.where == "/":
-            self._answer(self.server.pages.index)
-        elif run := re.fullmatch(f"/runs/({NUMBER})", self.where):
-            self._answer(lambda: self.server.pages.run(int(run[1])))
-        else:
-            self._send(HTTPStatus.NOT_FOUND, "There is no such page.")
-
-    def _answer(self, made: Callable[[], str]) -> None:
+        run = re.fullmatch(f"/runs/({NUMBER})", self.where)
         try:
-            text = made()
+            if self.where == "/":
+                text = self.server.index()
+            elif run:
+                text = self.server.run(int(run[1]))
+            else:
+                raise ConfigError("There is no such page.")
         except (FednetError, OSError) as wrong:
             self._send(HTTPStatus.NOT_FOUND, str(wrong))
             return

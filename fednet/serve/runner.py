@@ -7,23 +7,19 @@ run from its checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fednet.errors import ConfigError, Stopped, signal_name, stop_signals
 from fednet.experiment import lock
-from fednet.launch.parent import die_with_parent
+from fednet.launch.parent import RunProcess
 from fednet.serve.queue import Queue, QueuedRun
 
 LOOK_S = 0.2
-STOP_S = 30.0  # a run that is asked to stop saves what it has within 10 s
 
 
 class Runner:
@@ -42,20 +38,16 @@ class Runner:
             signal.signal(number, self._asked)
         with lock.holding(self.queue.folder):
             while not self._stop.is_set():
-                entry = self._next()
-                if entry is None:
-                    self._stop.wait(LOOK_S)
+                # The run that was running when the last runner ended comes before those that wait.
+                if entries := self.queue.open(self.queue.entries()):
+                    self._run_one(entries[0])
                 else:
-                    self._run_one(entry)
+                    self._stop.wait(LOOK_S)
         raise Stopped("stopped; queued runs are kept.", self._by_keyboard)
 
     def _asked(self, number: int, frame: object) -> None:
         self._by_keyboard = number == signal.SIGINT
         self._stop.set()
-
-    def _next(self) -> QueuedRun | None:
-        """The run that was running when the last runner ended, else the first that waits."""
-        return next(iter(self.queue.open(self.queue.entries())), None)
 
     def _run_one(self, entry: QueuedRun) -> None:
         continues = entry.state == "running"
@@ -89,42 +81,21 @@ class Runner:
             line.append("--resume")
         with log.open("ab") as out:
             began = out.tell()
-            process = subprocess.Popen(
-                [*line, "--out", str(self.queue.runs)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            process = RunProcess([*line, "--out", str(self.queue.runs)], out)
         try:
-            status = self._wait(process, entry)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+            status = None
+            while status is None:
+                time.sleep(LOOK_S)
+                status = process.status(self._stop.is_set() or self.queue.cancelled(entry))
         finally:
+            process.close()
             config.unlink(missing_ok=True)
-        last = "" if status == 0 else _last_line(log, began)
+        last = ""
+        if status != 0:
+            with log.open("rb") as file:
+                file.seek(began)
+                lines = file.read()[-4096:].decode("utf-8", errors="replace").strip().splitlines()
+            last = lines[-1][:300] if lines else ""
         if status < 0:
             last = f"ended by {signal_name(-status)}. {last}".rstrip()
         return status, last
-
-    def _wait(self, process: subprocess.Popen[bytes], entry: QueuedRun) -> int:
-        deadline: float | None = None
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(LOOK_S)
-            if deadline is None and (self._stop.is_set() or self.queue.cancelled(entry)):
-                process.terminate()
-                deadline = time.monotonic() + STOP_S
-            elif deadline is not None and time.monotonic() > deadline:
-                process.kill()
-
-
-def _last_line(log: Path, began: int) -> str:
-    """The last line that a process wrote."""
-    with log.open("rb") as file:
-        file.seek(began)
-        lines = file.read()[-4096:].decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""

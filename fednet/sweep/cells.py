@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,12 +25,11 @@ from fednet.config import WHERE
 from fednet.errors import ConfigError, Stopped, stop_signals
 from fednet.experiment import lock, placement
 from fednet.files import read_text, write_aside
-from fednet.launch.parent import die_with_parent
+from fednet.launch.parent import RunProcess
 from fednet.launch.start import check_code
 from fednet.plain import JsonDict
 from fednet.server.watch import stop_signals_handled
 
-STOP_S = 30.0  # a run stops cleanly within 10 s of being asked
 LOOK_S = 0.05  # between two looks at the processes
 REFUSED = ConfigError.exit_status  # the configuration or the data are at fault
 STOPPED = (4, 130)  # exit statuses of a run that was asked to stop
@@ -127,41 +125,19 @@ def command(task: RunSpec, options: Sequence[str]) -> list[str]:
 
 
 class Running:
-    """The process of one run, which holds the run's lock. It ends with this process."""
+    """The process of one run, which holds the run's lock."""
 
     def __init__(self, task: RunSpec, held: lock.Lock, options: Sequence[str]) -> None:
         self.task, self._held = task, held
-        self._deadline: float | None = None
         (task.books / "failed").unlink(missing_ok=True)
         if not (task.run / "checkpoint" / "manifest.json").exists():
             shutil.rmtree(task.run, ignore_errors=True)  # nothing of it can be continued
+        env = {**KEEP, **os.environ, **dict.fromkeys(THREADS, "1")}
         with task.log.open("wb") as out:
-            self._process = subprocess.Popen(
-                command(task, options),
-                env={**KEEP, **os.environ, **dict.fromkeys(THREADS, "1")},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-
-    def status(self, stop: bool) -> int | None:
-        """Returns its exit status once it has ended. stop: it is asked to end, and killed if that
-        takes too long.
-        """
-        if stop and self._deadline is None:
-            self._process.terminate()
-            self._deadline = time.monotonic() + STOP_S
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self._process.kill()
-        return self._process.poll()
+            self.process = RunProcess(command(task, options), out, env)
 
     def close(self) -> None:
-        """Kills it if it still runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        self.process.close()
         self._held.release()
 
 
@@ -210,7 +186,7 @@ def work(
                     write_aside(task.books / "config.yaml", text)
                     going.append(Running(task, held, ["--device", device, *options]))
                 for one in list(going):
-                    status = one.status(stop=halted is not None)
+                    status = one.process.status(stop=halted is not None)
                     if signals and not halted:
                         halted = one.task.name, signals[0] == signal.SIGINT
                     if status is None:

@@ -7,6 +7,7 @@ exception in the file itself is passed on, so that the command line shows where 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,15 +49,18 @@ def check(path: Path, data: Path | None = None) -> Iterator[str]:
         raise ConfigError(
             f'{path}: registers nothing; expected a decorator such as @fednet.algorithm("mine").'
         )
+    checks: dict[str, Callable[[str], Iterator[str]]] = {
+        "algorithms": functools.partial(algorithm, file=path),
+        "models": model,
+        "datasets": functools.partial(dataset, data=data),
+        "partitions": partitioner,
+        "compressors": compressor,
+        "tasks": task,
+        "metrics": metric,
+    }
     for kind, name in found:
         yield f"{registry.ALL[kind].kind} {name!r}"
-        if kind == "algorithms":
-            lines = algorithm(name, path)
-        elif kind == "datasets":
-            lines = dataset(name, data)
-        else:
-            lines = CHECKS[kind](name)
-        for line in lines:
+        for line in checks[kind](name):
             yield f"  {line}" if line.startswith("NOTE: ") else f"  ok  {line}"
 
 
@@ -83,7 +87,10 @@ def algorithm(name: str, file: Path) -> Iterator[str]:
         if other is None
         else f"results differ from fedavg from round {other}"
     )
-    if method.has_global and _keeps_statistics(first):
+    before, after = (first[n].get("tensor_sha256") or {} for n in (0, -1))
+    statistics = [name for name in before if name.endswith((".running_mean", ".running_var"))]
+    kept = statistics and all(before[name] == after.get(name) for name in statistics)
+    if method.has_global and kept:
         yield (
             "NOTE: the global model's BatchNorm statistics never change. +, -, * and / on Tensors "
             "keep the buffers of the left operand: x + update has those of x. For the mean of the "
@@ -109,7 +116,7 @@ def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
     from fednet.algorithms.state import State
     from fednet.wire.payload import Payload
 
-    settings = built_of(method.Config, f"{name}.Config")
+    settings = _built(method.Config, f"{name}.Config")
     made = method(settings, CLIENTS)
     yield f"Config() builds: {msgspec.to_builtins(settings) or 'no hyper-parameters'}"
     for exchange in method.exchanges:
@@ -167,13 +174,6 @@ def _repeats(
     )
     yield f"{so}killed in {step} {killed.KILLED} and resumed, it gives the same bits"
     return first
-
-
-def _keeps_statistics(rounds: list[JsonDict]) -> bool:
-    """Whether the shared model has BatchNorm statistics, and they are the same after all rounds."""
-    before, after = (rounds[n].get("tensor_sha256") or {} for n in (0, -1))
-    statistics = [name for name in before if name.endswith((".running_mean", ".running_var"))]
-    return bool(statistics) and all(before[name] == after.get(name) for name in statistics)
 
 
 def _differ(a: list[JsonDict], b: list[JsonDict]) -> int | None:
@@ -237,7 +237,7 @@ def model(name: str) -> Iterator[str]:
     yield f"initialised by the seed: {Layout.of(built).nbytes / 1e6:.3f} MB"
 
 
-def dataset(name: str, data: Path | None = None) -> Iterator[str]:
+def dataset(name: str, data: Path | None) -> Iterator[str]:
     """data: the folder that it reads (default: as `fednet run` finds it)."""
     from fednet.data.loading import made, place
 
@@ -364,11 +364,11 @@ def _default_options(kind: str, name: str) -> JsonDict:
     declared = declared_options(parts.get(name), kind)
     if declared is None:  # it takes any
         return {}
-    made: JsonDict = msgspec.to_builtins(built_of(declared, f"options of {name}"))
+    made: JsonDict = msgspec.to_builtins(_built(declared, f"options of {name}"))
     return made
 
 
-def built_of(make: Callable[[], T], what: str) -> T:
+def _built(make: Callable[[], T], what: str) -> T:
     try:
         return make()
     except TypeError as wrong:
@@ -380,12 +380,3 @@ def built_of(make: Callable[[], T], what: str) -> T:
 def must(holds: bool, sentence: str) -> None:
     if not holds:
         raise ConfigError(sentence)
-
-
-CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
-    "models": model,
-    "partitions": partitioner,
-    "compressors": compressor,
-    "tasks": task,
-    "metrics": metric,
-}

@@ -41,12 +41,16 @@ def checks(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the checks, with their names."""
     import torch
 
-    yield "versions", versions
+    import fednet
+
+    system = f"Python {platform.python_version()} on {platform.platform()}"
+    yield "versions", lambda: f"fednet {fednet.__version__}, torch {torch.__version__}, {system}"
     yield "device", partial(device, args.device)
     cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     for number in cards:
         yield f"cuda:{number}", partial(card, number)
-    yield "cores", cores
+    here = len(os.sched_getaffinity(0))
+    yield "cores", lambda: f"{here} for this process, of {os.cpu_count()} of the machine"
     yield "bits", partial(bits, "cpu", args)
     if cards and args.device != "cpu":
         yield "bits", partial(bits, "cuda:0", args)
@@ -56,17 +60,6 @@ def checks(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "server", partial(server, args.server, args.keys)
     if args.keys:
         yield "keys", partial(keys, args.keys)
-
-
-def versions() -> str:
-    import torch
-
-    import fednet
-
-    return (
-        f"fednet {fednet.__version__}, torch {torch.__version__}, Python "
-        f"{platform.python_version()} on {platform.platform()}"
-    )
 
 
 def device(wanted: str) -> str:
@@ -84,10 +77,6 @@ def card(number: int) -> str:
     free, total = (nbytes / 1e9 for nbytes in torch.cuda.mem_get_info(number))
     name = torch.cuda.get_device_name(number)
     return f"{name}, {free:.1f} of {total:.1f} GB free, CUDA {torch.version.cuda}"
-
-
-def cores() -> str:
-    return f"{len(os.sched_getaffinity(0))} for this process, of {os.cpu_count()} of the machine"
 
 
 def bits(kind: str, args: argparse.Namespace) -> str:

@@ -50,7 +50,7 @@ CHILD = "import sys; from fednet.tools import killed; killed.die(*sys.argv[1:])"
 def trained(changes: JsonMapping) -> list[JsonDict]:
     """The rounds of a small federation."""
     with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
-        return _run(changes, Path(folder), lambda record: None)
+        return _run(changes, Path(folder))
 
 
 def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
@@ -68,34 +68,33 @@ def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
                 f"the run that was to be killed in round {KILLED} ended with status "
                 f"{child.returncode}: {last}"
             )
-        return _run(changes, Path(folder), lambda record: None, resume=True)
+        return _run(changes, Path(folder), resume=True)
 
 
 def die(changes: str, folder: str, *files: str) -> None:
     """Runs in a process of its own, and kills it during the run."""
-    loading.load_parts(files)
 
     def kill(record: Round) -> None:
         if record.round == KILLED:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    loading.load_parts(files)
     _run(json.loads(changes), Path(folder), kill)
 
 
 def _run(
-    changes: JsonMapping, out: Path, callback: Callable[[Round], None] | None, resume: bool = False
+    changes: JsonMapping,
+    out: Path,
+    callback: Callable[[Round], None] | None = None,
+    resume: bool = False,
 ) -> list[JsonDict]:
     from fednet.config import from_mapping
     from fednet.files import read_lines
-    from fednet.launch.in_process import run_in_process
-    from fednet.launch.start import Silent, open_directory
+    from fednet.launch import start
     from fednet.server.watch import Hosting
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
-    with open_directory(config, out, resume=resume) as (own, directory, _):
-        run_in_process(
-            own,
-            directory,
-            Hosting(Silent(), ["fednet", "check"], "cpu", callback=callback),
-        )
+    how = Hosting(start.Silent(), ["fednet", "check"], "cpu", callback=callback)
+    with start.open_directory(config, out, resume) as (own, directory, _):
+        start.run_in_process(own, directory, how)
         return list(read_lines(directory / "rounds.jsonl"))

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from fednet.cli import words
-from fednet.cli.display import Display
+from fednet.cli.display import Display, round_line, summary_rows, waiting_for
 from fednet.errors import speaker
 
 RECORD = {
@@ -55,10 +54,8 @@ def test_without_a_test_set_of_the_server_the_line_has_each_model_on_the_clients
     scores = {"received": 0.25, "personal": 0.75}
     record = {"round": 3, "test_accuracy": None, "client_accuracy": scores, "own_model": "local"}
     received = "global accuracy before the round, on clients' tests 25.00 %"
-    assert (
-        words.round_line(record) == f"round 3  {received}  local accuracy on clients' tests 75.00 %"
-    )
-    site = words.round_line({"round": 3, "client_accuracy": {"received": 0.25}})
+    assert round_line(record) == f"round 3  {received}  local accuracy on clients' tests 75.00 %"
+    site = round_line({"round": 3, "client_accuracy": {"received": 0.25}})
     assert site == f"round 3  {received}"
 
 
@@ -81,7 +78,7 @@ def test_without_a_test_set_of_the_server_the_line_has_each_model_on_the_clients
     ],
 )
 def test_the_summary_rounds_what_was_measured_and_leaves_out_the_rest(summary, row):
-    rows = words.summary_rows(summary)
+    rows = summary_rows(summary)
     assert row in rows
     assert "None" not in str(rows)
 
@@ -116,10 +113,10 @@ def test_waiting_names_the_client_its_host_and_its_step():
         ],
     }
     assert (
-        words.waiting_for(info, 104.0)
+        waiting_for(info, 104.0)
         == "3 of 5 replies, waits for client 7 on b (train, step 2 of 20, 4s) and 1 more"
     )
-    assert words.waiting_for({}, 0.0) == ""
+    assert waiting_for({}, 0.0) == ""
 
 
 def test_the_final_table_is_plain_lines_away_from_a_terminal():

@@ -373,14 +373,14 @@ def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, n
     """It leaves no line of its own."""
     from fednet.serve.runner import Runner
 
-    def killed(process, _):
-        process.send_signal(number)
-        return process.wait()
+    def killed(process, stop):
+        process._process.send_signal(number)
+        return process._process.wait()
 
     queue = Queue(tmp_path)
     queue.submit(config())
     runner = Runner(queue, [], lambda line: None)
-    monkeypatch.setattr(runner, "_wait", killed)
+    monkeypatch.setattr("fednet.launch.parent.RunProcess.status", killed)
     runner._run_one(queue.entry(1))
     assert queue.entry(1).state == "failed"
     assert queue.entry(1).reason.startswith(f"ended by {name}. To continue it: fednet queue submit")
@@ -405,7 +405,7 @@ def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_que
     assert "leave out CONFIG, --set and --load" in capsys.readouterr().err
     assert main(shlex.split(command)) == 0
     assert (queue.entry(1).state, queue.entry(1).reason) == ("waiting", "")
-    assert runner._next().number == 1
+    assert queue.open(queue.entries())[0].number == 1
     assert main(shlex.split(command)) == 2
     assert "run 1 is waiting; only one that failed is resumed" in capsys.readouterr().err
 
