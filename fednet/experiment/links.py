@@ -67,9 +67,8 @@ def shaper(config: Config) -> Shaper | None:
         return None
     return lambda transport, is_open: ShapedClient(
         transport,
-        free,
         time.monotonic,
-        link_of=chooser(config),
+        chooser(config),
         curve=config.security.curve,
         is_open=is_open,
     )

@@ -59,7 +59,6 @@ class ServerProtocol:
         layout: str = "",
         key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
         declared: Callable[[Key, Sequence[Field]], None] = lambda key, form: None,
-        max_workers: int = 10_000,
         rules: Rules | None = None,
         part: int = m.PART,
         class_names: str = "",
@@ -69,7 +68,7 @@ class ServerProtocol:
         self._most = max(clients, open or 0)
         self._asking: dict[int, bytes] = {}  # ids that ask to join the run: over which connection
         self._key_refusal = key_refusal
-        self.roster = Roster(max_workers, now)
+        self.roster = Roster(now)
         self.turn = Turn(run, incarnation, now, part, self.roster.by_conn)
         self.tasks = Tasks(self.turn, self.roster, rules or Rules())
         self._welcome = welcome
@@ -105,12 +104,12 @@ class ServerProtocol:
         self.tasks.accept(key)
         return self.turn.take()
 
-    def reject(self, key: Key, reason: str, now: float, again: bool = True) -> list[Instruction]:
+    def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
         """The reply was not what was declared: it is billed, and the task is given out again a few
         times at most.
         """
         self.turn.now = now
-        self.tasks.reject(key, reason, again)
+        self.tasks.reject(key, reason)
         return self.turn.take()
 
     def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
@@ -381,7 +380,9 @@ class ServerProtocol:
         if old is not None:
             taken = old.user != user or (old.here and old.session != join.session)
             return "join: a worker of that name is connected." if taken else "", False
-        if not self.roster.room(lambda: {w.worker for w in self.tasks.open()}):
+        if len(self.roster.workers) >= self.roster.limit:
+            self.roster.make_room({w.worker for w in self.tasks.open()})
+        if len(self.roster.workers) >= self.roster.limit:
             return f"join: {self.roster.limit} workers are connected already.", False
         return "", False
 

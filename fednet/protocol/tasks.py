@@ -301,14 +301,14 @@ class Tasks:
             self.cancel(f"not among the first {first}")
         self.assign(worker)
 
-    def reject(self, key: Key, reason: str, again: bool) -> None:
+    def reject(self, key: Key, reason: str) -> None:
         """The reply was checked, and cannot be used."""
         t = self.current(key)
         if t is not None and key.purpose != self.purpose:
             self._turn.say(Spend(t.judge_conn, "up", key, "refused"))
             self._turn.note_refused("reply", reason, t.worker, client=key.client, round=key.round)
         elif t is not None and t.status is TaskState.ARRIVED:
-            self.refuse(t, reason, again)
+            self.refuse(t, reason, True)
 
     def refuse(self, t: Task, reason: str, again: bool, what: str = "refused") -> None:
         """Records a useless reply as wasted. The task is handed out again, a few times at most."""

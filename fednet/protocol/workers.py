@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fednet.errors import RemoteProtocolError
@@ -99,9 +99,11 @@ class Roster:
     absence counts from then.
     """
 
-    def __init__(self, limit: int, now: float) -> None:
+    limit = 10_000
+
+    def __init__(self, now: float) -> None:
         self.workers: dict[str, Worker] = {}
-        self.limit, self._started = limit, now
+        self._started = now
         self.by_conn: dict[bytes, Worker] = {}  # who has joined over a connection
         self.joined: set[bytes] = set()  # connections that have used up their join
         # id -> when it counts as lost, since its last worker went
@@ -196,16 +198,11 @@ class Roster:
         ]
 
     # -- coming ------------------------------------------------------------------------------------
-    def room(self, busy: Callable[[], set[str]]) -> bool:
-        """Whether another worker may join; those that are gone and have nothing in hand make room.
-        busy(): who has.
-        """
-        if len(self.workers) >= self.limit:
-            names = busy()
-            for gone in list(self.workers.values()):
-                if gone.conn is None and gone.name not in names:
-                    self.forget(gone)
-        return len(self.workers) < self.limit
+    def make_room(self, busy: Container[str]) -> None:
+        """Forgets the workers that are gone, but those with these names."""
+        for gone in list(self.workers.values()):
+            if gone.conn is None and gone.name not in busy:
+                self.forget(gone)
 
     def enter(
         self, conn: bytes, join: m.Join, ids: frozenset[int], user: str | None, now: float

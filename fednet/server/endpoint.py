@@ -80,23 +80,6 @@ def check_bind(
     )
 
 
-def keyring_of(config: Config, keys: Path | None) -> Keyring | None:
-    if not config.security.curve:
-        if keys is not None:  # who gives keys believes that they are used
-            raise ConfigError(
-                f"--keys {keys}: is given while security.curve is false; add --set "
-                f"security.curve=true."
-            )
-        return None
-    where = keys or (Path(config.security.keys) if config.security.keys else None)
-    if where is None:
-        raise ConfigError(
-            "security.curve: true needs the server's keys: --keys DIR or security.keys (make them "
-            "by: fednet keys server DIR)."
-        )
-    return Keyring(where)
-
-
 def run_keys(config: Config, directory: Path) -> Path | None:
     """The CURVE keys of a run whose workers fednet starts: those that the configuration names, as
     `fednet keys lab` makes them, or new ones in the run's directory.
@@ -145,26 +128,34 @@ class Endpoint:
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
     """Binds the server's address. Raises ConfigError where that is not possible."""
     descriptors.keep_back()
-    keyring = keyring_of(config, keys)
+    keyring: Keyring | None = None
+    if config.security.curve:
+        where = keys or (Path(config.security.keys) if config.security.keys else None)
+        if where is None:
+            raise ConfigError(
+                "security.curve: true needs the server's keys: --keys DIR or security.keys (make "
+                "them by: fednet keys server DIR)."
+            )
+        keyring = Keyring(where)
+    elif keys is not None:  # who gives keys believes that they are used
+        raise ConfigError(
+            f"--keys {keys}: is given while security.curve is false; add --set security.curve=true."
+        )
     check_bind(bind, config.security.curve, insecure)
     if bind.startswith(("tcp://127.", "tcp://localhost:")):
-        check_loopback()
+        with socket.socket() as server, socket.socket() as client:
+            client.settimeout(5.0)
+            try:
+                server.bind(("127.0.0.1", 0))
+                server.listen()
+                client.connect(server.getsockname())
+            except OSError as wrong:
+                raise ConfigError(
+                    f"this machine's network has no loopback: 127.0.0.1 cannot be reached "
+                    f"({why(wrong)}). Switch it on (ip link set lo up), or use fednet run "
+                    f"--in-process."
+                ) from None
     return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients), later=True)
-
-
-def check_loopback() -> None:
-    """Raises ConfigError where this machine's network has no loopback."""
-    with socket.socket() as server, socket.socket() as client:
-        client.settimeout(5.0)
-        try:
-            server.bind(("127.0.0.1", 0))
-            server.listen()
-            client.connect(server.getsockname())
-        except OSError as wrong:
-            raise ConfigError(
-                f"this machine's network has no loopback: 127.0.0.1 cannot be reached "
-                f"({why(wrong)}). Switch it on (ip link set lo up), or use fednet run --in-process."
-            ) from None
 
 
 def listening(

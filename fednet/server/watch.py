@@ -21,7 +21,7 @@ from fednet.experiment import selection
 from fednet.experiment.faults import Replay
 from fednet.experiment.rundir import RunDirectory, write_status
 from fednet.ids import ranges
-from fednet.plain import JsonDict, JsonMapping
+from fednet.plain import JsonMapping
 from fednet.records.rows import Round, Row
 from fednet.server.io import ServerIO
 from fednet.world import World
@@ -164,8 +164,16 @@ class Watch:
         now = time.monotonic()
         if now - self._status_at >= 1.0:
             self._status_at = now
-            self.status("running", **(self._who() if self._awaiting else {}))
-            round = self._io.protocol.tasks.round
+            protocol, who = self._io.protocol, {}
+            if self._awaiting:
+                with self._io:
+                    here = protocol.roster.present()
+                    workers = protocol.roster.workers.values()
+                    joined = set[int]().union(*[w.ids for w in workers if w.gone_at is None])
+                missing = [c for c in range(protocol.clients) if c not in joined]
+                who = {"here": sorted(here), "coming": sorted(joined - here), "missing": missing}
+            self.status("running", **{what: ranges(ids) for what, ids in who.items()})
+            round = protocol.tasks.round
             self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
 
     def check_request(self) -> None:
@@ -177,19 +185,6 @@ class Watch:
                 f"stopped: {self.requested[0]}; continue with --resume.",
                 by_keyboard=self.requested[1],
             )
-
-    def _who(self) -> JsonDict:
-        """Ranges of client ids: those ready, those that joined and prepare, those missing."""
-        protocol = self._io.protocol
-        with self._io:
-            here = protocol.roster.present()
-            workers = [w.ids for w in protocol.roster.workers.values() if w.gone_at is None]
-        joined = set[int]().union(*workers)
-        return {
-            "here": ranges(sorted(here)),
-            "coming": ranges(sorted(joined - here)),
-            "missing": ranges([c for c in range(protocol.clients) if c not in joined]),
-        }
 
     def status(self, state: str, **who: object) -> None:
         """Writes status.json. The snapshot may be older than the run's end."""

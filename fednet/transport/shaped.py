@@ -66,7 +66,7 @@ class _Direction:
 
 
 class ShapedClient:
-    """`inner` over `link`, in both directions.
+    """`inner` over a slow link, in both directions.
 
     `link_of(frames)` names the link of each message, and gives it, where one connection carries
     several clients that have one each. `curve` tells which framing to reckon with. `now` in
@@ -76,15 +76,14 @@ class ShapedClient:
     def __init__(
         self,
         inner: ClientTransport,
-        link: LinkShape,
         now: Callable[[], float],
+        link_of: Callable[[Frames], tuple[Hashable, LinkShape]],
         *,
-        link_of: Callable[[Frames], tuple[Hashable, LinkShape]] | None = None,
         curve: bool = False,
         is_open: bool = False,
     ) -> None:
         self.inner = inner
-        self._link_of = link_of or (lambda frames: (None, link))
+        self._link_of = link_of
         self._now, self._curve = now, curve
         self._began = now()  # second 0 of rates that change
         self._directions: dict[tuple[Direction, Hashable], _Direction] = {}

@@ -226,7 +226,8 @@ def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_w
 
 
 def test_workers_that_are_gone_make_room_for_others():
-    s = server(max_workers=2)
+    s = server()
+    s.roster.limit = 2
     ready(s, b"1", "a")
     ready(s, b"2", "b")
     assert "2 workers are connected" in refusal(say(s, b"3", m.Join(worker="c", ids=[0])))

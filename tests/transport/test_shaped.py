@@ -18,7 +18,9 @@ class Lab:
         self.time = 100.0
         network = Inproc()
         self.server = network.server()
-        self.client = ShapedClient(network.client(), link, lambda: self.time, link_of=link_of)
+        self.client = ShapedClient(
+            network.client(), lambda: self.time, link_of or (lambda frames: (None, link))
+        )
         assert self.client.poll(0) == [Opened(b"")]
 
     def server_gets(self, at: float) -> list[int]:
@@ -110,7 +112,7 @@ def test_a_poll_waits_no_longer_than_until_something_is_due():
         def send(self, frames) -> bool:
             return True
 
-    client = ShapedClient(Inner(), SLOW, lambda: 0.0)
+    client = ShapedClient(Inner(), lambda: 0.0, lambda frames: (None, SLOW))
     client.poll(None)
     client.send(message(1, 1000))
     client.poll(None)
