@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from fednet import config as configuration
 from fednet.launch import start
 from fednet.server.watch import Hosting
 from tests.processes import Processes, lines
 
-__all__ = ["SMALL", "hashes", "lines", "merged", "processes", "run", "small", "summary"]
 SMALL = {
     "name": "r",
     "rounds": 2,
@@ -33,11 +34,27 @@ SMALL = {
 }
 
 
+def site_data(folder: Path, *clients: int, n: int = 20, **more) -> dict:
+    """Writes the data of these clients' sites: n samples of two classes, or other arrays. Returns
+    the section `data`.
+    """
+    for client in clients:
+        place = folder / f"client-{client}"
+        place.mkdir(parents=True, exist_ok=True)
+        x, y = np.random.default_rng(client).random((n, 4), dtype=np.float32), np.arange(n) % 2
+        arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, **more}
+        np.savez(place / "data.npz", **arrays)
+    return {"dataset": "site", "shape": [4], "classes": 2, "root": str(folder)}
+
+
 def merged(base: dict, changes: dict) -> dict:
-    """Mappings merge; a mapping with a `name` replaces the one before it, as do other values."""
+    """Mappings merge; one with a `name`, or of data at the sites, replaces the one before it, as do
+    other values.
+    """
     out = dict(base)
     for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict) and "name" not in value
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        both = both and "name" not in value and value.get("dataset") != "site"
         out[key] = merged(out[key], value) if both else value
     return out
 
@@ -51,11 +68,9 @@ def run(out: Path, *, resume: bool = False, callback=None, **changes) -> Path:
     opened = start.open_directory(small(**changes), out, resume)
     with opened as (config, directory, finished):
         if not finished:
-            start.run_in_process(
-                config,
-                directory,
-                Hosting(start.Silent(), ["test"], "cpu", callback=callback),
-            )
+            root = Path(config.data.root) if config.data.root else None
+            how = Hosting(start.Silent(), ["test"], "cpu", root, callback=callback)
+            start.run_in_process(config, directory, how)
     return directory
 
 

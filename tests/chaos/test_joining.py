@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fednet
 from fednet.errors import ClientsJoin
 from fednet.server import process
 from tests.processes import Federation, crashes, in_process
+from tests.rooms import site_data
 
 LISTS = [list(range(k, k + 20)) for k in range(0, 120, 20)]
 TESTS = [[2 * k, 2 * k + 1] for k in range(6)]
@@ -88,15 +87,6 @@ def die_with_the_configuration_written() -> None:
     process.write_configuration = then_die
 
 
-def sites(folder: Path, clients: int) -> None:
-    for client in range(clients):
-        place = folder / f"client-{client}"
-        place.mkdir(parents=True)
-        rng = np.random.default_rng(client)
-        x, y = rng.random((20, 4), dtype=np.float32), np.arange(20) % 2
-        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-
-
 @pytest.mark.parametrize(
     ("before", "faults", "own"),
     [
@@ -112,9 +102,8 @@ def sites(folder: Path, clients: int) -> None:
 )
 def test_clients_join_while_the_run_goes_on(tmp_path, before, faults, own):
     root = tmp_path / "data"
-    sites(root, 6)
+    own_data = {k: v for k, v in site_data(root, *range(6)).items() if k != "root"}
     own = {"algorithm": "scaffold", "rounds": 4, "participation": 0.5, "seed": 3, **own}
-    own_data = {"dataset": "site", "shape": [4], "classes": 2}
     with Federation(tmp_path / "open", **own, faults=faults, round={"open": 6}) as fed:
         fed.mapping["data"] = own_data
         fed.client("0-1", "--data", root)
@@ -153,7 +142,7 @@ def test_clients_join_while_the_run_goes_on(tmp_path, before, faults, own):
 @pytest.mark.parametrize("open", [None, 4])
 def test_a_client_that_cannot_join_is_told_why_and_the_run_goes_on(tmp_path, open):
     root = tmp_path / "data"
-    sites(root, 4)
+    site_data(root, *range(4))
     half = {"per_client": {"1/2": {"epochs": 2}}}  # client 0 of three, clients 0 and 1 of four
     with Federation(tmp_path, clients=3, train=half, round={"open": open}) as fed:
         fed.mapping["data"] = {"dataset": "site", "shape": [4], "classes": 2}

@@ -10,8 +10,7 @@ import pytest
 
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedavg import FedAvg
-from tests.rooms import hashes, lines, run
-from tests.server.test_sites import data, go
+from tests.rooms import hashes, lines, run, site_data
 
 MARK = 12345.0  # the loss by which the failing client's reply is known
 BOUNDS = {
@@ -120,9 +119,9 @@ def test_a_share_by_the_sites_own_word_is_bounded_though_one_of_three_replies_fa
 ):
     """Of the two that are left, with 20 samples and 300, neither may weigh more than the other."""
     largest = 1 if failing == 2 else 2
-    for client in range(3):
-        data(tmp_path / "data", client, 300 if client == largest else 20)
+    data = site_data(tmp_path / "data", *({0, 1, 2} - {largest}))
+    site_data(tmp_path / "data", largest, n=300)
     federation(monkeypatch, failing=failing, malicious=-1, by="fold")
-    for row in lines(go(tmp_path, tmp_path / "data") / "rounds.jsonl"):
+    for row in lines(run(tmp_path, data=data) / "rounds.jsonl"):
         (warning,) = row["algorithm"]["warnings"]
         assert warning.startswith(f"client {largest}'s samples count as 20: round.max_share")

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,35 +13,18 @@ from fednet import config as configuration
 from fednet.algorithms.base import State
 from fednet.errors import ConfigError, Stopped
 from fednet.experiment import build
-from fednet.launch import start
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.watch import Hosting
 from tests.processes import Processes
-from tests.rooms import SMALL, hashes, lines, merged, small
+from tests.rooms import SMALL, hashes, lines, merged, run, site_data, small
 
 ASYNC = {"schedule": {"mode": "async"}, "link": {"clock": "virtual", "step_ms": 5}}
 
 
 def changes(folder: Path, **more):
     """A run whose clients have their own data, in folder/client-K."""
-    for client in range(5):
-        place = folder / f"client-{client}"
-        place.mkdir(parents=True, exist_ok=True)
-        rng = np.random.default_rng(client)
-        x, y = rng.random((20, 4), dtype=np.float32), np.arange(20) % 2
-        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    data = {"dataset": "site", "shape": [4], "classes": 2, "root": str(folder)}
+    data = site_data(folder, *range(5))
     own = {"clients": 3, "rounds": 2, "participation": 1.0, "report": False}
     return merged({**SMALL, "data": data, "evaluate": {"clients": "auto"}, **own}, more)
-
-
-def go(out: Path, mapping, resume: bool = False, callback=None) -> Path:
-    config = configuration.from_mapping(mapping, where="the test")
-    with start.open_directory(config, out, resume) as (settings, directory, _):
-        root = Path(config.data.root) if config.data.root else None
-        how = Hosting(start.Silent(), ["test"], "cpu", root, callback=callback)
-        start.run_in_process(settings, directory, how)
-    return directory
 
 
 def checkpoint(directory: Path, mapping) -> State:
@@ -72,9 +54,9 @@ def test_clients_join_at_a_resume_and_every_placement_goes_on_alike(tmp_path, me
     more = {"algorithm": {"name": method}, **(ASYNC if method == "ca2fl" else {})}
     first = changes(tmp_path / "data", **more)
     grown = merged(first, {"clients": 5, "rounds": 5})
-    directory = go(tmp_path / "one", first)
+    directory = run(tmp_path / "one", **first)
     before = checkpoint(directory, first)
-    go(tmp_path / "one", grown, resume=True)
+    run(tmp_path / "one", **grown, resume=True)
     rounds = lines(directory / "rounds.jsonl")
     if method != "ca2fl":
         assert [len(r["completed"]) for r in rounds] == [3, 3, 5, 5, 5]
@@ -91,10 +73,10 @@ def test_clients_join_at_a_resume_and_every_placement_goes_on_alike(tmp_path, me
         torch.testing.assert_close(getattr(state, mean).vector.double() * 5, total)
         assert not torch.equal(getattr(state, mean).vector, getattr(before, mean).vector)
     # Killed after the first round with the new clients.
-    killed = go(tmp_path / "two", first)
+    killed = run(tmp_path / "two", **first)
     with pytest.raises(Stopped):
-        go(tmp_path / "two", grown, resume=True, callback=stop)
-    go(tmp_path / "two", grown, resume=True)
+        run(tmp_path / "two", **grown, resume=True, callback=stop)
+    run(tmp_path / "two", **grown, resume=True)
     assert hashes(killed) == hashes(directory)
     assert times(killed) == times(directory)
     assert sum(e["type"] == "clients_added" for e in lines(killed / "events.jsonl")) == 1
@@ -158,29 +140,29 @@ def test_a_mean_over_all_clients_is_divided_by_their_new_number(method, field):
 )
 def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, given, more, says):
     first = changes(tmp_path / "data", rounds=1, **given)
-    directory = go(tmp_path / "run", first)
+    directory = run(tmp_path / "run", **first)
     names = ("config.yaml", "summary.json", "rounds.jsonl", "partition.json")
     there = {name: (directory / name) for name in names if (directory / name).exists()}
     before = {name: path.read_bytes() for name, path in there.items()}
     with pytest.raises(ConfigError, match=re.escape(says)):
-        go(tmp_path / "run", merged(first, {"clients": 5, "rounds": 2, **more}), resume=True)
+        run(tmp_path / "run", **merged(first, {"clients": 5, "rounds": 2, **more}), resume=True)
     assert {name: path.read_bytes() for name, path in there.items()} == before
-    go(tmp_path / "run", merged(first, {"rounds": 2}), resume=True)  # goes on as it was
+    run(tmp_path / "run", **merged(first, {"rounds": 2}), resume=True)  # goes on as it was
     assert len(hashes(directory)) == 2
 
 
 def test_a_run_whose_method_lets_no_client_join_is_not_open(tmp_path):
     method = {"algorithm": {"name": "scaffold", "variates": "random"}}
     with pytest.raises(ConfigError, match=r"algorithm.variates: no client can join the run"):
-        go(tmp_path, changes(tmp_path / "data", round={"open": 4}, **method))
+        run(tmp_path, **changes(tmp_path / "data", round={"open": 4}, **method))
 
 
 def test_a_division_of_common_data_changes_and_one_given_by_a_file_need_not(tmp_path):
     rest = {"evaluate": {"clients": "auto"}, "rounds": 1, "participation": 1.0, "clients": 3}
     iid = merged(SMALL, {**rest, "name": "iid"})
-    go(tmp_path, iid)
+    run(tmp_path, **iid)
     with pytest.raises(ConfigError, match=r"data.partition: client\(s\) 0-2 would have other"):
-        go(tmp_path, merged(iid, {"clients": 4, "rounds": 2}), resume=True)
+        run(tmp_path, **merged(iid, {"clients": 4, "rounds": 2}), resume=True)
     lists = tmp_path / "lists.json"
     ten = [list(range(k, k + 10)) for k in range(0, 50, 10)]
     tests = [[k] for k in range(5)]
@@ -192,12 +174,12 @@ def test_a_division_of_common_data_changes_and_one_given_by_a_file_need_not(tmp_
         iid, {"data": {"partition": {"scheme": "file", "path": str(lists)}}, "name": "by"}
     )
     write(3)
-    directory = go(tmp_path, given)
+    directory = run(tmp_path, **given)
     write(5)
-    go(tmp_path, merged(given, {"clients": 5, "rounds": 3}), resume=True)
+    run(tmp_path, **merged(given, {"clients": 5, "rounds": 3}), resume=True)
     assert [len(r["completed"]) for r in lines(directory / "rounds.jsonl")] == [3, 5, 5]
     assert json.loads((directory / "partition.json").read_text())["samples"] == [10] * 5
     # A run that grew is not replayed with one number of clients.
     again = merged(given, {"clients": 5, "rounds": 3, "name": "again"})
     with pytest.raises(ConfigError, match=r"clients joined .* after round 1; a run whose number"):
-        go(tmp_path, merged(again, {"faults": {"replay": str(directory)}}))
+        run(tmp_path, **merged(again, {"faults": {"replay": str(directory)}}))

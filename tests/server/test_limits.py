@@ -72,26 +72,37 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
         assert len(io.protocol.roster.workers) == many
 
 
-def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(tmp_path):
+@pytest.fixture
+def served(tmp_path):
+    """The I/O of a server in this process, the rows of its book, and clients that join it."""
     network = Inproc()
-    with ExitStack() as stack:
-        io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
-        stack.callback(io.close, linger_s=0.0)
-        peer = network.client()
-        peer.poll(0)
-        peer.send([encode(m.Join(worker="w", ids=[0]))])
-        io._step(0.0)
-        before, tables = len(rows), len(io.link.ledger._untaken)
-        part = m.Part(run="run", inc=1, key=m.Key(0, 0, 0, 0), index=0)
-        for n in range(1, 60):
-            key = m.Key(n, 0, 0, 0)
+    io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
+
+    def client(*joins: int):
+        """One that joins with these ids, if any."""
+        one = network.client()
+        if joins:
+            one.send([encode(m.Join(worker=f"w-{joins[0]}", ids=list(joins)))])
+            io._step(0.0)
+        return one
+
+    yield io, rows, client
+    io.close(linger_s=0.0)
+
+
+def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(served):
+    io, rows, client = served
+    peer = client(0)
+    before, tables = len(rows), len(io.link.ledger._untaken)
+    part = m.Part(run="run", inc=1, key=m.Key(0, 0, 0, 0), index=0)
+    for n in range(1, 60):
+        for key in (m.Key(n, 0, 0, 0), m.Key(0, 0, 0, 1)):
             peer.send([encode(msgspec.structs.replace(part, key=key)), b"body"])
-            peer.send([encode(msgspec.structs.replace(part, key=m.Key(0, 0, 0, 1))), b"body"])
-        io._step(0.0)
-        io.link.settle_counted(next(iter(network._server.peers)))
-        came = [r for r in rows[before:] if r["direction"] == "up"]
-        assert [(r["type"], r["count"]) for r in came] == [("refused", 2 * 59)]
-        assert len(io.link.ledger._untaken) == tables
+    io._step(0.0)
+    io.link.settle_counted(peer.conn)
+    came = [r for r in rows[before:] if r["direction"] == "up"]
+    assert [(r["type"], r["count"]) for r in came] == [("refused", 2 * 59)]
+    assert len(io.link.ledger._untaken) == tables
 
 
 BEAT = encode(m.Alive(run="run", inc=1))
@@ -113,22 +124,16 @@ def heartbeats_until_hung_up(io, flood, honest, at_once: int) -> int:
     return sent
 
 
-def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
-    network = Inproc()
-    with ExitStack() as stack:
-        io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
-        stack.callback(io.close, linger_s=0.0)
-        honest, flood = network.client(), network.client()
-        for n, one in enumerate((honest, flood)):
-            one.send([encode(m.Join(worker=f"w-{n}", ids=[n]))])
-        io._step(0.0)
-        kept = honest.conn
-        sent = heartbeats_until_hung_up(io, flood, honest, 200)
-        assert sent > server_io.USELESS_AT_ONCE
-        assert honest.conn == kept
-        io._step(0.0)
-        beats = sum(r["count"] for r in rows if r["type"] in ("beat", "refused"))
-        assert beats >= sent  # what came after it was hung up on, too
+def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(served):
+    io, rows, client = served
+    honest, flood = client(0), client(1)
+    kept = honest.conn
+    sent = heartbeats_until_hung_up(io, flood, honest, 200)
+    assert sent > server_io.USELESS_AT_ONCE
+    assert honest.conn == kept
+    io._step(0.0)
+    beats = sum(r["count"] for r in rows if r["type"] in ("beat", "refused"))
+    assert beats >= sent  # what came after it was hung up on, too
 
 
 def test_no_more_peers_are_remembered_than_there_is_room_for():
@@ -139,32 +144,23 @@ def test_no_more_peers_are_remembered_than_there_is_room_for():
     assert rate.allows(0, 0.0)  # forgotten
 
 
-def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(tmp_path):
-    network = Inproc()
-    with ExitStack() as stack:
-        io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
-        stack.callback(io.close, linger_s=0.0)
-        honest, flood = network.client(), network.client()
-        honest.send([encode(m.Join(worker="w", ids=[0]))])
+def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(served):
+    io, _, client = served
+    honest, flood = client(0), client()
+    flood.send([BEAT])
+    io._step(0.0)
+    kept = honest.conn
+    sent = 1 + heartbeats_until_hung_up(io, flood, honest, 50)
+    assert sent >= server_io.JOINS_AT_ONCE
+    assert honest.conn == kept
+
+
+def test_of_a_connection_that_is_hung_up_on_nothing_more_is_taken_in(served):
+    io, _, client = served
+    flood = client(0)
+    (worker,) = io.protocol.roster.workers.values()
+    for _ in range(2 * server_io.USELESS_AT_ONCE):
         flood.send([BEAT])
-        io._step(0.0)
-        kept = honest.conn
-        sent = 1 + heartbeats_until_hung_up(io, flood, honest, 50)
-        assert sent >= server_io.JOINS_AT_ONCE
-        assert honest.conn == kept
-
-
-def test_of_a_connection_that_is_hung_up_on_nothing_more_is_taken_in(tmp_path):
-    network = Inproc()
-    with ExitStack() as stack:
-        io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
-        stack.callback(io.close, linger_s=0.0)
-        flood = network.client()
-        flood.send([encode(m.Join(worker="w", ids=[0]))])
-        io._step(0.0)
-        (worker,) = io.protocol.roster.workers.values()
-        for _ in range(2 * server_io.USELESS_AT_ONCE):
-            flood.send([encode(m.Alive(run="run", inc=1))])
-        flood.send([encode(m.Slots(run="run", inc=1, slots=3))])
-        io._step(0.0)
-        assert worker.slots == 1
+    flood.send([encode(m.Slots(run="run", inc=1, slots=3))])
+    io._step(0.0)
+    assert worker.slots == 1
