@@ -52,11 +52,5 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         figures.partition_file(counts, data.names, args.out)
     if args.export:
-        # What `partition: {scheme: file, path: ...}` reads back.
-        made = {
-            "train": [part.tolist() for part in federation.parts],
-            "test": [test.tolist() for test in federation.tests],
-            "sha256": [federation.sha256(i) for i in range(config.clients)],
-        }
-        write_aside(args.export, json.dumps(made))
+        write_aside(args.export, json.dumps(federation.export()))
     return 0

@@ -130,7 +130,8 @@ class Preparer:
             data = site(self.devices[0], client)
             counts = [int(k) for k in data.class_counts]
             names = data.data.names_sha256
-            facts.append(m.SiteFacts(client, data.n, data.n_targets, counts, names))
+            tested = data.n_test * data.data.targets_each
+            facts.append(m.SiteFacts(client, data.n, tested, counts, names))
         s = "s" if len(clients) > 1 else ""
         where = f"client{s} {numbers.as_text(clients)} on {', '.join(self.devices)}"
         self.say(f"joined {welcome.name} as {where}")

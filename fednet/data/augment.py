@@ -24,35 +24,20 @@ def flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
-def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Pads each image by 4 zeros a side and crops it to its size at a random place. In normalised
-    inputs zero is the mean colour.
+def crop_flip(x: torch.Tensor, generator: torch.Generator, mode: str = "constant") -> torch.Tensor:
+    """Pads each image by 4 zeros a side, crops it to its size at a random place, and mirrors it:
+    the usual augmentation for CIFAR. In normalised inputs zero is the mean colour.
     """
-    return _cut(x, F.pad(x, (PAD, PAD, PAD, PAD)), generator)
-
-
-def crop_reflect(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Crops like `crop`, but pads by the image's mirrored border, as NIID-Bench does for
-    CIFAR-10.
-    """
-    return _cut(x, F.pad(x, (PAD, PAD, PAD, PAD), mode="reflect"), generator)
-
-
-def _cut(x: torch.Tensor, padded: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     n, _, h, w = x.shape
     top, left = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator).to(x.device)
+    padded = F.pad(x, (PAD, PAD, PAD, PAD), mode=mode)
     places = padded.unfold(2, h, 1).unfold(3, w, 1)  # (n, c, 2 PAD + 1, 2 PAD + 1, h, w), no copy
-    return places[torch.arange(n, device=x.device), :, top, left]
-
-
-def crop_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Crops, then mirrors: the usual augmentation for CIFAR."""
-    return flip(crop(x, generator), generator)
+    return flip(places[torch.arange(n, device=x.device), :, top, left], generator)
 
 
 def crop_reflect_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Crops by `crop_reflect`, then mirrors."""
-    return flip(crop_reflect(x, generator), generator)
+    """As `crop_flip`, but pads by the image's mirrored border, as NIID-Bench does for CIFAR-10."""
+    return crop_flip(x, generator, "reflect")
 
 
 KNOWN: dict[str, Augmentation | None] = {

@@ -177,18 +177,19 @@ class Data:
         """Returns raw samples as model inputs on `device`: uint8 as float32, (x/255 - mean)/std;
         other types unchanged.
         """
-        return mapped(x, lambda part: self._input(part, device))
 
-    def _input(self, x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-        if x.dtype != torch.uint8:
-            return to_device(x, device)
-        # As bytes to the device: a quarter of the size.
-        out = to_device(x, device).to(torch.float32).div_(255.0)
-        if self.mean is None or self.std is None:
-            return out
-        shape = (1, -1, *([1] * (out.ndim - 2)))
-        mean, std = (_by_channel(v, out.device).view(shape) for v in (self.mean, self.std))
-        return out.sub_(mean).div_(std)
+        def made(part: torch.Tensor) -> torch.Tensor:
+            if part.dtype != torch.uint8:
+                return to_device(part, device)
+            # As bytes to the device: a quarter of the size.
+            out = to_device(part, device).to(torch.float32).div_(255.0)
+            if self.mean is None or self.std is None:
+                return out
+            shape = (1, -1, *([1] * (out.ndim - 2)))
+            mean, std = (_by_channel(v, out.device).view(shape) for v in (self.mean, self.std))
+            return out.sub_(mean).div_(std)
+
+        return mapped(x, made)
 
     def replace(self, **changes: Any) -> Data:  # by field: dataclasses.replace does not check more
         return replace(self, **changes)
@@ -401,8 +402,7 @@ def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int
         if not y.is_floating_point():
             raise DataError(
                 f"{which}: y holds whole numbers; say classes=C if they are classes, or give "
-                f"y.float() "
-                "if they are values."
+                f"y.float() if they are values."
             )
         return y
     if not isinstance(classes, int) or classes < 1:
@@ -437,24 +437,22 @@ def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int
 def _same_form(train: Split, test: Split) -> None:
     one, two = named(train[0]), named(test[0])
     if one.keys() != two.keys():
-        raise DataError(f"train has the inputs {_names(one)}, test has {_names(two)}.")
+        ours, theirs = (
+            ", ".join(repr(k) if k else "one tensor" for k in keys) for keys in (one, two)
+        )
+        raise DataError(f"train has the inputs {ours}, test has {theirs}.")
     for name in one:
         a, b = one[name], two[name]
         if a.dtype != b.dtype or a.shape[1:] != b.shape[1:]:
             raise DataError(
                 f"x{f'[{name!r}]' if name else ''}: a training sample is {a.dtype} "
-                f"{tuple(a.shape[1:])}, "
-                f"a test sample is {b.dtype} {tuple(b.shape[1:])}."
+                f"{tuple(a.shape[1:])}, a test sample is {b.dtype} {tuple(b.shape[1:])}."
             )
     if train[1].shape[1:] != test[1].shape[1:]:
         raise DataError(
             f"y: a training target has shape {tuple(train[1].shape[1:])}, "
             f"a test target {tuple(test[1].shape[1:])}."
         )
-
-
-def _names(keys: Iterable[str]) -> str:
-    return ", ".join(repr(k) if k else "one tensor" for k in keys)
 
 
 def _take(pair: Split, indices: np.ndarray | slice) -> Split:

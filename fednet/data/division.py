@@ -17,6 +17,7 @@ import torch
 from fednet.data.base import Data
 from fednet.data.federation import Federation, class_table
 from fednet.data.loading import call
+from fednet.data.partitioners.dirichlet import dealt
 from fednet.errors import ConfigError, DataError
 from fednet.loading import place
 from fednet.options import takes
@@ -39,51 +40,40 @@ def split(
     `baseline_pool: full` leaves these samples in the pool. Raises ConfigError for what cannot be
     met.
     """
-    scheme, tests = section.partition.scheme, section.client_test
+    scheme = section.partition.scheme
     # An option given as null is left to the partitioner's default.
     options = {k: v for k, v in section.partition.options.items() if v is not None}
     if section.partition.seed is not None:
         seed = section.partition.seed
     y = data.labels()
-    pool = np.arange(data.n_train)
-    held = _public(section, y, seed, uses_public)
-    pool = np.setdiff1d(pool, held)
-    validation = _validation(section, y, pool, seed)
-    pool = np.setdiff1d(pool, validation)
+    public = validation = np.empty(0, dtype=np.int64)
+    samples, fraction = section.public.samples, section.public.fraction
+    if (samples or fraction) and (uses_public or section.baseline_pool != "full"):
+        draw = rng(seed, "public")
+        public = balanced(y, samples, draw) if samples else stratified(y, fraction, draw)
+        if not len(public):
+            raise ConfigError(f"data.public.fraction: {fraction} of {len(y)} samples is not one.")
+    pool = np.setdiff1d(np.arange(data.n_train), public)
+    if section.validation:
+        draw = rng(seed, "validation")
+        validation = pool[stratified(y[pool], section.validation, draw)]
+        pool = np.setdiff1d(pool, validation)
 
-    if tests == "merge_split":
-        data = _merged(data)
-        pool = np.concatenate([pool, np.arange(len(y), data.n_train)])
     part = partitioner.get(scheme)
     where = f"data.partition (scheme {scheme!r})"
-    parts = _partition(part, where, options, data, pool, clients, seed)
-    table = class_table(data.labels(), parts, data.table_classes)
     noise: JsonDict = {"feature_noise": section.feature_noise, "seed": seed}
-    if tests == "merge_split":
-        return replace(_cut(data, parts, held, validation, seed, scheme), **noise)
-    if tests == "none":
+    if section.client_test == "merge_split":
+        data = _merged(data)
+        pool = np.concatenate([pool, np.arange(len(y), data.n_train)])
+        parts = _partition(part, where, options, data, pool, clients, seed)
+        return replace(_cut(data, parts, public, validation, seed, scheme), **noise)
+    parts = _partition(part, where, options, data, pool, clients, seed)
+    if section.client_test == "none":
         own = [np.empty(0, dtype=np.int64) for _ in range(clients)]
     else:
+        table = class_table(data.labels(), parts, data.table_classes)
         own = _tests(part, options, data, table, seed)
-    return Federation(data, _sorted(parts), _sorted(own), validation, held, scheme, **noise)
-
-
-def _public(section: DataSection, y: np.ndarray, seed: int, uses_public: bool) -> np.ndarray:
-    samples, fraction = section.public.samples, section.public.fraction
-    if not (samples or fraction) or (not uses_public and section.baseline_pool == "full"):
-        return np.empty(0, dtype=np.int64)
-    draw = rng(seed, "public")
-    held = balanced(y, samples, draw) if samples else stratified(y, fraction, draw)
-    if not len(held):
-        raise ConfigError(f"data.public.fraction: {fraction} of {len(y)} samples is not one.")
-    return held
-
-
-def _validation(section: DataSection, y: np.ndarray, pool: np.ndarray, seed: int) -> np.ndarray:
-    if not section.validation:
-        return np.empty(0, dtype=np.int64)
-    draw = rng(seed, "validation")
-    return np.asarray(pool[stratified(y[pool], section.validation, draw)])
+    return Federation(data, _sorted(parts), _sorted(own), validation, public, scheme, **noise)
 
 
 def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
@@ -191,37 +181,29 @@ def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
     are computed in whole numbers: the cumsum of floats could end just under one and lose a sample.
     A class that no client trains on is cut by the clients' sizes.
     """
-    parts: list[list[np.ndarray]] = [[] for _ in train]
-    for c in range(train.shape[1]):
-        of_class = rng.permutation(np.flatnonzero(y_test == c))
-        share = train[:, c] if train[:, c].any() else train.sum(axis=1)
-        cuts = np.cumsum(share) * len(of_class) // max(1, int(share.sum()))
-        for part, piece in zip(parts, np.split(of_class, cuts[:-1])):
-            part.append(piece)
-    return [np.concatenate(pieces) for pieces in parts]
+    held = train.T.copy()
+    held[~held.any(axis=1)] = train.sum(axis=1)
+    totals = np.bincount(y_test, minlength=len(held))[:, None]
+    cuts = np.cumsum(held, axis=1) * totals // np.maximum(1, held.sum(axis=1, keepdims=True))
+    return dealt(y_test, np.diff(cuts, prepend=0, axis=1), rng)
 
 
 def _merged(data: Data) -> Data:
     """Joins train and test samples to one training set, in that order."""
 
-    def joined(a: Inputs, b: Inputs) -> Inputs:
-        if isinstance(a, dict) and isinstance(b, dict):
-            return {k: torch.cat([a[k], b[k]]) for k in a}
-        assert isinstance(a, torch.Tensor)
-        assert isinstance(b, torch.Tensor)
-        return torch.cat([a, b])
-
-    if data.groups is not None:
-        # Test samples have no owner: `natural` then says that groups are missing.
-        data = data.replace(groups=None)
-    both = joined(data.train[0], data.test[0]), torch.cat([data.train[1], data.test[1]])
-    return data.replace(train=both, test=None)
+    (x, y), (x_test, y_test) = data.train, data.test
+    if isinstance(x, dict):
+        both: Inputs = {name: torch.cat([part, x_test[name]]) for name, part in x.items()}
+    else:
+        both = torch.cat([x, x_test])
+    # Test samples have no owner: `natural` then says that groups are missing.
+    return data.replace(train=(both, torch.cat([y, y_test])), test=None, groups=None)
 
 
 def _cut(
     data: Data,
     parts: list[np.ndarray],
-    held: np.ndarray,
+    public: np.ndarray,
     validation: np.ndarray,
     seed: int,
     scheme: str,
@@ -238,15 +220,11 @@ def _cut(
     test = np.sort(np.concatenate([t for _, t in cuts]))
     train = np.setdiff1d(np.arange(data.n_train), test)
     laid = data.replace(train=data.take(train), test=data.take(test), groups=None)
-    kept, held = _at(train, [validation, held])
-    return Federation(
-        laid, _at(train, [t for t, _ in cuts]), _at(test, [t for _, t in cuts]), kept, held, scheme
-    )
-
-
-def _at(kept: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns the positions of the indices in the sorted `kept`."""
-    return _sorted([np.searchsorted(kept, part) for part in parts])
+    # The positions of the indices among those that were kept.
+    parts = _sorted([np.searchsorted(train, mine) for mine, _ in cuts])
+    tests = _sorted([np.searchsorted(test, mine) for _, mine in cuts])
+    validation, public = _sorted([np.searchsorted(train, kept) for kept in (validation, public)])
+    return Federation(laid, parts, tests, validation, public, scheme)
 
 
 def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:

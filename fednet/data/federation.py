@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from fednet.data.base import Data, Split
+from fednet.data.base import Data, Split, named
 from fednet.plain import JsonDict
 from fednet.seeds import rng, torch_rng
 from fednet.tensors import Inputs, to_device
@@ -18,29 +17,35 @@ from fednet.tensors import Inputs, to_device
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """The samples of one client: its part of `data`, made into model inputs when they are used."""
+    """The samples of one client: its part of `data`, made into model inputs when they are used.
+
+    noise: the standard deviation of the Gaussian noise that is added to the inputs (feature skew),
+    in units of 0..1 for uint8 images (before mean and std), else of the inputs themselves; seed,
+    client: of its draws. Whole numbers are not changed.
+    """
 
     data: Data
     part: np.ndarray  # indices into data.train
     own_test: np.ndarray  # indices into data.test
     device: torch.device
-    change: Callable[[Inputs, str], Inputs] | None = None  # adds feature skew, see `noise`
+    noise: float = 0.0
+    seed: int = 0
+    client: int = 0
 
     @cached_property
     def train(self) -> tuple[Inputs, torch.Tensor]:
         """(x, y): the training split as model inputs on `device`."""
         return self._inputs(self.data.take(self.part), "train")
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the training inputs."""
-        x = self.train[0]
-        return sum(part.nbytes for part in (x.values() if isinstance(x, dict) else (x,)))
-
     @cached_property
     def test(self) -> tuple[Inputs, torch.Tensor]:
         """(x, y): the client's own test split; may be empty."""
         return self._inputs(self.data.take(self.own_test, "test"), "test")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the training inputs."""
+        return sum(part.nbytes for part in named(self.train[0]).values())
 
     @property
     def n(self) -> int:
@@ -52,11 +57,6 @@ class Site:
         return len(self.own_test)
 
     @property
-    def n_targets(self) -> int:
-        """Labels or values in the test split; a sample may have several."""
-        return self.n_test * self.data.targets_each
-
-    @property
     def classes(self) -> int | None:
         return self.data.classes
 
@@ -66,8 +66,22 @@ class Site:
         return np.bincount(self.data.labels()[self.part], minlength=self.data.table_classes)
 
     def _inputs(self, raw: Split, which: str) -> tuple[Inputs, torch.Tensor]:
-        x = self.data.inputs(raw[0], self.device)
-        return x if self.change is None else self.change(x, which), to_device(raw[1], self.device)
+        x, y = self.data.inputs(raw[0], self.device), to_device(raw[1], self.device)
+        if not self.noise:
+            return x, y
+        if isinstance(x, dict):
+            return {name: self._noisy(part, f"{which}/{name}") for name, part in x.items()}, y
+        return self._noisy(x, f"{which}/"), y
+
+    def _noisy(self, x: torch.Tensor, which: str) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        draws = torch_rng(self.seed, f"feature_noise/{which}", client=self.client)
+        added = torch.randn(x.shape, generator=draws).mul_(self.noise)
+        std = self.data.std
+        if std is not None and x.ndim > 1 and x.shape[1] == len(std):
+            added.div_(torch.tensor(std).view(1, -1, *([1] * (x.ndim - 2))))
+        return x + added.to(x.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +91,8 @@ class Federation:
 
     data: may be divided into train and test otherwise than the loaded data (merge_split). parts:
     indices into data.train, one array a client. tests: into data.test (empty arrays for
-    `client_test: none`). validation, public: into data.train. feature_noise: the sigma of `noise`;
-    seed: of its draws.
+    `client_test: none`). validation, public: into data.train. feature_noise: the noise of the last
+    client, see `site`; seed: of its draws.
     """
 
     data: Data
@@ -98,10 +112,6 @@ class Federation:
         """Returns (N, C) int64 training samples by client and class."""
         return class_table(self.data.labels(), self.parts, self.data.table_classes)
 
-    def test_targets(self, client: int) -> int:
-        """Returns the number of labels or values in one client's own test samples."""
-        return len(self.tests[client]) * self.data.targets_each
-
     def test_table(self) -> np.ndarray:
         """Returns (N, C) int64 own test samples by client and class."""
         return class_table(self.data.labels("test"), self.tests, self.data.table_classes)
@@ -111,8 +121,18 @@ class Federation:
         return hashlib.sha256(self.parts[client].astype("<i8").tobytes()).hexdigest()
 
     def site(self, client: int, device: torch.device | str = "cpu") -> Site:
-        change = noise(self.data, self.feature_noise, self.seed, client, self.clients)
-        return Site(self.data, self.parts[client], self.tests[client], torch.device(device), change)
+        """Returns one client's samples, with noise of feature_noise * client / (clients - 1). The
+        levels are those of the code of Li et al., ICDE 2022 (arXiv:2102.02079: `--noise`), whose
+        section IV calls sigma i / N a variance.
+
+        Departs from that code: the noise is drawn once for each sample, before any augmentation,
+        and the server's test set has none. The code draws it each time that a sample is loaded,
+        after the augmentation, and evaluates on one copy of the test set for each client, with its
+        noise.
+        """
+        noise = self.feature_noise * client / max(1, self.clients - 1)
+        part, test = self.parts[client], self.tests[client]
+        return Site(self.data, part, test, torch.device(device), noise, self.seed, client)
 
     def public_data(self) -> Data | None:
         """Returns the server's public samples as `train` of a Data of their own; None without
@@ -126,12 +146,10 @@ class Federation:
 
     def facts(self, client: int) -> JsonDict:
         """Returns the fields of `ClientFacts`, by which the sizes of messages are predicted."""
-        counts = np.bincount(
-            self.data.labels()[self.parts[client]], minlength=self.data.table_classes
-        )
+        site = self.site(client)
         return {
-            "n": len(self.parts[client]),
-            "class_counts": tuple(int(n) for n in counts),
+            "n": site.n,
+            "class_counts": tuple(site.class_counts.tolist()),
             "sample_nbytes": self.data.sample_nbytes,
             "input_shape": self.data.input_shape,
             "public_n": len(self.public),
@@ -161,7 +179,11 @@ class Federation:
 
     def export(self) -> JsonDict:
         """Returns the index lists in the form that `data.partition: {scheme: file}` reads."""
-        return {"train": [p.tolist() for p in self.parts], "test": [t.tolist() for t in self.tests]}
+        return {
+            "train": [part.tolist() for part in self.parts],
+            "test": [test.tolist() for test in self.tests],
+            "sha256": [self.sha256(i) for i in range(self.clients)],
+        }
 
     def _only(self, indices: np.ndarray) -> Data | None:
         if not len(indices):
@@ -172,41 +194,6 @@ class Federation:
 def class_table(y: np.ndarray, parts: list[np.ndarray], classes: int) -> np.ndarray:
     """Returns (N, C) int64 samples by client and class. parts: indices into y."""
     return np.stack([np.bincount(y[part], minlength=classes) for part in parts])
-
-
-def noise(
-    data: Data, sigma: float, seed: int, client: int, clients: int
-) -> Callable[[Inputs, str], Inputs] | None:
-    """Returns a function that adds Gaussian noise of standard deviation sigma * client / (clients -
-    1) to a client's inputs (feature skew); None for no noise. It takes (inputs, `train` or `test`).
-
-    sigma: in units of 0..1 for uint8 images (before mean and std), else of the inputs themselves.
-    Whole numbers are not changed. The levels are those of the code of Li et al., ICDE 2022
-    (arXiv:2102.02079: `--noise`), whose section IV calls sigma i / N a variance.
-
-    Departs from that code: the noise is drawn once for each sample, before any augmentation, and
-    the server's test set has none. The code draws it each time that a sample is loaded, after the
-    augmentation, and evaluates on one copy of the test set for each client, with its noise.
-    """
-    level = sigma * client / max(1, clients - 1)
-    if level == 0:
-        return None
-
-    def one(x: torch.Tensor, which: str, name: str = "") -> torch.Tensor:
-        if not x.is_floating_point():
-            return x
-        draws = torch_rng(seed, f"feature_noise/{which}/{name}", client=client)
-        added = torch.randn(x.shape, generator=draws).mul_(level)
-        if data.std is not None and x.ndim > 1 and x.shape[1] == len(data.std):
-            added.div_(torch.tensor(data.std).view(1, -1, *([1] * (x.ndim - 2))))
-        return x + added.to(x.device)
-
-    def changed(x: Inputs, which: str) -> Inputs:
-        if isinstance(x, dict):
-            return {name: one(part, which, name) for name, part in x.items()}
-        return one(x, which)
-
-    return changed
 
 
 def balanced_test(data: Data, seed: int) -> np.ndarray:

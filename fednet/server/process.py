@@ -292,7 +292,8 @@ class Session:
         federation = self.experiment.federation
         if federation is not None:
             data = federation.data
-            return federation.test_targets(client), data.n_test * data.targets_each
+            tested = len(federation.tests[client]) * data.targets_each
+            return tested, data.n_test * data.targets_each
         facts = self.protocol.sites.facts.get(client)
         return 0 if facts is None else facts.test, 0
 

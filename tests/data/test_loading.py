@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,42 @@ def test_a_missing_download_says_how_to_get_it(tmp_path):
         load(section("mnist"), tmp_path)
     with pytest.raises(DataError, match="tiny-imagenet was not found"):
         load(section("tiny-imagenet"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "kind"),
+    [
+        ("mnist", "MNIST", "tensor"),
+        ("fashion-mnist", "FashionMNIST", "tensor"),
+        ("cifar10", "CIFAR10", "channels last"),
+        ("cifar100", "CIFAR100", "channels last"),
+        ("svhn", "SVHN", "channels first"),
+    ],
+)
+def test_each_benchmark_of_torchvision_has_channels_first_and_its_classes(
+    monkeypatch, tmp_path, name, made, kind
+):
+    grey, channels = kind == "tensor", 1 if kind == "tensor" else 3
+    pixels = np.arange(4 * channels * 32 * 32).astype(np.uint8).reshape(4, channels, 32, 32)
+    labels = [3, 0, 9, 3]
+
+    def fake(root, split, download):
+        """Both splits have the same samples, but for the last one, which only `train` has."""
+        part = slice(None) if split in (True, "train") else slice(3)
+        assert (root, download) == (str(tmp_path), False)
+        if kind == "channels first":
+            return SimpleNamespace(data=pixels[part], labels=np.array(labels[part]))
+        data = torch.tensor(pixels[part, 0]) if grey else pixels[part].transpose(0, 2, 3, 1)
+        targets = torch.tensor(labels[part]) if grey else labels[part]
+        return SimpleNamespace(data=data, targets=targets, classes=list("abcdefghij"))
+
+    monkeypatch.setattr(f"torchvision.datasets.{made}", fake)
+    d = load(section(name), tmp_path)
+    assert torch.equal(d.train[0], torch.from_numpy(pixels))
+    assert torch.equal(d.test[0], torch.from_numpy(pixels[:3]))
+    assert (d.train[1].tolist(), d.test[1].tolist()) == (labels, labels[:3])
+    assert d.names == tuple("0123456789" if kind == "channels first" else "abcdefghij")
+    assert len(d.mean) == len(d.std) == channels
 
 
 @pytest.mark.slow

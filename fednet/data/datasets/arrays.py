@@ -50,8 +50,8 @@ def arrays(
             )
     if ("x_test" in held) != ("y_test" in held):
         raise DataError(f"{file}: x_test and y_test come together or not at all.")
-    train = _images(held["x_train"]), _targets(held["y_train"])
-    test = (_images(held["x_test"]), _targets(held["y_test"])) if "x_test" in held else None
+    train = images(held["x_train"]), _targets(held["y_train"])
+    test = (images(held["x_test"]), _targets(held["y_test"])) if "x_test" in held else None
     names = tuple(classes) if isinstance(classes, list) else None
     count = len(names) if names is not None else classes
     if count is None and train[1].dtype.kind in "biu":
@@ -86,7 +86,7 @@ def _targets(y: np.ndarray) -> np.ndarray:
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def _images(x: np.ndarray) -> np.ndarray:
+def images(x: np.ndarray) -> np.ndarray:
     """Returns uint8 images as (n, c, h, w); anything else unchanged."""
     if x.dtype != np.uint8:
         return x

@@ -50,7 +50,13 @@ def synthetic(
     nbytes += 8 * (classes * math.prod(shape) + 3 * (samples + n_test))  # means, labels
     what = f"data (dataset 'synthetic'): samples {samples}, shape {list(shape)}, classes {classes}"
     capacity.check_memory(nbytes, what)
-    means = _means(rng(seed, "synthetic/means"), classes, shape)
+    draw = rng(seed, "synthetic/means")
+    if len(shape) == 3:
+        c, h, w = shape
+        coarse = draw.standard_normal((classes, c, COARSE, COARSE), dtype=np.float32)
+        means = coarse[:, :, np.arange(h) * COARSE // h][:, :, :, np.arange(w) * COARSE // w]
+    else:
+        means = draw.standard_normal((classes, *shape), dtype=np.float32)
     half = (0.5,) * shape[0] if len(shape) == 3 else None
     return Data(
         train=_samples(rng(seed, "synthetic/train"), samples, means, noise),
@@ -59,14 +65,6 @@ def synthetic(
         mean=half,
         std=half and (0.25,) * shape[0],
     )
-
-
-def _means(draw: np.random.Generator, classes: int, shape: tuple[int, ...]) -> np.ndarray:
-    if len(shape) != 3:
-        return draw.standard_normal((classes, *shape), dtype=np.float32)
-    c, h, w = shape
-    coarse = draw.standard_normal((classes, c, COARSE, COARSE), dtype=np.float32)
-    return coarse[:, :, np.arange(h) * COARSE // h][:, :, :, np.arange(w) * COARSE // w]
 
 
 def _samples(

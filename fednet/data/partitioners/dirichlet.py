@@ -39,21 +39,27 @@ def dirichlet(
     largest share of, one at a time from the client that holds most of that class (see `repaired`).
     """
     n, least = len(y), max(1, min_samples)
-    if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
     enough(n, clients, least)
     totals = np.bincount(y)
+    # Only sizes are drawn in each try; the samples are chosen once, at the end.
+    sizes = np.zeros((len(totals), clients), dtype=np.int64)
+    shares = np.zeros((len(totals), clients))  # before rounding
     fewest = clients
     for tried in range(1, TRIES + 1):
-        # Only sizes are drawn in each try; the samples are chosen once, at the end.
-        sizes, shares = _sizes(totals, clients, rng, alpha, n / clients if cap else None)
-        short = int((sizes.sum(axis=0) < least).sum())
-        if not short:
-            return _deal(y, sizes, rng)
+        held = np.zeros(clients, dtype=np.int64)
+        for c, total in enumerate(totals):
+            p = proportions(rng, clients, alpha)
+            if cap:
+                p = capped(p, held < n / clients)
+            cuts = np.clip(np.floor(np.cumsum(p) * total).astype(np.int64)[:-1], 0, total)
+            sizes[c] = np.diff(cuts, prepend=0, append=total)
+            shares[c] = p * total
+            held += sizes[c]
+        short = int((held < least).sum())
         fewest = min(fewest, short)
-        if cannot_succeed(tried, fewest):
+        if not short or cannot_succeed(tried, fewest):
             break
-    return _deal(y, repaired(sizes, shares, least), rng)
+    return dealt(y, repaired(sizes, shares, least), rng)
 
 
 dirichlet.by_class = True  # type: ignore[attr-defined]
@@ -65,26 +71,6 @@ def cannot_succeed(tried: int, fewest: int) -> bool:
     happen.
     """
     return tried >= FIRST_TRIES and fewest >= TOO_MANY_SHORT
-
-
-def _sizes(
-    totals: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, cap: float | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws (C, N) samples of each class for each client; also returns the (C, N) shares before
-    rounding.
-    """
-    sizes = np.zeros((len(totals), clients), dtype=np.int64)
-    shares = np.zeros((len(totals), clients))
-    held = np.zeros(clients, dtype=np.int64)
-    for c, total in enumerate(totals):
-        p = proportions(rng, clients, alpha)
-        if cap is not None:
-            p = capped(p, held < cap)
-        cuts = np.floor(np.cumsum(p) * total).astype(np.int64)[:-1]
-        sizes[c] = np.diff(np.clip(cuts, 0, total), prepend=0, append=total)
-        shares[c] = p * total
-        held += sizes[c]
-    return sizes, shares
 
 
 def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
@@ -108,8 +94,10 @@ def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
 
 def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndarray:
     """Draws p ~ Dir(alpha) over clients. For very small alpha NumPy may return NaN or zeros; then
-    it draws again.
+    it draws again. Raises ConfigError for another alpha than a number > 0.
     """
+    if not alpha > 0 or not np.isfinite(alpha):
+        raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
     for _ in range(TRIES):
         p = rng.dirichlet(np.full(clients, alpha))
         if np.isfinite(p).all() and p.sum() > 0:
@@ -124,12 +112,14 @@ def capped(p: np.ndarray, room: np.ndarray) -> np.ndarray:
     return kept / total if np.isfinite(total) and total > 0 else p
 
 
-def _deal(y: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def dealt(y: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deals the samples of each class in random order. sizes: (C, N) samples of each class of y,
+    0..C-1, for each client; what is left over is used by nobody.
+    """
     parts: list[list[np.ndarray]] = [[] for _ in range(sizes.shape[1])]
     for c, row in enumerate(sizes):
-        for part, piece in zip(
-            parts, np.split(rng.permutation(np.flatnonzero(y == c)), np.cumsum(row)[:-1])
-        ):
+        pieces = np.split(rng.permutation(np.flatnonzero(y == c)), np.cumsum(row))
+        for part, piece in zip(parts, pieces):
             part.append(piece)
     return [np.concatenate(pieces) for pieces in parts]
 
@@ -163,8 +153,6 @@ def quantity(
     holds most.
     """
     n, least = len(y), max(1, min_samples)
-    if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
     enough(n, clients, least)
     fewest = clients
     for tried in range(1, TRIES + 1):
@@ -175,8 +163,7 @@ def quantity(
         fewest = min(fewest, short)
         if not short or cannot_succeed(tried, fewest):
             break
-    if short:
-        sizes = repaired(sizes[None], q[None], least)[0]
+    sizes = repaired(sizes[None], q[None], least)[0]
     return np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fednet.data.partitioners.dirichlet import enough, proportions
+from fednet.data.partitioners.dirichlet import dealt, enough, proportions
 from fednet.errors import ConfigError
 from fednet.registry import partitioner
 
@@ -40,22 +40,15 @@ def dirichlet_client(
     Samples are drawn one at a time without replacement, for the clients in random order. Once a
     class is used up, q is renormalised over what is left.
     """
-    if not alpha > 0 or not np.isfinite(alpha):
-        raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
     if not 0 <= sigma <= WIDEST:
         raise ConfigError(
             f"data.partition.sigma: expected a number from 0 to {WIDEST}, got {sigma}."
         )
     enough(len(y), clients)
-    classes, left = np.unique(y, return_counts=True)
-    q = np.stack([proportions(rng, len(classes), alpha) for _ in range(clients)])
+    _, y, left = np.unique(y, return_inverse=True, return_counts=True)
+    q = np.stack([proportions(rng, len(left), alpha) for _ in range(clients)])
     held = draw_counts(q, left, sizes(len(y), clients, sigma, rng), rng)
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for at, c in enumerate(classes):
-        order = rng.permutation(np.flatnonzero(y == c))
-        for part, piece in zip(parts, np.split(order, np.cumsum(held[:, at]))):
-            part.append(piece)
-    return [np.concatenate(pieces) for pieces in parts]
+    return dealt(y, held.T, rng)
 
 
 dirichlet_client.by_class = True  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fednet.data.partitioners.dirichlet import enough
+from fednet.data.partitioners.dirichlet import dealt, enough
 from fednet.errors import ConfigError
 from fednet.registry import partitioner
 
@@ -29,36 +29,31 @@ def labels(
     trains on its samples. Raises ConfigError where a class has fewer samples than owners.
     """
     enough(len(y), clients)
-    classes = np.unique(y)
+    classes, y, counts = np.unique(y, return_inverse=True, return_counts=True)
     if not 1 <= per_client <= len(classes):
         raise ConfigError(
             f"data.partition.per_client: expected 1 to {len(classes)}, the classes that there are, "
             f"got {per_client}."
         )
-    owned = np.stack(
-        [_owned(i % len(classes), len(classes), per_client, rng) for i in range(clients)]
-    )
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for at, c in enumerate(classes):
-        owners = np.flatnonzero((owned == at).any(axis=1))
-        samples = rng.permutation(np.flatnonzero(y == c))
-        if len(samples) < len(owners):
-            raise ConfigError(
-                f"data.partition: class {c} has {len(samples)} samples for {len(owners)} clients "
-                f"that own it; use fewer clients or a smaller per_client."
-            )
-        for owner, piece in zip(owners, np.array_split(samples, max(1, len(owners)))):
-            parts[owner].append(piece)
-    return [np.concatenate(pieces) for pieces in parts]
+    owned = np.zeros((len(classes), clients), dtype=np.int64)  # 1: the client owns the class
+    for client in range(clients):
+        first = client % len(classes)
+        others = np.delete(np.arange(len(classes)), first)
+        owned[rng.choice(others, size=per_client - 1, replace=False), client] = 1
+        owned[first, client] = 1
+    owners = owned.sum(axis=1)
+    if (counts < owners).any():
+        c = int((counts < owners).argmax())
+        raise ConfigError(
+            f"data.partition: class {classes[c]} has {counts[c]} samples for {owners[c]} clients "
+            f"that own it; use fewer clients or a smaller per_client."
+        )
+    even, rest = np.divmod(counts, np.maximum(1, owners))
+    sizes = even[:, None] + (np.cumsum(owned, axis=1) <= rest[:, None])
+    return dealt(y, owned * sizes, rng)
 
 
 labels.by_class = True  # type: ignore[attr-defined]
-
-
-def _owned(first: int, classes: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws (k,) classes: `first`, and k - 1 of the others, each choice equally likely."""
-    others = np.delete(np.arange(classes), first)
-    return np.append(first, rng.choice(others, size=k - 1, replace=False))
 
 
 @partitioner("shards")
@@ -75,19 +70,7 @@ def shards(
     The shards hold floor(n / (N * per_client)) samples; the remainder is used by nobody. A client
     sees at most per_client labels, or more where a shard straddles two.
     """
-    _enough_shards(len(y), clients * per_client, "training")
-    return _deal_shards(y, assignment(clients, per_client, rng), rng)
-
-
-def assignment(clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws (N, per_client) numbers of each client's shards. It is the stream's first draw, so that
-    the test set can repeat it.
-    """
-    if per_client < 1:
-        raise ConfigError(
-            f"data.partition.per_client: expected a whole number >= 1, got {per_client}."
-        )
-    return rng.permutation(clients * per_client).reshape(clients, per_client)
+    return _shards(y, clients, per_client, rng, rng, "training")
 
 
 def for_test(
@@ -99,26 +82,35 @@ def for_test(
     per_client: int = 2,
 ) -> list[np.ndarray]:
     """Returns test shards with the numbers of the client's training shards."""
-    _enough_shards(len(y), clients * per_client, "test")
-    return _deal_shards(y, assignment(clients, per_client, rng), test_rng)
+    return _shards(y, clients, per_client, rng, test_rng, "test")
 
 
-def _enough_shards(samples: int, shards: int, what: str) -> None:
-    if samples < shards:
+def _shards(
+    y: np.ndarray,
+    clients: int,
+    per_client: int,
+    numbers: np.random.Generator,
+    samples: np.random.Generator,
+    what: str,
+) -> list[np.ndarray]:
+    """numbers: draws those of each client's shards first, so that the test set can repeat them."""
+    if per_client < 1:
+        raise ConfigError(
+            f"data.partition.per_client: expected a whole number >= 1, got {per_client}."
+        )
+    count = clients * per_client
+    if len(y) < count:
         hint = ", or data.client_test: none." if what == "test" else "."
         raise ConfigError(
-            f"data.partition (scheme 'shards'): {samples} {what} samples cannot fill {shards} "
+            f"data.partition (scheme 'shards'): {len(y)} {what} samples cannot fill {count} "
             f"shards; use fewer clients or a smaller per_client{hint}"
         )
-
-
-def _deal_shards(y: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    size = len(y) // given.size
-    order = rng.permutation(len(y))
+    given = numbers.permutation(count).reshape(clients, per_client)
+    order = samples.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]  # by label, ties in shuffled order
-    return [
-        order[: size * given.size].reshape(given.size, size)[mine].reshape(-1) for mine in given
-    ]
+    size = len(y) // count
+    whole = order[: size * count].reshape(count, size)
+    return [whole[mine].reshape(-1) for mine in given]
 
 
 shards.test = for_test  # type: ignore[attr-defined]
