@@ -202,10 +202,10 @@ def details(
         title = f"{figure.title}; {note}" if note else figure.title
         written.append(write(replace(figure, title=title), folder / f"{stem}.png"))
     for run in runs.values():
-        title = f"condensed images; {note}" if note else "condensed images"
-        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png", title)
-        if picture is not None:
-            return [*written, picture]
+        for figure in condensed.images(run.dir):
+            title = f"condensed images; {note}" if note else "condensed images"
+            path = folder / f"{name}-condensed.png"
+            return [*written, write(replace(figure, title=title), path)]
     return written
 
 

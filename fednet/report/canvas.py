@@ -7,12 +7,11 @@ hides a series by its number; the page's script reads the values for the pointer
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +87,6 @@ def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
     fig.savefig(made, format=kind[1:], metadata=TIMELESS.get(kind), dpi=dpi)
     write_aside(path, made.getvalue())
     return path
-
-
-def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_aside(path, text.getvalue())
 
 
 # -- on the page -----------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ in `details`; a new metric (`records.METRICS`) has its curves without a change h
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections import Counter, defaultdict
@@ -19,10 +21,11 @@ import numpy as np
 
 from fednet import records
 from fednet.errors import ConfigError, unknown
+from fednet.files import write_aside
 from fednet.plain import JsonDict
 from fednet.records import metric
 from fednet.report import condensed, costs, groups, metrics, style
-from fednet.report.canvas import BOTTOM, Figure, canvas, saved, write, write_csv
+from fednet.report.canvas import BOTTOM, Figure, canvas, saved, write
 from fednet.report.groups import Group
 from fednet.report.read import Run
 from fednet.report.style import COLOURS
@@ -682,7 +685,9 @@ def figure(
         made.draw(fig)
         path.parent.mkdir(parents=True, exist_ok=True)
         saved(fig, path, dpi=300)
-    write_csv(path.with_suffix(".csv"), made.table)
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(made.table)
+    write_aside(path.with_suffix(".csv"), table.getvalue())
     seeds = [", ".join(map(str, g.seeds)) for g in found]
     if len(set(seeds)) == 1:
         which = f"seed{'' if len(found[0].seeds) == 1 else 's'} {seeds[0]}"
