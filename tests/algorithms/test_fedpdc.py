@@ -76,12 +76,13 @@ def test_with_p_1_for_all_every_penalty_is_the_literal_one_to_the_bit(penalty):
     assert not same(forced(a, 0.5).rounds(1).server.x, forced(b, 0.5).rounds(1).server.x)
 
 
-def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p():
-    f = forced(
-        begun("fedpdc", penalty="prox", **{"lambda": 2.0}, train={"momentum": 0.9}), 0.75
-    ).rounds(1)
+@pytest.mark.parametrize(("strength", "pull"), [(2.0, 0.5), ("adaptive", 0.25)])
+def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p(strength, pull):
+    """In round 2, in which an adaptive lambda is 0.5 * 2."""
+    f = begun("fedpdc", penalty="prox", **{"lambda": strength}, train={"momentum": 0.9}).rounds(1)
+    forced(f, 0.75).rounds(1)
     for i in range(4):
-        assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.5).x) < 1e-6
+        assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=pull).x) < 1e-6
 
 
 def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
@@ -91,10 +92,3 @@ def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
     plain = begun("fedavg", train={"lr": 0.15}).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5
-
-
-def test_the_adaptive_strength_is_half_the_number_of_the_round():
-    f = begun("fedpdc", penalty="prox", **{"lambda": "adaptive"}).rounds(1)
-    forced(f, 0.75).rounds(1)
-    for i in range(4):  # 0.5 * 2 * (1 - 0.75)
-        assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.25).x) < 1e-6
