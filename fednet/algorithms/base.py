@@ -187,10 +187,9 @@ class Algorithm:
     architecture_free: ClassVar[bool] = False  # no message depends on the model
     asynchronous: ClassVar[bool] = False  # a reply may answer an older model than the server's
     # The schedule of a method that has no rounds, if the configuration has no `schedule.mode`. Such
-    # a method refuses `sync`.
+    # a method refuses `sync` and itself weighs stale replies; for others FedBuff's rule does
+    # (`staleness`).
     own_schedule: ClassVar[Mapping[str, str | int]] = {}
-    # The method itself weighs stale replies; for others FedBuff's rule does (`staleness`).
-    weighs_staleness: ClassVar[bool] = False
 
     class Config(AlgorithmConfig):
         pass
@@ -232,6 +231,7 @@ class Algorithm:
             mean = len(cls.exchanges) == 1 and [*cls.summed.values()] == ["weighted"]
             cls.sums_updates = cls.__dict__.get("sums_updates", mean)
             cls.asynchronous = cls.__dict__.get("asynchronous", mean)
+        cls.asynchronous = cls.asynchronous or bool(cls.own_schedule)
         if "Server" in cls.__dict__:
             hints = get_type_hints(cls.Server, include_extras=True)
             models = [n for n, hint in hints.items() if hint == Weights]

@@ -25,9 +25,7 @@ class CA2FL(Algorithm):
 
     paper = "Wang et al., ICLR 2024 (https://openreview.net/forum?id=4aywmeb97I)"
     weighting = "uniform"
-    asynchronous = True
     own_schedule = {"mode": "async"}
-    weighs_staleness = True
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 1.0

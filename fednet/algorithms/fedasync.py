@@ -23,9 +23,7 @@ class FedAsync(Algorithm):
 
     paper = "Xie et al., 2019 (arXiv:1903.03934)"
     weighting = "uniform"  # alpha alone says what a reply counts
-    asynchronous = True
     own_schedule = {"mode": "async", "buffer": 1}
-    weighs_staleness = True
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.6

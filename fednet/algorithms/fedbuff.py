@@ -27,9 +27,7 @@ class FedBuff(Algorithm):
     paper = "Nguyen et al., AISTATS 2022 (arXiv:2106.06639)"
     weighting = "uniform"
     sums_updates = True
-    asynchronous = True
     own_schedule = {"mode": "async"}
-    weighs_staleness = True
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 1.0

@@ -87,19 +87,13 @@ class FedDC(Algorithm):
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         if client.y is None or self.config.condense == "every":
-            client = self.condensed(host)
+            # From random streams of its own and untrained nets: S_i does not depend on w^t.
+            model, fresh = host.model(host.initial), lambda k: host.fresh("condense", k)
+            with host.drawing("condense/draws"):
+                s, distance = condense(model, fresh, *host.data, host.rng, self.config)
+            host.report(condensation_distance=distance)
+            client = self.Client(x=s.x, y=s.y)
         return client, self.Up(x=y.x, s=Samples(client.x, client.y), run=y.run)
-
-    def condensed(self, host):
-        """Makes S_i, from its own random streams and untrained nets: it does not depend on w^t."""
-        x, y = host.data
-        model = host.model(host.initial)
-        with host.drawing("condense/draws"):
-            s, distance = condense(
-                model, lambda k: host.fresh("condense", k), x, y, host.rng, self.config
-            )
-        host.report(condensation_distance=distance)
-        return self.Client(x=s.x, y=s.y)
 
     # -- server ------------------------------------------------------------------------------------
     def accumulate(self, accumulator, server, client_id, up, host):

@@ -13,7 +13,6 @@ set, which a server of ours does not have.
 """
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fednet.algorithms.base import *
@@ -58,11 +57,8 @@ class FedDF(Algorithm):
             epochs=self.config.distill_epochs,
             lr=self.config.distill_lr,
             batch_size=self.config.distill_batch,
-            loss=divergence,
+            loss=lambda model, d, target: F.kl_div(
+                model(d).log_softmax(dim=1), target, reduction="batchmean"
+            ),
         )
         return self.Server(x=x)
-
-
-def divergence(model: nn.Module, x: Inputs, target: torch.Tensor) -> torch.Tensor:
-    """KL(target, softmax(f(x))), the mean over a batch. target: (n, C) probabilities."""
-    return F.kl_div(model(x).log_softmax(dim=1), target, reduction="batchmean")

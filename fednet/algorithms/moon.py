@@ -41,36 +41,26 @@ class Moon(Algorithm):
         v: Tensors | None = None
 
     def client_update(self, phase, client, down, host):
-        loss = None
-        if client.v is not None and self.config.mu:
-            loss = self.loss(host.task, host.frozen(down.x), host.frozen(client.v))
-        y = host.train(down.x, loss=loss)  # lines 14-21
-        return self.Client(v=y.x), self.Up(x=y.x, run=y.run)
+        if client.v is None or not self.config.mu:
+            y = host.train(down.x)
+            return self.Client(v=y.x), self.Up(x=y.x, run=y.run)
+        glob, prev = host.frozen(down.x), host.frozen(client.v)
 
-    def outputs(self, module, x):
-        return module.head(module.features(x))
-
-    def loss(self, task: Task, glob: nn.Module, prev: nn.Module) -> Loss:
-        """Returns the local loss against the two frozen models (lines 16-20)."""
-
-        def local(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:  # lines 16-20
             # The body sees the batch once: a second pass would count it twice in the statistics of
             # BatchNorm.
             features = model.features(x)
             outputs = model.head(features)
             with torch.no_grad():
                 z_glob, z_prev = glob.features(x).flatten(1), prev.features(x).flatten(1)
-            l_con = contrast(features.flatten(1), z_glob, z_prev, self.config.tau)
-            return task.loss(outputs, y) + self.config.mu * l_con
+            z = features.flatten(1)
+            near, far = F.cosine_similarity(z, z_glob, dim=1), F.cosine_similarity(z, z_prev, dim=1)
+            # A softmax over two similarities is a softplus of their difference.
+            l_con = F.softplus((far - near) / self.config.tau).mean()
+            return host.task.loss(outputs, y) + self.config.mu * l_con
 
-        return local
+        y = host.train(down.x, loss=loss)  # lines 14-21
+        return self.Client(v=y.x), self.Up(x=y.x, run=y.run)
 
-
-def contrast(
-    z: torch.Tensor, z_glob: torch.Tensor, z_prev: torch.Tensor, tau: float
-) -> torch.Tensor:
-    """l_con, mean over the batch; z's: (n, d). A softmax over two similarities is a softplus of
-    their difference.
-    """
-    near, far = F.cosine_similarity(z, z_glob, dim=1), F.cosine_similarity(z, z_prev, dim=1)
-    return F.softplus((far - near) / tau).mean()
+    def outputs(self, module, x):
+        return module.head(module.features(x))

@@ -192,15 +192,8 @@ class Secure(Algorithm):
             vector = torch.from_numpy(found).to(like.device)
             if about.kind == "state":
                 vector = vector + weight * like.vector.double()
-            rest = Sum.empty().add(like, float(weight))  # the buffers do not come up
-            sums[name] = Sum(
-                vector,
-                rest.buffers,
-                rest.counters,
-                rest.layout,
-                float(weight),
-                len(machine.survivors),
-            )
+            whole = Sum.empty().add(like, float(weight))  # the buffers do not come up
+            sums[name] = dataclasses.replace(whole, vector=vector, count=len(machine.survivors))
         return self.Accumulator(**sums)
 
     # -- what crosses ------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class Aggregation:
         up = _lowered(up, self._counts.get(client))
         if self.config.privacy.clip is not None:
             up = privacy.received(up, sent, self.config.privacy)
-        if staleness and not self.method.weighs_staleness:
+        if staleness and not self.method.own_schedule:
             up = rebased(up, sent, self._shared, staleness)
         self.host.staleness = staleness or 0
         return self.method.accumulate(accumulator, self.server, client, up, self.host)

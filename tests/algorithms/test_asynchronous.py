@@ -34,7 +34,7 @@ def play(name, events, **options):
                 0, algorithm.init_client(federation.initial), down, host
             )
             run.io.staleness = tau
-            if not algorithm.weighs_staleness:
+            if not algorithm.own_schedule:
                 up = rebased(up, down.x, server.x, tau)
             fold = algorithm.accumulate(fold, server, client, up, run.io)
         run.servers.append(algorithm.server_update(fold, server, [c for c, _ in buffer], run.io))

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from torch.nn import functional as F
-
-from fednet.algorithms.moon import Moon
-from fednet.registry import task
-from tests.algorithms.harness import Federation, begun, same
+from tests.algorithms.harness import begun, same
 
 
 def test_a_client_first_seen_late_has_no_contrast_either():
@@ -25,21 +19,6 @@ def test_a_client_keeps_the_model_it_trained_last():
     f.rounds(1, (1,))
     assert f.clients[0].v is v
     assert not same(f.clients[1].v, v)
-
-
-def test_the_loss_is_cross_entropy_and_mu_times_contrast_against_frozen_models():
-    f = Federation()
-    x, y = f.samples(0)
-    model, glob, prev = (f.build(seed) for seed in range(3))
-    got = Moon(Moon.Config(mu=3.0, tau=0.7)).loss(task.get("classification")(), glob, prev)(
-        model, x, y
-    )
-    z, g, v = (m.features(x) for m in (model, glob, prev))
-    s_g, s_v = F.cosine_similarity(z, g), F.cosine_similarity(z, v)
-    l_con = -torch.log(torch.exp(s_g / 0.7) / (torch.exp(s_g / 0.7) + torch.exp(s_v / 0.7))).mean()
-    assert got.item() == pytest.approx((F.cross_entropy(model(x), y) + 3 * l_con).item(), rel=1e-5)
-    got.backward()
-    assert all(p.grad is None for m in (glob, prev) for p in m.parameters())
 
 
 def test_each_batch_counts_once_in_the_statistics_of_batch_norm():

@@ -145,6 +145,36 @@ def test_fedmd_draws_a_subset_of_its_own_for_each_round():
     assert not torch.equal(rows[1], first[0])
 
 
+def test_moon_whose_clients_come_again():
+    f, mu, tau = whole_batches(train={"epochs": 2}), 3.0, 0.7
+    run = f.run("moon", mu=mu, tau=tau)
+    reference, other = Reference(f), Reference(f)
+    w, v, sizes = reference.start, {}, [len(part) for part in f.parts]
+
+    def features(at, x):
+        with torch.no_grad():
+            return other.load(at).features(x)
+
+    for _ in range(3):
+        local = []
+        for k in range(4):
+            prev = v.get(k)
+
+            def loss(module, x, y, w=w, prev=prev):
+                z = module.features(x)
+                value = F.cross_entropy(module.head(z), y)
+                if prev is None:
+                    return value
+                near = torch.exp(F.cosine_similarity(z, features(w, x)) / tau)
+                far = torch.exp(F.cosine_similarity(z, features(prev, x)) / tau)
+                return value - mu * torch.log(near / (near + far)).mean()
+
+            local.append(reference.descend(w, k, 2, loss=loss))
+        v = dict(enumerate(local))
+        w = sum(n * y for n, y in zip(sizes, local)) / sum(sizes)
+    assert agrees(run.x, w)
+
+
 # -- FedSMU ----------------------------------------------------------------------------------------
 def test_fedsmu():
     f = whole_batches(rounds=2)
