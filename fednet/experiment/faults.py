@@ -1,6 +1,6 @@
 """Planned faults: `faults:` in a configuration, executed for real.
 
-Which fault strikes which client in which round follows from the configuration alone (`FaultPlan`).
+Which fault strikes which client in which round follows from the configuration alone.
 The server sends a client's faults with its task, and the client's process then falls silent, kills
 itself or cuts its upload short. The server kills itself at the named points of a round. A fault
 that has struck is recorded in events.jsonl, and does not strike again after a resume. `Replay`
@@ -9,11 +9,10 @@ repeats who took part in another run.
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -33,76 +32,6 @@ DROPS = ("drop_before_training", "crash", "drop_before_sending", "drop_during_up
 LATER = ("delay", "slow")  # cost time only: on the virtual clock they are counted, not waited for
 # Where the configuration says nothing.
 AMOUNTS = {"crash": 1.0, "delay": 1.0, "slow": 2.0, "drop_during_upload": 0.5}
-
-
-@dataclass(frozen=True, eq=False)
-class FaultPlan:
-    """Says which planned fault strikes which client. A fault strikes a client only in a round in
-    which it has a task. usual: the exchange in which faults strike that name none.
-    """
-
-    config: Config
-    usual: int = 0
-    _away: dict[tuple[int, int], bool] = field(default_factory=dict)
-
-    @functools.cached_property
-    def empty(self) -> bool:
-        return not (self.config.faults.random or self.config.faults.schedule)
-
-    def strike(self, round: int, client: int, exchange: int | None = None) -> list[Fault]:
-        """Returns the faults of a client, in the order of `KINDS`; of those that lose its reply
-        only the earliest. exchange: of the round; None: any.
-        """
-        found = dict[str, float]()
-        if exchange in (None, self.usual):
-            for kind in KINDS:
-                if kind != "server_crash" and self._drawn(kind, round, client):
-                    found[kind] = AMOUNTS.get(kind, 0.0)
-        for planned in self.config.faults.schedule:
-            where = self.usual if planned.exchange is None else planned.exchange
-            if (planned.round, planned.client) != (round, client) or exchange not in (None, where):
-                continue
-            given = {
-                "crash": planned.rounds,
-                "delay": planned.seconds,
-                "slow": planned.factor,
-                "drop_during_upload": planned.share,
-            }.get(planned.kind)
-            found[planned.kind] = float(AMOUNTS.get(planned.kind, 0.0) if given is None else given)
-        first = next((kind for kind in DROPS if kind in found), None)
-        struck = [kind for kind in KINDS if kind in found and (kind not in DROPS or kind == first)]
-        return [Fault(kind, found[kind]) for kind in struck]
-
-    def away(self, round: int, client: int) -> bool:
-        """Returns whether the client crashed in an earlier round and is not back yet."""
-        if self.empty:
-            return False
-        if (round, client) not in self._away:
-            lasted = [f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash"]
-            self._away[round, client] = any(
-                fault.kind == "crash" and before + fault.amount >= round
-                for before in range(max(1, round - max([1, *lasted])), round)
-                if client in selection.cohort(self.config, before) and not self.away(before, client)
-                for fault in self.strike(before, client)
-            )
-        return self._away[round, client]
-
-    def server(self, round: int) -> list[str]:
-        """Returns the points of the round, of `POINTS`, at which the server is to die."""
-        section = self.config.faults
-        crashes = [f for f in section.schedule if (f.kind, f.round) == ("server_crash", round)]
-        points = [str(crash.at) for crash in crashes]
-        if self._drawn("server_crash", round, -1):
-            rng = seeds.rng(self.config.seed, "fault/point", round)
-            points.append(POINTS[int(rng.integers(len(POINTS)))])
-        return points
-
-    def _drawn(self, kind: str, round: int, client: int) -> bool:
-        rate = self.config.faults.random.get(kind, 0.0)
-        if rate <= 0:
-            return False
-        rng = seeds.rng(self.config.seed, f"fault/{kind}", round, client)
-        return bool(rng.random() < rate)
 
 
 def drops(faults: Iterable[Fault]) -> str:
@@ -190,10 +119,11 @@ class Replay:
 
 
 class Faults:
-    """Applies the faults of a running server: the plan, what has struck already, and a replay.
+    """The planned faults of a running server: which fault strikes which client, what has struck
+    already, and a replay. A fault strikes a client only in a round in which it has a task.
 
     struck: before a resume. note(round, kind): records a crash of the server, before it happens.
-    usual: see `FaultPlan`. exchanges: of a round.
+    usual: the exchange in which faults strike that name none. exchanges: of a round.
     """
 
     def __init__(
@@ -204,23 +134,74 @@ class Faults:
         usual: int,
         exchanges: int,
     ) -> None:
-        self.plan = FaultPlan(config, usual)
+        self.config = config
         self.replay = Replay.of(config, exchanges)
+        self._planned = bool(config.faults.random or config.faults.schedule)
+        self._usual = usual
         self._struck = struck
         self._note = note
-        self._virtual = config.link.clock == "virtual"
-        self._rounds = config.schedule.mode == "sync"
+        self._away: dict[tuple[int, int], bool] = {}
 
+    # -- the plan ----------------------------------------------------------------------------------
+    def strike(self, round: int, client: int, exchange: int | None = None) -> list[Fault]:
+        """Returns the faults of a client, in the order of `KINDS`; of those that lose its reply
+        only the earliest. exchange: of the round; None: any.
+        """
+        if not self._planned:
+            return []
+        found = dict[str, float]()
+        if exchange in (None, self._usual):
+            for kind in KINDS:
+                if kind != "server_crash" and self._drawn(kind, round, client):
+                    found[kind] = AMOUNTS.get(kind, 0.0)
+        for planned in self.config.faults.schedule:
+            where = self._usual if planned.exchange is None else planned.exchange
+            if (planned.round, planned.client) != (round, client) or exchange not in (None, where):
+                continue
+            given = {
+                "crash": planned.rounds,
+                "delay": planned.seconds,
+                "slow": planned.factor,
+                "drop_during_upload": planned.share,
+            }.get(planned.kind)
+            found[planned.kind] = float(AMOUNTS.get(planned.kind, 0.0) if given is None else given)
+        first = next((kind for kind in DROPS if kind in found), None)
+        struck = [kind for kind in KINDS if kind in found and (kind not in DROPS or kind == first)]
+        return [Fault(kind, found[kind]) for kind in struck]
+
+    def away(self, round: int, client: int) -> bool:
+        """Returns whether the client crashed in an earlier round and is not back yet."""
+        if not self._planned:
+            return False
+        if (round, client) not in self._away:
+            lasted = [f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash"]
+            self._away[round, client] = any(
+                fault.kind == "crash" and before + fault.amount >= round
+                for before in range(max(1, round - max([1, *lasted])), round)
+                if client in selection.cohort(self.config, before) and not self.away(before, client)
+                for fault in self.strike(before, client)
+            )
+        return self._away[round, client]
+
+    def _drawn(self, kind: str, round: int, client: int) -> bool:
+        rate = self.config.faults.random.get(kind, 0.0)
+        if rate <= 0:
+            return False
+        rng = seeds.rng(self.config.seed, f"fault/{kind}", round, client)
+        return bool(rng.random() < rate)
+
+    # -- what is left of it ------------------------------------------------------------------------
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
         """Returns the clients of a phase's cohort that are not asked, and why."""
         if self.replay is not None:  # without rounds, see `fednet.server.asynchronous`
-            return self.replay.out(round, index, cohort) if self._rounds else {}
-        if self.plan.empty:
+            rounds = self.config.schedule.mode == "sync"
+            return self.replay.out(round, index, cohort) if rounds else {}
+        if not self._planned:
             return {}
         found = {}
         for client in cohort:
-            lost = drops(self.plan.strike(round, client, index))
-            if not index and self.plan.away(round, client):
+            lost = drops(self.strike(round, client, index))
+            if not index and self.away(round, client):
                 found[client] = "away: crash"
             elif lost and (round, client, lost) in self._struck:
                 # Its reply was lost before the resume, and stays lost.
@@ -229,26 +210,30 @@ class Faults:
 
     def of(self, round: int, index: int, client: int) -> list[Fault]:
         """Returns the faults to send with a client's task: those that have not struck yet."""
-        if self.plan.empty or self.replay is not None:
+        if not self._planned or self.replay is not None:
             return []
+        virtual = self.config.link.clock == "virtual"
         return [
             f
-            for f in self.plan.strike(round, client, index)
-            if (round, client, f.kind) not in self._struck
-            and not (self._virtual and f.kind in LATER)
+            for f in self.strike(round, client, index)
+            if (round, client, f.kind) not in self._struck and not (virtual and f.kind in LATER)
         ]
 
     def time(self, round: int, index: int, client: int) -> tuple[float, float]:
         """Returns (factor of slowness, seconds of delay), for the virtual clock."""
-        struck = [] if self.plan.empty else self.plan.strike(round, client, index)
-        found = {f.kind: f.amount for f in struck}
+        found = {f.kind: f.amount for f in self.strike(round, client, index)}
         return found.get("slow", 1.0), found.get("delay", 0.0)
 
     def at(self, point: str, round: int) -> None:
-        """Kills the server, at a point of a round, where that is planned."""
+        """Kills the server, at a point of a round (of `POINTS`), where that is planned."""
         kind = f"server_crash {point}"
-        if self.plan.empty or (round, -1, kind) in self._struck:
+        if not self._planned or (round, -1, kind) in self._struck:
             return
-        if point in self.plan.server(round):
+        crashes = [f for f in self.config.faults.schedule if f.kind == "server_crash"]
+        points = [str(crash.at) for crash in crashes if crash.round == round]
+        if self._drawn("server_crash", round, -1):
+            rng = seeds.rng(self.config.seed, "fault/point", round)
+            points.append(POINTS[int(rng.integers(len(POINTS)))])
+        if point in points:
             self._note(round, kind)
             os.kill(os.getpid(), signal.SIGKILL)

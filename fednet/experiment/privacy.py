@@ -293,14 +293,8 @@ class Accountant:
 def check(experiment: Experiment) -> None:
     """Raises ConfigError if DP-FedAvg is not possible. Called before anything starts."""
     config = experiment.config
-    method = experiment.algorithm
     if config.privacy.clip is None:
         return
-    if not method.sums_updates:
-        raise ConfigError(
-            f"privacy.clip: {config.algorithm.name} does not aggregate a sum of updates; "
-            f"DP-FedAvg needs one that does."
-        )
     if experiment.up.buffers and experiment.shared.sizes[1] + experiment.shared.sizes[2]:
         raise ConfigError(
             "privacy.clip: this model's BatchNorm statistics would leave their clients unclipped; "

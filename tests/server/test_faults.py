@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fednet import config as configuration
-from fednet.experiment.faults import FaultPlan, Faults
+from fednet.experiment.faults import Faults
 from fednet.wire.messages import Fault
 
 
@@ -15,8 +15,12 @@ def config(seed: int = 0, **faults: Any) -> configuration.Config:
     )
 
 
+def plan_of(config: configuration.Config, struck: Any = ()) -> Faults:
+    return Faults(config, set(struck), lambda round, kind: None, usual=0, exchanges=1)
+
+
 def test_an_exact_schedule_strikes_that_client_in_that_round_and_nobody_else() -> None:
-    plan = FaultPlan(
+    plan = plan_of(
         config(
             schedule=[
                 {"round": 2, "client": 3, "kind": "delay", "seconds": 0.5},
@@ -29,20 +33,20 @@ def test_an_exact_schedule_strikes_that_client_in_that_round_and_nobody_else() -
 
 
 def test_random_faults_strike_at_their_rate_and_the_same_ones_again() -> None:
-    plan = FaultPlan(config(seed=1, random={"duplicate": 0.25}))
+    plan = plan_of(config(seed=1, random={"duplicate": 0.25}))
     hits = [(t, c) for t in range(1, 401) for c in range(10) if plan.strike(t, c)]
     assert abs(len(hits) / 4000 - 0.25) < 0.025
     # Another kind shifts nobody's luck.
-    again = FaultPlan(config(seed=1, random={"duplicate": 0.25, "corrupt": 0.5}))
+    again = plan_of(config(seed=1, random={"duplicate": 0.25, "corrupt": 0.5}))
     assert [
         (t, c) for t in range(1, 401) for c in range(10) if Fault("duplicate") in again.strike(t, c)
     ] == hits
-    other = FaultPlan(config(seed=2, random={"duplicate": 0.25}))
+    other = plan_of(config(seed=2, random={"duplicate": 0.25}))
     assert [(t, c) for t in range(1, 401) for c in range(10) if other.strike(t, c)] != hits
 
 
 def test_of_the_faults_that_lose_a_reply_only_the_earliest_strikes() -> None:
-    plan = FaultPlan(
+    plan = plan_of(
         config(
             random={
                 "drop_before_sending": 1.0,
@@ -57,7 +61,7 @@ def test_of_the_faults_that_lose_a_reply_only_the_earliest_strikes() -> None:
 
 def test_a_crashed_client_is_away_for_its_rounds_and_cannot_crash_meanwhile() -> None:
     crash = {"client": 4, "kind": "crash", "rounds": 2}
-    plan = FaultPlan(
+    plan = plan_of(
         config(schedule=[{"round": 1, **crash}, {"round": 3, **crash}, {"round": 5, **crash}])
     )
     assert [t for t in range(1, 10) if plan.away(t, 4)] == [2, 3, 6, 7]
@@ -65,7 +69,7 @@ def test_a_crashed_client_is_away_for_its_rounds_and_cannot_crash_meanwhile() ->
 
 
 def test_what_has_struck_does_not_strike_again_and_a_lost_reply_stays_lost() -> None:
-    faults = Faults(
+    faults = plan_of(
         config(
             schedule=[
                 {"round": 2, "client": 3, "kind": "corrupt"},
@@ -73,9 +77,6 @@ def test_what_has_struck_does_not_strike_again_and_a_lost_reply_stays_lost() -> 
             ]
         ),
         {(2, 3, "corrupt"), (2, 5, "drop_before_sending")},
-        lambda round, kind: None,
-        usual=0,
-        exchanges=1,
     )
     assert faults.of(2, 0, 3) == []
     assert faults.out(2, 0, range(10)) == {5: "lost: drop_before_sending"}

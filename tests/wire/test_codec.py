@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.errors import RemoteProtocolError
+from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Codec, not_finite
 from fednet.wire.compress import parse
+from fednet.wire.compressors.base import Memory
 from fednet.wire.frames import decode_from_client, encode
 from fednet.wire.payload import (
     Control,
@@ -161,10 +162,11 @@ def test_size_by_hand():
     assert [(f.size, f.raw) for f in fp16[:2]] == [(88, 88), (34 + 20, 88)]
 
 
-def test_cache_does_not_take_another_clients_tensors_for_these():
-    class Down(Payload):
-        x: Weights
+class Down(Payload):
+    x: Weights
 
+
+def test_cache_does_not_take_another_clients_tensors_for_these():
     codec = Codec(LAYOUT, {"state": parse(["fp16"])})
     cache: dict = {}
     for seed in range(50):  # each value is gone when the next one is made, and its address is free
@@ -173,15 +175,19 @@ def test_cache_does_not_take_another_clients_tensors_for_these():
 
 
 def test_broadcast_is_compressed_once():
-    class Down(Payload):
-        x: Weights
-
     codec, cache = Codec(LAYOUT, {"state": parse(["qsgd(4)"])}), {}
     down = Down(x=tensors(1))
     rng = np.random.default_rng(0)
     one, two = (codec.encode(down, lambda name: rng, None, None, cache) for _ in range(2))
     assert bytes(one.body.whole()) == bytes(two.body.whole())
     assert torch.equal(one.seen.x.vector, two.seen.x.vector)
+    # and remembered for each client, where both ends remember
+    codec, cache = Codec(LAYOUT, {"state": parse(["delta", "topk(0.5)"])}), {}
+    clients = [Memory({}, {}), Memory({}, {})]
+    for memory in clients:
+        codec.encode(down, cache=cache, past=memory)
+    assert len(cache) == 1
+    assert torch.equal(clients[1].next["x/h"], clients[0].next["x/h"])
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(0, 60), st.integers(0, 60))
@@ -204,19 +210,21 @@ def test_a_payloads_check_is_that_of_its_bytes_however_they_are_cut(segments):
 def test_values_that_are_not_finite_are_refused(value, where, items):
     codec, bad = Codec(LAYOUT, chained(items)), tensors(0)
     getattr(bad, where)[1] = value
-
-    class Up(Payload):
-        dy: Delta
-
     encoded = codec.encode(Up(dy=bad))
     with pytest.raises(RemoteProtocolError):
         codec.decode(Up, encoded.form, bytearray(encoded.body.whole()))
 
 
-def test_sum_that_overflows_is_no_reason_to_refuse():
-    class Up(Payload):
-        dy: Delta
+class Up(Payload):
+    dy: Delta
 
+
+def test_tensors_of_another_layout_are_not_sent():
+    with pytest.raises(LocalProtocolError, match="must have the layout"):
+        Codec(LAYOUT, {}).encode(Up(dy=tensors(0, LAYOUT.without(["b"]))))
+
+
+def test_sum_that_overflows_is_no_reason_to_refuse():
     codec, big = Codec(LAYOUT, {}), tensors(0)
     big.vector.fill_(3e38)
     encoded = codec.encode(Up(dy=big))
@@ -230,15 +238,12 @@ def test_buffer_that_was_not_finite_in_the_initial_model_is_exempt_and_only_that
     assert not_finite(initial) == {"mask"}
     codec = Codec(layout, {}, exempt=not_finite(initial))
 
-    class Up(Payload):
-        x: Weights
-
-    encoded = codec.encode(Up(x=initial))
-    assert same(codec.decode(Up, encoded.form, bytearray(encoded.body.whole())).x, initial)
+    encoded = codec.encode(Down(x=initial))
+    assert same(codec.decode(Down, encoded.form, bytearray(encoded.body.whole())).x, initial)
     initial["mean"][0] = math.nan
-    encoded = codec.encode(Up(x=initial))
+    encoded = codec.encode(Down(x=initial))
     with pytest.raises(RemoteProtocolError, match="not finite"):
-        codec.decode(Up, encoded.form, bytearray(encoded.body.whole()))
+        codec.decode(Down, encoded.form, bytearray(encoded.body.whole()))
 
 
 FORM = Codec(LAYOUT, {}).encode(everything()).form
@@ -373,10 +378,6 @@ def test_what_is_outside_its_declaration_is_refused(a, share, reason):
 
 def test_error_feedback_sends_later_what_topk_left_out():
     codec = Codec(LAYOUT.parameters, {"delta": parse(["topk(0.5)"])})
-
-    class Up(Payload):
-        dy: Delta
-
     residuals: dict[str, torch.Tensor] = {}
     total = torch.zeros(17)
     dy = tensors(1).params

@@ -213,7 +213,7 @@ def test_another_memory_than_the_senders_is_refused_and_none_begins_anew(items):
     assert data[:8] == bytes(8)
     assert torch.equal(server.hears(data, 2), seen)
     assert torch.equal(server.known["x/h"], anew.known["x/h"])
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError, match="5 bytes for 2 values"):
         server.hears(data[:5], 2)
 
 
@@ -266,7 +266,7 @@ def test_a_memory_that_makes_no_sense_there_is_refused(items, words):
 @pytest.mark.parametrize(
     ("way", "kind", "items", "words"),
     [
-        ("down", "state", ["ef21", "topk(0.1)"], "delta is the same for what comes down"),
+        ("down", "state", ["ef21", "topk(0.1)"], "delta is for what comes down"),
         ("down", "state", ["diana(0.1)", "randk(0.1)"], "delta is for what comes down"),
         ("down", "state", ["dgc", "topk(0.1)"], "is for uploads"),
         ("up", "control", ["dgc", "topk(0.1)"], "no other kind has a momentum"),

@@ -94,6 +94,12 @@ def test_compressors_that_keep_to_their_declarations_are_left_alone(tmp_path):
             "decode of Tenths .* an array",
         ),
         ("[: len(x) // 2]", "[: len(x) // 3]", RemoteProtocolError, "expected"),
+        (
+            "// 2])\n",
+            "// 2])\n\n    def expand(self, head, numbers, n):\n        return numbers\n",
+            RemoteProtocolError,
+            r"of shape \(5,\), expected \(10,\)",
+        ),
         ("return x\n", "return x.numpy()\n", WrongPart, "wanted of Plain .* expected a tensor"),
     ],
 )

@@ -73,12 +73,14 @@ class Feedback(Part):
     """What is done about what earlier messages left out, by what the sender remembers, and, where
     it is `shared`, the receiver too; comes before all others.
 
-    turned_off: nothing is. head: bytes before what the rest of the chain makes. scaled: whether a
-    choice at random is scaled so that it has no bias, or left as it is so that it contracts.
+    way: the only direction it is for, "up" or "down". turned_off: nothing is. head: bytes before
+    what the rest of the chain makes. scaled: whether a choice at random is scaled so that it has no
+    bias, or left as it is so that it contracts.
     """
 
     lossy: ClassVar[bool] = False
     shared: ClassVar[bool] = False
+    way: ClassVar[str] = ""
     turned_off: ClassVar[bool] = False
     head: ClassVar[int] = 0
     scaled: ClassVar[bool] = False
@@ -89,7 +91,11 @@ class Feedback(Part):
 
     def misplaced(self, way: str, kind: str) -> str:
         """Why it makes no sense in that direction, for that ledger kind; "" where it does."""
-        return ""
+        if self.way in ("", way):
+            return ""
+        if self.way == "down":
+            return "is for what comes down; ef21 is the same for uploads"
+        return "is for uploads; delta is for what comes down"
 
     def selecting(self, select: Reduce, round: int) -> Reduce:
         """What selects in that round, from 1."""

@@ -135,9 +135,7 @@ class EF21(Shift):
     """
 
     paper = "Richtarik, Sokolov and Fatkhullin 2021, EF21, arXiv:2106.05203"
-
-    def misplaced(self, way: str, kind: str) -> str:
-        return "is for uploads; delta is the same for what comes down" if way == "down" else ""
+    way = "up"
 
 
 @compressor("diana")
@@ -160,6 +158,7 @@ class Diana(Shift):
         "arXiv:1901.09269"
     )
     scaled = True
+    way = "up"
 
     def __init__(
         self,
@@ -182,9 +181,6 @@ class Diana(Shift):
             return f"needs an alpha of at most 1/(1 + omega), here {most:.3g}"
         return ""
 
-    def misplaced(self, way: str, kind: str) -> str:
-        return "is for uploads; delta is for what comes down" if way == "down" else ""
-
 
 @compressor("delta")
 class Delta(Shift):
@@ -196,9 +192,7 @@ class Delta(Shift):
     """
 
     paper = "Gruntkowska, Tyurin and Richtarik 2022, EF21-P and Friends, arXiv:2209.15218"
-
-    def misplaced(self, way: str, kind: str) -> str:
-        return "is for what comes down; ef21 is the same for uploads" if way == "up" else ""
+    way = "down"
 
 
 @compressor("dgc")
@@ -216,6 +210,7 @@ class DGC(Feedback):
     """
 
     paper = "Lin et al. 2018, Deep Gradient Compression, arXiv:1712.01887"
+    way = "up"
 
     def __init__(
         self,
@@ -236,11 +231,9 @@ class DGC(Feedback):
         return expansive(select, values)
 
     def misplaced(self, way: str, kind: str) -> str:
-        if way == "down":
-            return "is for uploads: its momentum is a client's"
-        if kind not in ("state", "delta"):
+        if way == "up" and kind not in ("state", "delta"):
             return "is for updates, of kind state or delta: no other kind has a momentum"
-        return ""
+        return super().misplaced(way, kind)
 
     def selecting(self, select: Reduce, round: int) -> Reduce:
         if round > self.warmup or not isinstance(select, TopK):
