@@ -85,7 +85,6 @@ class Account:
             pass
 
     def _count(self, row: Any) -> None:
-        """Counts a line."""
         raise NotImplementedError
 
     def _write(self, file: int, row: JsonDict) -> None:
@@ -280,7 +279,6 @@ def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -
 
 
 def gone(path: Path, what: str) -> StateError:
-    """Returns the error for an account that was there before."""
     return StateError(
         f"{path}: the account of {what}, is gone; put it back, or give another --state."
     )

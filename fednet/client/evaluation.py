@@ -90,7 +90,6 @@ def asked(
 
 
 def reply(exp: Experiment, found: Mapping[str, Counts]) -> Payload:
-    """Returns the payload of these counts."""
     width = exp.setting.counts_width
     counts = np.zeros((len(EVALUATED_MODELS), 2, width), dtype=np.int64)
     losses = np.zeros(len(EVALUATED_MODELS))

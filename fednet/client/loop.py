@@ -38,7 +38,6 @@ PAUSE_S = 1.0  # after so long without a task this process's part of a round cou
 
 
 def given_up(give_up_s: float, transport: ClientTransport | None = None) -> CannotGoOn:
-    """Returns the error of a client that no server has accepted for so long."""
     cause = ""
     if transport is not None and (trouble := transport.trouble):
         cause = f"; {transport.address}: {trouble}"
@@ -66,7 +65,6 @@ class RoundLines:
         self._sent = 0  # bytes
 
     def began(self, key: m.Key) -> None:
-        """Notes that a task has come."""
         here = key.round, key.purpose
         if here != self._of:
             self.over()
@@ -85,12 +83,10 @@ class RoundLines:
         self._ended = time.monotonic()
 
     def paused(self) -> None:
-        """Notes that no task is being done here."""
         if self._clients and time.monotonic() - self._ended > PAUSE_S:
             self.over()
 
     def over(self) -> None:
-        """Says what was done since the last sentence."""
         if not self._clients or self._of is None:
             return
         round, purpose = self._of

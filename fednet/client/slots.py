@@ -137,7 +137,6 @@ class Slots:
             return sum(device.limit for device in self._devices)
 
     def limit(self, device: int) -> int:
-        """Returns how many tasks may run on the device at once."""
         with self._lock:
             return self._devices[device].limit
 
@@ -183,7 +182,6 @@ class Slots:
             thread.join(10.0)
 
     def _start_threads(self) -> None:
-        """Starts a thread for each slot that has none."""
         if self._inline and self.total == 1:
             return
         with self._lock:

@@ -231,7 +231,6 @@ class Tasks:
 
 
 def corrupted(body: Body) -> Body:
-    """Returns a payload with one byte changed."""
     copy = bytearray(body.whole())
     if copy:
         copy[len(copy) // 2] ^= 0xFF

@@ -133,7 +133,6 @@ def carriers(module: nn.Module) -> list[str]:
 
 # -- merging ---------------------------------------------------------------------------------------
 def adapted(module: nn.Module) -> Iterator[tuple[str, Lora]]:
-    """Yields the layers with adapters, by name."""
     for name, part in module.named_modules():
         if isinstance(part, Lora):
             yield name, part
@@ -167,7 +166,6 @@ def to_peft(module: nn.Module, beside: Iterable[str] = ()) -> dict[str, torch.Te
 
 
 def peft_config(module: nn.Module, rank: int, alpha: float, beside: Iterable[str] = ()) -> JsonDict:
-    """Returns the contents of `adapter_config.json`."""
     return {
         "peft_type": "LORA",
         "task_type": None,

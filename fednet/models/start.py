@@ -131,7 +131,6 @@ def sha256(module: nn.Module) -> str:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields all parameters and buffers, tied ones once."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 

@@ -40,7 +40,6 @@ class Counts:
 
     @classmethod
     def none(cls, classes: int) -> Counts:
-        """Returns the counts over no samples."""
         return cls(np.zeros((2, classes), dtype=np.int64))
 
     @property
@@ -130,7 +129,15 @@ def evaluate(
             if table is not None and counts.shape != table.shape:
                 raise other_width(task, table.shape[-1], counts.shape[-1])
             table = counts if table is None else table + counts
-            metrics.add(sums, {k: metrics.count(task, k, outputs, truth) for k in more}, task)
+            for name in more:
+                found = metrics.count(task, name, outputs, truth)
+                if name in sums and sums[name].shape != found.shape:
+                    raise ConfigError(
+                        f"task: count_{name} ({place(getattr(task, f'count_{name}'))}) gave the "
+                        f"shape {tuple(sums[name].shape)} for some samples and "
+                        f"{tuple(found.shape)} for others; expected the same shape for any samples."
+                    )
+                sums[name] = sums[name] + found if name in sums else found
             total = total + task.losses(outputs, truth).sum(dtype=torch.float64)
     if table is None:
         return Counts(np.zeros((2, 0), dtype=np.int64))

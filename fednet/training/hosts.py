@@ -87,12 +87,10 @@ class ClientHost:
 
     @cached_property
     def data(self) -> Pair:
-        """The training split."""
         return self._splits.train
 
     @cached_property
     def test(self) -> Pair | None:
-        """The test split."""
         return self._splits.test
 
     @cached_property

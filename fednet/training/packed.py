@@ -114,7 +114,6 @@ class Plan:
         return x.unbind(0) if self.apart else [x]
 
     def train(self, lanes: list[Descent]) -> None:
-        """Trains the lanes from what their scratches hold, in place."""
         first, n, recipe = lanes[0], self.n, lanes[0].recipe
         rows = lanes + [first] * (n - len(lanes))
         self._own.restore()

@@ -22,7 +22,6 @@ def take(x: Inputs, index: torch.Tensor) -> Inputs:
 
 
 def piece(x: Inputs, start: int, end: int) -> Inputs:
-    """Rows start..end of x, as views."""
     if isinstance(x, dict):
         return {name: part[start:end] for name, part in x.items()}
     return x[start:end]

@@ -123,5 +123,4 @@ class Setting:
 
 
 def moved(x: Inputs, device: torch.device) -> Inputs:
-    """Returns x on `device`."""
     return mapped(x, lambda part: to_device(part, device))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.client.device import Device
+from fednet.client.worker import Device
 from fednet.config.schema import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, Federation, split
 from fednet.errors import ConfigError

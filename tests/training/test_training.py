@@ -90,6 +90,10 @@ def w(trained):
         ({"weight_decay": 0.5}, {}, 1.35),  # 4 - 0.5
         ({"epochs": 2}, {"proximal": 1.0}, 1.56),  # second step: 2 - (1.4 - 1)
         ({}, {"proximal": 1.0, "toward": 3.0}, 1.6),  # 4 + (3 - 1)
+        # v = 0.9 * 4 + 2 - (1.4 - 1) = 5.2
+        ({"epochs": 2, "momentum": 0.9}, {"proximal": 1.0}, 1.92),
+        # -4 + 10 * 1 > 0: Adam's first step is lr, whatever the size.
+        ({"optimizer": "adam"}, {"proximal": 10.0, "toward": 0.0}, 0.9),
         ({}, {"scale_grad": 0.5}, 1.2),
         ({}, {"scale_grad": 0.5, "add_to_grad": 1.0}, 1.1),  # 2 - 1
         ({}, {"add_to_grad": 1.0}, 1.3),
@@ -341,10 +345,11 @@ def test_frozen_models_are_distinct_and_survive_training():
 def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
     captured = []
 
-    def replay(self, *batch):
+    def replay(self, x, y):
         """Takes the step that a GPU would replay."""
         captured.append(self.step)
-        self.step(*batch)
+        assert len(y) == 2
+        self.step(x, y)
 
     def half(model, x, y):
         return Squares().loss(model(x), y) / 2
@@ -360,6 +365,37 @@ def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
     assert len(captured) == 2
     assert captured[0] is captured[1]
     assert w(h.train(weight(), loss=half)) == pytest.approx(1.2)
+    # Nor are steps that depend on earlier ones, or that draw.
+    for train, hooks in (
+        ({"momentum": 0.9}, {}),
+        ({"optimizer": "adam"}, {}),
+        ({"local_schedule": "cosine"}, {}),
+        ({}, {"proximal": 1.0}),
+        ({}, {"add_to_step": weight()}),
+        (None, {}),
+    ):
+        other = host(graphs=True, **(train or {}))
+        other.scratch.may_draw = train is None
+        for _ in range(3):
+            other.train(weight(), **hooks)
+    assert len(captured) == 2
+    # Nor is the rest of an epoch.
+    odd = host(x=torch.ones(3, 1), y=torch.ones(3), graphs=True)
+    odd.scratch.may_draw = False
+    for _ in range(2):
+        odd.train(weight())
+    assert len(captured) == 3
+
+
+def test_a_parameter_that_the_loss_reaches_later_begins_without_momentum():
+    first, later = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    made = optimizer("sgd", [first, later], lr=0.1, momentum=0.9)
+    first.grad = torch.ones(1)
+    made.step()
+    later.grad = torch.ones(1)
+    made.step()
+    assert first.tolist() == pytest.approx([-0.1 - 0.19])
+    assert later.tolist() == pytest.approx([-0.1])
 
 
 def test_an_empty_site_takes_no_step():

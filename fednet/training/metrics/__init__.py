@@ -78,39 +78,28 @@ def count(task: Task, name: str, outputs: torch.Tensor, y: torch.Tensor) -> torc
     return found
 
 
-def add(sums: dict[str, torch.Tensor], more: Mapping[str, torch.Tensor], task: Task) -> None:
-    """Adds the counts of a batch. Raises ConfigError if they have another shape than before."""
-    for name, counts in more.items():
-        if name in sums and sums[name].shape != counts.shape:
-            raise ConfigError(
-                f"task: count_{name} ({place(getattr(task, f'count_{name}'))}) gave the shape "
-                f"{tuple(sums[name].shape)} for some samples and {tuple(counts.shape)} for others; "
-                f"expected the same shape for any samples."
-            )
-        sums[name] = sums[name] + counts if name in sums else counts
-
-
 def values(names: Iterable[str], counts: Mapping[str, object]) -> dict[str, float]:
-    """Returns the metrics of summed counts, without those that are not defined for them."""
-    found = {name: _value(name, counts) for name in names}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _value(name: str, given: Mapping[str, object]) -> float:
-    """Returns a metric's value, NaN where it divides by zero. Raises ConfigError if it fails."""
-    function = registry.metric.get(name)
-    arguments = {count: given[count] for count in _arguments(name)}
-    try:
-        with np.errstate(all="ignore"):
-            return float(function(**arguments))
-    except ArithmeticError:
-        return math.nan
-    except FednetError:
-        raise
-    except Exception as broken:  # a user's function may raise anything
-        raise ConfigError(
-            f"metric {name} ({place(function)}) fails: {type(broken).__name__}: {broken}"
-        ) from broken
+    """Returns the metrics of summed counts, without those that are not defined for them. Raises
+    ConfigError if one fails.
+    """
+    found = {}
+    for name in names:
+        function = registry.metric.get(name)
+        arguments = {count: counts[count] for count in _arguments(name)}
+        try:
+            with np.errstate(all="ignore"):
+                value = float(function(**arguments))
+        except ArithmeticError:  # it divides by zero
+            continue
+        except FednetError:
+            raise
+        except Exception as broken:  # a user's function may raise anything
+            raise ConfigError(
+                f"metric {name} ({place(function)}) fails: {type(broken).__name__}: {broken}"
+            ) from broken
+        if math.isfinite(value):
+            found[name] = value
+    return found
 
 
 # -- as they are sent ------------------------------------------------------------------------------

@@ -92,7 +92,6 @@ class Classification:
         return outputs[y != IGNORED], y[y != IGNORED]
 
     def classes_last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The outputs with the classes last."""
         axes = possible_axes(outputs, y)
         if not axes:
             raise ConfigError(
