@@ -83,16 +83,11 @@ def lowest(found: Sequence[float], keep: int) -> list[int]:
     return sorted(range(len(found)), key=lambda i: (found[i], i))[:keep]
 
 
-def norms(rows: torch.Tensor) -> list[float]:
-    """Returns the Euclidean norm of each row."""
-    return [dot(row, row) ** 0.5 for row in rows]
-
-
 def norm_bound(rows: torch.Tensor, bound: float | None) -> torch.Tensor:
     """Returns the mean of the updates, each scaled down to norm `bound` if it is longer; None: the
     median of their norms. Sun et al., 2019 (arXiv:1911.07963), section 4, without its noise.
     """
-    lengths = norms(rows)
+    lengths = [dot(row, row) ** 0.5 for row in rows]
     if bound is None:
         ordered = sorted(lengths)
         bound = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

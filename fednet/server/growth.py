@@ -10,7 +10,6 @@ they are: their data, settings and roles.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from fednet import config as configuration
@@ -58,35 +57,32 @@ def grown(config: Config, method: Algorithm, server: State, before: int) -> Stat
     """Returns the server's state for the clients that the run has now. before: how many it had.
     Raises ConfigError where the others cannot join.
     """
-    for reason in refusals(config, before):
-        raise ConfigError(
-            f"clients: {config.clients}, and the run has {before}: {reason} It can continue with "
-            f"clients={before}."
-        )
     old = config.replace(clients=before)
-    return method.with_more_clients(server, old.training_clients, config.training_clients)
-
-
-def refusals(config: Config, before: int) -> Iterator[str]:
-    """Yields a sentence for each reason in the configuration for which no clients can join."""
+    refusals = [f"{key}: {reason}" for key, reason in fixed_clients(config)]
     if config.clients < before:
-        yield "clients can be added, and not removed."
-        return
-    for key, reason in fixed_clients(config):
-        yield f"{key}: {reason}"
-    old = config.replace(clients=before)
-    for client in range(before):
+        refusals = ["clients can be added, and not removed."]
+    for client in range(min(before, config.clients)):
         was = roles(old, client)
         for key, value in roles(config, client).items():
             if value != was[key]:
-                yield f"{key}: it would be another for client {client}."
+                refusals.append(f"{key}: it would be another for client {client}.")
+    if refusals:
+        raise ConfigError(
+            f"clients: {config.clients}, and the run has {before}: {refusals[0]} It can continue "
+            f"with clients={before}."
+        )
+    return method.with_more_clients(server, old.training_clients, config.training_clients)
 
 
 def check_division(federation: Federation, directory: Path, before: int) -> None:
     """Raises ConfigError where one of the first `before` clients would have other samples than
-    until now.
+    until now, and StateError where partition.json cannot be read.
     """
-    then, now = divided(directory), federation.to_json()
+    path, now = directory / "partition.json", federation.to_json()
+    try:
+        then: JsonDict = json.loads(path.read_bytes())
+    except (OSError, ValueError) as broken:
+        raise StateError(f"{path}: cannot be read ({broken}); {RESTORE}.") from broken
     changed = [c for c in range(before) if any(now[f][c] != then[f][c] for f in FACTS)]
     if changed:
         raise ConfigError(
@@ -95,16 +91,6 @@ def check_division(federation: Federation, directory: Path, before: int) -> None
             f"data of its own: data.dataset: site, or scheme: file with lists of training and test "
             f"samples."
         )
-
-
-def divided(directory: Path) -> JsonDict:
-    """Returns the contents of partition.json. Raises StateError where it cannot be read."""
-    path = directory / "partition.json"
-    try:
-        found: JsonDict = json.loads(path.read_bytes())
-    except (OSError, ValueError) as broken:
-        raise StateError(f"{path}: cannot be read ({broken}); {RESTORE}.") from broken
-    return found
 
 
 def roles(config: Config, client: int) -> JsonDict:

@@ -16,65 +16,25 @@ MB = 1e6
 
 
 class Resources:
-    """Measures the server's process, the client processes on its machine and, with `gpus`, the
-    machine's GPUs.
+    """Measures the server's process, the client processes on its machine and, with `gpus`, the GPUs
+    that this process may use, as nvidia-smi reports them twice a second.
     """
 
     def __init__(self, gpus: bool) -> None:
         self._host, self._began = socket.gethostname(), time.monotonic()
         self._processor: dict[int, float] = {}  # seconds until the last call, by process
-        self._gpus = GPUs() if gpus else None
-
-    def since(self, processes: Iterable[tuple[str, int]]) -> dict[str, dict[str, float]]:
-        """Returns what the server, the clients and each GPU took since the last call. `busy_s`:
-        seconds of processor time, or in which the GPU was busy; `memory_mb`: the most that a
-        process had so far, or what is in use on the GPU. processes: host and process id of those
-        of the clients.
-        """
-        server = os.getpid()
-        here = {pid for host, pid in processes if host == self._host}
-        found = {"server": self._of({server})}
-        if here - {server}:
-            found["clients"] = self._of(here - {server})
-        now = time.monotonic()
-        if self._gpus is not None:
-            for name, (busy, memory_mb) in self._gpus.since().items():
-                busy_s = round(busy * (now - self._began), 3)
-                found[name] = {"busy_s": busy_s, "memory_mb": memory_mb}
-        self._began = now
-        return found
-
-    def _of(self, pids: Iterable[int]) -> dict[str, float]:
-        busy, memory = 0.0, 0
-        for pid in pids:
-            seconds = processor_seconds(pid)
-            busy += max(0.0, seconds - self._processor.get(pid, 0.0))
-            self._processor[pid] = seconds
-            memory += memory_bytes(pid, "status", "VmHWM")
-        return {"busy_s": round(busy, 3), "memory_mb": memory / MB}
-
-    def close(self) -> None:
-        if self._gpus is not None:
-            self._gpus.close()
-
-
-class GPUs:
-    """The GPUs that this process may use, as nvidia-smi reports them twice a second."""
-
-    def __init__(self) -> None:
-        self._reports: dict[str, list[tuple[float, float]]] = {}  # busy, 0..1, and MB
+        self._reports: dict[str, list[tuple[float, float]]] = {}  # by GPU: busy, 0..1, and MB
         self._process: subprocess.Popen[str] | None = None
-        program = shutil.which("nvidia-smi")
-        if program is None:
-            return
-        words = [program, "--query-gpu=index,utilization.gpu,memory.used"]
-        words += ["--format=csv,noheader,nounits", "-lms", "500"]
-        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-            words += ["-i", visible]
-        self._process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        program = shutil.which("nvidia-smi") if gpus else None
+        if program is not None:
+            words = [program, "--query-gpu=index,utilization.gpu,memory.used"]
+            words += ["--format=csv,noheader,nounits", "-lms", "500"]
+            if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+                words += ["-i", visible]
+            self._process = subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -85,16 +45,32 @@ class GPUs:
                 report = percent / 100, mib * 2**20 / MB
                 self._reports.setdefault(f"GPU {index}", []).append(report)
 
-    def since(self) -> dict[str, tuple[float, float]]:
-        """Returns, by GPU, the mean of the reports since the last call, and of the last before it:
-        a round may be shorter than half a second.
+    def since(self, processes: Iterable[tuple[str, int]]) -> dict[str, dict[str, float]]:
+        """Returns what the server, the clients and each GPU took since the last call. `busy_s`:
+        seconds of processor time, or in which the GPU was busy; `memory_mb`: the most that a
+        process had so far, or what is in use on the GPU. processes: host and process id of those
+        of the clients.
         """
+        server = os.getpid()
+        clients = {pid for host, pid in processes if host == self._host} - {server}
         found = {}
+        for name, pids in (("server", {server}), ("clients", clients)):
+            busy, memory = 0.0, 0
+            for pid in pids:
+                seconds = processor_seconds(pid)
+                busy += max(0.0, seconds - self._processor.get(pid, 0.0))
+                self._processor[pid] = seconds
+                memory += memory_bytes(pid, "status", "VmHWM")
+            if pids:
+                found[name] = {"busy_s": round(busy, 3), "memory_mb": memory / MB}
+        now = time.monotonic()
         for name, reports in list(self._reports.items()):
             new = list(reports)
+            # The last one stays: a round may be shorter than half a second.
             del reports[: len(new) - 1]
-            busy, memory_mb = (statistics.fmean(column) for column in zip(*new))
-            found[name] = busy, memory_mb
+            share, memory_mb = (statistics.fmean(column) for column in zip(*new))
+            found[name] = {"busy_s": round(share * (now - self._began), 3), "memory_mb": memory_mb}
+        self._began = now
         return found
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def program(tmp_path, monkeypatch):
 def test_a_gpu_is_as_busy_as_the_mean_of_its_reports(program, monkeypatch):
     began = time.monotonic()
     measured = Resources(gpus=True)
-    while len(measured._gpus._reports.get("GPU 0", ())) < 2:
+    while len(measured._reports.get("GPU 0", ())) < 2:
         assert time.monotonic() < began + 60
         time.sleep(0.01)
     measured._began = 100.0
@@ -79,6 +79,6 @@ def test_a_gpu_is_as_busy_as_the_mean_of_its_reports(program, monkeypatch):
     monkeypatch.setattr(resources.time, "monotonic", lambda: 106.0)
     assert measured.since([])["GPU 0"] == {"busy_s": 2.0, "memory_mb": 2000 * 1.048576}
     assert "-i 0,1" in (program.parent / "words").read_text()
-    process = measured._gpus._process
+    process = measured._process
     measured.close()
     assert process.returncode is not None

@@ -4,6 +4,7 @@ what is left behind.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.scaffold import Scaffold
 from fednet.errors import CannotGoOn
 from fednet.experiment.store import ClientStore
@@ -188,6 +190,72 @@ def test_a_round_whose_spool_is_gone_does_not_lend_its_replies_to_the_next(
     assert len(Inbox(spool, lambda reply, body: None).found(2, 0)) > 0
     _, records = run(tmp_path / "died", resume=True, **changes)
     assert hashes(records) == hashes(calm)
+
+
+class Killed(BaseException):
+    """Ends a run where it stands."""
+
+
+def killed_before_its_end(out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """A run that has all replies of its first round on the disk, and makes nothing of them."""
+
+    def dies(self: Rounds, round: Any, aggregation: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rounds, "finish", dies)
+        with pytest.raises(Killed):
+            run(out, **changes)
+
+
+def test_a_resume_that_finds_the_first_k_replies_asks_nobody_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"rounds": 1, "participation": 0.5, "round": {"ask": 2.0}}
+    killed_before_its_end(tmp_path, monkeypatch, **changes)
+    directory, (record,) = run(tmp_path, resume=True, **changes)
+    assert len(record["completed"]) == 2
+    assert list(record["dropped"].values()) == ["not among the first 2"] * 2
+    rows = rooms.lines(directory / "wire.jsonl")
+    assert {r["incarnation"] for r in rows if r["type"] == "task"} == {1}
+
+
+def test_a_reply_that_an_earlier_server_received_does_not_answer_another_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"rounds": 1, "algorithm": "fedavg"}
+    killed_before_its_end(tmp_path / "killed", monkeypatch, **changes)
+    broadcast = FedAvg.broadcast
+
+    def doubled(self: FedAvg, server: Any, phase: int, client_id: int) -> Any:
+        down = broadcast(self, server, phase, client_id)
+        return dataclasses.replace(down, x=down.x * 2)
+
+    monkeypatch.setattr(FedAvg, "broadcast", doubled)
+    _, expected = run(tmp_path / "expected", **changes)
+    directory, records = run(tmp_path / "killed", resume=True, **changes)
+    assert hashes(records) == hashes(expected)
+    replies = [r for r in rooms.lines(directory / "wire.jsonl") if r["type"] == "reply"]
+    assert [r.get("reason", "") for r in replies] == ["the answer to another task"] * 4 + [""] * 4
+
+
+def test_a_client_that_left_between_two_exchanges_is_not_asked_in_the_second(
+    tmp_path: Path,
+) -> None:
+    """Client 0 takes 1.5 s, the others 0.03 s."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,0,99\n1,0,1\n2,0,99\n3,0,99\n")
+    directory, (record,) = run(
+        tmp_path,
+        rounds=1,
+        algorithm="fedga",
+        availability={"trace": str(trace)},
+        link={**VIRTUAL, "per_client": {"0": {"step_ms": 500}}},
+    )
+    assert record["completed_by_phase"] == [[0, 1, 2, 3], [0, 2, 3]]
+    assert record["dropped"] == {"1": "left"}
+    rows = rooms.lines(directory / "wire.jsonl")
+    assert sum((r["client"], r["type"]) == (1, "task") for r in rows) == 1
 
 
 def test_rounds_in_which_nobody_is_there_are_void(tmp_path: Path) -> None:

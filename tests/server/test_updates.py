@@ -48,7 +48,7 @@ def test_updates_come_without_the_slow_client_and_its_reply_counts_late(tmp_path
 
 
 def test_what_came_and_is_in_no_update_is_in_the_book_too(tmp_path: Path) -> None:
-    path, records = run(tmp_path, participation=1.0)
+    path, records = run(tmp_path, participation=1.0, rounds=4)
     (theirs,) = path.glob("state/*/wire*.jsonl")
     crossed = [
         sorted((r["type"], r["round"], r["client"], r["bytes"]) for r in book if r["client"] >= 0)
@@ -57,6 +57,9 @@ def test_what_came_and_is_in_no_update_is_in_the_book_too(tmp_path: Path) -> Non
     assert crossed[0] == crossed[1]
     counted = sum(len(r["completed"]) for r in records)
     assert sum(row[0] == "reply" for row in crossed[1]) > counted
+    replies = [r for r in lines(path / "wire.jsonl") if r["type"] == "reply"]
+    assert sum(r["useful"] for r in replies) == counted
+    assert [r["reason"] for r in replies if r["client"] == 3] == ["left out"]
 
 
 def test_a_lost_client_costs_its_patience_and_another_is_asked(tmp_path: Path) -> None:
@@ -86,6 +89,7 @@ def test_semi_synchronous_updates_come_every_so_many_seconds(tmp_path: Path) -> 
     assert late
     assert set(late) == {2}  # three periods
     assert all({0, 1, 2} <= set(r["completed"]) for r in records)
+    assert records[2]["completed"] == [3, 0, 1, 2]  # in the order in which they came
 
 
 @pytest.mark.parametrize("algorithm", ["fedasync", "ca2fl", "moon"])
