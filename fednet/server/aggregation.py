@@ -106,8 +106,11 @@ class Aggregation:
         try:
             up = self._read(client)
             if self.config.security.max_norm == "auto":
-                values = ((name, getattr(up, name)) for name in up.fields)
-                self._norms[client] = {n: norm(x) for n, x in values if isinstance(x, Tensors)}
+                norms = self._norms[client] = {}
+                for name in up.fields:
+                    value = getattr(up, name)
+                    if isinstance(value, Tensors):
+                        norms[name] = norm(value)
             self._runs[client] = run_of(up)
             images = exports.condensed(up)
             if images is not None:
@@ -190,11 +193,13 @@ class Aggregation:
                 moved[name] = value.to("cpu")
         if moved:
             up = dataclasses.replace(up, **moved)
-        return _lowered(up, self.exchanges.io.protocol.sites.declared.get(client))
+        declared = self.exchanges.io.protocol.sites.declared.get(client)
+        return up if declared is None else _lowered(up, declared)
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
         sent, staleness = self.exchanges.sent.get(client), self.exchange.asked[client].staleness
-        up = _lowered(up, self._counts.get(client))
+        if client in self._counts:
+            up = _lowered(up, self._counts[client])
         if self.config.privacy.clip is not None:
             up = privacy.received(up, sent, self.config.privacy)
         if staleness and not self.method.own_schedule:
@@ -401,10 +406,10 @@ def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
     return {c: cap for c in high if counts[c] > cap}
 
 
-def _lowered(up: Payload, n: int | None) -> Payload:
+def _lowered(up: Payload, n: int) -> Payload:
     """The reply with at most n samples."""
     run, name = run_of(up), up.roles.run
-    if n is None or run is None or name is None or run.n <= n:
+    if run is None or name is None or run.n <= n:
         return up
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=n)})
 

@@ -27,7 +27,13 @@ from fednet.tensors import Layout, Slot, Tensors
 
 
 class Checkpoints:
-    """The folder `checkpoint/` of a run."""
+    """The folder `checkpoint/` of a run.
+
+    What compressors remember of a client is written as a row: what is the same as at the last
+    checkpoint is not written again, nor what several clients have in common.
+    """
+
+    OF = re.compile(r"client ([0-9]+)/(.*)")
 
     def __init__(
         self, folder: Path, fsync: bool = False, own: Callable[[], None] = lambda: None
@@ -37,6 +43,8 @@ class Checkpoints:
         clear_asides(folder)
         self.rows = RowStore(folder / "rows", fsync)
         self._fsync = fsync
+        # What was remembered at the last checkpoint, by identity, and its row's name.
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     @property
     def exists(self) -> bool:
@@ -60,15 +68,23 @@ class Checkpoints:
         self,
         server: State,
         progress: RunProgress,
-        others: Mapping[str, State],
+        residuals: Mapping[str, torch.Tensor],
+        sent: Mapping[str, State] | None = None,
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
-        """Makes (server, progress) the state that a resume starts from. others: more states that
-        belong to it, by name. at(point): called at the points where a planned fault may strike.
+        """Makes these the state that a resume starts from. residuals: see `RunState`. sent: what
+        went down with tasks under way, by name. at(point): called at the points where a planned
+        fault may strike.
         """
         self._own()
-        files = {"server": self._put(server)}
-        files |= {name: self._put(value) for name, value in others.items()}
+        states = {"server": server, **(sent or {})}
+        if residuals:
+            states["extra"] = self._as_rows(residuals)
+        files: dict[str, str] = {}
+        for name, value in states.items():
+            files[name] = content_name(value)
+            if not (self.folder / files[name]).exists():
+                write_state(self.folder / files[name], value, self._fsync)
         at("checkpointing")
         write_record(
             self.folder / "manifest.json",
@@ -83,23 +99,48 @@ class Checkpoints:
         for old in self.folder.glob("state-*.safetensors"):
             if old.name not in files.values():
                 old.unlink()
-        kept = (k for value in (server, *others.values()) for k in _per_client(value))
+        kept = (k for value in states.values() for k in _per_client(value))
         rows = {row for k in kept for row in k.names.values()}
         if rows:
             self.rows.prune(rows)
 
-    def _put(self, value: State) -> str:
-        name = content_name(value)
-        if not (self.folder / name).exists():
-            write_state(self.folder / name, value, self._fsync)
-        return name
+    def _as_rows(self, residuals: Mapping[str, torch.Tensor]) -> Residuals:
+        down: dict[str, torch.Tensor] = {}
+        rows: dict[tuple[str, int], dict[int, str]] = {}
+        known = {}
+        for name, value in residuals.items():
+            whose = self.OF.fullmatch(name)
+            if whose is None or value.dim() != 1 or value.dtype != torch.float32:
+                down[name] = value
+                continue
+            at = id(value)
+            if at not in known and at in self._known:
+                known[at] = self._known[at]
+            elif at not in known:
+                none = torch.empty(0), torch.empty(0, dtype=torch.int64)
+                known[at] = value, self.rows.write(Tensors(_layout(len(value)), value, *none))
+            rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
+        self._known = known
+        kept = ((f, PerClient(_layout(n), of, self.rows)) for (f, n), of in rows.items())
+        return Residuals(down, tuple(kept))  # type: ignore[call-arg]
 
-    def load(self, server: type[State]) -> tuple[State, RunProgress, Residuals | None]:
-        """Raises StateError where the checkpoint is torn, altered or of another kind."""
+    def load(self, server: type[State]) -> tuple[State, RunProgress, dict[str, torch.Tensor]]:
+        """Returns what `save` was given. Raises StateError where the checkpoint is torn, altered or
+        of another kind.
+        """
         progress, files = read_manifest(self.folder)
-        state = self._get(files["server"], server)
-        more = self._get(files["extra"], Residuals) if "extra" in files else None
-        return state, progress, more
+        state, residuals = self._get(files["server"], server), {}
+        if "extra" in files:
+            more = self._get(files["extra"], Residuals)
+            residuals = dict(more.down)
+            by_row: dict[str, torch.Tensor] = {}
+            for name, rows in more.rows:
+                for client, row in rows.names.items():
+                    if row not in by_row:
+                        by_row[row] = rows[client].vector.clone()
+                    residuals[f"client {client}/{name}"] = by_row[row]
+            self._known = {id(value): (value, row) for row, value in by_row.items()}
+        return state, progress, residuals
 
     def sent(self, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
         """What went down with these tasks, by name. Raises StateError as `load` does."""
@@ -146,52 +187,6 @@ class Residuals(State):
 
     down: dict[str, torch.Tensor]
     rows: tuple[tuple[str, PerClient], ...] = ()
-
-
-class Memories:
-    """Writes down what compressors remember, a client's as a row on disk: what is the same as at
-    the last checkpoint is not written again, nor what several clients have in common.
-    """
-
-    OF = re.compile(r"client ([0-9]+)/(.*)")
-
-    def __init__(self, store: RowStore) -> None:
-        self._store = store
-        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # by identity: and its row's name
-
-    def written(self, all: Mapping[str, torch.Tensor]) -> Residuals:
-        """What `read` makes the same of, for the next checkpoint."""
-        down: dict[str, torch.Tensor] = {}
-        rows: dict[tuple[str, int], dict[int, str]] = {}
-        known = {}
-        for name, value in all.items():
-            whose = self.OF.fullmatch(name)
-            if whose is None or value.dim() != 1 or value.dtype != torch.float32:
-                down[name] = value
-                continue
-            at = id(value)
-            if at not in known and at in self._known:
-                known[at] = self._known[at]
-            elif at not in known:
-                none = torch.empty(0), torch.empty(0, dtype=torch.int64)
-                row = Tensors(_layout(len(value)), value, *none)
-                known[at] = value, self._store.write(row)
-            rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
-        self._known = known
-        kept = ((f, PerClient(_layout(n), of, self._store)) for (f, n), of in rows.items())
-        return Residuals(down, tuple(kept))  # type: ignore[call-arg]
-
-    def read(self, found: Residuals) -> dict[str, torch.Tensor]:
-        """Raises StateError where a row is gone, or another."""
-        by_row: dict[str, torch.Tensor] = {}
-        all = dict(found.down)
-        for name, kept in found.rows:
-            for client, row in kept.names.items():
-                if row not in by_row:
-                    by_row[row] = kept[client].vector.clone()
-                all[f"client {client}/{name}"] = by_row[row]
-        self._known = {id(value): (value, row) for row, value in by_row.items()}
-        return all
 
 
 def _layout(n: int) -> Layout:

@@ -22,13 +22,11 @@ from fednet.robust.stack import equal_weights
 from fednet.server import exports
 from fednet.server.aggregation import lowered, share_of_one
 from fednet.server.exchange import RunState
-from fednet.server.inbox import Reply
 from fednet.server.round import OpenRound, reached
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.setting import Pair
-from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
     from fednet.server.process import Session
@@ -225,17 +223,11 @@ class Evaluator:
         may_train = self._by_group(evaluated)[0]
         progress.client_metrics = self._pooled_metrics(may_train) or {}
         progress.confusion = self._confusion(carried, may_train)
-        lines = []
+        left_out, lines = world.held_out(self.config), []
         for client, counts_by_model in sorted(evaluated.items()):
-            row = client_row(
-                round,
-                client,
-                counts_by_model,
-                final=True,
-                took_part=client in took_part,
-                held_out=client in world.held_out(self.config),
-                metrics_of=section.metrics,
-            )
+            row = client_row(round, client, counts_by_model, section.metrics)
+            row.final, row.took_part = True, client in took_part
+            row.held_out = client in left_out or None
             lines.append(row.line())
         return lines
 
@@ -334,69 +326,45 @@ def summed(clients: Mapping[int, Counts], weights: Mapping[int, int]) -> Counts:
 
 
 def client_lines(round: OpenRound, config: Config) -> list[JsonDict]:
-    """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
-    left_out = world.held_out(config)
-    rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}
-    rows |= round.evaluated
-    replies = round.main.done
-    lines = []
-    for client, counts_by_model in sorted(rows.items()):
-        row = client_row(
-            round.number,
-            client,
-            counts_by_model,
-            round.runs.get(client),
-            reply=replies.get(client),
-            reported=round.reports.get(client),
-            held_out=client in left_out,
-            metrics_of=config.evaluate.metrics,
-        )
+    """The round's lines of clients.jsonl: of each client that evaluated or reported something, the
+    scores of its models and, if it trained in this round, its training.
+    """
+    left_out, replies, lines = world.held_out(config), round.main.done, []
+    for client in sorted({*round.reports, *round.evaluated}):
+        counts_by_model = round.evaluated.get(client, {})
+        row = client_row(round.number, client, counts_by_model, config.evaluate.metrics)
+        row.held_out = client in left_out or None
+        row.reported = dict(round.reports.get(client, {})) or None
+        run, reply = round.runs.get(client), replies.get(client)
+        if run is not None:
+            row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
+        if reply is not None:
+            worker = reply.record.worker
+            row.seconds = reply.message.seconds
+            row.set(host=worker.get("host"), device=worker.get("device"))
         lines.append(row.line())
     return lines
 
 
 def client_row(
-    round: int,
-    client: int,
-    counts_by_model: dict[str, Counts],
-    run: Run | None = None,
-    *,
-    final: bool = False,
-    took_part: bool | None = None,
-    reply: Reply | None = None,
-    reported: Mapping[str, float] | None = None,
-    held_out: bool = False,
-    metrics_of: Sequence[str] = (),
+    round: int, client: int, counts_by_model: Mapping[str, Counts], names: Sequence[str]
 ) -> Client:
-    """Returns a line of clients.jsonl: the scores of a client's models and, if it trained in this
-    round, its training. metrics_of: `evaluate.metrics`.
+    """Returns a line of clients.jsonl with the scores of a client's models. names:
+    `evaluate.metrics`.
     """
-    worker = reply.record.worker if reply is not None else {}
-    evaluated = counts_by_model.get("personal") or next(iter(counts_by_model.values()), None)
-    row = Client(
-        round=round,
-        client=client,
-        final=final or None,
-        took_part=took_part,
-        held_out=held_out or None,
-        test_samples=evaluated.n if evaluated is not None else None,
-        reported=dict(reported) if reported else None,
-        seconds=reply.message.seconds if reply is not None else None,
-        host=worker.get("host"),
-        device=worker.get("device"),
-    )
-    if metrics_of and counts_by_model:
-        row.metrics = {m: c.metrics(metrics_of) for m, c in counts_by_model.items()}
-    if run is not None:
-        row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
-    for name, counts in counts_by_model.items():
-        row.set(
-            **{
-                f"accuracy_{name}": counts.accuracy,
-                f"correct_{name}": int(counts.table[0].sum()),
-                f"tested_{name}": counts.n,
-            }
-        )
+    row = Client(round=round, client=client)
+    for model, counts in counts_by_model.items():
+        scores = {
+            f"accuracy_{model}": counts.accuracy,
+            f"correct_{model}": int(counts.table[0].sum()),
+            f"tested_{model}": counts.n,
+        }
+        row.set(**scores)
+    if counts_by_model:
+        first = next(iter(counts_by_model.values()))
+        row.test_samples = counts_by_model.get("personal", first).n
+        if names:
+            row.metrics = {model: c.metrics(names) for model, c in counts_by_model.items()}
     return row
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.algorithms.state import State
@@ -41,7 +43,7 @@ from fednet.records import Round, Summary, reading
 from fednet.records.manifest import RunProgress
 from fednet.server.asynchronous import run_updates
 from fednet.server.books import WriteAheadLog, recover
-from fednet.server.checkpoint import Checkpoints, Residuals
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.endpoint import Endpoint, text_for_clients
 from fednet.server.evaluation import Evaluator
 from fednet.server.exchange import Exchanges
@@ -186,10 +188,10 @@ class Session:
         own = functools.partial(lock.check, directory)
         self.checkpoints = Checkpoints(directory / "checkpoint", config.checkpoint.fsync, own)
         self.added = range(0)  # clients that join the run with this resume
-        self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
+        self.resumed: tuple[State, RunProgress, dict[str, torch.Tensor]] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
-            state, progress, more = self.checkpoints.load(exp.algorithm.Server)
+            state, progress, residuals = self.checkpoints.load(exp.algorithm.Server)
             before = progress.clients or config.clients
             if before != config.clients:
                 state = grown(config, exp.algorithm, state, before)
@@ -198,7 +200,7 @@ class Session:
                 write_configuration(config, directory)
                 self.added = range(before, config.clients)
             progress.clients = config.clients
-            self.resumed = state, progress, more
+            self.resumed = state, progress, residuals
             self.run_id = progress.run
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
@@ -349,7 +351,14 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     """The remarks of the data, then those of the configuration."""
     config = experiment.config
     yield from experiment.remarks
-    few = _clients_with_small_last_batch(experiment)
+    # Clients whose epochs end with a batch of a few samples that is not their only one.
+    few, federation = 0, experiment.federation
+    if federation is not None and any(own.batch_norm for own in experiment.settings):
+        for client, part in enumerate(federation.parts):
+            size = config.train_of(client).batch_size
+            last = len(part) % size
+            if len(part) > size and 0 < last <= FEW and experiment.setting_of(client).batch_norm:
+                few += 1
     if few:
         yield (
             f"under BatchNorm the last batch of {few} of {config.clients} clients has only "
@@ -369,19 +378,3 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"an evaluation of all asks {len(evaluated)} of {config.clients} clients, drawn from "
             f"the seed (evaluate.most)."
         )
-
-
-def _clients_with_small_last_batch(experiment: Experiment) -> int:
-    """How many clients' epochs end with a batch of at most FEW samples that is not their only one,
-    if the model has BatchNorm.
-    """
-    federation = experiment.federation
-    if federation is None or not any(own.batch_norm for own in experiment.settings):
-        return 0
-    sizes = (experiment.config.train_of(k).batch_size for k in range(len(federation.parts)))
-    return sum(
-        len(part) > size
-        and 0 < len(part) % size <= FEW
-        and experiment.setting_of(client).batch_norm
-        for client, (part, size) in enumerate(zip(federation.parts, sizes))
-    )

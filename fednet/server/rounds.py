@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from fednet.algorithms.base import State, Tensors
 from fednet.buffers import collect_in_time
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
@@ -27,7 +29,6 @@ from fednet.records import Round, reading
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
-from fednet.server.checkpoint import Memories, Residuals
 from fednet.server.evaluation import client_lines
 from fednet.server.exchange import RunState
 from fednet.server.growth import clients_from_next_round
@@ -91,7 +92,6 @@ class Rounds:
         key, drawn = self.checkpoints.folder / "noise.key", self.checkpoints.exists
         self._noise = privacy.noise_of(self.config, "server", key, drawn)
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
-        self._memories = Memories(self.checkpoints.rows)
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self._clients_then = self.config.clients  # from the next round on
         self._recorded = time.monotonic()
@@ -100,7 +100,7 @@ class Rounds:
     # -- the run -----------------------------------------------------------------------------------
     def begin(
         self,
-        resumed: tuple[State, RunProgress, Residuals | None] | None,
+        resumed: tuple[State, RunProgress, dict[str, torch.Tensor]] | None,
         added: Sequence[int],
     ) -> None:
         """Fresh state, or what a checkpoint holds. added: clients that join the run now."""
@@ -111,9 +111,8 @@ class Rounds:
             server = on_disk(self.method.prepare(first, self.host), self.checkpoints.rows)
             self.carried = RunState(server, {}, {}, {})
         else:
-            server, progress, more = resumed
+            server, progress, residuals = resumed
             self.progress = progress
-            residuals = self._memories.read(more) if more is not None else {}
             self.carried = RunState(server, progress.versions, progress.states, residuals)
             self.durable = dict(progress.versions)
             self.sent = self.checkpoints.sent(progress.under_way)
@@ -381,15 +380,13 @@ class Rounds:
         """Checkpoint first, with the records in it; then the records to their files, and what is
         spooled may go.
         """
-        others, residuals = dict(self.sent), dict(self.carried.residuals)
-        if residuals:
-            others["extra"] = self._memories.written(residuals)
         self.progress.lengths = self.directory.flush(self.config.checkpoint.fsync)
         self.progress.records = lines or {}
         self.checkpoints.save(
             self.carried.server,
             self.progress,
-            others,
+            self.carried.residuals,
+            self.sent,
             lambda point: self.faults.at(point, self.progress.round),
         )
         self.durable = dict(self.progress.versions)

@@ -28,7 +28,7 @@ from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
 from fednet.records.manifest import RunProgress
-from fednet.server.checkpoint import Checkpoints, Memories
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
@@ -160,8 +160,7 @@ def checkpoint(draw: random.Random, folder: Path) -> Reader:
         y = y.put(client, tensors(client))
     progress = RunProgress(run="r", round=3, versions={0: "3-0-0"}, states={0: "ab"}, best=0.5)
     left_out = {"0/x": torch.ones(40), "client 2/up/0/dx/h": torch.ones(30)}
-    others = {"extra": Memories(made.rows).written(left_out)}
-    made.save(server.replace(y=y), progress, others)
+    made.save(server.replace(y=y), progress, left_out)
     Noise(folder / "noise.key")
     first = []
 
@@ -169,8 +168,7 @@ def checkpoint(draw: random.Random, folder: Path) -> Reader:
         if not made.exists:
             raise StateError("a run without a checkpoint is not continued, see `process`")
         again = Checkpoints(folder)
-        server, progress, more = again.load(FedVARP.Server)
-        left = Memories(again.rows).read(more)
+        server, progress, left = again.load(FedVARP.Server)
         rows = [server.y.known(c).sha256() for c in sorted(server.y.rows)]
         secret = Noise(folder / "noise.key", drawn=bool(first))
         noise = secret.add(torch.zeros(3), 1.0, b"asked")[0]

@@ -13,7 +13,7 @@ from fednet.algorithms.fedvarp import FedVARP
 from fednet.errors import StateError
 from fednet.experiment.store import RowStore
 from fednet.records.manifest import RunProgress
-from fednet.server.checkpoint import Checkpoints, Memories
+from fednet.server.checkpoint import Checkpoints
 from fednet.tensors import Layout, Slot, Tensors
 from tests.rooms import run
 
@@ -75,9 +75,9 @@ def test_fedvarp_keeps_a_file_a_client_and_goes_on_from_them(tmp_path: Path) -> 
 
 
 def test_what_compressors_remember_is_written_where_it_changed(tmp_path: Path) -> None:
-    def save(made: Checkpoints, memories: Memories, all: dict[str, torch.Tensor]) -> set[str]:
+    def save(made: Checkpoints, all: dict[str, torch.Tensor]) -> set[str]:
         before = names()
-        made.save(server, RunProgress(run="r"), {"extra": memories.written(all)})
+        made.save(server, RunProgress(run="r"), all)
         return names() - before
 
     def names() -> set[str]:
@@ -85,25 +85,23 @@ def test_what_compressors_remember_is_written_where_it_changed(tmp_path: Path) -
 
     server = FedAvg.Server(row(1.0))
     made = Checkpoints(tmp_path)
-    memories = Memories(made.rows)
     common = torch.full((4,), 9.0)
     all = {"0/x": torch.zeros(9)}
     all |= {f"client {c}/up/0/w/h": torch.full((4,), float(c)) for c in range(5)}
     all |= {f"client {c}/down/0/x/h": common for c in range(5)}
-    assert len(save(made, memories, all)) == 6  # what all have in common once
-    assert not save(made, memories, dict(all))
+    assert len(save(made, all)) == 6  # what all have in common once
+    assert not save(made, dict(all))
     all["client 3/up/0/w/h"] = torch.full((4,), 7.0)
-    assert len(save(made, memories, all)) == 1
+    assert len(save(made, all)) == 1
 
     later = Checkpoints(tmp_path)
-    memories = Memories(later.rows)
-    found = memories.read(later.load(FedAvg.Server)[2])
+    found = later.load(FedAvg.Server)[2]
     assert {name: value.tolist() for name, value in found.items()} == {
         name: value.tolist() for name, value in all.items()
     }
-    assert not save(later, memories, found)
+    assert not save(later, found)
     del found["client 3/up/0/w/h"]  # forgotten
-    assert not save(later, memories, found)
+    assert not save(later, found)
     assert len(names()) == 5
 
 
