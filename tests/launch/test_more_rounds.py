@@ -8,11 +8,7 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.records.manifest import read_manifest
-from tests.rooms import lines, run
-
-
-def hashes(directory: Path) -> list[str]:
-    return [row["model_sha256"] for row in lines(directory / "rounds.jsonl")]
+from tests.rooms import hashes, lines, run
 
 
 @pytest.mark.parametrize("schedule", ["constant", "exponential(0.5)", "step(1, 0.5)"])

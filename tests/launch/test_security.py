@@ -15,7 +15,7 @@ from fednet.cli.server import main as server_main
 from fednet.files import write_record
 from fednet.report import status
 from fednet.transport.keys import allow, load
-from tests.processes import Processes, lines, small, until
+from tests.processes import Federation, Processes, in_process, lines, small, until
 
 pytestmark = pytest.mark.long
 
@@ -107,35 +107,14 @@ def test_why_a_site_is_gone_is_on_the_console_in_the_records_the_log_and_the_sta
 
 
 def test_fednet_run_with_curve_makes_its_keys_and_computes_the_same(tmp_path):
-    with Processes(tmp_path) as all:
-        plain = all.start(
-            "main",
-            "run",
-            *small("name=plain"),
-            "--out",
-            tmp_path,
-            "--device",
-            "cpu",
-            "--in-process",
-        )
-        curve = all.start(
-            "main",
-            "run",
-            *small("name=curve", *CURVE),
-            "--out",
-            tmp_path,
-            "--device",
-            "cpu",
-            "--workers",
-            2,
-        )
-        assert [plain.wait(120), curve.wait(120)] == [0, 0], plain.said() + curve.said()
-    one, other = (
-        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("plain", "curve")
-    )
-    assert one["model_sha256"] == other["model_sha256"]
-    assert other["bytes"]["total"] > one["bytes"]["total"]  # each frame carries 33 bytes more
-    assert stat.S_IMODE((tmp_path / "curve" / "keys" / "server.key").stat().st_mode) == 0o600
+    plain = in_process(tmp_path / "plain")
+    with Federation(tmp_path, security={"curve": True}) as fed:
+        fed.supervisor()
+        fed.finish()
+    assert fed.hashes() == plain.hashes()
+    # Each frame carries 33 bytes more.
+    assert fed.summary()["bytes"]["total"] > plain.summary()["bytes"]["total"]
+    assert stat.S_IMODE((fed.path / "keys" / "server.key").stat().st_mode) == 0o600
 
 
 # Before anything starts
