@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -9,6 +10,12 @@ from tests.transport.pairs import Pair
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def new_pair() -> Iterator[Callable[..., Pair]]:
+    """Pairs with options, closed after the test."""
     with ExitStack() as stack:
-        yield Pair(stack)
+        yield functools.partial(Pair, stack)
+
+
+@pytest.fixture
+def pair(new_pair: Callable[..., Pair]) -> Pair:
+    return new_pair()

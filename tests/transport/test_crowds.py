@@ -5,7 +5,6 @@ send.
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
 
 import pytest
 
@@ -43,38 +42,36 @@ def ends(pair: Pair, one: socket.socket) -> bool:
     return False
 
 
-def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs():
-    with ExitStack() as stack:
-        pair = Pair(stack, max_each=EACH)
-        _client, conn = joined(pair)
-        try:
-            other = stranger(pair, "127.0.0.2")
-        except OSError:
-            pytest.skip("this system has one address of its own")
-        crowd = [stranger(pair) for _ in range(EACH + 2)]
-        pump(pair.server, until=lambda seen: pair.server.refusals["each"] == EACH)
-        assert [ends(pair, one) for one in crowd] == [True] * EACH + [False] * (EACH - 1)
-        assert not ends(pair, other)
-        assert pair.server.send(conn, [b"still"])
-        crowd.pop().close()  # and who has gone is counted no more
-        pump(pair.server, until=lambda seen: len(pair.server._connections.links) == EACH)
-        assert not ends(pair, stranger(pair))
-        assert pair.server.refusals["each"] == EACH
+def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(new_pair):
+    pair = new_pair(max_each=EACH)
+    _client, conn = joined(pair)
+    try:
+        other = stranger(pair, "127.0.0.2")
+    except OSError:
+        pytest.skip("this system has one address of its own")
+    crowd = [stranger(pair) for _ in range(EACH + 2)]
+    pump(pair.server, until=lambda seen: pair.server.refusals["each"] == EACH)
+    assert [ends(pair, one) for one in crowd] == [True] * EACH + [False] * (EACH - 1)
+    assert not ends(pair, other)
+    assert pair.server.send(conn, [b"still"])
+    crowd.pop().close()  # and who has gone is counted no more
+    pump(pair.server, until=lambda seen: len(pair.server._connections.links) == EACH)
+    assert not ends(pair, stranger(pair))
+    assert pair.server.refusals["each"] == EACH
 
 
-def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path):
+def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path, new_pair):
     here, there, _ = map(keys.load, keys.lab(tmp_path, 2))
     ring = keys.Keyring(tmp_path)
-    with ExitStack() as stack:
-        pair = Pair(stack, keyring=ring, max_each=EACH)
-        (other, _), (first, conn) = (joined(pair, keys=site) for site in (there, here))
-        crowd = [spoken(pair, keys=here) for _ in range(EACH)]
-        second = crowd[0][0]
-        pump(pair.server, second, until=lambda seen: of(seen, Closed, second))
-        assert pair.server.refusals["each"] == 1
-        assert not of(pump(pair.server, other, first, until=lambda seen: True), Closed)
-        for one in (conn, *(c for _, c in crowd[1:])):
-            assert pair.server.send(one, [b"still"])
+    pair = new_pair(keyring=ring, max_each=EACH)
+    (other, _), (first, conn) = (joined(pair, keys=site) for site in (there, here))
+    crowd = [spoken(pair, keys=here) for _ in range(EACH)]
+    second = crowd[0][0]
+    pump(pair.server, second, until=lambda seen: of(seen, Closed, second))
+    assert pair.server.refusals["each"] == 1
+    assert not of(pump(pair.server, other, first, until=lambda seen: True), Closed)
+    for one in (conn, *(c for _, c in crowd[1:])):
+        assert pair.server.send(one, [b"still"])
 
 
 FIT = MAX_ALL_BYTES // MAX_FIRST_BYTES

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
 from fednet.transport.base import Closed, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.keys import Keyring, lab, load
-from tests.transport.pairs import LIMIT_S, Pair, of, pump
+from tests.transport.pairs import LIMIT_S, of, pump
 
 
 @pytest.mark.parametrize(
@@ -50,45 +48,44 @@ DOWN = [[b"x" * 40], [b"h" * 90, memoryview(bytes(2**20))], [b"h", b""]]
 
 @pytest.mark.parametrize("curve", [False, True], ids=["plain", "curve"])
 def test_the_kernel_counts_the_same_bytes_on_both_sides_while_open_and_after_closing(
-    curve, tmp_path
+    curve, tmp_path, new_pair
 ):
     files = lab(tmp_path / "keys", 1) if curve else []
-    with ExitStack() as stack:
-        pair = Pair(stack, keyring=Keyring(tmp_path / "keys") if curve else None)
-        client = pair.client(keys=load(files[0]) if curve else None)
-        handshakes = [connection_bytes(curve, "client"), connection_bytes(curve, "server")]
-        # Each side is done when it has the other's last word, which its own may still be on the way
-        # to.
-        pump(
-            pair.server,
-            client,
-            until=lambda seen: (
-                [*client.traffic().values(), *pair.server.traffic().values()] == handshakes
-            ),
-        )
-        client.send(UP[0])
-        seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
-        conn = of(seen, Received)[0].conn
-        pair.server.vouch(conn)
-        for frames in UP[1:]:
-            client.send(frames)
-        pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == len(UP) - 1)
-        for frames in DOWN:
-            pair.server.send(conn, frames)
-        pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == len(DOWN))
+    pair = new_pair(keyring=Keyring(tmp_path / "keys") if curve else None)
+    client = pair.client(keys=load(files[0]) if curve else None)
+    handshakes = [connection_bytes(curve, "client"), connection_bytes(curve, "server")]
+    # Each side is done when it has the other's last word, which its own may still be on the way
+    # to.
+    pump(
+        pair.server,
+        client,
+        until=lambda seen: (
+            [*client.traffic().values(), *pair.server.traffic().values()] == handshakes
+        ),
+    )
+    client.send(UP[0])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
+    conn = of(seen, Received)[0].conn
+    pair.server.vouch(conn)
+    for frames in UP[1:]:
+        client.send(frames)
+    pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == len(UP) - 1)
+    for frames in DOWN:
+        pair.server.send(conn, frames)
+    pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == len(DOWN))
 
-        up, down = (
-            sum(framing(len(f), curve=curve) for frames in messages for f in frames)
-            for messages in (UP, DOWN)
-        )
-        sent, received = connection_bytes(curve, "client")
-        sent, received = sent + up, received + down
-        assert list(client.traffic().values()) == [(sent, received)]
-        assert pair.server.traffic() == {conn: (received, sent)}
+    up, down = (
+        sum(framing(len(f), curve=curve) for frames in messages for f in frames)
+        for messages in (UP, DOWN)
+    )
+    sent, received = connection_bytes(curve, "client")
+    sent, received = sent + up, received + down
+    assert list(client.traffic().values()) == [(sent, received)]
+    assert pair.server.traffic() == {conn: (received, sent)}
 
-        client.send([b"bye"])
-        client.close(LIMIT_S)
-        sent += framing(3, curve=curve)
-        pump(pair.server, until=lambda seen: of(seen, Closed))
-        assert list(client.traffic().values()) == [(sent, received)]
-        assert pair.server.traffic() == {0: (received, sent)}
+    client.send([b"bye"])
+    client.close(LIMIT_S)
+    sent += framing(3, curve=curve)
+    pump(pair.server, until=lambda seen: of(seen, Closed))
+    assert list(client.traffic().values()) == [(sent, received)]
+    assert pair.server.traffic() == {0: (received, sent)}

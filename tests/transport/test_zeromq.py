@@ -42,14 +42,19 @@ def test_frames_arrive_as_sent_both_ways_small_and_large(pair):
     assert isinstance(up.frames[1], memoryview)
 
 
-def test_last_messages_come_before_closed_when_a_client_closes(pair):
+@pytest.mark.parametrize("ends", ["client", "server"])
+def test_last_messages_come_before_closed(pair, ends):
     client, conn = joined(pair)
     for i in range(5):
-        client.send([b"last", b"%d" % i])
-    client.close(LIMIT_S)
-    seen = pump(pair.server, until=lambda seen: of(seen, Closed))
-    assert [event.frames[1] for event in of(seen, Received)] == [b"0", b"1", b"2", b"3", b"4"]
-    assert seen[-1][1] == Closed(conn)
+        if ends == "client":
+            client.send([b"%d" % i])
+        else:
+            pair.server.send(conn, [b"%d" % i])
+    one, other = (client, pair.server) if ends == "client" else (pair.server, client)
+    one.close(LIMIT_S)
+    seen = pump(other, until=lambda seen: of(seen, Closed))
+    assert [event.frames[0] for event in of(seen, Received)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert seen[-1][1] == Closed(conn if ends == "client" else b"")
 
 
 def test_closed_is_for_the_connection_that_ended_even_when_descriptors_are_reused(pair):
@@ -147,16 +152,15 @@ def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(p
     assert of(seen, Received)[0].conn not in (conn, kept)
 
 
-def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same_port():
-    with ExitStack() as stack:
-        first = Pair(stack)
-        client, _ = joined(first)
-        first.server.close(0)
-        pump(client, until=lambda seen: of(seen, Closed))
-        assert client.send([b"x"]) is False
-        second = Pair(stack, first.server.address)
-        seen = pump(second.server, client, until=lambda seen: of(seen, Opened, client))
-        assert of(seen, Received) == []
+def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same_port(new_pair):
+    first = new_pair()
+    client, _ = joined(first)
+    first.server.close(0)
+    pump(client, until=lambda seen: of(seen, Closed))
+    assert client.send([b"x"]) is False
+    second = new_pair(first.server.address)
+    seen = pump(second.server, client, until=lambda seen: of(seen, Opened, client))
+    assert of(seen, Received) == []
 
 
 def test_a_client_says_of_an_address_where_nothing_listens_that_it_is_turned_down(pair):
@@ -191,31 +195,29 @@ def test_a_client_says_of_a_listener_without_a_word_that_there_is_no_answer(pair
         pump(pair.server, client, until=lambda seen: client.trouble == "no answer so far")
 
 
-def test_reconnect_moves_to_another_address(pair):
+def test_reconnect_moves_to_another_address(pair, new_pair):
     client, conn = joined(pair)
-    with ExitStack() as stack:
-        other = Pair(stack)
-        client.reconnect(other.server.address)
-        seen = pump(other.server, client, pair.server, until=lambda seen: len(seen) == 3)
-        assert [type(e) for w, e in seen if w is client] == [Closed, Opened]
-        assert of(seen, Closed, pair.server) == [Closed(conn)]
-        client.send([b"hello"])
-        seen = pump(other.server, client, until=lambda seen: of(seen, Received))
-        assert of(seen, Received, other.server)[0].frames == (b"hello",)
+    other = new_pair()
+    client.reconnect(other.server.address)
+    seen = pump(other.server, client, pair.server, until=lambda seen: len(seen) == 3)
+    assert [type(e) for w, e in seen if w is client] == [Closed, Opened]
+    assert of(seen, Closed, pair.server) == [Closed(conn)]
+    client.send([b"hello"])
+    seen = pump(other.server, client, until=lambda seen: of(seen, Received))
+    assert of(seen, Received, other.server)[0].frames == (b"hello",)
 
 
-def test_what_was_sent_to_a_connection_that_ended_does_not_reach_the_next():
-    with ExitStack() as stack:
-        first = Pair(stack)
-        client, _ = joined(first)
-        first.server.close(0)
-        assert client._monitor.poll(LIMIT_S * 1000)  # libzmq has noticed; we have not looked yet
-        assert client.send([b"lost"])
-        second = Pair(stack, first.server.address)
-        pump(second.server, client, until=lambda seen: of(seen, Opened, client))
-        client.send([b"join"])
-        seen = pump(second.server, client, until=lambda seen: of(seen, Received))
-        assert [event.frames for event in of(seen, Received)] == [(b"join",)]
+def test_what_was_sent_to_a_connection_that_ended_does_not_reach_the_next(new_pair):
+    first = new_pair()
+    client, _ = joined(first)
+    first.server.close(0)
+    assert client._monitor.poll(LIMIT_S * 1000)  # libzmq has noticed; we have not looked yet
+    assert client.send([b"lost"])
+    second = new_pair(first.server.address)
+    pump(second.server, client, until=lambda seen: of(seen, Opened, client))
+    client.send([b"join"])
+    seen = pump(second.server, client, until=lambda seen: of(seen, Received))
+    assert [event.frames for event in of(seen, Received)] == [(b"join",)]
 
 
 def test_wake_from_another_thread_ends_a_poll_without_limit(pair):
@@ -257,16 +259,15 @@ def test_a_frame_above_the_limit_ends_the_connection(pair):
     assert of(seen, Closed, pair.server) == [Closed(conn)]
 
 
-def test_connections_beyond_the_limit_are_hung_up_and_counted():
-    with ExitStack() as stack:
-        pair = Pair(stack, max_connections=1)
-        client, conn = joined(pair)
-        with raw(pair.server.address) as stranger:
-            stranger.sendall(b"\xff")
-            pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
-            while stranger.recv(64):  # greeting, then the end
-                pass
-        assert pair.server.send(conn, [b"still"])
+def test_connections_beyond_the_limit_are_hung_up_and_counted(new_pair):
+    pair = new_pair(max_connections=1)
+    client, conn = joined(pair)
+    with raw(pair.server.address) as stranger:
+        stranger.sendall(b"\xff")
+        pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
+        while stranger.recv(64):  # greeting, then the end
+            pass
+    assert pair.server.send(conn, [b"still"])
 
 
 def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first():
@@ -332,19 +333,18 @@ def test_peers_that_say_nothing_take_no_descriptor(pair):
         assert crowd[0].recv(64)
 
 
-def test_what_is_kept_of_connections_that_ended_is_bounded():
-    with ExitStack() as stack:
-        pair = Pair(stack)
-        for _ in range(12):
-            with raw(pair.server.address) as stranger:
-                stranger.sendall(greeting())
-                assert stranger.recv(64)
-                assert stranger.recv(43)
-                stranger.sendall(b"\x00\x02hi")
-                pump(pair.server, until=lambda seen: of(seen, Received))
-            pump(pair.server, until=lambda seen: of(seen, Closed))
-        counts = pair.server.traffic()
-        assert [received for _, received in counts.values()] == [12 * (len(greeting()) + 4)]
+def test_what_is_kept_of_connections_that_ended_is_bounded(new_pair):
+    pair = new_pair()
+    for _ in range(12):
+        with raw(pair.server.address) as stranger:
+            stranger.sendall(greeting())
+            assert stranger.recv(64)
+            assert stranger.recv(43)
+            stranger.sendall(b"\x00\x02hi")
+            pump(pair.server, until=lambda seen: of(seen, Received))
+        pump(pair.server, until=lambda seen: of(seen, Closed))
+    counts = pair.server.traffic()
+    assert [received for _, received in counts.values()] == [12 * (len(greeting()) + 4)]
 
 
 def test_closing_while_a_peer_does_not_read_takes_no_processor(pair):
@@ -410,45 +410,36 @@ def greeting() -> bytes:
     [(b"", "stranger"), (b"\x00\x02hi", "endless")],
     ids=["at once", "after it joined"],
 )
-def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(first, counted_as):
-    with ExitStack() as stack:
-        pair = Pair(stack, max_unfinished_bytes=3 * 2**20)
-        client, conn = joined(pair)
-        frame = b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)  # long, and more to follow
-        with raw(pair.server.address) as stranger:
-            stranger.sendall(greeting())
-            if first:
-                assert stranger.recv(64)  # the server's greeting
-                assert stranger.recv(43)  # its READY
-                stranger.sendall(first)
-                seen = pump(pair.server, until=lambda seen: of(seen, Received))
-                pair.server.vouch(of(seen, Received)[0].conn)
-            stranger.setblocking(False)
-            sent, ended, until = 0, False, time.monotonic() + LIMIT_S
-            while not ended:
-                assert time.monotonic() < until
-                with contextlib.suppress(BlockingIOError):
-                    try:
-                        sent += stranger.send(frame[sent % len(frame) :])
-                    except (BrokenPipeError, ConnectionResetError):
-                        ended = True
-                # At full speed a fast machine sends a gigabyte between two looks.
-                assert not any(isinstance(event, Received) for event in pair.server.poll(0.01))
-        assert pair.server.refusals == {counted_as: 1}
-        for _ in range(8):  # as much in whole messages is no offence
-            client.send([b"header", bytes(2**20)])
-        seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 8)
-        assert Closed(conn) not in of(seen, Closed)
-
-
-def test_what_a_server_sent_last_comes_before_closed(pair):
+def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(
+    first, counted_as, new_pair
+):
+    pair = new_pair(max_unfinished_bytes=3 * 2**20)
     client, conn = joined(pair)
-    for i in range(5):
-        pair.server.send(conn, [b"%d" % i])
-    pair.server.close(LIMIT_S)
-    seen = pump(client, until=lambda seen: of(seen, Closed))
-    assert [event.frames[0] for event in of(seen, Received)] == [b"0", b"1", b"2", b"3", b"4"]
-    assert seen[-1][1] == Closed(b"")
+    frame = b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)  # long, and more to follow
+    with raw(pair.server.address) as stranger:
+        stranger.sendall(greeting())
+        if first:
+            assert stranger.recv(64)  # the server's greeting
+            assert stranger.recv(43)  # its READY
+            stranger.sendall(first)
+            seen = pump(pair.server, until=lambda seen: of(seen, Received))
+            pair.server.vouch(of(seen, Received)[0].conn)
+        stranger.setblocking(False)
+        sent, ended, until = 0, False, time.monotonic() + LIMIT_S
+        while not ended:
+            assert time.monotonic() < until
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    sent += stranger.send(frame[sent % len(frame) :])
+                except (BrokenPipeError, ConnectionResetError):
+                    ended = True
+            # At full speed a fast machine sends a gigabyte between two looks.
+            assert not any(isinstance(event, Received) for event in pair.server.poll(0.01))
+    assert pair.server.refusals == {counted_as: 1}
+    for _ in range(8):  # as much in whole messages is no offence
+        client.send([b"header", bytes(2**20)])
+    seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 8)
+    assert Closed(conn) not in of(seen, Closed)
 
 
 @pytest.mark.parametrize(
