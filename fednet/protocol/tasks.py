@@ -188,6 +188,7 @@ class Tasks:
         self._given: dict[str, dict[int, Task]] = {}  # by worker and client: what it had, or has
         self._leaving: list[Task] = []  # tasks whose clients go away
         self._waiting: dict[int, Task] = {}  # by client
+        self._places = 0  # how many tasks were to be handed out
         # By worker: its ids, and the waiting tasks of these in order. Some may wait no more.
         self._queues: dict[str, tuple[frozenset[int], deque[Task]]] = {}
 
@@ -263,6 +264,7 @@ class Tasks:
         self.by_client = {j.client: Task(j, since=self._turn.now) for j in jobs}
         self._done, self._given = 0, {}
         self._leaving = [t for t in self.by_client.values() if t.job.leaves is not None]
+        self._waiting.clear()
         self._wait(sorted(self.by_client.values(), key=lambda t: (-t.job.cost, t.job.client)))
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
@@ -270,14 +272,16 @@ class Tasks:
         had a task of the same round, the new one is its next attempt.
         """
         before, self.round = self.round, round
+        new = []
         for job in jobs:
             attempt, last = 0, self.by_client.get(job.client)
             if last is not None:
                 if (last.job.round or before) == (job.round or round):
                     attempt = last.attempt + 1
                 self._done -= last.status is TaskState.DONE
-            self.by_client[job.client] = Task(job, attempt=attempt, since=self._turn.now)
-        self._wait(sorted(self.open(), key=lambda t: t.since))
+            new.append(Task(job, attempt=attempt, since=self._turn.now))
+            self.by_client[job.client] = new[-1]
+        self._wait(new)
 
     def cancel(self, reason: str) -> None:
         for t in self.open():
@@ -364,13 +368,12 @@ class Tasks:
 
     # -- handing out -------------------------------------------------------------------------------
     def _wait(self, tasks: Iterable[Task]) -> None:
-        """These tasks, as far as they wait, are to be handed out in this order."""
-        self._waiting.clear()
+        """These tasks are to be handed out in this order, after those that wait already."""
+        for t in tasks:
+            self._places += 1
+            t.place = self._places
+            self._waiting[t.job.client] = t
         self._queues.clear()
-        for place, t in enumerate(tasks):
-            t.place = place
-            if t.status is TaskState.WAITING:
-                self._waiting[t.job.client] = t
         self.assign()
 
     def assign(self, only: Worker | None = None) -> None:

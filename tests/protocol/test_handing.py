@@ -146,3 +146,11 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
             one.accept(said.key, 0.0)
     assert all(one.tasks.by_client[k].status is TaskState.DONE for k in range(many))
     assert len(looks) <= 2 * many
+    looks.clear()
+    for k in range(many):  # as in a run without rounds, where each reply leads to a task
+        one.add(k + 2, [job(k)], 0.0)
+        said = m.Reply(run="r", inc=1, key=m.Key(k + 2, 0, 0, k), form=form(3), size=3)
+        say(one, next(iter(one.roster.hosting[k].values())).conn, said, 0.0, BODY)
+        one.accept(said.key, 0.0)
+        assert one.tasks.by_client[k].status is TaskState.DONE
+    assert len(looks) <= 2 * many
