@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fednet.algorithms import fedrep
+from fednet.algorithms.base import Run
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from tests.algorithms.harness import begun, same
+from tests.algorithms.reference import LR, Reference, agrees, whole_batches
 
 HEAD = {"head.weight", "head.bias"}
 LINEAR = {"body.fc2.weight", "body.fc2.bias", *HEAD}
@@ -71,16 +74,29 @@ def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(norm):
     assert not same(f.clients[1].head, f.setting.initial.select(f.clients[1].head.layout))
 
 
-def test_fedrep_trains_the_body_against_the_head_of_this_round():
-    a, b = (
-        begun("fedrep", head_epochs=1).rounds(1),
-        begun("fedrep", head_epochs=3).rounds(1),
-    )
-    assert not same(a.ups[0].x, b.ups[0].x)
-    f = begun("fedrep").rounds(1)
-    head = f.host(0).train(f.setting.initial, epochs=1, only=sorted(HEAD)).x
-    base = f.host(0).train(head, epochs=1, only=sorted(ALL - HEAD), stream="order/body").x
-    assert same(f.locals[0], base)
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [
+        ({"epochs": 3}, {}),  # all but one are the head's
+        ({"epochs": 9}, {"head_epochs": 2}),
+        ({"steps": 3}, {"head_epochs": 4, "body_epochs": 2}),
+    ],
+)
+def test_fedrep_of_two_steps_of_the_head_and_one_of_the_body_recomputed_in_float64(train, options):
+    f = whole_batches(train=train, rounds=1)
+    run = f.run("fedrep", **options)
+    reference = Reference(f)
+    head = (torch.arange(len(reference.start)) >= len(run.x.vector)).double()  # it comes last
+    bases, sizes = [], [len(part) for part in f.parts]
+    for k in range(4):
+        w, losses = reference.start, []
+        for free in (head, head, 1 - head):
+            losses.append(reference.loss(w, k))
+            w = w - LR * free * reference.gradient(w, k)
+        assert agrees(run.locals[k], w)
+        assert run.ups[k].run == Run(sizes[k], 3, pytest.approx(sum(losses) / 3, rel=1e-5))
+        bases.append(w[: len(run.x.vector)])
+    assert agrees(run.x, sum(n * w for n, w in zip(sizes, bases)) / sum(sizes))
 
 
 def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps_before_anything_starts():
@@ -104,11 +120,3 @@ def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps_before_anything_
 )
 def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
     assert fedrep.divided(steps, h, b) == parts
-    if sum(parts):
-        assert (
-            begun("fedrep", head_epochs=h, body_epochs=b, train={"steps": steps})
-            .rounds(1)
-            .ups[0]
-            .run.steps
-            == steps
-        )
