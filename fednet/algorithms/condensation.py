@@ -10,14 +10,12 @@ Bilen, "Dataset Condensation with Gradient Matching", ICLR 2021 (arXiv:2006.0592
     gD, gS  gradients at theta of the cross-entropy over real images of class c, and over x_c
     D       their distance
 
-To save time, the samples of each class are gathered once, before the loop; each net's gradient on
-real data is computed once a class, for the matched tensors alone (no bias, no scale of a norm); and
-the synthetic gradients of all classes are computed in one batched pass (`vmap`), where the plain
-loop makes |P_i| passes over single images. On a CPU a real batch passes through the net a few
-images at a time, so that activations stay in the cache: half the time at 256 images. If the images
-of one batch influence each other (BatchNorm) or the net draws at random (dropout), the plain loop
-over whole batches runs instead. Each class has random streams of its own, so the result does not
-depend on the order of the classes or on which other classes there are.
+The synthetic gradients of all classes are computed in one batched pass (`vmap`), where
+the plain loop makes |P_i| passes over single images. On a CPU a real batch passes through the net a
+few images at a time, so that activations stay in the cache: half the time at 256 images. If the
+images of one batch influence each other (BatchNorm) or the net draws at random (dropout), the plain
+loop over whole batches runs instead. Each class has random streams of its own, so the result does
+not depend on the order of the classes or on which other classes there are.
 """
 
 from __future__ import annotations

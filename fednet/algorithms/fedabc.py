@@ -2,7 +2,7 @@
 AAAI 2023 (arXiv:2302.07450), Algorithm 1.
 
 z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax
-g       focal exponent (Eq. 5)
+g       focal exponent: sigma in Eq. 5, which is the sigmoid in Eq. 1 and 2; `focal_gamma`
 P_i     classes with at least one training sample on client i (not: in the batch); N_i all others
 m_p     a positive is kept if q < m_p: easy ones are left out
 m_n     a negative of a class in P_i is kept if q > m_n; of a class in N_i, if q > m_nn.
@@ -12,8 +12,6 @@ m_n     a negative of a class in P_i is kept if q > m_n; of a class in N_i, if q
                                                      q^g   * -log(1-q)     elsewhere
 
 What the paper leaves open:
-- It prints sigma for two things: the sigmoid in Eq. 1 and 2, and the exponent in Eq. 5, which is
-  `focal_gamma` here.
 - Eq. 6 divides by the number of samples, not by the number of kept terms (`norm` has both). This
   makes a step about C times as long; set `train.clip_norm` if training diverges.
 - A batch of which nothing is kept has a loss and a gradient of 0.

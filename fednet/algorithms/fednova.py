@@ -12,9 +12,8 @@ from one recurrence, which serves all of the paper's local solvers. The authors'
 sum_i p_i K_i for tau_eff where mu > 0.
 
 In the paper no weight is negative, so that their sum is their norm. Momentum together with a strong
-proximal term overshoots: with eta_l mu = 0.5 and momentum 0.9 the weights are 1, 1.4, 1.06, 0.22
-and -0.64, and from eta_l mu = 1 on they change sign without momentum too. Their sum may then be
-next to 0, and dividing by it would blow the client's update up. The norm counts their magnitudes,
+proximal term overshoots: with eta_l mu = 0.5 and momentum 0.9 the fifth weight is -0.64. A sum may
+then be next to 0, and dividing by it would blow the client's update up. The norm counts magnitudes,
 at least 1 since the last gradient has weight 1, so that d_i never exceeds the largest gradient.
 """
 

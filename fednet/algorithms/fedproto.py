@@ -17,16 +17,13 @@ Departures from the paper:
   that have the class. This is read as a slip and left out.
 - The loss compares each sample's features with its prototype, as the authors' code does. Eq. 8
   compares a client's prototypes with the global ones.
-- The class counts |D_ij| leave the client: the server needs them for the weighted mean. The server
-  scales them down where their sum is more than the samples that the reply counts for.
+- The class counts |D_ij| leave the client, for the weighted mean at the server.
 - A class that no client of a round has keeps its prototype.
 
-The authors' code differs in three points:
-- It averages the clients' prototypes plainly: `weighting: uniform`.
-- It collects a client's prototypes during the last local epoch, batch by batch while the model is
-  still being trained. Here one more pass computes them with the trained model, as Eq. 3 says.
-- It predicts only classes that the client has training samples of: `predict: own_prototypes`. The
-  default, `prototypes`, compares with all known classes, as Eq. 9 and PFLlib do.
+The authors' code averages the clients' prototypes plainly (`weighting: uniform`). It collects them
+during the last local epoch, while the model is still being trained; here one more pass computes
+them with the trained model, as Eq. 3 says. It predicts only classes that the client has training
+samples of: `predict: own_prototypes`. The default compares with all known classes, as Eq. 9 says.
 
 Clients are evaluated with the prototypes that the server aggregated last (`evaluate.shared:
 latest`), as in both codes; within a training task, with those that the task brought. `predict:

@@ -30,26 +30,23 @@ class FedSAM(Algorithm):
         """Radius of the neighbourhood in which the worst point is sought; 0: FedAvg."""
 
     def client_update(self, phase, client, down, host):
-        y = host.train(down.x, loss=sharp(host.task, self.config.rho) if self.config.rho else None)
+        rho = self.config.rho
+
+        def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
+            """The value at w_i, with the gradient at w_i + rho g / ||g||."""
+            trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            here = host.task.loss(model(x), y)
+            g = torch.autograd.grad(here, list(trained.values()), allow_unused=True)
+            squares = [part.square().sum() for part in g if part is not None]
+            scale = rho / (torch.stack(squares).sum().sqrt() + 1e-12)
+            moved = {
+                name: p if part is None else p + scale * part
+                for (name, p), part in zip(trained.items(), g)
+            }
+            # On copies of the buffers: the running statistics have seen this batch already.
+            buffers = {name: b.clone() for name, b in model.named_buffers()}
+            there = host.task.loss(functional_call(model, {**moved, **buffers}, (x,)), y)
+            return there + (here - there).detach()
+
+        y = host.train(down.x, loss=loss if rho else None)
         return client, self.Up(x=y.x, run=y.run)
-
-
-def sharp(task: Task, rho: float) -> Loss:
-    """loss(model, x, y) with the value at w_i and the gradient at w_i + rho g / ||g||."""
-
-    def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        here = task.loss(model(x), y)
-        g = torch.autograd.grad(here, list(trained.values()), allow_unused=True)
-        squares = [part.square().sum() for part in g if part is not None]
-        scale = rho / (torch.stack(squares).sum().sqrt() + 1e-12)
-        moved = {
-            name: p if part is None else p + scale * part
-            for (name, p), part in zip(trained.items(), g)
-        }
-        # On copies of the buffers: the running statistics have seen this batch already.
-        buffers = {name: b.clone() for name, b in model.named_buffers()}
-        there = task.loss(functional_call(model, {**moved, **buffers}, (x,)), y)
-        return there + (here - there).detach()
-
-    return loss

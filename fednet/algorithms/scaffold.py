@@ -13,17 +13,10 @@ Departures from the paper:
   y <- y - eta_l (c - c_i), divided by K. Option I together with `post` and momentum is refused: its
   c_i is one plain gradient, but momentum moves y by about 1 / (1 - rho) gradients a step.
 
-Options that follow other implementations:
-- `divisor: steps` divides by K under momentum too.
-- `weighting: samples` weighs each y - x by its client's samples, as FedAvg does; the paper's mean
-  is plain.
-- `variates: random` starts c and every c_i at one network's random initial weights instead of 0.
-- `mean_over: participants` divides the change of c by |S| instead of N, so that c is N / |S| times
-  too large.
-
-The last three, with `correction: post`, option II and momentum, are the SCAFFOLD of NIID-Bench (Li
-et al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022, when the divisor
-|S| was corrected (its issue #12).
+`weighting: samples`, `variates: random` and `mean_over: participants`, with `correction: post`,
+option II and momentum, are the SCAFFOLD of NIID-Bench (Li et al., ICDE 2022, arXiv:2102.02079:
+experiments.py) as it was until August 2022, when the divisor |S|, by which c is N / |S| times too
+large, was corrected (its issue #12).
 """
 
 from typing import Literal

@@ -68,59 +68,41 @@ def run(plan=REDUCED, xy=None, rng=rng, **options):
 
 
 def plainly(x, y, plan, **options):
-    """Algorithm 1 as it is written: for each net, for each class, one pass over real and one over
-    synthetic images.
+    """Algorithm 1 as it is written: for each net one pass over real and one over synthetic images.
+    Class by class, as each has random streams of its own.
     """
-    images = {
-        c: torch.from_numpy(
-            rng(f"condense/start/{c}").standard_normal((1, *x.shape[1:]), dtype=np.float32)
-        )
-        for c in y.unique().tolist()
-    }
-    if plan.init == "real":
-        images = {
-            c: x[y == c][int(rng(f"condense/start/{c}").integers(int((y == c).sum())))][None]
-            for c in images
-        }
-    streams = {c: rng(f"condense/batch/{c}") for c in images}
-    steps = {
-        c: torch.optim.SGD(
-            [image.requires_grad_()],
-            plan.cond_lr,
-            plan.cond_momentum,
-            weight_decay=plan.cond_weight_decay,
-        )
-        for c, image in images.items()
-    }
-    net = Conv(**options).train()
-    for k in range(plan.iterations):
-        fresh(k, **options).into(net)
-        for c, image in images.items():
-            rows = torch.nonzero(y == c)[:, 0]
-            if len(rows) > plan.real_batch:
-                rows = rows[
-                    torch.from_numpy(streams[c].choice(len(rows), plan.real_batch, replace=False))
-                ]
-            g_real = torch.autograd.grad(
-                F.cross_entropy(net(x[rows]), y[rows]), list(net.parameters())
-            )
-            loss = F.cross_entropy(net(image), torch.tensor([c]))
-            g_syn = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+    net, images = Conv(**options).train(), []
+    for c in y.unique().tolist():
+        real, start, batches = x[y == c], rng(f"condense/start/{c}"), rng(f"condense/batch/{c}")
+        if plan.init == "real":
+            image = real[int(start.integers(len(real)))][None].clone()
+        else:
+            image = torch.from_numpy(start.standard_normal((1, *x.shape[1:]), dtype=np.float32))
+        decay = {"momentum": plan.cond_momentum, "weight_decay": plan.cond_weight_decay}
+        sgd = torch.optim.SGD([image.requires_grad_()], plan.cond_lr, **decay)
+        for k in range(plan.iterations):
+            fresh(k, **options).into(net)
+            weights, batch = [p for p in net.parameters() if p.dim() > 1], real
+            if len(real) > plan.real_batch:
+                rows = batches.choice(len(real), plan.real_batch, replace=False)
+                batch = real[torch.from_numpy(rows)]
+            labels = torch.full((len(batch),), c)
+            g_real = torch.autograd.grad(F.cross_entropy(net(batch), labels), weights)
+            loss = F.cross_entropy(net(image), labels[:1])
             d = torch.zeros(())
-            for a, b in zip(g_syn, g_real):
-                if a.dim() > 1:
-                    for u, v in zip(
-                        *(
-                            (t.flatten(1) if plan.match == "dc" else t.flatten()[None])
-                            for t in (a, b)
-                        )
-                    ):
-                        d = d + 1 - (u * v).sum() / (u.norm() * v.norm() + 1e-6)
+            for a, b in zip(torch.autograd.grad(loss, weights, create_graph=True), g_real):
+                if plan.match == "dc":
+                    a, b = a.flatten(1), b.flatten(1)
+                else:
+                    a, b = a.flatten()[None], b.flatten()[None]
+                norms = a.norm(dim=1) * b.norm(dim=1)
+                d = d + (1 - (a * b).sum(1) / (norms + 1e-6)).sum()
             image.grad = torch.autograd.grad(d, image)[0]
             if plan.clip_v is not None and image.grad.norm() > plan.clip_v:
                 image.grad *= plan.clip_v / image.grad.norm()
-            steps[c].step()
-    return torch.cat([images[c].detach() for c in sorted(images)])
+            sgd.step()
+        images.append(image.detach())
+    return torch.cat(images)
 
 
 @pytest.mark.parametrize(
