@@ -256,6 +256,22 @@ def test_no_is_text_and_not_false(written):
     )
 
 
+def test_a_list_of_models_is_the_first_one_with_the_others():
+    first = {"name": "mlp", "clients": 0}
+    other = {"name": "mlp", "hidden": [4], "clients": "1-2"}
+    c = from_mapping({"clients": 3, "algorithm": "fedproto", "model": [first, other]})
+    assert (c.model.clients, configuration.parts.model_owners(c)) == ("0", {1: 0, 2: 0})
+    hidden = [one.model.options["hidden"] for one in configuration.parts.each_model(c)]
+    assert hidden == [configuration.parts.model_of(c, 0)["hidden"], (4,)]
+
+
+def test_a_users_own_type_may_pass_over_unknown_keys():
+    class Loose(msgspec.Struct):
+        x: int = 1
+
+    assert fit.fit(configuration.compose("{x: 2, y: 3}", "here"), Loose) == Loose(2)
+
+
 # -- errors, word for word -------------------------------------------------------------------------
 REFUSED = yaml.safe_load((Path(__file__).parent / "refused.yaml").read_text())
 CASES = [

@@ -113,21 +113,12 @@ def _run_in_processes(
             )
     # A name of its own, so that two such calls at a time do not read each other's.
     text = out / f".{config.name}.{secrets.token_hex(6)}.yaml"
-    words = [
-        sys.executable,
-        "-m",
-        "fednet",
-        "run",
-        str(text),
-        "--out",
-        str(out),
-        "--device",
-        device,
-        *(["--quiet"] if quiet else []),
-        *(["--workers", str(workers)] if workers else []),
-        *(["--resume"] if resume else []),
-        *(word for file in load for word in ("--load", str(file))),
-    ]
+    words = [sys.executable, "-m", "fednet", "run", str(text), "--out", str(out)]
+    words += ["--device", device]
+    words += ["--quiet"] if quiet else []
+    words += ["--workers", str(workers)] if workers else []
+    words += ["--resume"] if resume else []
+    words += [word for file in load for word in ("--load", str(file))]
     out.mkdir(parents=True, exist_ok=True)
     text.write_text(configuration.to_yaml(config), encoding="utf-8")
     try:

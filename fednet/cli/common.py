@@ -177,10 +177,11 @@ def configured(args: argparse.Namespace) -> Config:
     return load(args.config, args.set, args.load)
 
 
-def execute(prog: str, verb: Any, about: str, words: Sequence[str], ends: bool) -> int:
+def execute(prog: str, verb: Any, words: Sequence[str], ends: bool) -> int:
     """Runs a command. prog: its name; verb: its module; words: its arguments; ends: the process
     ends after it. Returns its exit status.
     """
+    about = " ".join(verb.__doc__.split("\n\n")[0].split()).removeprefix(f"`{prog}`: ")
     parser = Parser(prog=prog, description=about)
     verb.add(parser)
     try:

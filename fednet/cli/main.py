@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"fednet: {unknown('command', name, VERBS)}")
         return WRONG_COMMAND
     verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
-    about = " ".join((verb.__doc__ or "").split("\n\n")[0].split())
-    return execute(f"fednet {name}", verb, about, words[1:], argv is None)
+    return execute(f"fednet {name}", verb, words[1:], argv is None)
 
 
 def usage() -> str:

@@ -39,8 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    about = (__doc__ or "").split(": ", 1)[1].strip()
-    return execute("fednet-server", sys.modules[__name__], about, words, argv is None)
+    return execute("fednet-server", sys.modules[__name__], words, argv is None)
 
 
 def run(args: argparse.Namespace) -> int:

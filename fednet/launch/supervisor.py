@@ -326,14 +326,9 @@ class Supervisor:
 
     def _end_all(self, grace_s: float) -> None:
         """Ends all children. grace_s: for those that end by themselves."""
-        self._reap(grace_s)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, seconds in ((0, grace_s), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
             for child in self.children.values():
                 child.signal(number)
-            self._reap(2.0)
-
-    def _reap(self, seconds: float) -> None:
-        """Waits so long, at most, for all children to end."""
-        until = time.monotonic() + seconds
-        while self.children and (left := until - time.monotonic()) > 0:
-            self._ended(connection.wait(list(self.children), left))
+            until = time.monotonic() + seconds
+            while self.children and (left := until - time.monotonic()) > 0:
+                self._ended(connection.wait(list(self.children), left))

@@ -178,6 +178,8 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet sweep", "fednet sweep: expected a sweep file"),
         ("fednet sweep ok.yaml --seeds 0,1-99999999", "expected"),
         ("fednet sweep ok.yaml --plan --grid trian.lr=0.1", "unknown key trian"),
+        ("fednet sweep grid.yaml --seeds 1", "grid.yaml is a sweep file, which says itself what"),
+        ("fednet keys allow keys 0 K --until 2020-01-01", "this date is in the past"),
         ("fednet keys lab keys --clients 99999999", "from 1 to 100000, got '99999999'"),
         ("fednet keys lab /proc/x --clients 2", "/proc/x: No such file or directory; expected a f"),
         ("fednet keys server file", "file/allowed: Not a directory; expected a folder that keys"),
@@ -194,6 +196,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(line, says, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("seed: 0\ncomm_round: 3\n")
     Path("ok.yaml").write_text("rounds: 2\n")
+    Path("grid.yaml").write_text("base: ok.yaml\n")
     Path("file").touch()
     Path("own.py").touch()
     Path("torn").mkdir()
