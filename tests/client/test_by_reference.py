@@ -47,7 +47,7 @@ def test_tensors_handed_over_give_the_results_and_the_books_of_bytes(
 ):
     monkeypatch.setattr(codec, "SMALL_BYTES", 0)
     handed = fednet.run({**BASE, **changes}, in_process=True, out=tmp_path / "handed")
-    monkeypatch.setattr(in_process, "part", lambda config: PART)
+    monkeypatch.setattr(in_process, "WHOLE", PART)
     sent = fednet.run({**BASE, **changes}, in_process=True, out=tmp_path / "sent")
     for a, b in zip(lines(handed.dir / "rounds.jsonl"), lines(sent.dir / "rounds.jsonl")):
         assert [a.get(name) for name in SAME] == [b.get(name) for name in SAME]

@@ -42,6 +42,12 @@ def others_alone(tmp_path, **changes):
     return run(tmp_path / "alone", faults=silent(), round={"lost": {"closed": 0.02}}, **changes)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run without the liar, but for its data."""
+    return others_alone(tmp_path_factory.mktemp("alone"))
+
+
 def reasons(directory) -> list[str]:
     return [r["dropped"].get(str(LIAR), "") for r in lines(directory / "rounds.jsonl")]
 
@@ -108,8 +114,7 @@ def said(**changes):
     ],
     ids=["n", "steps", "loss", "norm"],
 )
-def test_what_cannot_be_is_refused(tmp_path, monkeypatch, change, reason):
-    alone = others_alone(tmp_path)
+def test_what_cannot_be_is_refused(tmp_path, monkeypatch, alone, change, reason):
     lies(monkeypatch, FedAvg, change)
     lied_to = run(tmp_path / "lied_to")
     assert hashes(lied_to) == hashes(alone)
@@ -141,9 +146,8 @@ def die(rounds, round) -> None:
 
 @pytest.mark.parametrize("at", ["fold", "finish"])
 def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
-    tmp_path, monkeypatch, at
+    tmp_path, monkeypatch, alone, at
 ):
-    alone = others_alone(tmp_path)
     federation(monkeypatch, failing=LIAR, malicious=-1, by=at)
     local, asked = FedAvg.client_update, []
 
@@ -180,8 +184,9 @@ def test_memory_that_the_server_lacks_is_not_laid_to_the_reply_that_it_folds(tmp
         run(tmp_path)
 
 
-def test_one_client_that_fails_is_left_out_by_default_and_its_reason_shown(tmp_path, monkeypatch):
-    alone = others_alone(tmp_path)
+def test_one_client_that_fails_is_left_out_by_default_and_its_reason_shown(
+    tmp_path, monkeypatch, alone
+):
 
     def fails(up):
         raise RuntimeError("no\nluck")

@@ -65,15 +65,20 @@ def without(*clients: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("bound", "by"),
-    [*((bound, "fold") for bound in BOUNDS), ("auto", "finish"), ("share", "finish")],
-)
-@pytest.mark.parametrize(
-    ("failing", "malicious"),
-    [PAIRS[0], *(pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS[1:])],
+    ("bound", "by", "failing", "malicious"),
+    [
+        *((bound, "fold", *PAIRS[0]) for bound in BOUNDS),
+        ("auto", "finish", *PAIRS[0]),
+        ("share", "finish", *PAIRS[0]),
+        *(
+            pytest.param(*where, *pair, marks=pytest.mark.long)
+            for where in (("auto", "fold"), ("share", "finish"))
+            for pair in PAIRS[1:]
+        ),
+    ],
 )
 def test_a_failing_reply_leaves_the_bounds_of_the_others_as_they_are(
-    tmp_path, monkeypatch, bound, failing, malicious, by
+    tmp_path, monkeypatch, bound, by, failing, malicious
 ):
     common = {"rounds": 1, "clients": 5, "data": UNEVEN, **BOUNDS[bound]}
     with monkeypatch.context() as patched:
