@@ -15,7 +15,7 @@ from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
 from fednet.client.slots import GpuMemory, Slots
-from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks, corrupted
+from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks
 from fednet.errors import CannotGoOn, ConfigError, RemoteProtocolError, log_line, without_paths
 from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
@@ -24,6 +24,7 @@ from fednet.records import mb
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
+from fednet.wire.codec import Body
 from fednet.wire.ledger import Direction, Ledger
 from fednet.wire.link import Link
 
@@ -356,7 +357,10 @@ class ClientLoop:
             body = outgoing.body
             share = None
             if done.faults and outgoing.reply.key == key:
-                body = corrupted(body) if "corrupt" in done.faults else body
+                if "corrupt" in done.faults and body.size:
+                    copy = bytearray(body.whole())
+                    copy[len(copy) // 2] ^= 0xFF
+                    body = Body([copy])
                 share = done.faults.get("drop_during_upload")
             out += protocol.reply(outgoing.reply, body, share)
         if "duplicate" in done.faults:

@@ -32,7 +32,6 @@ from fednet.errors import (
 from fednet.loading import raised
 from fednet.protocol.client import MOST, Given
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
 
 if TYPE_CHECKING:
     from fednet.client.packing import Packing
@@ -228,10 +227,3 @@ class Tasks:
             os.kill(os.getpid(), signal.SIGKILL)
         self._hand_over(Done(given))
         raise TaskCancelled(f"client {key.client} crashed in round {key.round}, as planned")
-
-
-def corrupted(body: Body) -> Body:
-    copy = bytearray(body.whole())
-    if copy:
-        copy[len(copy) // 2] ^= 0xFF
-    return Body([copy])

@@ -61,7 +61,22 @@ def start(
     found = sha256(module) if wanted is not None or pinned_by_sites(config) else ""
     hollow = wanted is not None and found != wanted
     if hollow and (given is not None or config.model.base == "sites"):
-        raise _another(config, found, given is not None)
+        which = f"SHA-256 {found[:12]}, the server's {(wanted or '')[:12]}"
+        weights = config.model.weights
+        if given is not None:
+            why = f"model.base: the model that the server sent has {which}."
+        elif weights is not None:
+            why = (
+                f"model.weights: the model of {weights!r} has {which}, and frozen tensors are "
+                f"never sent; put the server's file there, or set model.base: server."
+            )
+        else:
+            why = (
+                f"model: as the seed initialises it here it has {which}, as another version of "
+                f"torch does, and frozen tensors are never sent; install the server's, or set "
+                f"model.base: server."
+            )
+        raise ConfigError(why)
     layout = layout_of(config, module)
     frozen = {n: t.detach().clone() for n, t in _tensors(module) if n not in layout.places}
 
@@ -98,22 +113,6 @@ def received(config: Config) -> Config:
     if config.model.base == "sites":
         return config
     return config.replace(model=models.without_files(config.model))
-
-
-def _another(config: Config, found: str, sent: bool) -> ConfigError:
-    section = config.model
-    which = f"SHA-256 {found[:12]}, the server's {(section.sha256 or '')[:12]}"
-    if sent:
-        return ConfigError(f"model.base: the model that the server sent has {which}.")
-    if section.weights is not None:
-        return ConfigError(
-            f"model.weights: the model of {section.weights!r} has {which}, and frozen tensors "
-            f"are never sent; put the server's file there, or set model.base: server."
-        )
-    return ConfigError(
-        f"model: as the seed initialises it here it has {which}, as another version of torch does, "
-        f"and frozen tensors are never sent; install the server's, or set model.base: server."
-    )
 
 
 def sha256(module: nn.Module) -> str:
