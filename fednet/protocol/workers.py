@@ -141,10 +141,6 @@ class Roster:
         worker.listed = ids
         self.recount(worker)
 
-    def hosts(self, client: int) -> list[Worker]:
-        """Who could take a task of that client."""
-        return list(self.hosting.get(client, {}).values())
-
     def worker_of(self, conn: bytes) -> str:
         """The name of the worker behind a connection, "" if none has joined over it."""
         worker = self.by_conn.get(conn)

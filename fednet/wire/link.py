@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
+from msgspec import msgpack
+
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
@@ -190,7 +192,7 @@ class Link:
         header = len(encode(m.Part(run=run, inc=inc, key=key, index=0)))
         total = 0
         for index, start in enumerate(starts):
-            total += self._framing(header + _more_bytes(index))
+            total += self._framing(header + len(msgpack.encode(index)) - 1)
             total += self._framing(min(m.PART, length - start))
         if name[2] != ONCE:
             back = OTHER[direction]
@@ -198,7 +200,7 @@ class Link:
             header = len(encode(m.Pull(run=run, inc=inc, key=key, first=0, count=1)))
             first = 0
             while first < len(starts):
-                pulls.add({}, self._framing(header + _more_bytes(first)), 0)
+                pulls.add({}, self._framing(header + len(msgpack.encode(first)) - 1), 0)
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
@@ -299,14 +301,6 @@ class Link:
             elif not awaited:
                 self.ledger.settle(name, False, reason="cut short")
                 self.forms.pop((conn, direction if what != "pull" else OTHER[direction], key), None)
-
-
-def _more_bytes(number: int) -> int:
-    """The bytes of a number in a header, beyond one."""
-    for more, most in ((0, 1 << 7), (1, 1 << 8), (2, 1 << 16)):
-        if number < most:
-            return more
-    return 4
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

@@ -13,8 +13,7 @@ import contextlib
 import os
 import socket
 import threading
-from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from fednet.errors import ConfigError, why
 
@@ -23,15 +22,7 @@ ANSWER_S = 30.0
 PIECE = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    host: str
-    port: int
-    user: str | None = None
-    password: str = ""
-
-
-def read(text: str) -> Proxy:
+def read(text: str) -> SplitResult:
     """Raises ConfigError for what is no proxy."""
     try:
         found = urlsplit(text)
@@ -40,8 +31,7 @@ def read(text: str) -> Proxy:
         found, port = urlsplit(""), None
     if found.scheme != "socks5" or not found.hostname or port is None:
         raise ConfigError(f"--proxy {text.rpartition('@')[2]}: expected socks5://HOST:PORT.")
-    user = None if found.username is None else unquote(found.username)
-    return Proxy(found.hostname, port, user, unquote(found.password or ""))
+    return found
 
 
 class WayOut:
@@ -78,7 +68,7 @@ class WayOut:
                 self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
             self._listener.close()
 
-    def _relay(self, listener: socket.socket, proxy: Proxy) -> None:
+    def _relay(self, listener: socket.socket, proxy: SplitResult) -> None:
         """Carries each connection that comes. One that fails ends, and its socket tries again."""
         while True:
             try:
@@ -88,7 +78,7 @@ class WayOut:
             try:
                 there = _through(proxy, self._target)
             except OSError as error:
-                self.trouble = f"the proxy at {proxy.host}:{proxy.port} {error}"
+                self.trouble = f"the proxy at {proxy.hostname}:{proxy.port} {error}"
                 here.close()
                 continue
             self.trouble = ""
@@ -96,10 +86,10 @@ class WayOut:
                 threading.Thread(target=_pump, args=ends, daemon=True).start()
 
 
-def _through(proxy: Proxy, target: str) -> socket.socket:
+def _through(proxy: SplitResult, target: str) -> socket.socket:
     """A connection to the target. Raises OSError, which says what the proxy does."""
     try:
-        there = socket.create_connection((proxy.host, proxy.port), ANSWER_S)
+        there = socket.create_connection((proxy.hostname, proxy.port or 0), ANSWER_S)
     except OSError as error:
         raise OSError(f"cannot be reached ({why(error)})") from error
     try:
@@ -111,7 +101,7 @@ def _through(proxy: Proxy, target: str) -> socket.socket:
     return there
 
 
-def _socks5(there: socket.socket, proxy: Proxy, target: str) -> None:
+def _socks5(there: socket.socket, proxy: SplitResult, target: str) -> None:
     def answer(nbytes: int) -> bytes:
         found = b""
         while len(found) < nbytes:
@@ -125,12 +115,14 @@ def _socks5(there: socket.socket, proxy: Proxy, target: str) -> None:
         data = words.encode()[:255]
         return bytes([len(data)]) + data
 
-    there.sendall(b"\x05\x01\x00" if proxy.user is None else b"\x05\x02\x00\x02")
+    there.sendall(b"\x05\x01\x00" if proxy.username is None else b"\x05\x02\x00\x02")
     version, method = answer(2)
     if version != 5 or method not in (0, 2):
         raise OSError("requires a user and password, or is no SOCKS5 proxy")
     if method == 2:
-        there.sendall(b"\x01" + text(proxy.user or "") + text(proxy.password))
+        there.sendall(
+            b"\x01" + text(unquote(proxy.username or "")) + text(unquote(proxy.password or ""))
+        )
         if answer(2)[1]:
             raise OSError("refuses that user and password")
     host, _, port = target.rpartition(":")
