@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import msgspec
@@ -243,6 +245,15 @@ class Algorithm:
                 )
             cls.model_field = next(iter(models), None)
         cls.uses_public = cls.uses_public or cls.needs_public
+        # A mistyped function would never be called: the method would train without it.
+        steps = [name for name, step in vars(Algorithm).items() if isfunction(step)]
+        for name, own in vars(cls).items():
+            meant = get_close_matches(name, steps, n=1, cutoff=0.85)
+            if isfunction(own) and meant and name not in steps:
+                raise ConfigError(
+                    f"{cls.__name__}.{name}: fednet calls no function of that name. Did you mean "
+                    f"{meant[0]}? If it is one of your own, choose another name."
+                )
         for key in cls.forbids:
             if key not in FORBIDDEN:
                 raise ConfigError(f"{cls.__name__}.forbids: {unknown('key', key, FORBIDDEN)}")

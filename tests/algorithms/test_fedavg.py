@@ -94,3 +94,12 @@ def test_a_default_that_cannot_fill_what_a_method_declares_says_what_to_write():
     down = run.algorithm.broadcast(run.servers[0], 0, 0)
     with pytest.raises(ConfigError, match=r"Up declares x, run, p, .*; write client_update\."):
         Wrong().client_update(0, None, down, run.site(0))
+
+
+def test_a_mistyped_step_of_a_method_is_refused():
+    """It would train as FedAvg, and without a word."""
+    with pytest.raises(ConfigError, match=r"Own\.client_updates: .* Did you mean client_update\?"):
+
+        class Own(FedAvg):
+            def client_updates(self, phase, client, down, host):
+                return client, down
