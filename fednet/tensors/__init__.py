@@ -7,33 +7,18 @@ averaged where a sum of states says so (`Sum`). A copy, a hash or a message is t
 one buffer, whatever the number of layers.
 """
 
-from fednet.tensors.layout import Inputs, Layout, Slot, mapped
-from fednet.tensors.sums import Sum, TwoSums, mean
-from fednet.tensors.values import (
-    CHUNK,
-    PerClient,
-    Rows,
-    Tensors,
-    blockwise,
-    combine,
-    dot,
-    to_device,
-)
-
-__all__ = [
-    "CHUNK",
-    "Inputs",
-    "Layout",
-    "PerClient",
-    "Rows",
-    "Slot",
-    "Sum",
-    "Tensors",
-    "TwoSums",
-    "blockwise",
-    "combine",
-    "dot",
-    "mapped",
-    "mean",
-    "to_device",
-]
+from fednet.tensors.layout import Inputs as Inputs
+from fednet.tensors.layout import Layout as Layout
+from fednet.tensors.layout import Slot as Slot
+from fednet.tensors.layout import mapped as mapped
+from fednet.tensors.sums import Sum as Sum
+from fednet.tensors.sums import TwoSums as TwoSums
+from fednet.tensors.sums import mean as mean
+from fednet.tensors.values import CHUNK as CHUNK
+from fednet.tensors.values import PerClient as PerClient
+from fednet.tensors.values import Rows as Rows
+from fednet.tensors.values import Tensors as Tensors
+from fednet.tensors.values import blockwise as blockwise
+from fednet.tensors.values import combine as combine
+from fednet.tensors.values import dot as dot
+from fednet.tensors.values import to_device as to_device

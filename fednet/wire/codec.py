@@ -147,7 +147,7 @@ class Codec:
     buffers: bool = True
     exempt: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def shared(self) -> bool:
         """Whether a chain needs both ends to remember."""
         return any(chain.shared for chain in self.chains.values())
