@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from fednet.config.keys import keys as documented
 from fednet.config.keys import sections
 from fednet.errors import ConfigError
 
+T = TypeVar("T")
 PARTS = {
     "algorithm": {"name": "toy-avg"},
     "model": {"name": "toy-net"},
@@ -266,10 +267,15 @@ def test_a_list_of_models_is_the_first_one_with_the_others():
 
 
 def test_a_users_own_type_may_pass_over_unknown_keys():
-    class Loose(msgspec.Struct):
-        x: int = 1
+    class Loose(msgspec.Struct, Generic[T]):
+        x: T
+        more: dict = {}  # type: ignore[type-arg]  # as a user may write it
 
-    assert fit.fit(configuration.compose("{x: 2, y: 3}", "here"), Loose) == Loose(2)
+    tree = configuration.compose("{x: 2, y: 3, more: {a: [1]}}", "here")
+    assert fit.fit(tree, Loose[int]) == Loose(2, {"a": [1]})
+    wrong = configuration.compose("{x: a, more: {}}", "here")
+    with pytest.raises(ConfigError, match=r"^here:1: x: expected a whole number, got 'a'\.$"):
+        fit.fit(wrong, Loose[int])
 
 
 # -- errors, word for word -------------------------------------------------------------------------

@@ -38,7 +38,15 @@ FILES = {"list": "listing"}
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        width = max(map(len, VERBS))
+        print("usage: fednet COMMAND ...\n")
+        print("Federated learning between real processes, every byte counted.\n\ncommands:")
+        for name, what in VERBS.items():
+            print(f"  {name:<{width}}  {what}")
+        print(
+            "\n`fednet COMMAND --help` says more; `fednet run` alone is the quick start; "
+            "fednet-server and fednet-client run on several machines."
+        )
         return 0 if words else WRONG_COMMAND
     if words[0] in ("-V", "--version"):
         print(f"fednet {fednet.__version__}")
@@ -49,18 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG_COMMAND
     verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
     return execute(f"fednet {name}", verb, words[1:], argv is None)
-
-
-def usage() -> str:
-    lines = [f"  {name:<{max(map(len, VERBS))}}  {what}\n" for name, what in VERBS.items()]
-    return f"""usage: fednet COMMAND ...
-
-Federated learning between real processes, every byte counted.
-
-commands:
-{"".join(lines)}
-`fednet COMMAND --help` says more; `fednet run` alone is the quick start; \
-fednet-server and fednet-client run on several machines."""
 
 
 if __name__ == "__main__":

@@ -96,12 +96,13 @@ def _mapping(
     members = _members(kind)
     struct = next((m for m in members if _is_struct(m)), None)
     if struct is None:
-        inner = next((get_args(m)[-1] for m in members if _origin(m) is dict), Any)
+        of = next((get_args(m) for m in members if _origin(m) is dict), ())
+        inner = of[1] if of else Any
         before = f"{path}." if path else ""
         return {k: _plain(n, inner, before + k, check) for k, n in node.value.items()}
     declared = {f.encode_name: f for f in fields(struct)}
     is_open = declared.pop("options", None) is not None
-    closed = struct.__struct_config__.forbid_unknown_fields and not is_open
+    closed = _origin(struct).__struct_config__.forbid_unknown_fields and not is_open
     made: dict[str, object] = {}
     options: dict[str, object] = {}
     for key, child in node.value.items():

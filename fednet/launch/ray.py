@@ -137,14 +137,11 @@ class Fleet:
         # By the task's reference: its number and its actor.
         self._running: dict[object, tuple[int, Actor]] = {}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_after, name="fednet-ray", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self.thread = threading.Thread(target=self._look_after, name="fednet-ray", daemon=True)
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(10.0)
+        self.thread.join(10.0)
         for _, actor in self._running.values():
             self.ray.kill(actor)
 
@@ -156,7 +153,13 @@ class Fleet:
             self._give_up(f"Ray: {broken}".splitlines()[0])
 
     def _watch(self) -> None:
-        address = self._address()
+        from fednet.client.join import read_server
+
+        while (found := read_server(self.directory)) is None and not self._over.is_set():
+            time.sleep(0.02)
+        # The server's address, as other nodes see it.
+        here = self.ray.util.get_node_ip_address()
+        address = (found or ("",))[0].replace("0.0.0.0", here)
         actors = {k: self._actor() for k in range(self.workers)}
         mark = f".ray-{os.getpid()}"
         (self.directory / mark).touch()
@@ -190,14 +193,6 @@ class Fleet:
                         return self._give_up(f"workers keep ending: {reason}")
                     self.ray.kill(actor)
                 self._send_to_work(k, self._actor(), address, shared)
-
-    def _address(self) -> str:
-        """Waits for the server's address, as other nodes see it."""
-        from fednet.client.join import read_server
-
-        while (found := read_server(self.directory)) is None and not self._over.is_set():
-            time.sleep(0.02)
-        return (found or ("",))[0].replace("0.0.0.0", self.ray.util.get_node_ip_address())
 
     def _actor(self) -> Actor:
         parts = loading.paths()
@@ -258,7 +253,7 @@ def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | Non
             f"each with "
             + ", ".join(f"{n:.3g} {what.removeprefix('num_')}" for what, n in fleet.asks.items())
         )
-        fleet.start()
+        fleet.thread.start()
         try:
             transport = listen(config, "tcp://*:*" if beyond else "tcp://127.0.0.1:*", keys, False)
             here = replace(how, device="cpu" if fleet.device == "cpu" else "auto")

@@ -146,7 +146,7 @@ def test_processors_of_other_makers_compute_the_same_fingerprint(model):
         pytest.skip("needs qemu-user")
     code = (
         "from fednet.experiment import determinism\n"
-        "from fednet.tools.fingerprint import fingerprint\n"
+        "from fednet.tools.doctor import fingerprint\n"
         "determinism.choose_kernels(True)\n"
         "print(fingerprint())\n"
     )

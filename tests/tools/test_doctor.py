@@ -10,7 +10,7 @@ import torch
 from fednet.cli.main import main
 from fednet.errors import ConfigError
 from fednet.tools import doctor
-from fednet.tools.fingerprint import fingerprint
+from fednet.tools.doctor import fingerprint
 from fednet.transport.keys import Keyring, lab, load, make_client_keys, make_server_keys
 from fednet.transport.zeromq.server import ZmqServer
 
