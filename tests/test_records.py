@@ -101,6 +101,15 @@ def test_every_accuracy_names_its_model(tmp_path, own):
     assert f"{named.capitalize()}, by client" in html.unescape(text)
 
 
+def test_a_further_metric_is_in_the_line_only_where_no_better_evaluation_has_it():
+    scores = {"received": {"f1": 0.5}, "personal": {"f1": 0.75}}
+    assert "received f1 0.5000  personal f1 0.7500" in round_line(Round(client_metrics=scores))
+    both = round_line(Round(client_metrics={**scores, "global": {"f1": 0.25}}))
+    assert "global f1 0.2500" in both
+    assert "received" not in both
+    assert round_line(Round(metrics={"f1": 1.0}, client_metrics=scores)).count("f1") == 1
+
+
 def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):
     """Among them what was said when all was over, after the last round."""
     found = open_run(run(tmp_path))

@@ -232,7 +232,10 @@ class OrderVerdict:
 
     @property
     def word(self) -> str:
-        if self._by_chance():
+        # Whether so many are significant in over one of twenty tables of pairs that do not differ.
+        most = range(self.agree + self.against, self.pairs + 1)
+        chance = (math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most)
+        if sum(chance) > 0.05 + 1e-12:
             return "inconclusive"
         if not self.against:
             return "confirmed"
@@ -252,14 +255,6 @@ class OrderVerdict:
             text += f"; {self.without}, run with other settings, is in none"
         return text
 
-    def _by_chance(self) -> bool:
-        """Whether so many are significant in over one of twenty tables of pairs that do not
-        differ.
-        """
-        most = range(self.agree + self.against, self.pairs + 1)
-        chance = (math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most)
-        return sum(chance) > 0.05 + 1e-12
-
 
 def verdict(rows: Sequence[Row]) -> OrderVerdict:
     """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
@@ -278,27 +273,21 @@ def verdict(rows: Sequence[Row]) -> OrderVerdict:
             printed = a[0]["paper"], b[0]["paper"]
             if None in printed or printed[0] == printed[1]:
                 continue
-            leads = _leads(a, b)
-            pairs, single = pairs + (len(leads) > 1), single + (len(leads) == 1)
-            whole = len(leads) > 1 and not _never(a, b)
+            one, other = (
+                {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None}
+                for runs in (a, b)
+            )
+            leads = [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
+            pairs += len(leads) > 1
+            single += len(leads) == 1
+            # A run of either that never got to the target: the differences of the other seeds
+            # alone would say nothing of that.
+            never = any(r["ours"] is None and targeted(r["measure"]) for r in (*a, *b))
+            whole = len(leads) > 1 and not never
             mean, half = metrics.interval(leads) if whole else (0.0, None)
             if half is None or abs(mean) <= half:
                 continue
             right = (mean > 0) == (float(printed[0]) > float(printed[1]))
-            agree, against = agree + right, against + (not right)
+            agree += right
+            against += not right
     return OrderVerdict(agree, against, pairs, single, own)
-
-
-def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:
-    """Seed by seed, of the seeds that both have."""
-    one, other = (
-        {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None} for runs in (a, b)
-    )
-    return [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
-
-
-def _never(a: Sequence[Row], b: Sequence[Row]) -> bool:
-    """Whether a run of either never got to the target: the differences of the other seeds alone
-    would say nothing of that.
-    """
-    return any(r["ours"] is None and targeted(r["measure"]) for r in (*a, *b))

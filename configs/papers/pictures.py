@@ -55,12 +55,6 @@ def means(rows: Sequence[JsonMapping], x: str, y: str) -> list[tuple[float, floa
     ]
 
 
-def measure(rows: Sequence[JsonMapping]) -> str:
-    """What the curves show: personal accuracy where the table is about it."""
-    personal = any(r.get("personal_accuracy") is not None for r in rows)
-    return "personal_accuracy" if personal else "accuracy"
-
-
 def curves(
     rows: Sequence[JsonMapping], path: Path, note: str = "", y: str | None = None
 ) -> Path | None:
@@ -69,7 +63,9 @@ def curves(
     line above the figure, such as that it is no test of the paper. y: what is drawn, if not the
     accuracy.
     """
-    y = measure(rows) if y is None else y
+    if y is None:  # personal accuracy where the table is about it
+        personal = any(r.get("personal_accuracy") is not None for r in rows)
+        y = "personal_accuracy" if personal else "accuracy"
     shown = {k: rs for k, rs in settings(rows).items() if any(r.get(y) is not None for r in rs)}
     if not shown:
         return None

@@ -333,7 +333,7 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
     if not path.exists():
         return []
     cells = papers.cells(name)
-    columns = list(dict.fromkeys((c.dataset, c.variant, c.heterogeneity) for c in cells))
+    columns = list(dict.fromkeys(c.column for c in cells))
     methods = list(dict.fromkeys(c.method for c in cells))
 
     def place(r: Row) -> tuple[int, int, str, int]:
@@ -463,7 +463,7 @@ def field_page(folder: Path) -> str:
 def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterator[str]:
     """A line a source and a column of the table, the methods side by side."""
     cells = papers.cells(name)
-    stem = name.replace("/", "-")
+    paper, stem = name.partition("/")[0], name.replace("/", "-")
     ours = {
         scale: rendering.grouped(
             [r for r in results.read_csv(path) if r["status"] == "done" and not r["changed"]]
@@ -473,13 +473,12 @@ def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterat
     }
     columns: dict[tuple[str, str, str], dict[str, float | None]] = {}
     for c in cells:
-        column = (c.dataset, c.variant, c.heterogeneity)
-        columns.setdefault(column, {})[c.method] = c.figure
+        columns.setdefault(c.column, {})[c.method] = c.figure
     lines = []
     extra: dict[str, None] = {}
     for column, printed in columns.items():
         sources: list[tuple[str, Mapping[str, str]]] = [
-            (_source(name), {m: _figure(v) for m, v in printed.items()})
+            (SOURCES.get(name, papers.NAMES[paper]), {m: _figure(v) for m, v in printed.items()})
         ]
         sources += [
             (str(e["source"]), {m: _figure(v) for m, v in e["values"].items()})
@@ -502,10 +501,6 @@ def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterat
     yield "|---|---|" + "---:|" * len(shown)
     for where, source, values in lines:
         yield f"| {where} | {source} | " + " | ".join(values.get(m, "") for m in shown) + " |"
-
-
-def _source(name: str) -> str:
-    return SOURCES.get(name, papers.NAMES[name.partition("/")[0]])
 
 
 def _figure(value: float | None) -> str:

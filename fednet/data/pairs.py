@@ -48,7 +48,8 @@ def read(dataset: Dataset, which: str, notes: list[str]) -> tuple[np.ndarray, np
     Adds to the notes if a second reading of a sample gives another one. Raises DataError, or
     ConfigError if memory cannot hold the samples.
     """
-    if is_split(dataset):
+    # A split of Hugging Face; the package need not be installed.
+    if all(hasattr(dataset, name) for name in ("features", "with_format", "select_columns")):
         dataset = Columns(dataset)
     if not len(dataset):
         raise DataError(f"{which}: the dataset has no samples.")
@@ -93,7 +94,7 @@ def collated(
             )
         few = range(min(TWICE, len(dataset)))
         once, again = (_parted(collate([dataset[i] for i in few])) for _ in range(2))
-        if not all(map(_alike, _inputs(*once), _inputs(*again))):
+        if not all(map(_same, _inputs(*once), _inputs(*again))):
             notes.append(RANDOM.format(which))
         samples += [dataset[i] for i in range(len(dataset))]
         ends[which] = len(samples)
@@ -126,13 +127,6 @@ def _parted(made: Any) -> tuple[Any, Any]:
 
 def _inputs(x: Any, y: Any) -> list[Any]:
     return [*(x.values() if isinstance(x, Mapping) else [x]), y]
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two arrays or tensors are equal; what is neither is refused elsewhere."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return not isinstance(a, np.ndarray) or _same(a, b)
 
 
 def held(x: np.ndarray) -> torch.Tensor:
@@ -193,8 +187,11 @@ def _array(part: Any) -> np.ndarray:  # Any: whatever a dataset gives for a samp
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arrays or tensors are equal; what is neither is refused elsewhere."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return not isinstance(a, np.ndarray) or np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def kept_type(dtype: np.dtype) -> np.dtype:
@@ -244,8 +241,3 @@ class Columns:
     def __getitem__(self, i: int) -> tuple[object, object]:
         row = self.rows[i]
         return row[self.x], row[self.y]
-
-
-def is_split(found: object) -> bool:
-    """Whether it is a split of Hugging Face. The package need not be installed."""
-    return all(hasattr(found, name) for name in ("features", "with_format", "select_columns"))

@@ -41,7 +41,22 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
         raise DataError(f"--data {root}: there is no such folder or file.")
     given = section.options
     shape, classes = declared(section)
-    name, own = _format(given.get("format"), root)
+    name = given.get("format")
+    own: JsonDict = {}
+    if name == "site":
+        raise ConfigError("data.format: " + unknown("format", name, READERS))
+    if name is None:
+        name = "folder" if (root / "train").is_dir() else "arrays"
+    if name == "folder":
+        own = {"path": str(root)}
+    elif name == "arrays":
+        arrays = [root] if root.is_file() else sorted(root.glob("*.npz"))
+        if len(arrays) != 1:
+            raise DataError(
+                f"--data {root}: found neither train/<class>/ nor one .npz file; say data.format: "
+                f"folder, arrays or the name of your own dataset."
+            )
+        own = {"path": str(arrays[0])}
     own |= {k: v for k, v in given.items() if k not in DECLARED}
     if name in READERS:
         own.setdefault("classes", given.get("classes"))
@@ -101,22 +116,3 @@ def alone(data: Data) -> Federation:
     """Returns a site's data as a federation of one client."""
     none = np.empty(0, dtype=np.int64)
     return Federation(data, [np.arange(data.n_train)], [np.arange(data.n_test)], none, none, "site")
-
-
-def _format(wanted: str | None, root: Path) -> tuple[str, JsonDict]:
-    """Returns (the dataset's name, its options for `root`)."""
-    arrays = [root] if root.is_file() else sorted(root.glob("*.npz"))
-    if wanted is None:
-        wanted = "folder" if (root / "train").is_dir() else "arrays"
-    if wanted == "folder":
-        return wanted, {"path": str(root)}
-    if wanted == "arrays":
-        if len(arrays) != 1:
-            raise DataError(
-                f"--data {root}: found neither train/<class>/ nor one .npz file; say data.format: "
-                f"folder, arrays or the name of your own dataset."
-            )
-        return wanted, {"path": str(arrays[0])}
-    if wanted == "site":
-        raise ConfigError("data.format: " + unknown("format", wanted, READERS))
-    return wanted, {}

@@ -68,10 +68,15 @@ def main(asked: argparse.Namespace) -> int:
         if not asked.gather:
             cells.work(tasks, asked.jobs, asked.device, notify=show)
     finally:
-        written = publish(job, asked.out)  # also of what was done before a stop
+        made, curves = rows(job, asked.out)  # also of what was done before a stop
+        table, points = (asked.out / f"{job.stem}{end}.csv" for end in ("", "-curves"))
+        written = not all(str(r["status"]).startswith("not run") for r in made)
+        if written:
+            results.merge(table, made, results.FIXED)  # other parts of the table stay
+            results.merge(points, curves, results.CURVE)
     if written:
-        say(rendering.as_text(results.read_csv(written[0])))
-        say("\n".join(str(p) for p in written))
+        say(rendering.as_text(results.read_csv(table)))
+        say(f"{table}\n{points}")
     return cells.REFUSED if refused else 0
 
 
@@ -93,18 +98,6 @@ def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
     words.append(f"{costs.ledger(run).total() / 1e6:.1f} MB")
     words.append(f"{metrics.summary(run).seconds:.0f} s")
     return ", ".join(words)
-
-
-# -- the table -------------------------------------------------------------------------------------
-def publish(job: Reproduction, out: Path) -> list[Path]:
-    """Writes the table and the curves; nothing if no run has a result."""
-    made, curves = rows(job, out)
-    if all(str(r["status"]).startswith("not run") for r in made):
-        return []
-    table, points = out / f"{job.stem}.csv", out / f"{job.stem}-curves.csv"
-    results.merge(table, made, results.FIXED)  # other parts of the table stay
-    results.merge(points, curves, results.CURVE)
-    return [table, points]
 
 
 def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:

@@ -70,11 +70,11 @@ def rows(run: Path, path: Path, kind: type[R]) -> Iterator[R]:
     elif (run / "checkpoint" / "manifest.json").exists():
         size = read_manifest(run / "checkpoint")[0].lengths.get(path.name, 0)
     if not path.exists():
-        if size or written is not None:
+        if size:
             raise StateError(f"{path} is missing, and {size} bytes were written; {PUT_BACK}.")
         return iter(())
     found = path.stat().st_size
-    if found < size or (written is not None and found != size):
+    if found < size:
         raise StateError(f"{path}: {found} bytes, and {size} were written; {PUT_BACK}.")
     return _read(path, kind, written)
 

@@ -106,6 +106,14 @@ def test_merge_split_tests_no_client_on_what_anyone_trains_on():
     assert all(v < 1000 for v in federation.public_data().train[0].flatten().tolist())
 
 
+def test_merged_samples_have_no_owners():
+    d = data([0, 1] * 4, [0, 1], groups=[0, 1] * 4)
+    federation = split(d, section(tests="merge_split"), 2, 0)
+    assert federation.data.groups is None
+    with pytest.raises(ConfigError, match="needs a dataset with groups, but this one has none"):
+        split(d, section("natural", tests="merge_split"), 2, 0)
+
+
 def test_like_train_follows_the_realised_share_of_each_class():
     groups = np.array([0, 0, 0, 1, 1, 1, 1, 1])
     d = data([0, 0, 0, 0, 1, 1, 1, 1], [0] * 8 + [1] * 4, groups=groups)

@@ -57,15 +57,20 @@ def test_a_live_run_says_whom_it_waits_for_and_what_the_deadline_will_do(run):
     assert "replied: 0-2, 5" in shown
 
 
-def test_a_run_whose_process_is_gone_is_dead(run):
-    live, how = status.alive(status.read(put(run, pid=GONE)), run, NOW)
-    assert not live
-    assert "has ended unexpectedly" in how
-
-
-@pytest.mark.parametrize(("age", "live"), [(29, True), (31, False)])
-def test_elsewhere_the_age_of_the_last_word_decides(run, age, live):
-    assert status.alive(status.read(put(run, host="far", updated=NOW - age)), run, NOW)[0] is live
+@pytest.mark.parametrize(
+    ("more", "live", "how"),
+    [
+        ({}, True, f"server process {os.getpid()} is running (last update 4 s ago)"),
+        ({"pid": GONE}, False, "has ended unexpectedly"),
+        ({"host": "far", "updated": NOW - 29}, True, "server on far is running"),
+        ({"host": "far", "updated": NOW - 31}, False, "no update from far for 31 s"),
+        ({"state": "done", "pid": GONE}, False, "finished"),
+    ],
+)
+def test_a_run_is_alive_by_its_process_and_elsewhere_by_its_last_update(run, more, live, how):
+    found = status.alive(status.read(put(run, **more)), run, NOW)
+    assert found[0] is live
+    assert how in found[1]
 
 
 def checkpoint(run, **more):
@@ -96,13 +101,6 @@ def test_of_a_run_that_ended_early_it_says_whether_a_resume_goes_on(run, ended):
     shutil.rmtree(run / "checkpoint")
     (run / "rounds.jsonl").unlink()
     assert how() == "no round was finished yet; --resume starts it from the beginning"
-
-
-def test_a_finished_run_is_not_called_dead(run):
-    assert status.alive(status.read(put(run, state="done", pid=GONE)), run, NOW) == (
-        False,
-        "finished",
-    )
 
 
 def test_as_json_it_says_how_life_is_known(run):
