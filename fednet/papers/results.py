@@ -6,6 +6,7 @@ the CSV alone. Accuracies are in percent there, as in the papers.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -70,7 +71,7 @@ CURVE = (
     "test_loss",
     "train_loss",
 )
-KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")  # which run a row is of
+KEY = ("method", "dataset", "heterogeneity", "variant", "seed")  # which run a row is of
 
 
 # -- measures --------------------------------------------------------------------------------------
@@ -306,22 +307,17 @@ def unrun(row: JsonMapping) -> bool:
     return str(row.get("status") or "").startswith(("not run", "not compared"))
 
 
-def identity(row: JsonMapping) -> tuple[str, ...]:
-    return tuple(str(row.get(k) or "") for k in KEY if k != "changed" or "changed" in row)
-
-
 def run_of(row: JsonMapping) -> tuple[str, ...]:
     """Which run a row is of, or a curve's, whatever was changed."""
-    return tuple(str(row.get(k) or "") for k in KEY if k != "changed")
+    return tuple(str(row.get(k) or "") for k in KEY)
+
+
+def identity(row: JsonMapping) -> tuple[str, ...]:
+    return (*run_of(row), str(row.get("changed") or ""))
 
 
 def _value(text: str | None) -> str | int | float | None:
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text or "")
+    return text or None

@@ -55,8 +55,24 @@ def folder(
         top = root / path
     if not top.is_dir():
         raise absent("folder", path, top)
-    inside = _classes_in(top)
-    names = _names(inside, classes)
+    inside = top / "train"
+    if not inside.is_dir():
+        inside = top
+        own = [top / name for name in _folders(top)]
+        # Each must have images directly in it; otherwise TRAINING/ and TESTING/ would be two
+        # classes.
+        has_images = (any(i.suffix.lower() in ENDINGS for i in p.iterdir()) for p in own)
+        if not own or not all(has_images):
+            raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
+    names = _folders(inside)
+    if isinstance(classes, list):
+        _known(inside, names, classes)
+        names = classes
+    elif classes is not None and classes != len(names):
+        raise DataError(
+            f"{inside}: {len(names)} class folders, {classes} classes declared; where some have no "
+            f"images here, give data.classes as the list of all names in order."
+        )
     train = _of_classes(inside, names)
     test = _test(top, names) if inside != top else []
     notes = []
@@ -104,32 +120,8 @@ def tiny_imagenet(root: Path) -> Data:
     return folder(top.resolve(), test_share=0.0, mean=mean, std=std)
 
 
-def _classes_in(top: Path) -> Path:
-    """Returns the folder that has a folder of images for each class: train/, or `top` itself."""
-    if (top / "train").is_dir():
-        return top / "train"
-    own = [p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")]
-    # Each must have images directly in it; otherwise TRAINING/ and TESTING/ would be two classes.
-    if own and all(any(i.suffix.lower() in ENDINGS for i in p.iterdir()) for p in own):
-        return top
-    raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
-
-
 def _folders(inside: Path) -> list[str]:
     return sorted(p.name for p in inside.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _names(inside: Path, classes: int | list[str] | None) -> list[str]:
-    found = _folders(inside)
-    if isinstance(classes, list):
-        _known(inside, found, classes)
-        return classes
-    if classes is not None and classes != len(found):
-        raise DataError(
-            f"{inside}: {len(found)} class folders, {classes} classes declared; where some have no "
-            f"images here, give data.classes as the list of all names in order."
-        )
-    return found
 
 
 def _known(inside: Path, folders: list[str], classes: list[str]) -> None:
