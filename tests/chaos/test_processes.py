@@ -144,20 +144,6 @@ def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(tmp_path
         assert len(fed.rounds()) == 30
 
 
-def test_more_rounds_are_added_to_a_finished_run_and_nothing_else_is_changed(tmp_path):
-    with Federation(tmp_path, algorithm="fedavg", rounds=1) as fed:
-        fed.supervisor()
-        assert fed.status() == 0
-        fed.supervisor(
-            resume=True, seed=1, train={"epochs": 2, "batch_size": 16, "lr": 0.05}, rounds=2
-        )
-        assert fed.status() == 2
-        assert "--resume: seed, train.epochs differ" in fed.output()
-        fed.supervisor(resume=True, rounds=3)
-        assert fed.status() == 0
-        assert fed.hashes() == undisturbed(algorithm="fedavg")
-
-
 @pytest.mark.timeout(120)
 def test_two_processes_with_states_of_their_own_share_the_clients(tmp_path):
     """A task goes to the process that has the state from which it starts."""
