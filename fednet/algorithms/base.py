@@ -248,8 +248,10 @@ class Algorithm:
         # A mistyped function would never be called: the method would train without it.
         steps = [name for name, step in vars(Algorithm).items() if isfunction(step)]
         for name, own in vars(cls).items():
+            if not isfunction(own) or name in steps:
+                continue
             meant = get_close_matches(name, steps, n=1, cutoff=0.85)
-            if isfunction(own) and meant and name not in steps:
+            if meant:
                 raise ConfigError(
                     f"{cls.__name__}.{name}: fednet calls no function of that name. Did you mean "
                     f"{meant[0]}? If it is one of your own, choose another name."
