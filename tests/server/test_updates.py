@@ -75,10 +75,11 @@ def test_a_lost_client_costs_its_patience_and_another_is_asked(tmp_path: Path) -
 
 
 def test_a_deadline_holds_for_each_task_by_itself(tmp_path: Path) -> None:
-    _, records = run(tmp_path, round={"deadline": 0.1, "lost": {"closed": 0.02}})
+    path, records = run(tmp_path, round={"deadline": 0.1, "lost": {"closed": 0.02}})
     assert {why for r in records for why in r["dropped"].values()} == {"deadline"}
     assert {c for r in records for c in r["dropped"]} == {"3"}
     assert not any(3 in r["completed"] for r in records)
+    assert not any(r["useful"] for r in lines(path / "wire.jsonl") if r["client"] == 3)
 
 
 def test_semi_synchronous_updates_come_every_so_many_seconds(tmp_path: Path) -> None:
