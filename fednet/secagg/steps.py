@@ -279,7 +279,7 @@ class SecureServer:
 
     def _others(self, client: int, step: str) -> tuple[int, ...]:
         """Returns which others of this client's circle completed a step."""
-        done = self.live[step]
+        done = frozenset(self.live[step])
         return tuple(v for v in self.terms.circle[client] if v in done and v != client)
 
     def take(self, gathered: Gathered, client: int, answer: bytes) -> None:
