@@ -105,6 +105,7 @@ def test_a_server_may_choose_what_the_sites_own_file_names(data: dict[str, Any])
             "data.partition.order",
         ),
         ({**SITE, "classes": 2, "label": "secret"}, "data.label"),
+        ({**SITE, "classes": 2, "format": "texts-anything", "path": "secret"}, "data.path"),
         (
             {**SYNTHETIC, "algorithm": {"name": "texts-reader", "prior": "/etc/passwd"}},
             "algorithm.prior",
