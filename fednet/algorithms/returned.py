@@ -121,15 +121,11 @@ def first(kind: type[S], calls: str, **values: object) -> S:
     """Makes a first state by default, of these values. Raises ConfigError if the kind declares
     other fields. calls: the functions to write instead of the default.
     """
-    fields = dataclasses.fields(kind)
-    needed = {
-        f.name
-        for f in fields
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    }
-    if not needed <= set(values) <= {f.name for f in fields}:
+    try:
+        return kind(**values)
+    except TypeError as unlike:
+        declared = ", ".join(f.name for f in dataclasses.fields(kind)) or "nothing"
         raise ConfigError(
-            f"{kind.__qualname__} declares {', '.join(f.name for f in fields) or 'nothing'}, but "
-            f"the default fills {', '.join(values) or 'nothing'}; write {calls}."
-        )
-    return kind(**values)
+            f"{kind.__qualname__} declares {declared}, but the default fills "
+            f"{', '.join(values) or 'nothing'}; write {calls}."
+        ) from unlike
