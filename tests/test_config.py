@@ -68,6 +68,9 @@ def toy_set(root, seed, *, samples: int = 100, shape: tuple[int, ...] = (1, 4, 4
 def toy_files(root, *, path: str): ...
 
 
+def toy_any(root, **options): ...
+
+
 def toy_deal(y, clients, rng, *, alpha: float = 0.3): ...
 
 
@@ -85,6 +88,7 @@ TOYS = (
     (registry.model, "toy-net", toy_net),
     (registry.dataset, "toy-set", toy_set),
     (registry.dataset, "toy-files", toy_files),
+    (registry.dataset, "toy-any", toy_any),
     (registry.partitioner, "toy-deal", toy_deal),
     (registry.partitioner, "toy-shards", toy_shards),
     (registry.task, "toy-task", ToyTask),
@@ -460,7 +464,8 @@ def test_another_configurations_division_does_not_stay_where_sites_bring_their_d
 
 
 def test_sites_data_take_the_options_of_what_reads_them_and_any_of_a_dataset_of_their_own():
-    for more in ({"size": 32, "grey": True}, {"format": "a-sites-own", "anything": [1]}):
+    own = ({"format": name, "anything": [1]} for name in ("a-sites-own", "toy-any"))
+    for more in ({"size": 32, "grey": True}, *own):
         data = {"dataset": "site", "shape": [4], "classes": 3, **more}
         made = from_mapping({**PARTS, "data": data})
         assert made.data.options == {"shape": [4], "classes": 3, **more}
