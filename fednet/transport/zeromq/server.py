@@ -234,17 +234,6 @@ class Connections:
             self._leaving.discard(link.serial)
             self._strangers.pop(link.serial, None)
 
-    def of(self, conn: bytes, fd: int | None) -> Connection | None:
-        """The connection with that routing id or, where it has sent no message yet, on that
-        descriptor.
-        """
-        link = self.conns.get(conn)
-        if link is None and fd is not None:
-            link = self.links.get(fd)
-            if link is not None and link.conn is not None:
-                return None
-        return link
-
     def first_message(self, link: Connection, conn: bytes, user: str | None) -> None:
         link.conn, link.user = conn, user
         self.conns[conn] = link
@@ -317,24 +306,20 @@ class Connections:
             self._look_at = time.monotonic() + pause(LOOK_S, began)
         if now >= self._watch_at:
             began = time.thread_time()
-            self._look_at_messages()
+            for link in list(self.links.values()):
+                if link.received != link.received_then:
+                    # It has finished one since, so it is not amid an endless one; and to ask the
+                    # kernel about a busy connection can take a millisecond.
+                    link.received_then = link.received
+                elif link.counts()[1] - link.received > self._max_unfinished:
+                    reason = f"more than {self._max_unfinished} bytes of no finished message"
+                    self._refuse("endless", reason, link)
+                    link.hang_up()
+                elif link.kernel is not None and link.kernel.over:
+                    link.over_at = link.over_at or now
+                    if now - link.over_at >= STALLED_S:
+                        self.disconnected(link.fd)
             self._watch_at = time.monotonic() + pause(WATCH_S, began)
-
-    def _look_at_messages(self) -> None:
-        now = time.monotonic()
-        for link in list(self.links.values()):
-            if link.received != link.received_then:
-                # It has finished one since, so it is not amid an endless one; and to ask the kernel
-                # about a busy connection can take a millisecond.
-                link.received_then = link.received
-            elif link.counts()[1] - link.received > self._max_unfinished:
-                reason = f"more than {self._max_unfinished} bytes of no finished message"
-                self._refuse("endless", reason, link)
-                link.hang_up()
-            elif link.kernel is not None and link.kernel.over:
-                link.over_at = link.over_at or now
-                if now - link.over_at >= STALLED_S:
-                    self.disconnected(link.fd)
 
     def _drop(self, link: Connection, what: str, reason: str) -> None:
         """Hangs up. It is among the connections until libzmq reports its end."""
@@ -679,7 +664,11 @@ class ZmqServer:
         """Hangs up on the sender of a frame that no client of ours sends. It is no event: those who
         bound the time that useless messages take need not hear of it.
         """
-        link = self._connections.of(conn, _descriptor_of(frame))
+        link, fd = self._connections.conns.get(conn), _descriptor_of(frame)
+        if link is None and fd is not None:
+            link = self._connections.links.get(fd)
+            if link is not None and link.conn is not None:
+                link = None  # another connection's, which has the descriptor now
         self._refuse(what, reason, "unknown" if link is None else link.peer())
         if link is not None:
             link.hang_up()
