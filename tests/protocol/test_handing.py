@@ -114,6 +114,21 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         draw.choice(acts)()
 
 
+def test_each_reply_is_followed_by_a_task_of_the_phase_that_is_open():
+    one = server(3)
+    ready(one, b"0", "w0", range(3))
+    worker = one.roster.by_conn[b"0"]
+    for phase in (0, 1):
+        one.begin(1, phase, "train", [job(c) for c in range(3)], Rules(), 0.0)
+        for left in (2, 1, 0):
+            said = m.Reply(
+                run="r", inc=1, key=m.Key(1, phase, 0, worker.queue[0]), form=form(3), size=3
+            )
+            say(one, b"0", said, 0.0, BODY)
+            one.accept(said.key, 0.0)
+            assert bool(worker.queue) == bool(left)
+
+
 @pytest.mark.parametrize("workers", [200, 2])
 def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch, workers):
     many, one = 200, server(200)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from fednet.records.manifest import RunProgress, UnderWay
+from fednet.server import books
 from fednet.server.books import WriteAheadLog, recover
 from fednet.wire.ledger import Ledger, Row
 from fednet.wire.messages import Key
@@ -104,6 +106,27 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
     ledger.settle_bill(bill, True)  # once
     assert len(rows) == len(written)
     assert ledger.under_way() == []
+
+
+def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "LONG", 1000)
+    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+    ledger = Ledger([].append, 1, numbered=True)
+    sizes = []
+    for client in range(200):
+        name = (b"conn", "down", "task", Key(1, 0, 0, client))
+        ledger.account(name, "down", "task", name[3]).add({"state": 5}, 1, 5)
+        flight.note(ledger)
+        if client % 10:  # of ten tasks nine are over at once
+            ledger.settle(name, True)
+        sizes.append(flight.path.stat().st_size)
+    assert sum(b < a for a, b in pairwise(sizes)) >= 2
+    bills = recover(flight, Ledger([].append, 2), [], set(), None)
+    assert {key.client for key in bills} >= set(range(0, 200, 10))
+    assert len(bills) < 200
+    assert bills[Key(1, 0, 0, 0)].down[0].kinds == {"state": 5}
 
 
 def line(value: Row) -> str:

@@ -193,6 +193,15 @@ def test_no_byte_of_a_log_can_change_unseen(tmp_path):
             assert left.items() < right.items()  # one at least is asked again
 
 
+def test_a_reply_that_still_counts_outlives_its_round(tmp_path):
+    """As of an asynchronous run, where a later update takes it: the next server finds it."""
+    spool = inbox_in(tmp_path)
+    for key in (KEY, Key(1, 0, 0, 4)):
+        logged(spool, key, LARGE, part=1000)
+    spool.clear(1, [(1, KEY.client)])
+    assert found(inbox_in(tmp_path)) == {(KEY.client, "train"): LARGE}
+
+
 def test_a_file_that_is_still_written_to_is_not_given_to_another(tmp_path):
     """A reply of a round that is over, which has not been called off yet."""
     spool, late, half = inbox_in(tmp_path), Key(1, 0, 0, 3), len(LARGE) // 2
