@@ -76,6 +76,13 @@ def test_a_masked_round_is_that_of_the_method(tmp_path, name):
     assert masked.rounds[0].completed == plain.rounds[0].completed
 
 
+def test_clients_evaluate_in_the_step_in_which_they_train(tmp_path):
+    asked = {"evaluate": {"clients": "auto"}}
+    plain, masked = (run(tmp_path, str(p), p, **asked).rounds[0] for p in (None, "secagg"))
+    assert set(plain.client_accuracy) == {"received", "personal"}
+    assert masked.client_accuracy == plain.client_accuracy
+
+
 LOST = [{"round": 1, "client": c, "kind": "drop_before_sending"} for c in (1, 4)]
 SETS = {"rounds": 2, "faults": {"schedule": LOST}, "round": {"lost": {"closed": 0.2}}}
 
