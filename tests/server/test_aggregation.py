@@ -96,6 +96,20 @@ def test_images_that_ruin_the_servers_training_cost_their_sender_the_round(tmp_p
     assert kept == ["client-0", "client-2"]
 
 
+def test_a_reply_of_which_a_model_that_is_not_finite_is_made_is_left_out(tmp_path, monkeypatch):
+    alone = others_alone(tmp_path)
+    fold = FedAvg.accumulate
+
+    def folding(self, total, server, client_id, up, host):
+        up = type(up)(x=up.x * torch.nan, run=up.run) if client_id == LIAR else up
+        return fold(self, total, server, client_id, up, host)
+
+    monkeypatch.setattr(FedAvg, "accumulate", folding)
+    left_out = run(tmp_path / "left_out")
+    assert hashes(left_out) == hashes(alone)
+    assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
+
+
 def said(**changes):
     def change(up):
         run = {"n": up.run.n, "steps": up.run.steps, "loss": up.run.loss, **changes}
