@@ -170,7 +170,7 @@ def test_a_key_or_the_keys_of_a_section_are_listed_with_the_options_of_its_parts
     [
         (
             "algorithm.fedprox",
-            ["mu: a float >= 0; ", "    Strength of ", "weighting: one of ", "    Weights of "],
+            ["weighting: one of ", "    Weights of ", "mu: a float >= 0; ", "    Strength of "],
         ),
         ("wire.topk", ["share: a float; default (needed) [share]", "    Share of the values "]),
         ("data.digits", ["digits has no options of its own"]),

@@ -51,7 +51,7 @@ def forks(work, folder, full=None):
     finally:
         if os.getpid() != me:
             os._exit(77)  # it went on as if it were the one that forked it
-    os._exit(child.status())
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]))
 
 
 @pytest.mark.parametrize(("work", "full", "status"), [(refused, 2, 2), (prints, 1, 0)])
