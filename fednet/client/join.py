@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import capacity, ids, loading
-from fednet.client.loop import ClientLoop, given_up
+from fednet.client.loop import ClientLoop, RunFinder, given_up, read_server
 from fednet.client.policy import Policy
 from fednet.client.preparing import Explained, Preparer, explain
 from fednet.client.slots import MOST, memory_of
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
-from fednet.files import read_record
 from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
-from fednet.transport.base import reached_at
 
 if TYPE_CHECKING:
     from fednet.client.tasks import Prepared
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from fednet.transport.keys import KeyPair
     from fednet.wire import messages as m
 
-# A client that starts after the run is over waits so long for a server with more rounds.
-DONE_S = 60.0
 LEFT = -1  # instead of an exit status: this process was asked to end before the run did
 
 
@@ -172,37 +168,3 @@ def _transport(address: str, pair: KeyPair | None) -> ClientTransport:
             complain(f"fednet-client: not connected to {address}: {reason}; still trying")
 
     return ZmqClient(address, keys=pair, on_refused=refused)
-
-
-class RunFinder:
-    """Finds the server of a run directory. over: the run has been finished for `DONE_S`, and no
-    server goes on with it.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self.over = False
-        self._run = run
-        self._done_at: float | None = None
-
-    def address(self) -> str | None:
-        if not (self._run / "summary.json").exists():
-            self._done_at = None
-        elif self._done_at is None:
-            self._done_at = time.monotonic()
-        self.over = self._done_at is not None and time.monotonic() - self._done_at > DONE_S
-        found = read_server(self._run)
-        return None if found is None else found[0]
-
-
-def read_server(run: Path) -> tuple[str, str | None] | None:
-    """Returns (address, public key) of the server of a run directory; None while there is none.
-    Raises StateError if server.json is damaged.
-    """
-    remedy = "the server writes it again when it is started"
-    try:
-        found = read_record(run / "server.json", remedy)
-    except OSError:
-        return None
-    host = found.get("host", "")
-    here = "127.0.0.1" if host == socket.gethostname() else host
-    return reached_at(found["address"], here), found.get("public_key")

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import logging
 import queue
+import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from fednet import ids
 from fednet.capacity import give_back_freed
@@ -17,24 +18,24 @@ from fednet.client.books import Book
 from fednet.client.slots import GpuMemory, Slots
 from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks
 from fednet.errors import CannotGoOn, ConfigError, RemoteProtocolError, log_line, without_paths
+from fednet.files import read_record
 from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.table import TAKEN_IN
 from fednet.records import mb
-from fednet.transport.base import ClientTransport, Closed, Opened, Received
+from fednet.transport.base import ClientTransport, Closed, Opened, Received, reached_at
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.ledger import Direction, Ledger
 from fednet.wire.link import Link
 
-if TYPE_CHECKING:
-    from fednet.client.join import RunFinder
-
 log = logging.getLogger(__name__)
 CONNECTION = b""  # a client has one
 UNANSWERED_S = 3.0  # after so long without a server the user is told
 FIND_S = 0.1  # between two searches for the server
+# A client that starts after the run is over waits so long for a server with more rounds.
+DONE_S = 60.0
 PAUSE_S = 1.0  # after so long without a task this process's part of a round counts as done
 
 
@@ -46,6 +47,40 @@ def given_up(give_up_s: float, transport: ClientTransport | None = None) -> Cann
         f"no server has accepted this client for {give_up_s:g} s (--give-up{cause}). To continue, "
         f"start it again with the same --state."
     )
+
+
+class RunFinder:
+    """Finds the server of a run directory. over: the run has been finished for `DONE_S`, and no
+    server goes on with it.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.over = False
+        self._run = run
+        self._done_at: float | None = None
+
+    def address(self) -> str | None:
+        if not (self._run / "summary.json").exists():
+            self._done_at = None
+        elif self._done_at is None:
+            self._done_at = time.monotonic()
+        self.over = self._done_at is not None and time.monotonic() - self._done_at > DONE_S
+        found = read_server(self._run)
+        return None if found is None else found[0]
+
+
+def read_server(run: Path) -> tuple[str, str | None] | None:
+    """Returns (address, public key) of the server of a run directory; None while there is none.
+    Raises StateError if server.json is damaged.
+    """
+    remedy = "the server writes it again when it is started"
+    try:
+        found = read_record(run / "server.json", remedy)
+    except OSError:
+        return None
+    host = found.get("host", "")
+    here = "127.0.0.1" if host == socket.gethostname() else host
+    return reached_at(found["address"], here), found.get("public_key")
 
 
 class RoundLines:

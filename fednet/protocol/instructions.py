@@ -5,18 +5,15 @@ collects that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from fednet.plain import JsonDict
+from fednet.protocol.workers import Worker
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.ledger import Direction
 from fednet.wire.messages import Key, Message
-
-if TYPE_CHECKING:
-    from fednet.protocol.workers import Worker
 
 REFUSALS = 16  # that a connection is answered with
 

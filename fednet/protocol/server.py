@@ -400,7 +400,8 @@ class ServerProtocol:
         if unlike := self.sites.unlike(ready.sites):
             self.turn.refuse(conn, unlike, "ready", final=True)
             return "refused"
-        self.turn.say(*self.sites.take(worker, ready.sites))
+        for event, fields in self.sites.take(worker, ready.sites):
+            self.turn.note(event, **fields)
         if worker.state is WorkerState.READY:
             return ""
         self.roster.ready(worker)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from fednet.errors import RemoteProtocolError
 from fednet.ids import ranges
-from fednet.plain import JsonMapping
-from fednet.protocol.instructions import Note
+from fednet.plain import JsonDict, JsonMapping
 from fednet.protocol.table import WORKER, WorkerEvent, WorkerState, step
 from fednet.wire import messages as m
 
@@ -341,8 +340,10 @@ class Sites:
                 names, named_by = said.names, f"client {said.client}"
         return ""
 
-    def take(self, worker: Worker, facts: Sequence[m.SiteFacts]) -> list[Note]:
-        """Notes what is new. Raises RemoteProtocolError for clients of another worker."""
+    def take(self, worker: Worker, facts: Sequence[m.SiteFacts]) -> list[tuple[str, JsonDict]]:
+        """Returns what is new, as events with their fields. Raises RemoteProtocolError for clients
+        of another worker.
+        """
         new, changed, names = dict[str, int](), dict[str, int](), dict[str, str]()
         for said in facts:
             if said.client not in worker.ids:
@@ -361,8 +362,10 @@ class Sites:
         who = {"worker": worker.name}
         declared = {"samples": new, **({"names": names} if names else {})}
         self.recall([declared])
-        notes = [Note("declared", {**who, **declared})] if new else []
+        notes: list[tuple[str, JsonDict]] = []
+        if new:
+            notes.append(("declared", {**who, **declared}))
         if changed:
             first = {c: self.declared[int(c)] for c in changed}
-            notes.append(Note("data_changed", {**who, "samples": changed, "first": first}))
+            notes.append(("data_changed", {**who, "samples": changed, "first": first}))
         return notes

@@ -5,7 +5,7 @@ for the records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,24 +21,22 @@ from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exports
 from fednet.server.aggregation import lowered, share_of_one
-from fednet.server.exchange import RunState
+from fednet.server.exchange import Exchanges, RunState
 from fednet.server.round import OpenRound, reached
+from fednet.server.session import Session
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.setting import Pair
 
-if TYPE_CHECKING:
-    from fednet.server.process import Session
-
 Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model
 
 
 class Evaluator:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, exchanges: Exchanges) -> None:
         self.experiment, self.config = session.experiment, session.config
         self.method, self.directory = session.experiment.algorithm, session.files
-        self.host, self._exchanges = session.host, session.exchanges
+        self.host, self._exchanges = session.host, exchanges
         # The server's inputs and labels, where it has them and evaluates.
         self._test: Pair | None = None
         self._validation: Pair | None = None

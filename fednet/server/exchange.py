@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
@@ -37,16 +36,14 @@ from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
 from fednet.server.endpoint import waiting_rules
 from fednet.server.inbox import Reply
 from fednet.server.io import LEFT_OUT, Outcome
+from fednet.server.session import Session
 from fednet.training.evaluation import Counts
+from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Field, Key, Purpose
 from fednet.wire.payload import weights_of
-
-if TYPE_CHECKING:
-    from fednet.server.process import Session
-    from fednet.training.hosts import ServerHost
 
 log = logging.getLogger(__name__)
 

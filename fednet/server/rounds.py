@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,21 +24,19 @@ from fednet.experiment.store import on_disk
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
-from fednet.records import Round, reading
+from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
-from fednet.server.evaluation import client_lines
-from fednet.server.exchange import RunState
+from fednet.server.evaluation import Evaluator, client_lines
+from fednet.server.exchange import Exchanges, RunState
 from fednet.server.growth import clients_from_next_round
 from fednet.server.inbox import Reply
 from fednet.server.round import OpenRound, add_exchange, fitted, predict, reached
+from fednet.server.session import Session
 from fednet.server.watch import Attendance
 from fednet.wire.ledger import Tally, add_kinds
 from fednet.wire.messages import clean
-
-if TYPE_CHECKING:
-    from fednet.server.process import Session
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
@@ -71,17 +68,15 @@ class Rounds:
     what tasks under way need for a resume, by name. callbacks: take each record.
     """
 
-    def __init__(
-        self, session: Session, run_id: str, callbacks: Sequence[Callable[[Round], None]]
-    ) -> None:
+    def __init__(self, session: Session, exchanges: Exchanges, evaluator: Evaluator) -> None:
         self.experiment, self.config = session.experiment, session.config
         self.method, self.host = session.experiment.algorithm, session.host
         self.directory, self.checkpoints = session.files, session.checkpoints
         self.io, self.faults, self.clock = session.io, session.faults, session.clock
         self.watch, self.display = session.watch, session.watch.display
-        self.exchanges, self.evaluator = session.exchanges, session.evaluator
-        self.resources, self.callbacks = session.resources, callbacks
-        self.progress = RunProgress(run=run_id, clients=self.config.clients)
+        self.exchanges, self.evaluator = exchanges, evaluator
+        self.resources, self.callbacks = session.resources, session.callbacks
+        self.progress = RunProgress(run=session.run_id, clients=self.config.clients)
         self.carried: RunState
         self.durable: dict[int, str] = {}
         self.sent: dict[str, State] = {}

@@ -15,7 +15,7 @@ WORKER = SimpleNamespace(name="w", ids={0, 1, 2})
 
 def said(sites: Sites, **train: int) -> list[tuple[str, dict]]:
     facts = [SiteFacts(int(name[1:]), n, 0) for name, n in train.items()]
-    return [(note.event, note.fields) for note in sites.take(WORKER, facts)]
+    return sites.take(WORKER, facts)
 
 
 def test_what_a_site_declares_first_holds_for_the_run_and_a_change_is_an_event() -> None:
@@ -83,8 +83,8 @@ def test_sites_whose_classes_have_other_names_are_refused_whoever_came_first(
 
 def test_the_names_are_on_record_for_a_server_that_goes_on() -> None:
     sites = Sites()
-    (note,) = sites.take(WORKER, [SiteFacts(0, 5, 0, [], CATS), SiteFacts(1, 5, 0)])
-    assert note.fields["names"] == {"0": CATS}
+    ((_, fields),) = sites.take(WORKER, [SiteFacts(0, 5, 0, [], CATS), SiteFacts(1, 5, 0)])
+    assert fields["names"] == {"0": CATS}
     after = Sites()
-    after.recall([note.fields])
+    after.recall([fields])
     assert after.unlike([SiteFacts(2, 5, 0, [], DOGS)])

@@ -1,0 +1,262 @@
+"""What one server process has open, and its parts share. The parts themselves, `Exchanges`,
+`Evaluator` and `Rounds`, are built on it in process.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fednet import config as configuration
+from fednet import loading
+from fednet.algorithms.state import State
+from fednet.config import Config
+from fednet.data.site import class_names
+from fednet.errors import CannotGoOn, ConfigError
+from fednet.experiment import build, lock, placement, privacy
+from fednet.experiment.clock import VirtualClock
+from fednet.experiment.faults import Faults, struck
+from fednet.experiment.rundir import (
+    RunDirectory,
+    check_records,
+    clear_run,
+    cut,
+    log_to,
+    write_configuration,
+)
+from fednet.files import read_lines, write_aside
+from fednet.models.start import pinned
+from fednet.plain import JsonMapping
+from fednet.protocol.server import ServerProtocol
+from fednet.records import Round, reading
+from fednet.records.manifest import RunProgress
+from fednet.server.books import WriteAheadLog, recover
+from fednet.server.checkpoint import Checkpoints
+from fednet.server.endpoint import Endpoint, text_for_clients
+from fednet.server.growth import check_division, grown
+from fednet.server.inbox import Inbox, Sent, declared, decoder
+from fednet.server.io import Events, ServerIO
+from fednet.server.resources import Resources
+from fednet.server.tracking import Trackers
+from fednet.server.watch import (
+    Hosting,
+    Watch,
+)
+from fednet.training.hosts import ServerHost
+from fednet.transport.framing import connection_bytes, framing
+from fednet.wire import messages as m
+from fednet.wire.ledger import Ledger
+from fednet.wire.link import Link
+from fednet.wire.messages import WHOLE
+
+
+class Session:
+    """One server process's directory, connections, protocol, books, clock and host, each built
+    after those that it needs; `close` ends what is open. files: the run's directory.
+    """
+
+    def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
+        self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
+        self.logs = log_to(directory / "log" / "server.log")
+        self.experiment = exp = build.build(config, how.data)
+        privacy.check(exp)
+        device = placement.place(how.device)[0]
+        on_gpu = device.startswith("cuda")
+        self._open_directory()
+        self.events = Events(self._event, how.display.note)
+        endpoint.announce(self.events, self.incarnation)
+        self.sent = Sent()
+        decode = decoder(exp, self.sent, self.samples, self.tested)
+        self.inbox = Inbox(directory / "checkpoint", decode, endpoint.part == WHOLE and on_gpu)
+        self.protocol = self._protocol()
+        self.protocol.sites.recall(reading.events(directory, "declared"))
+        self.link = self._link()
+        self.faults = Faults(
+            config,
+            struck(directory),
+            lambda round, kind: self.files.event("fault", round, kind=kind),
+            exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
+            len(exp.algorithm.exchanges),
+        )
+        endpoint.listen(exp)
+        self.io = ServerIO(
+            self.protocol,
+            endpoint.transport,
+            self.link,
+            self.inbox,
+            self.events,
+            endpoint.pump,
+            self.faults.at,
+            self._write_down,
+        )
+        self.watch = Watch(self.files, self.io, how.display, config.rounds, how.until)
+        self.tracker = Trackers(config, directory, how.display.note)
+        self.callbacks: list[Callable[[Round], None]] = [self.tracker.round]
+        if how.callback is not None:
+            self.callbacks.append(how.callback)
+        self.host = ServerHost(
+            exp.setting,
+            lambda: exp.scratch(device),
+            config.training_clients,
+            exp.federation.public_data() if exp.federation is not None else None,
+            device,
+        )
+        self.clock = VirtualClock(config) if config.link.clock == "virtual" else None
+        self.resources = Resources(gpus=on_gpu)
+
+    def _open_directory(self) -> None:
+        """Opens the run's directory, and loads its checkpoint if there is one. What earlier servers
+        wrote is cut to it. Raises ConfigError where the run has fewer clients until now and the
+        others cannot join.
+        """
+        directory, config, exp = self.directory, self.config, self.experiment
+        clear_run(directory)
+        own = functools.partial(lock.check, directory)
+        self.checkpoints = Checkpoints(directory / "checkpoint", config.checkpoint.fsync, own)
+        self.added = range(0)  # clients that join the run with this resume
+        self.resumed: tuple[State, RunProgress, dict[str, torch.Tensor]] | None = None
+        self.run_id = secrets.token_hex(8)
+        if self.checkpoints.exists:
+            state, progress, residuals = self.checkpoints.load(exp.algorithm.Server)
+            before = progress.clients or config.clients
+            if before != config.clients:
+                state = grown(config, exp.algorithm, state, before)
+                if exp.federation is not None:
+                    check_division(exp.federation, directory, before)
+                write_configuration(config, directory)
+                self.added = range(before, config.clients)
+            progress.clients = config.clients
+            self.resumed = state, progress, residuals
+            self.run_id = progress.run
+            cut(directory, progress.lengths)
+            check_records(directory, progress.round - len(progress.records.get("rounds", ())))
+        self.files = RunDirectory(directory)
+        # Each round would be recorded twice.
+        if self.resumed is None and any(read_lines(directory / "rounds.jsonl")):
+            raise CannotGoOn(
+                f"{directory} has finished rounds but no checkpoint to resume from; the run "
+                f"directory was changed by hand."
+            )
+        if not (directory / "config.yaml").exists():  # a run is read back by its configuration
+            write_aside(directory / "config.yaml", configuration.to_yaml(config))
+        self.incarnation = self.checkpoints.incarnation(directory)
+
+    def _event(self, event: str, fields: JsonMapping) -> None:
+        self.files.event(event, **fields)
+        if self.how.on_event is not None:
+            self.how.on_event(event, fields)
+
+    def _protocol(self) -> ServerProtocol:
+        """Raises ConfigError where `model.sha256` names another model."""
+        exp, endpoint = self.experiment, self.endpoint
+        if exp.hollow:
+            raise ConfigError(
+                f"model.sha256: {exp.sha256[:12]} is not the digest of the model that this "
+                f"configuration gives; leave it out."
+            )
+        config = pinned(exp.config, exp.sha256)
+        text = text_for_clients(config)
+        keyring = endpoint.keyring
+        return ServerProtocol(
+            self.run_id,
+            self.incarnation,
+            config.clients,
+            lambda ids, session: m.Welcome(
+                run=self.run_id,
+                inc=self.incarnation,
+                session=session,
+                name=config.name,
+                config=text,
+                ids=ids,
+                beat_s=endpoint.beat_s,
+            ),
+            time.monotonic(),
+            files=loading.loaded(),
+            layout=exp.digest,
+            part=endpoint.part,
+            key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
+            declared=declared(exp),
+            rules=endpoint.rules,
+            class_names=class_names(config.data) if config.data.dataset == "site" else "",
+            open=config.round.open if endpoint.alone else None,
+        )
+
+    def _link(self) -> Link:
+        curve = self.config.security.curve
+        ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
+        flight = self.directory / "checkpoint" / "flight.jsonl"
+        self.flight = WriteAheadLog(flight, self.config.checkpoint.fsync)
+        rows, progress = read_lines(self.files.wire.path), self.resumed[1] if self.resumed else None
+        self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.on_record(), progress)
+        self.files.wire.flush()
+        self.flight.keep(ledger)
+        return Link(
+            "server",
+            self.endpoint.transport.send,
+            functools.partial(framing, curve=curve),
+            ledger,
+            connection_bytes(curve, "server"),
+            self.endpoint.part,
+        )
+
+    def _write_down(self) -> None:
+        """Hands all rows to the operating system."""
+        self.files.wire.flush()
+        self.flight.note(self.link.ledger)
+
+    def samples(self, client: int) -> int | None:
+        """How many samples a client trains on; None while that is unknown."""
+        if self.experiment.federation is not None:
+            return self.experiment.samples(client)
+        facts = self.protocol.sites.facts.get(client)
+        if facts is None:  # it has not joined this server yet, perhaps an earlier one
+            return self.protocol.sites.declared.get(client)
+        return facts.train
+
+    def tested(self, client: int) -> tuple[int, int]:
+        """How many labels or values a client can evaluate on: in its own test set, by the partition
+        or as its site declared, and in the class-balanced one, which sites do not have.
+        """
+        federation = self.experiment.federation
+        if federation is not None:
+            data = federation.data
+            tested = len(federation.tests[client]) * data.targets_each
+            return tested, data.n_test * data.targets_each
+        facts = self.protocol.sites.facts.get(client)
+        return 0 if facts is None else facts.test, 0
+
+    def close(self, over: bool, why: str, crashed: bool) -> None:
+        """Tells the clients how the run ended, and closes everything. over: nothing is left to do;
+        why: what ended it early. crashed: a thread may still be using the files and connections,
+        and may never return from a user's own part; they are left to the end of the process.
+        """
+        self.events.say = None  # that clients leave now is not shown
+        endings: list[Callable[[], object]] = [
+            lambda: self.files.event("stopped", reason=why),
+            lambda: self.watch.status("done" if over and not why else "stopped"),
+            self.resources.close,
+        ]
+        if crashed:
+            endings += [self.endpoint.leave, self.files.flush]
+        else:
+            endings += [
+                lambda: self.io.finish(over, why),
+                self.endpoint.leave,
+                lambda: self.io.close(over),
+                self.files.flush,
+                self.files.close,
+                self.flight.close,
+                self.tracker.close,
+                lambda: logging.getLogger("fednet").removeHandler(self.logs),
+                self.logs.close,
+            ]
+        for last in endings:
+            with contextlib.suppress(OSError):  # a full disk must not hide what happened
+                last()
