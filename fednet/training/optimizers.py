@@ -123,7 +123,7 @@ class Corrected:
         self._made, self._scale, self._proximal = made, scale, proximal
         self.added = self.constant = added
         self.drift = drift
-        self._at_anchor = at_anchor and proximal != 0.0
+        self._at_anchor = at_anchor
         if proximal != 0.0:
             assert anchor is not None
             self.constant = list(torch._foreach_mul(anchor, -proximal))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from fednet import config as configuration
 from fednet import registry
 from fednet.algorithms.base import AlgorithmConfig, Payload, Weights
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client.policy import Policy
+from fednet.client.worker import Device
 from fednet.errors import StateError, without_paths
 from fednet.experiment import build
 from fednet.wire import messages as m
@@ -187,3 +190,32 @@ def test_a_client_that_lost_what_it_kept_trains_unless_training_starts_from_it(
             both_rounds()
     else:
         assert lines(both_rounds() / "rounds.jsonl")[1]["completed"] == [0, 1, 2]
+
+
+def test_a_card_keeps_the_data_of_the_clients_that_were_used_last(monkeypatch):
+    """A device with room for 100 bytes of clients' data; a client has 40, client 9 has 200."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1000))
+    monkeypatch.setattr(Device, "synchronize", lambda self: None)
+    loaded = []
+
+    def load(client):
+        loaded.append(client)
+        return SimpleNamespace(nbytes=200 if client == 9 else 40)
+
+    device = Device("cuda:0", load)
+    first = device.site(0)
+    device.site(1)
+    assert device.site(0) is first
+    device.site(2)  # in the place of 1, which was not used for longest
+    assert device.site(0) is first
+    device.site(1)
+    assert loaded == [0, 1, 2, 1]
+    device.site(9)  # one that is too large is there alone
+    device.site(9)
+    device.site(0)
+    assert loaded == [0, 1, 2, 1, 9, 0]
+    device.forget()
+    device.site(0)
+    device.site(1)
+    device.site(0)
+    assert loaded == [0, 1, 2, 1, 9, 0, 0, 1]

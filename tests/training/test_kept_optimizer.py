@@ -27,22 +27,33 @@ def alike(a: Path, b: Path) -> bool:
     return all(torch.allclose(found[k], wanted[k], atol=1e-5) for k in wanted)
 
 
-def alone(out: Path, rounds: int, algorithm: object = "fedavg", **train) -> Path:
+def alone(out: Path, rounds: int, algorithm: object = "fedavg", more=None, **train) -> Path:
     """One client and batches of all its samples: rounds are nothing but steps."""
-    shape = {"clients": 1, "rounds": rounds, "algorithm": algorithm}
+    shape = {"clients": 1, "rounds": rounds, "algorithm": algorithm, **(more or {})}
     return run(out, **shape, train={"batch_size": 60, "lr": 0.02, **train})
 
 
+# Kernels lie with their channels innermost, and so does their momentum, but for what is kept.
+IMAGES = {"model": {"name": "lenet5"}, "data": {"shape": [3, 16, 16]}}
+LAST = {"momentum": 0.9, "memory_format": "channels_last"}
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "optimizer"),
-    [("fedavg", {"momentum": 0.9}), (PROX, {"momentum": 0.9}), (PROX, {"optimizer": "adamw"})],
+    ("algorithm", "optimizer", "more"),
+    [
+        ("fedavg", {"momentum": 0.9}, {}),
+        (PROX, {"momentum": 0.9}, {}),
+        (PROX, {"optimizer": "adamw"}, {}),
+        ("fedavg", LAST, IMAGES),
+        (PROX, LAST, IMAGES),
+    ],
 )
 def test_two_rounds_with_a_kept_optimizer_are_one_round_of_as_many_steps(
-    tmp_path, algorithm, optimizer
+    tmp_path, algorithm, optimizer, more
 ):
-    whole = alone(tmp_path / "whole", 1, algorithm, steps=6, **optimizer)
-    kept = alone(tmp_path / "kept", 2, algorithm, steps=3, keep_optimizer=True, **optimizer)
-    empty = alone(tmp_path / "empty", 2, algorithm, steps=3, **optimizer)
+    whole = alone(tmp_path / "whole", 1, algorithm, more, steps=6, **optimizer)
+    kept = alone(tmp_path / "kept", 2, algorithm, more, steps=3, keep_optimizer=True, **optimizer)
+    empty = alone(tmp_path / "empty", 2, algorithm, more, steps=3, **optimizer)
     assert alike(kept, whole)
     assert not alike(empty, whole)
 

@@ -18,7 +18,7 @@ from fednet.errors import ConfigError
 from fednet.tensors import Layout, Tensors
 from fednet.training import graphs
 from fednet.training.hosts import ClientHost
-from fednet.training.optimizers import optimizer
+from fednet.training.optimizers import Corrected, optimizer
 from fednet.training.samples import batches
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting, Splits
@@ -361,7 +361,9 @@ def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
     # The first training of a kind is not captured, the second is, the third replays it.
     assert [w(h.train(weight(), loss=half)) for _ in range(3)] == pytest.approx([1.2] * 3)
     assert captured == []
-    assert [w(h.train(weight())) for _ in range(3)] == pytest.approx([1.4] * 3)
+    made = [h.train(weight()) for _ in range(3)]
+    assert [w(trained) for trained in made] == pytest.approx([1.4] * 3)
+    assert [trained.run.loss for trained in made] == pytest.approx([2.5] * 3)  # (2^2 + 1^2) / 2
     assert len(captured) == 2
     assert captured[0] is captured[1]
     assert w(h.train(weight(), loss=half)) == pytest.approx(1.2)
@@ -385,6 +387,13 @@ def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
     for _ in range(2):
         odd.train(weight())
     assert len(captured) == 3
+    # A step that trains another part of the model is another step.
+    line = host(nn.Linear(1, 1), graphs=True)
+    for name in ("weight", "bias"):
+        for _ in range(3):
+            found = line.train(line.initial, only=[name]).x
+            assert [n for n, t in found.items() if not torch.equal(t, line.initial[n])] == [name]
+    assert len(captured) == 7
 
 
 def test_a_parameter_that_the_loss_reaches_later_begins_without_momentum():
@@ -396,6 +405,17 @@ def test_a_parameter_that_the_loss_reaches_later_begins_without_momentum():
     made.step()
     assert first.tolist() == pytest.approx([-0.1 - 0.19])
     assert later.tolist() == pytest.approx([-0.1])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_in_another_order_in_memory_is_corrected_element_by_element(momentum):
+    p = torch.zeros(2, 3).t().requires_grad_()  # (3, 2), whose columns lie one after the other
+    p.grad = torch.arange(6.0).view(3, 2)
+    expected = -(p.grad + torch.tensor([[10.0, 40.0], [20.0, 50.0], [30.0, 60.0]]))
+    added = torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0, 60.0])
+    made = optimizer("sgd", [p], lr=1.0, momentum=momentum)
+    Corrected(made, 1.0, [added], 0.0, None, True, None).step()
+    assert torch.equal(p, expected)
 
 
 def test_an_empty_site_takes_no_step():
