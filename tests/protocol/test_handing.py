@@ -64,6 +64,12 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         handed.clear()
         do(one.begin(round, 0, "train", jobs, rules, now))
 
+    def add() -> None:
+        at_work = {t.job.client for t in one.tasks.open()}
+        some = [c for c in draw.sample(range(CLIENTS), 3) if c not in at_work]
+        do(one.add(round, [job(c) for c in some], now))
+        assert len({one.tasks.key(t) for t in one.tasks.open()}) == len(at_work) + len(some)
+
     def answer() -> None:
         if not handed:
             return
@@ -109,7 +115,7 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
 
     join()
     begin()
-    acts = [join] * 3 + [begin] + [answer] * 12 + [fail, beat, beat, leave, wait, wait]
+    acts = [join] * 3 + [begin] + [add] * 3 + [answer] * 12 + [fail, beat, beat, leave, wait, wait]
     for _ in range(300):
         draw.choice(acts)()
 

@@ -10,7 +10,7 @@ import pytest
 from fednet.records.manifest import RunProgress, UnderWay
 from fednet.server import books
 from fednet.server.books import WriteAheadLog, recover
-from fednet.wire.ledger import Ledger, Row
+from fednet.wire.ledger import Bill, Ledger, Row
 from fednet.wire.messages import Key
 
 KEY = Key(2, 0, 0, 7)
@@ -127,6 +127,58 @@ def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it
     assert {key.client for key in bills} >= set(range(0, 200, 10))
     assert len(bills) < 200
     assert bills[Key(1, 0, 0, 0)].down[0].kinds == {"state": 5}
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """Neither one of a connection nor one in a bill. A last line that was torn is the only loss."""
+    monkeypatch.setattr(books, "LONG", 0)
+    write_aside = books.write_aside
+
+    def crash(*given: object, **how: object) -> None:
+        if replaced:
+            write_aside(*given, **how)
+        raise KeyboardInterrupt
+
+    def sent(client: int) -> None:
+        name = (b"conn", "down", "task", Key(1, 0, 0, client))
+        ledger.account(name, "down", "task", name[3]).add({"state": 5}, 1, 5)
+
+    def send_on() -> None:
+        for _ in range(100):
+            sent(2)
+            flight.note(ledger)
+
+    rows: list[Row] = []
+    ledger = Ledger(rows.append, 1, numbered=True)
+    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+    for client in range(3):
+        sent(client)
+    flight.note(ledger)
+    ledger.settle((b"conn", "down", "task", Key(1, 0, 0, 0)), True)
+    ledger.move([(b"conn", "down", "task", Key(1, 0, 0, 1))], Bill())
+    monkeypatch.setattr(books, "write_aside", crash)
+    with pytest.raises(KeyboardInterrupt):
+        send_on()
+    monkeypatch.undo()
+    with flight.path.open("a") as file:
+        file.write(line(under_way(1, 9, *TASK, 100))[:-20])
+    again = WriteAheadLog(flight.path, False)
+    later = Ledger(rows.append, 2, numbered=True)
+    bills = recover(again, later, list(rows), set(), None)
+    found = {key.client: [(a.kinds, a.count) for a in bill.down] for key, bill in bills.items()}
+    last = rows.pop()
+    assert (last["client"], last["useful"], rows) == (0, True, [])
+    assert found.keys() == {1, 2}
+    assert found[1] == [({"state": 5}, 1)]
+    ((kinds, count),) = found[2]
+    assert kinds == {"state": 5 * count}
+    again.keep(later)
+    sent(3)
+    again.note(ledger)
+    assert {a.client for a in again.accounts().values()} == {1, 2, 3}
 
 
 def line(value: Row) -> str:

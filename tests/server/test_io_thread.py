@@ -15,13 +15,14 @@ import pytest
 from fednet.client.loop import ClientLoop
 from fednet.client.tasks import Prepared
 from fednet.client.worker import Outgoing
+from fednet.errors import RemoteProtocolError
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
-from fednet.server.inbox import Inbox
+from fednet.server.inbox import Inbox, Reply
 from fednet.server.io import Events, ServerIO
 from fednet.transport import keys
 from fednet.transport.base import Received
@@ -138,6 +139,26 @@ def test_a_reply_of_which_a_compressor_of_ones_own_makes_nothing_is_refused(tmp_
     both = Both(tmp_path, network.server(), network.client())
     both.io.inbox._decode = nothing
     both.phase(10, "refused: decode of Own (own.py, line 3) returned ndarray, expected 5 values")
+
+
+def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypatch):
+    """Nor its evaluation, which came before and was whole."""
+
+    def unusable(reply, body):
+        if reply.message.key.purpose == "train":
+            raise RemoteProtocolError("not finite")
+
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    both.io.inbox._decode = unusable
+    outcomes, let_go = [], []
+    wait = both.io.wait
+    monkeypatch.setattr(both.io, "wait", lambda s: outcomes.append(wait(s)) or outcomes[-1])
+    monkeypatch.setattr(Reply, "let_go", lambda reply: let_go.append(reply.message.key))
+    both.phase(10, "refused: not finite")
+    ended = [o for o in outcomes if o is not None]
+    assert [(o.reply, o.evaluation) for o in ended] == [(None, None)] * 2
+    assert {(key.client, key.purpose) for key in let_go} >= {(0, "evaluate"), (1, "evaluate")}
 
 
 def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_path):

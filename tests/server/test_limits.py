@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from fednet import descriptors
+from fednet.protocol.instructions import REFUSALS
 from fednet.server import io as server_io
 from fednet.server.io import Rate
 from fednet.transport import keys
@@ -105,6 +106,19 @@ def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(served):
     assert len(io.link.ledger._untaken) == tables
 
 
+def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_share_one(served):
+    io, rows, client = served
+    peer = client(0)
+    before = len(rows)
+    part = m.Part(run="run", inc=1, key=m.Key(io.protocol.tasks.round, 0, 0, 0), index=0)
+    for _ in range(REFUSALS + 7):
+        peer.send([encode(part), b"body"])
+    io._step(0.0)
+    io.link.settle_counted(peer.conn)
+    came = [(r["type"], r.get("count")) for r in rows[before:] if r["direction"] == "up"]
+    assert came == [("reply", None)] * REFUSALS + [("refused", 7)]
+
+
 BEAT = encode(m.Alive(run="run", inc=1))
 
 
@@ -153,6 +167,10 @@ def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(serv
     sent = 1 + heartbeats_until_hung_up(io, flood, honest, 50)
     assert sent >= server_io.JOINS_AT_ONCE
     assert honest.conn == kept
+    honest.close()
+    flood.close()
+    io._step(0.0)
+    assert not io._hung_up | io._addresses.keys()  # nothing is kept of connections that have ended
 
 
 def test_of_a_connection_that_is_hung_up_on_nothing_more_is_taken_in(served):

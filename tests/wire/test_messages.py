@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from fednet.config.schema import Carried
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.wire import messages as m
-from fednet.wire.frames import decode_from_client, decode_from_server, encode
+from fednet.wire.frames import MAX_LIST, decode_from_client, decode_from_server, encode
 from tests.chaos.mallory import raw
 
 KEY = m.Key(3, 1, 2, 7)
@@ -281,13 +282,42 @@ def test_deep_nesting_is_refused_wherever_it_stands(depth):
         refused([damaged(header + bytes(4))])
 
 
-def test_list_announced_long_takes_no_memory_before_its_items_are_there():
-    refused([damaged(b"\xdd\xff\xff\xff\xff" * 1000 + bytes(4))], "no msgpack")
+@pytest.mark.parametrize(
+    ("announced", "nbytes"),
+    [(2**32 - 1, 5000), (5000, 4000), (MAX_LIST, MAX_LIST - 1), (MAX_LIST + 1, m.MAX_HEADER)],
+)
+def test_list_announced_long_takes_no_memory_before_its_items_are_there(announced, nbytes):
+    lists = (b"\xdd" + announced.to_bytes(4, "big")) * 800
+    header = damaged(lists[: nbytes - 4].ljust(nbytes, b"\0"))
+    tracemalloc.start()
+    try:
+        refused([header], "no msgpack")
+        assert tracemalloc.get_traced_memory()[1] < 4 * nbytes + (1 << 20)
+    finally:
+        tracemalloc.stop()
 
 
-def test_header_that_no_receiver_would_take_is_not_sent():
-    with pytest.raises(LocalProtocolError, match="welcome"):
-        encode(m.Welcome(run="r", session="", name="", config="x" * m.MAX_HEADER, ids=[]))
+def test_a_header_of_the_limit_is_sent_and_taken_and_one_byte_more_is_neither():
+    def welcome(nbytes):
+        return m.Welcome(run="r", session="", name="", config="x" * nbytes, ids=[])
+
+    most = m.MAX_HEADER - len(encode(welcome(1 << 16))) + (1 << 16)
+    header = encode(welcome(most))
+    assert len(header) == m.MAX_HEADER
+    assert decode_from_server([header])[0] == welcome(most)
+    with pytest.raises(LocalProtocolError, match=f"welcome .*of {m.MAX_HEADER + 1} bytes"):
+        encode(welcome(most + 1))
+    refused([damaged(header + b"x")], f"of {m.MAX_HEADER + 1} bytes", decode_from_server)
+
+
+@pytest.mark.parametrize("number", [9, 10, 11, 12, 13, 14, 300])
+def test_a_header_is_the_map_that_msgpack_packs_however_many_fields_it_has(number):
+    names = [(f"field{i}", int, i) for i in range(number)]
+    header = encode(msgspec.defstruct("Many", names, bases=(m.Message,), tag="many")())
+    fields = msgpack.unpackb(header)
+    assert fields["field8"] == 8
+    assert len(fields) == 5 + number  # version, type, run, incarnation, check
+    assert header == msgpack.packb(fields)
 
 
 @settings(max_examples=100, deadline=None)
