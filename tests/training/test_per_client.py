@@ -62,8 +62,8 @@ def test_simulated_time_and_the_record_know_each_clients_steps(tmp_path):
     assert steps == {0: 6, 1: 7, 2: 3}
     (record,) = lines(directory / "rounds.jsonl")
     assert record["seconds_virtual"] == pytest.approx(0.07)
-    written = config.load(directory / "config.yaml").train
-    assert [written.of(k, 3).epochs for k in range(3)] == [2, 1, 1]
+    written = config.load(directory / "config.yaml")
+    assert [written.train_of(k).epochs for k in range(3)] == [2, 1, 1]
 
 
 @pytest.mark.long
