@@ -10,7 +10,7 @@ import pytest
 
 import fednet
 from fednet.errors import ClientsJoin
-from fednet.server import process
+from fednet.server import session
 from tests.processes import Federation, crashes, in_process
 from tests.rooms import site_data
 
@@ -78,13 +78,13 @@ def stop_as_it_grows() -> None:
 
 def die_with_the_configuration_written() -> None:
     """In a server: it is killed as it grows, before a checkpoint has the new clients."""
-    written = process.write_configuration
+    written = session.write_configuration
 
     def then_die(*given) -> None:
         written(*given)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    process.write_configuration = then_die
+    session.write_configuration = then_die
 
 
 @pytest.mark.parametrize(
