@@ -72,6 +72,14 @@ def test_a_round_below_the_minimum_is_void_and_changes_nothing(tmp_path: Path) -
     assert hashes(records)[1] == hashes(records)[0] != hashes(records)[2]
 
 
+@pytest.mark.parametrize(("method", "keep"), [("fedavg", set()), ("scaffold", {0, 1, 2, 3})])
+def test_only_clients_that_kept_a_state_have_a_version_of_it(
+    tmp_path: Path, method: str, keep: set[int]
+) -> None:
+    directory, _ = run(tmp_path, algorithm=method, rounds=1)
+    assert read_manifest(directory / "checkpoint")[0].versions.keys() == keep
+
+
 def test_after_so_many_void_rounds_the_run_ends_with_everything_saved(tmp_path: Path) -> None:
     everybody = lost(*((t, c) for t in (2, 3) for c in range(4)))
     changes: dict[str, Any] = {

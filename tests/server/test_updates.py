@@ -4,11 +4,14 @@ resume and a replay give.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fednet.server.io import ServerIO
+from fednet.server.rounds import Rounds
 from fednet.server.watch import Watch
 from tests.rooms import lines
 from tests.server.test_rounds import hashes
@@ -139,6 +142,35 @@ def test_a_client_that_leaves_in_the_middle_of_its_task_is_lost_there(tmp_path: 
     assert sum(r["completed"].count(3) for r in records) >= 1
     _, again = run(tmp_path / "again", **there)
     assert hashes(again) == hashes(records)
+
+
+def test_a_task_that_is_resumed_has_the_time_that_is_left_of_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients leave after 10,000 s. As the run goes on its clock shows 4,000 s more."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,to\n" + "".join(f"{c},0,10000\n" for c in range(4)))
+    real = {
+        "availability": {"trace": str(trace)},
+        "link": {"clock": "real"},
+        "participation": 1.0,
+    }
+    run(tmp_path, rounds=2, **real)
+    begin, hand_out, left = Rounds.begin, ServerIO.begin, []
+
+    def later(self: Rounds, resumed: Any, added: Any) -> None:
+        resumed[1].at += 4000
+        begin(self, resumed, added)
+
+    def handed(self: ServerIO, name: Any, jobs: Any, rules: Any) -> None:
+        left.extend(job.leaves.at - time.monotonic() for job in jobs)
+        hand_out(self, name, jobs, rules)
+
+    monkeypatch.setattr(Rounds, "begin", later)
+    monkeypatch.setattr(ServerIO, "begin", handed)
+    run(tmp_path, rounds=3, resume=True, **real)
+    assert left
+    assert left == pytest.approx([6000] * len(left), abs=1000)
 
 
 def test_with_nothing_stale_an_update_is_a_round(tmp_path: Path) -> None:
