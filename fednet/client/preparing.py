@@ -127,11 +127,10 @@ class Preparer:
             worker.warm()
         facts = []  # what the server has to know of sites' own data
         for client in own:
-            data = site(self.devices[0], client)
-            counts = [int(k) for k in data.class_counts]
-            names = data.data.names_sha256
-            tested = data.n_test * data.data.targets_each
-            facts.append(m.SiteFacts(client, data.n, tested, counts, names))
+            mine = site(self.devices[0], client)
+            counts = [int(k) for k in mine.class_counts]
+            tested = mine.n_test * mine.data.targets_each
+            facts.append(m.SiteFacts(client, mine.n, tested, counts, mine.data.names_sha256))
         s = "s" if len(clients) > 1 else ""
         where = f"client{s} {numbers.as_text(clients)} on {', '.join(self.devices)}"
         self.say(f"joined {welcome.name} as {where}")

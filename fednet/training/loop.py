@@ -225,14 +225,14 @@ def _descend(
         for group in groups
     ]
     memory = descent.memory
-    of: dict[str, tuple[torch.Tensor, Optimizer]] = {}
+    stepped: dict[str, tuple[torch.Tensor, Optimizer]] = {}  # by name: the tensor, and by what
     if memory is not None:
         names = [*trained, *(f"+{name}" for name in beside or ())]
-        owners = [one for one, group in zip(made, groups) for _ in group]
-        of = {name: (p, one) for name, p, one in zip(names, parameters, owners)}
+        each = [one for one, group in zip(made, groups) for _ in group]
+        stepped = {name: (p, one) for name, p, one in zip(names, parameters, each)}
         for key, value in memory.items():
             name, _, what = key.rpartition("/")
-            p, one = of[name]
+            p, one = stepped[name]
             # In the parameter's own order in memory; Adam's number of steps is a scalar.
             held = value.to(p.device, copy=True)
             if value.shape == p.shape:
@@ -319,7 +319,7 @@ def _descend(
     if replay is not None:
         replay.trainings += 1
     if memory is not None:
-        for name, (p, one) in of.items():
+        for name, (p, one) in stepped.items():
             memory.update({f"{name}/{what}": x for what, x in one.state.get(p, {}).items()})
     return Run(descent.n, step, float(total) / seen)
 

@@ -124,7 +124,7 @@ class Plan:
         made = SGD(self.weights, recipe.lr, recipe.momentum, recipe.weight_decay)
         corrected = None if first.hooks.neutral else self._corrected(rows, made)
 
-        def still(i: int) -> None:
+        def freeze(i: int) -> None:
             """Takes from a lane all that would move it without a gradient."""
             if corrected is None:
                 return
@@ -142,7 +142,7 @@ class Plan:
 
         forward = vmap(one)
         for i in range(len(lanes), n):
-            still(i)
+            freeze(i)
         feed = Feed(lanes, n)
         self.dropout.begin([row.draws for row in rows], piece(first.data[0], 0, 1), first.width)
         losses: dict[int, torch.Tensor] = {}
@@ -188,7 +188,7 @@ class Plan:
                                 [p.detach()[i] for p in self.parameters],
                             )
                     # It goes on without a gradient: to leave it out would cost the others.
-                    still(i)
+                    freeze(i)
                 if all(lane.error is not None or lane.steps <= step for lane in lanes):
                     break
         if losses:

@@ -198,6 +198,53 @@ def test_who_fails_at_a_step_spoils_nothing_for_the_others():
     assert [bits(lane) for lane in lanes[1:]] == [bits(lane) for lane in others[1:]]
 
 
+def test_a_pack_whose_lanes_have_all_failed_takes_no_further_step():
+    told = []
+
+    def cancelled(step: int, steps: int) -> None:
+        told.append(step)
+        raise KeyError("not wanted any more")
+
+    class Counted:
+        steps = 0
+
+        def losses(self, outputs, y):
+            self.steps += 1
+            return TASK.losses(outputs, y)
+
+    lanes, task = [client(0), client(1)], Counted()
+    for lane in lanes:
+        lane.progress = cancelled
+    packed.descend(lanes, 2, task)
+    assert all(isinstance(lane.error, KeyError) for lane in lanes)
+    assert (told, task.steps) == ([1, 1], 1)
+
+
+def test_what_a_model_keeps_in_attributes_is_not_the_next_packs():
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(256, CLASSES)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.head(x.flatten(1)) * self.calls
+
+    def lane() -> Descent:
+        scratch = Scratch(Growing, Layout.of(Growing()))
+        scratch.load(weights(scratch.layout, 0))
+        data = images(SIZES[0], CLASSES, SHAPE, seed=1)
+        return Descent(scratch, data, RECIPE, seeds.rng(0, "order", 1, 0))
+
+    one, two = lane(), lane()
+    plans: packed.Plans = {}
+    packed.descend([one], 2, TASK, plans)
+    packed.descend([two], 2, TASK, plans)
+    assert len(plans) == 1
+    assert bits(one) == bits(two)
+
+
 def test_more_steps_than_are_gathered_at_once(monkeypatch):
     whole, parts = client(0), client(0)
     packed.descend([whole, client(1)], 2, TASK)
