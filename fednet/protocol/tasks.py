@@ -264,7 +264,6 @@ class Tasks:
         self.by_client = {j.client: Task(j, since=self._turn.now) for j in jobs}
         self._done, self._given = 0, {}
         self._leaving = [t for t in self.by_client.values() if t.job.leaves is not None]
-        self._waiting.clear()
         self._wait(sorted(self.by_client.values(), key=lambda t: (-t.job.cost, t.job.client)))
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
@@ -368,7 +367,9 @@ class Tasks:
 
     # -- handing out -------------------------------------------------------------------------------
     def _wait(self, tasks: Iterable[Task]) -> None:
-        """These tasks are to be handed out in this order, after those that wait already."""
+        """New tasks are to be handed out in this order, after those that wait already; one that is
+        handed out again keeps its place.
+        """
         for t in tasks:
             self._places += 1
             t.place = self._places

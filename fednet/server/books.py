@@ -105,13 +105,12 @@ def recover(
         ledger.taken(progress.totals)
     for account in open_accounts.values():
         key = _key_of(account)
-        account.cut = key not in on_record
         task = account.direction == "down" and account.type in ("task", "evaluate")
-        if account.cut and not task:
-            account.cut = False
-            ledger.write(account, False, reason="the server ended")
-        else:
+        account.cut = task and key not in on_record
+        if task or key in on_record:
             bills.setdefault(key, Bill()).add(ledger.adopt(account))
+        else:
+            ledger.write(account, False, reason="the server ended")
     return bills
 
 

@@ -77,7 +77,12 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         said = m.Reply(run="r", inc=1, key=key, form=form(3), size=3)
         do(say(one, conn, said, now, BODY))
         if draw.random() < 0.8:
+            t = one.tasks.current(key)
+            counts = t is not None and t.status is TaskState.ARRIVED
             do(one.accept(key, now))
+            name = one.roster.worker_of(conn)
+            if counts:
+                assert [c for c, free in idle(one) if free == name] == []  # at once
         else:
             do(one.reject(key, "no", now))
 
@@ -118,6 +123,28 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
     acts = [join] * 3 + [begin] + [add] * 3 + [answer] * 12 + [fail, beat, beat, leave, wait, wait]
     for _ in range(300):
         draw.choice(acts)()
+
+
+def test_a_bound_task_waits_for_the_worker_of_the_last_one_though_another_is_free():
+    one = server(2)
+    ready(one, b"0", "w0", [0, 1])
+    ready(one, b"1", "w1", [0])
+
+    def given(instructions) -> list[tuple[bytes, int]]:
+        tasks = [i for i in instructions if isinstance(i, Send) and isinstance(i.message, m.Task)]
+        return [(i.conn, i.message.key.client) for i in tasks]
+
+    def answer(round: int, client: int) -> list[tuple[bytes, int]]:
+        key = m.Key(round, 0, 0, client)
+        said = m.Reply(run="r", inc=1, key=key, form=form(3), size=3)
+        return given([*say(one, b"0", said, 0.0, BODY), *one.accept(key, 0.0)])
+
+    assert given(one.begin(1, 0, "train", [job(0)], Rules(), 0.0)) == [(b"0", 0)]
+    assert answer(1, 0) == []
+    jobs = [job(1, cost=9), job(0, bound=True)]
+    assert given(one.begin(2, 0, "train", jobs, Rules(), 0.0)) == [(b"0", 1)]
+    assert given(one.tick(0.0)) == []
+    assert answer(2, 1) == [(b"0", 0)]
 
 
 def test_each_reply_is_followed_by_a_task_of_the_phase_that_is_open():

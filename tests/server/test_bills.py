@@ -111,6 +111,13 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
 def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_aside, rewritten = books.write_aside, list[int]()
+
+    def counted(path: Path, text: bytes, fsync: bool) -> bool:
+        rewritten.append(text.count(b"\n"))
+        return write_aside(path, text, fsync=fsync)
+
+    monkeypatch.setattr(books, "write_aside", counted)
     monkeypatch.setattr(books, "LONG", 1000)
     flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
     ledger = Ledger([].append, 1, numbered=True)
@@ -123,6 +130,7 @@ def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it
             ledger.settle(name, True)
         sizes.append(flight.path.stat().st_size)
     assert sum(b < a for a, b in pairwise(sizes)) >= 2
+    assert sum(rewritten) < 200  # lines: what stays open for long costs little
     bills = recover(flight, Ledger([].append, 2), [], set(), None)
     assert {key.client for key in bills} >= set(range(0, 200, 10))
     assert len(bills) < 200
@@ -169,6 +177,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
     later = Ledger(rows.append, 2, numbered=True)
     bills = recover(again, later, list(rows), set(), None)
     found = {key.client: [(a.kinds, a.count) for a in bill.down] for key, bill in bills.items()}
+    assert later.crossed() == {"up": 0, "down": 0}
     last = rows.pop()
     assert (last["client"], last["useful"], rows) == (0, True, [])
     assert found.keys() == {1, 2}
@@ -197,6 +206,7 @@ def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_
     ledger = Ledger(rows.append, 2, numbered=True)
     bills = recover(flight, ledger, [], set(), None)
     assert [(r["type"], r["reason"]) for r in rows] == [("reply", "the server ended")]
+    assert "lost" not in rows[0]  # it arrived here
     ledger.settle_bill(bills[KEY], False, "the server ended")
     assert (rows[1]["type"], rows[1]["lost"], rows[1]["incarnation"]) == ("task", True, 1)
 

@@ -4,6 +4,7 @@ events against floods.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from fednet.client.worker import Outgoing
 from fednet.errors import RemoteProtocolError
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.instructions import Send
+from fednet.protocol.instructions import Send, Spend
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
@@ -409,6 +410,45 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
     again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
     io._step(0.0)
     assert done[:2] == [("sent", last), ("bound", again.conn)]
+
+
+def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_once(tmp_path):
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    (last,) = both.io.protocol.roster.by_conn
+    io, before, key = both.io, len(both.rows), m.Key(2, 0, 0, 0)
+    both.client_transport.close()
+    size = [m.Field("x", "state", 3, 3)]
+    task = m.Task(run="run", inc=1, key=key, form=size, size=3)
+    io._act([Send(last, task, Body([b"abc"])), Spend(last, "down", key, "lost")])
+    assert both.rows[before:] == []
+    assert (last, "down", "task", key) not in both.link.ledger.open()
+
+
+def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
+    network = Inproc()
+    io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
+    client = network.client()
+    client.send([encode(m.Join(worker="w", ids=[0]))])
+    client.send([encode(m.Ready(run="run", inc=1, layout="L"))])
+    io._step(0.0)
+
+    def written() -> list[str]:
+        files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return [file for file in files if file.endswith(".bin") and str(tmp_path) in file]
+
+    for round in range(1, 6):
+        key = m.Key(round, 0, 0, 0)
+        io.begin((round, 0, "train"), [Job(0, [], Body([]), b"")], Rules())
+        form = [m.Field("x", "delta", BIG, BIG)]
+        client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
+        client.send([encode(m.Part(run="run", inc=1, key=key, index=0)), bytes(m.PART)])
+        io._step(0.0)
+        assert len(written()) == 1
+        io.cancel("too late")
+        assert written() == []
+    io.close(linger_s=0)
 
 
 def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(monkeypatch):

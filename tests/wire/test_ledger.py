@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from fednet.wire.ledger import Account, Ledger
+import pytest
+
+from fednet.wire.ledger import Account, Bill, Ledger
 from fednet.wire.messages import Key
 
 
@@ -84,3 +86,21 @@ def test_useless_bytes_are_spent_all_the_same():
     assert (rows[0]["useful"], rows[0]["reason"]) == (False, "deadline")
     assert ledger.totals == {"up": 0, "down": 15}
     assert ledger.useful["down"] == {}
+
+
+@pytest.mark.parametrize("useful", [False, True])
+@pytest.mark.parametrize("answered", [False, True])
+def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connection_ended(
+    useful, answered
+):
+    ledger, rows = book()
+    name = (b"1", "down", "task", Key(1, 0, 0, 7))
+    ledger.account(name, "down", "task", name[3]).add({"state": 5}, 1, 5)
+    ledger.open(b"1")[name].cut = True
+    if answered:
+        bill = Bill()
+        ledger.move([name], bill)
+        ledger.settle_bill(bill, useful)
+    else:
+        ledger.settle(name, useful)
+    assert [row.get("lost", False) for row in rows] == [not (useful or answered)]

@@ -50,16 +50,18 @@ def reply(size=12, key=KEY) -> m.Reply:
     return m.Reply(key=key, form=FORM, size=size)
 
 
-def test_parts_share_the_row_of_their_announcement_and_pulls_have_one():
-    ends = Ends(part=5)
-    n = ends.up(reply())
+@pytest.mark.parametrize(("purpose", "type"), [("train", "reply"), ("evaluate", "evaluate")])
+def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, type):
+    ends, key = Ends(part=5), m.Key(2, 0, 1, 5, purpose)
+    n = ends.up(reply(key=key))
     n += sum(
-        ends.up(m.Part(key=KEY, index=i), memoryview(bytes(size)))
+        ends.up(m.Part(key=key, index=i), memoryview(bytes(size)))
         for i, size in ((0, 5), (1, 5), (2, 2))
     )
-    ends.server.send(b"c", m.Pull(key=KEY, first=0, count=3))
-    ends.server.settle(b"c", "up", KEY, True)
+    ends.server.send(b"c", m.Pull(key=key, first=0, count=3))
+    ends.server.settle(b"c", "up", key, True)
     reply_row, pull_row = ends.down_rows
+    assert reply_row["type"] == type
     assert (reply_row["bytes"], reply_row["kinds"], reply_row["raw_bytes"]) == (
         n,
         {"state": 8, "statistics": 4},
