@@ -282,6 +282,30 @@ def test_a_users_own_type_may_pass_over_unknown_keys():
         fit.fit(wrong, Loose[int])
 
 
+class Fixed(msgspec.Struct, tag="fixed", forbid_unknown_fields=True):
+    rate: float
+
+
+class Falling(msgspec.Struct, tag="falling", forbid_unknown_fields=True):
+    factor: float = 0.5
+
+
+class Planned(msgspec.Struct, forbid_unknown_fields=True):
+    plan: Fixed | Falling
+
+
+def test_a_users_own_types_may_be_told_apart_by_a_tag():
+    for text, plan in (
+        ("{type: fixed, rate: 0.1}", Fixed(0.1)),
+        ("{type: falling, factor: 0.9}", Falling(0.9)),
+    ):
+        tree = configuration.compose(f"plan: {text}", "here")
+        assert fit.fit(tree, Planned) == Planned(plan)
+    wrong = configuration.compose("plan: {type: falling, factor: a}", "here")
+    with pytest.raises(ConfigError, match=r"^here:1: plan: expected .*, got a mapping\.$"):
+        fit.fit(wrong, Planned)
+
+
 # -- errors, word for word -------------------------------------------------------------------------
 REFUSED = yaml.safe_load((Path(__file__).parent / "refused.yaml").read_text())
 CASES = [

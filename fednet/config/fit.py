@@ -94,7 +94,9 @@ def _mapping(
 ) -> dict[str, object]:
     """Does what `_plain` does, for a mapping."""
     members = _members(kind)
-    struct = next((m for m in members if _is_struct(m)), None)
+    # Which of several types a tag names, and that it is a key, only msgspec knows.
+    plain = (m for m in members if _is_struct(m) and not _origin(m).__struct_config__.tag)
+    struct = next(plain, None)
     if struct is None:
         of = next((get_args(m) for m in members if _origin(m) is dict), ())
         inner = of[1] if of else Any
