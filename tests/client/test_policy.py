@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
 from fednet import config as configuration
 from fednet import registry
@@ -44,6 +45,10 @@ def lot(y: Any, clients: int, *, order: str = "") -> list[np.ndarray]:
     return np.array_split(np.arange(len(y)), clients)
 
 
+def net(*, input_shape: tuple[int, ...], classes: int, file: str = "") -> torch.nn.Module:
+    return torch.nn.Linear(*input_shape, classes)
+
+
 class Reader(FedAvg):
     """A method that reads a file when it is made."""
 
@@ -62,18 +67,21 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.dataset._parts, "texts-table", table)
     monkeypatch.setitem(registry.dataset._parts, "texts-anything", anything)
     monkeypatch.setitem(registry.partitioner._parts, "texts-lot", lot)
+    monkeypatch.setitem(registry.model._parts, "texts-net", net)
     monkeypatch.setitem(registry.algorithm._parts, "texts-reader", Reader)
 
 
-def sent(algorithm: Any = "fedavg", **data: Any) -> str:
+def sent(algorithm: Any = "fedavg", model: Any = SMALL["model"], **data: Any) -> str:
     """A configuration as it comes from a server."""
     divided = {} if data["dataset"] == "site" else {"partition": {"scheme": "iid"}}
-    made = {**SMALL, "data": {**divided, **data}, "algorithm": algorithm}
+    made = {**SMALL, "data": {**divided, **data}, "algorithm": algorithm, "model": model}
     return configuration.to_yaml(configuration.from_mapping(made, where="here"))
 
 
 TABLE: dict[str, Any] = {"dataset": "texts-table"}
 SYNTHETIC: dict[str, Any] = {"dataset": "synthetic", "shape": [3], "classes": 2, "samples": 60}
+# The last client has another model.
+SECOND = {"name": "mlp", "others": [{"name": "texts-net", "clients": "2", "file": "secret"}]}
 SITE: dict[str, Any] = {"dataset": "site", "shape": [3], "format": "texts-table"}
 
 
@@ -110,6 +118,8 @@ def test_a_server_may_choose_what_the_sites_own_file_names(data: dict[str, Any])
             {**SYNTHETIC, "algorithm": {"name": "texts-reader", "prior": "/etc/passwd"}},
             "algorithm.prior",
         ),
+        ({**SYNTHETIC, "model": {"name": "texts-net", "file": "secret"}}, "model.file"),
+        ({**SYNTHETIC, "algorithm": "fedproto", "model": SECOND}, "model.file"),
     ],
 )
 def test_other_text_is_refused_unless_the_policy_lets_the_server_choose(
@@ -133,6 +143,15 @@ def test_a_path_of_a_dataset_of_ones_own_is_below_the_sites_data(tmp_path: Path)
         Policy().applied_to(config)
     applied = policy(None, tmp_path, None).applied_to(config)
     assert applied.data.options["path"] == str(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_data_are_fetched_where_both_the_server_and_the_site_want_it(wanted, allowed) -> None:
+    data = {"dataset": "mnist", "download": wanted, "root": "/their/own"}
+    applied = Policy(download=allowed).applied_to(configuration.from_mapping({"data": data}))
+    assert applied.data.download is (wanted and allowed)
+    assert applied.data.root is None
 
 
 def test_a_trace_that_the_server_names_is_read_below_the_sites_own_folder_alone(

@@ -97,6 +97,19 @@ def test_of_several_tasks_that_run_out_of_memory_only_the_first_lowers_the_limit
     assert run_out(s) == [PAUSES_S[0]]  # failures in a row are counted
 
 
+def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(made):
+    s = made(Fake(100, 45))
+    succeed(s)
+    assert s.total == 2
+
+    def work() -> None:
+        assert [run_out(s), s.total] == [[0.0], 1]
+        assert run_out(s) == [0.0]  # it was not alone, though the limit was 1 when it began
+
+    s.run(0, work, lambda: None)
+    assert run_out(s) == [PAUSES_S[0]]
+
+
 @pytest.mark.parametrize("inline", [False, True])
 def test_all_jobs_are_done_and_never_more_at_once_than_may_run(made, inline):
     s = made(inline=inline)

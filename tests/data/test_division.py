@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -237,3 +238,27 @@ def test_on_the_cpu_a_clients_inputs_are_freed_after_its_task():
     inputs = weakref.ref(site.train[0])
     del site
     assert inputs() is None
+
+
+def test_feature_noise_grows_from_client_to_client_in_units_of_the_raw_inputs():
+    """Sigma 0.5 of three clients: 0, 0.25 and 0.5."""
+    noisy, n, std = msgspec.structs.replace(section(), feature_noise=0.5), 3000, (0.5, 0.1)
+    grey = torch.full((n, 2, 3, 3), 51, dtype=torch.uint8)  # 0.2
+    y = torch.arange(n) % 2
+    federation = split(
+        Data(train=(grey, y), test=(grey, y), classes=2, mean=(0.2, 0.2), std=std), noisy, 3, 7
+    )
+    for client, sigma in enumerate((0.0, 0.25, 0.5)):
+        x = federation.site(client).train[0]
+        found = x.std(dim=(0, 2, 3)).tolist()
+        assert found == pytest.approx([sigma / std[0], sigma / std[1]], rel=0.05, abs=1e-6)
+        assert torch.equal(x, federation.site(client).train[0])
+    raw = {"a": torch.zeros(n, 3), "b": torch.zeros(n, 3), "place": torch.ones(n, 3).long()}
+    site = split(Data(train=(raw, y), test=(raw, y), classes=2), noisy, 3, 7).site(2)
+    x, test = site.train[0], site.test[0]
+    assert float(x["a"].std()) == pytest.approx(0.5, rel=0.05)
+    for one, other in ((x["a"], x["b"]), (x["a"], test["a"])):  # each has draws of its own
+        assert not torch.equal(one[:100], other[:100])
+    assert (x["place"] == 1).all()
+    alone = split(Data(train=(raw, y), test=(raw, y), classes=2), noisy, 1, 7).site(0)
+    assert not alone.train[0]["a"].any()

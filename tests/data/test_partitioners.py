@@ -113,6 +113,8 @@ def test_with_the_cap_a_client_that_holds_its_share_gets_no_more():
     # share the ones
     assert [len(p) for p in dirichlet(y, 3, Fixed(*draws))] == [8, 1, 3]
     assert [len(p) for p in dirichlet(y, 3, Fixed(*draws), cap=True)] == [5, 3, 4]
+    just = Fixed([0.7, 0.2, 0.1], draws[1])  # 4 zeros are its share exactly
+    assert [len(p) for p in dirichlet(y, 3, just, cap=True)] == [4, 4, 4]
     # Where the cap leaves nothing the uncapped shares are used.
     assert capped(np.array([0.6, 0.4, 0.0]), np.array([0, 0, 1])).tolist() == [0.6, 0.4, 0.0]
 
