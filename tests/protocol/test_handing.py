@@ -147,6 +147,20 @@ def test_a_bound_task_waits_for_the_worker_of_the_last_one_though_another_is_fre
     assert answer(2, 1) == [(b"0", 0)]
 
 
+def test_a_clients_second_task_of_a_round_is_another_attempt_and_counts_as_one_with_the_first():
+    one = server(2)
+    ready(one, b"0", "w0", [0])
+    ready(one, b"1", "w1", [1])
+    one.begin(1, 0, "train", [job(0), job(1)], Rules(first=2), 0.0)
+    for attempt in range(2):
+        key = m.Key(1, 0, attempt, 0)
+        say(one, b"0", m.Reply(run="r", inc=1, key=key, form=form(3), size=3), 0.0, BODY)
+        one.accept(key, 0.0)
+        assert [t.job.client for t in one.tasks.open()] == [1]  # two of one client are not two
+        one.add(1, [job(0)], 0.0)
+        assert one.tasks.key(one.tasks.by_client[0]) == m.Key(1, 0, attempt + 1, 0)
+
+
 def test_each_reply_is_followed_by_a_task_of_the_phase_that_is_open():
     one = server(3)
     ready(one, b"0", "w0", range(3))

@@ -941,3 +941,40 @@ def test_parts_of_senders_that_are_slow_count_in_the_budget():
     assert first == [3] * 16
     # What was granted to the others at second 1.5 is theirs for as long.
     assert sum(s.tasks.by_client[i].up.ahead for i in range(16, 40)) <= 2 * (64 - sum(first))
+
+
+def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it():
+    s = server(2)
+    s.roster.limit = 1
+    ready(s, b"1", "w", [0])
+    s.begin(1, 0, "train", [job(0)], Rules(closed=None, silent=None), 0.0)
+    s.closed(b"1", 0.0)
+    other = m.Join(worker="x", ids=[1])
+    (refuse,) = sent(say(s, b"2", other))
+    assert (refuse.final, refuse.reason) == (False, "join: 1 workers are connected already.")
+    s.cancel("over", 0.0)
+    assert sent(say(s, b"3", other), m.Welcome)
+    assert list(s.roster.workers) == ["x"]
+
+
+def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_is_not_known():
+    s = server(1, part=2)
+    ready(s)
+    s.begin(1, 0, "train", [job(0, size=1)], Rules(), 0.0)
+    reply = m.Reply(run="r", inc=1, key=key(), form=form(4), size=4)
+    assert sent(say(s, b"1", reply), m.Pull)
+    say(s, b"1", m.Part(run="r", inc=1, key=key(), index=0), 0.0, memoryview(b"ab"))
+    session = s.roster.workers["w"].session
+    out = ready(s, b"2", session=session, inc=1, holding=[key()])
+    assert sent(say(s, b"2", reply), m.Pull)
+    out = say(s, b"2", m.Part(run="r", inc=1, key=key(), index=0), 0.0, memoryview(b"ab"))
+    assert [(i.offset, i.size) for i in of(out, Store)] == [(0, 4)]
+
+
+def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
+    s = server(1)
+    ready(s)
+    s.begin(1, 0, "train", [job(0, lost="a planned fault")], Rules(closed=10.0, silent=None), 0.0)
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 6.0)
+    assert of(s.tick(15.0), Resolved) == []
+    assert [i.reason for i in of(s.tick(17.0), Resolved)] == ["lost: a planned fault"]
