@@ -222,6 +222,16 @@ def test_an_answer_that_is_none_is_refused_by_itself(protocol):
 
 
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+def test_a_client_that_copies_the_keys_of_another_is_refused(protocol):
+    round, gathered = Round(terms(protocol)), Gathered()
+    keys = round.clients[3].answer("keys", round.server.question(3))
+    round.server.take(gathered, 3, keys)
+    with pytest.raises(RemoteProtocolError, match="a public key that occurs twice"):
+        round.server.take(gathered, 4, keys)
+    assert list(gathered.answers) == [3]
+
+
+@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
 @pytest.mark.parametrize(
     ("step", "question", "why"),
     [

@@ -130,3 +130,15 @@ def test_a_share_by_the_sites_own_word_is_bounded_though_one_of_three_replies_fa
     for row in lines(run(tmp_path, data=data) / "rounds.jsonl"):
         (warning,) = row["algorithm"]["warnings"]
         assert warning.startswith(f"client {largest}'s samples count as 20: round.max_share")
+
+
+def test_a_client_whose_share_is_lowered_weighs_so_much_less(tmp_path, monkeypatch):
+    """Of clients with 16, 16 and 64 samples none may have more than half: 64 count as 32."""
+    data = site_data(tmp_path / "data", 0, 1, n=16)
+    site_data(tmp_path / "data", 2, n=64)
+    found = run(tmp_path / "found", rounds=1, data=data, round={"max_share": 0.5})
+    monkeypatch.setattr(FedAvg, "weight", lambda self, run: min(run.n, 32))
+    unbounded = {"rounds": 1, "data": data, "round": {"max_share": None}}
+    assert hashes(found) == hashes(run(tmp_path / "expected", **unbounded))
+    monkeypatch.undo()
+    assert hashes(found) != hashes(run(tmp_path / "otherwise", **unbounded))
