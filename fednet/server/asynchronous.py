@@ -253,7 +253,7 @@ class Updates:
         for client, saved in sorted(progress.under_way.items()):
             exchange = self.exchanges.prepared(saved.round, 0, (), {}, saved.at)
             exchange.opened -= progress.at - saved.at
-            down = self.rounds.sent[f"sent-{saved.sent}"]
+            down = self.rounds.sent_down[f"sent-{saved.sent}"]
             assert isinstance(down, SentDown)
             form = tuple(msgspec.json.decode(down.form, type=list[Field]))
             data = down.body.numpy().data
@@ -276,7 +276,7 @@ class Updates:
                 enrol=down.enrol,
             )
             task = exchange.asked[client] = Asked(saved.round, job, saved.at)
-            self.exchanges.complete(exchange, task, job, seen)
+            self.exchanges.complete_task(exchange, task, job, seen)
             task.bytes, task.enrolled = saved.bytes, saved.enrolled
             self.schedule.training[client] = saved.round
             self._under_way(client, task)
@@ -286,8 +286,8 @@ class Updates:
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""
-        rounds, before = self.rounds, self.rounds.sent
-        self.progress.under_way, rounds.sent = {}, {}
+        rounds, before = self.rounds, self.rounds.sent_down
+        self.progress.under_way, rounds.sent_down = {}, {}
         for client in sorted(self.schedule.training):
             task, job = self.tasks[client], self.tasks[client].job
             self.progress.under_way[client] = UnderWay(
@@ -300,12 +300,12 @@ class Updates:
             )
             name = f"sent-{job.check.hex()}"
             if name in before:
-                rounds.sent[name] = before[name]
-            elif name not in rounds.sent:
+                rounds.sent_down[name] = before[name]
+            elif name not in rounds.sent_down:
                 form = msgspec.json.encode(list(job.form)).decode()
                 body = torch.frombuffer(bytearray(job.body.whole()), dtype=torch.uint8)
                 down = SentDown(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
-                rounds.sent[name] = down
+                rounds.sent_down[name] = down
 
     # -- tasks -------------------------------------------------------------------------------------
     def _step(self, at: float, client: int | None = None, lost: bool = False) -> None:

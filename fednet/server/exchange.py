@@ -276,10 +276,10 @@ class Exchanges:
         job = Job(client, form, body, check, start=start, state=state, keep=keep, enrol=enrol)
         if self.experiment.base_comes and not (start or index):
             job = with_base(self.experiment, job, {})
-        self.complete(exchange, asked, job, encoded.seen)
+        self.complete_task(exchange, asked, job, encoded.seen)
         return asked
 
-    def complete(self, exchange: Exchange, asked: Asked, job: Job, down: Payload) -> None:
+    def complete_task(self, exchange: Exchange, asked: Asked, job: Job, down: Payload) -> None:
         """Adds to a task how long it takes, the faults planned for it and when its client leaves;
         finds the reply that an earlier server received. down: what the client is sent.
         """

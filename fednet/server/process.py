@@ -15,9 +15,7 @@ from fednet.errors import CannotGoOn, ClientsJoin, FednetError
 from fednet.experiment import determinism
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import evaluated_clients
-from fednet.experiment.rundir import (
-    resume_hint,
-)
+from fednet.experiment.rundir import resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
 from fednet.records import Summary, reading

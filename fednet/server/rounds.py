@@ -64,8 +64,9 @@ class Rounds:
     """One server process's part in a run, as steps that a driver (`run_rounds`, or `run_updates` in
     asynchronous.py) takes in its order.
 
-    carried: set by `begin`. durable: versions of the clients' states in the last checkpoint. sent:
-    what tasks under way need for a resume, by name. callbacks: take each record.
+    carried: the state after the last round that is over; `begin` sets it. durable: versions of the
+    clients' states in the last checkpoint. sent_down: in a run without rounds, what went down with
+    the tasks under way, by the name that it has in a checkpoint. callbacks: take each record.
     """
 
     def __init__(self, session: Session, exchanges: Exchanges, evaluator: Evaluator) -> None:
@@ -79,7 +80,7 @@ class Rounds:
         self.progress = RunProgress(run=session.run_id, clients=self.config.clients)
         self.carried: RunState
         self.durable: dict[int, str] = {}
-        self.sent: dict[str, State] = {}
+        self.sent_down: dict[str, State] = {}
         self.attendance = Attendance(
             self.config, self.exchanges.world, self.watch, self.faults.replay
         )
@@ -109,8 +110,7 @@ class Rounds:
             server, progress, residuals = resumed
             self.progress = progress
             self.carried = RunState(server, progress.versions, progress.states, residuals)
-            self.durable = dict(progress.versions)
-            self.sent = self.checkpoints.sent(progress.under_way)
+            self.sent_down = self.checkpoints.sent(progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
@@ -381,7 +381,7 @@ class Rounds:
             self.carried.server,
             self.progress,
             self.carried.residuals,
-            self.sent,
+            self.sent_down,
             lambda point: self.faults.at(point, self.progress.round),
         )
         self.durable = dict(self.progress.versions)

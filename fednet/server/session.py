@@ -45,10 +45,7 @@ from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import Events, ServerIO
 from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
-from fednet.server.watch import (
-    Hosting,
-    Watch,
-)
+from fednet.server.watch import Hosting, Watch
 from fednet.training.hosts import ServerHost
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
