@@ -91,9 +91,9 @@ def test_what_a_resume_would_change_is_listed_by_its_keys_and_nothing_is_written
             config(seed=1, clients=3, train={"lr": 0.5}, rounds=5), tmp_path, resume=True
         )
     assert (path / "config.yaml").read_bytes() == before
-    open_directory(
-        config(rounds=5, round={"deadline": 3.0}, stop={"seconds": 9.0}), tmp_path, resume=True
-    )
+    free = {"rounds": 5, "round": {"deadline": 3.0}, "stop": {"seconds": 9.0}, "report": False}
+    elsewhere = {"data": {"root": str(tmp_path), "download": True}}
+    open_directory(config(evaluate={"every": 2}, **free, **elsewhere), tmp_path, resume=True)
 
 
 def test_a_refused_run_leaves_its_name_free_but_what_is_the_users_own_stays(tmp_path):
