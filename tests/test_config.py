@@ -392,6 +392,11 @@ def test_set_goes_through_the_same_validator(written):
     )
 
 
+def test_set_of_bytes_that_are_no_text_is_refused():
+    with pytest.raises(ConfigError, match=r"^--set name=.*: not valid YAML: unacceptable char"):
+        load(None, ["name=\udcff"])
+
+
 def test_set_of_a_mapping_replaces_the_whole_mapping(written):
     name = written(HEAD.replace("toy-avg", "{name: toy-prox, mu: 5}"))
     assert load(name, ["algorithm.lambda=2"]).algorithm.options == {"mu": 5.0, "lambda": 2.0}
