@@ -498,3 +498,15 @@ def test_sites_data_take_the_options_of_what_reads_them_and_any_of_a_dataset_of_
         data = {"dataset": "site", "shape": [4], "classes": 3, **more}
         made = from_mapping({**PARTS, "data": data})
         assert made.data.options == {"shape": [4], "classes": 3, **more}
+
+
+def test_what_a_run_writes_is_read_back_as_the_same_configuration():
+    """A resume compares them: with K: 5 in a file, 5.0 is not another value than 5."""
+    for name in registry.algorithm.names():
+        public = {"fraction": 0.1} if registry.algorithm.get(name).needs_public else {}
+        config = from_mapping({"algorithm": name, "data": {"public": public}}, "test")
+        again = configuration.from_text(to_yaml(config), "again")
+        assert configuration.differing([to_mapping(config), to_mapping(again)]) == {}
+    both = [{"train": {"lr": 1}}, {"train": {"lr": 1.0}}, {"train": {"lr": 2, "epochs": 1}}]
+    assert configuration.differing(both[:2]) == {}
+    assert configuration.differing(both) == {"train.epochs": [None, None, 1], "train.lr": [1, 1, 2]}

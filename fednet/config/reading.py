@@ -268,4 +268,4 @@ def differing(configs: Sequence[JsonMapping], aside: Sequence[str] = ()) -> dict
     """Returns the values of each key in which configurations differ, by dotted key, ascending."""
     flats = [flat(config, aside) for config in configs]
     values = {key: [one.get(key) for one in flats] for key in sorted(set().union(*flats))}
-    return {key: found for key, found in values.items() if len(set(map(repr, found))) > 1}
+    return {k: found for k, found in values.items() if any(one != found[0] for one in found)}
