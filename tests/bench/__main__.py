@@ -21,7 +21,7 @@ from fednet.cli import values
 from fednet.cli.common import Parser, guarded
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from tests.bench import card, pack, replies, round, secagg, ways
+from tests.bench import card, round, secagg, ways
 from tests.bench.run import machine
 from tests.bench.workloads import SCALES, WORKLOADS
 
@@ -78,6 +78,8 @@ def _card(args: argparse.Namespace, folder: Path) -> Shown:
 
 
 def _pack(args: argparse.Namespace, folder: Path) -> Shown:
+    from tests.bench import pack  # imports torch
+
     sizes = args.workload or ["cnn"]
     _chosen(sizes, pack.SIZES)
     (clients,) = args.clients or [10]
@@ -87,6 +89,8 @@ def _pack(args: argparse.Namespace, folder: Path) -> Shown:
 
 
 def _replies(args: argparse.Namespace, folder: Path) -> Shown:
+    from tests.bench import replies  # imports torch
+
     for record in replies.bench(args.connections or replies.SIZES, args.repeat, folder):
         yield record, [replies.line(record)]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.bench.__main__ import main
@@ -20,3 +23,9 @@ from tests.bench.__main__ import main
 def test_an_option_that_cannot_be_measured_is_refused(words, says, capsys):
     assert main(words.split()) == 2
     assert says in capsys.readouterr().err
+
+
+def test_what_measures_memory_has_no_torch_of_its_own():
+    """The pages of its libraries would be shared, and count half for the run that is measured."""
+    seen = "import sys, tests.bench.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", seen], check=False).returncode == 0
