@@ -46,6 +46,10 @@ class VirtualClock:
             self._links[client] = links.shape(self.config, client), step_ms
         return self._links[client]
 
+    def _training(self, client: int, steps: int, slow: float, delay: float) -> float:
+        """Returns the seconds that a client trains. slow, delay: planned faults."""
+        return steps * slow * self._link(client)[1] / 1e3 + delay
+
     def seconds(
         self,
         client: int,
@@ -60,8 +64,7 @@ class VirtualClock:
         for one client in one phase: sending, both ways, and training. down, up: all bytes of the
         messages, as the ledger has them; slow, delay: planned faults.
         """
-        link, step_ms = self._link(client)
-        training = steps * slow * step_ms / 1e3 + delay
+        link, training = self._link(client)[0], self._training(client, steps, slow, delay)
         came = link.time(down, "down", at)
         return {
             "sending": came + link.time(up, "up", at + came + training),
@@ -82,11 +85,11 @@ class VirtualClock:
         """
         until = self.world.until(client, at)
         stays = 0.0 if until is None else until - at
-        link, step_ms = self._link(client)
+        link = self._link(client)[0]
         came = link.carried("down", at, stays)
         if came < down:
             return Leaves(down=math.ceil(came / m.PART))
-        begins = link.time(down, "down", at) + (steps * slow * step_ms / 1e3 + delay)
+        begins = link.time(down, "down", at) + self._training(client, steps, slow, delay)
         went = link.carried("up", at + begins, stays - begins)
         return None if math.isinf(went) else Leaves(up=math.ceil(went))
 
