@@ -115,6 +115,13 @@ def check_resumable(old: Config, new: Config) -> None:
         )
 
 
+def note_finished(directory: Path, display: Watcher, report: Report) -> None:
+    """Says that a run has no rounds left, and draws its page if it has none."""
+    display.note(f"{directory} is finished.")
+    if not (directory / "report.html").exists():
+        report(directory, display)
+
+
 @stop_raises()
 def serve(
     config: Config,
@@ -138,9 +145,7 @@ def serve(
         ending.callback(transport.close, 0.0)
         config, finished = fill(config, directory)
         if finished:
-            how.display.note(f"{directory} is finished.")
-            if not (directory / "report.html").exists():
-                report(directory, how.display)
+            note_finished(directory, how.display, report)
             return 0
         with refusable(directory), how.display:
             while True:
@@ -175,9 +180,7 @@ def run_command(
     capacity.require_linux()
     with open_directory(config, out, resume) as (config, directory, finished):
         if finished:
-            how.display.note(f"{directory} is finished.")
-            if not (directory / "report.html").exists():
-                report(directory, how.display)
+            note_finished(directory, how.display, report)
             return 0
         with refusable(directory):
             if in_process:
