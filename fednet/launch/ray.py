@@ -153,7 +153,7 @@ class Fleet:
             self._give_up(f"Ray: {broken}".splitlines()[0])
 
     def _watch(self) -> None:
-        from fednet.client.join import read_server
+        from fednet.client.loop import read_server
 
         while (found := read_server(self.directory)) is None and not self._over.is_set():
             time.sleep(0.02)

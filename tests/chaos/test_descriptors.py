@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fednet.client.join import read_server
+from fednet.client.loop import read_server
 from fednet.transport import keys
 from tests.processes import Federation
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from fednet.client.join import read_server
+from fednet.client.loop import read_server
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Mallory

@@ -21,7 +21,7 @@ import torch
 from fednet.algorithms.fedvarp import FedVARP
 from fednet.algorithms.scaffold import Scaffold
 from fednet.algorithms.state import PerClient, content_sha256, state_sha256
-from fednet.client.join import read_server
+from fednet.client.loop import read_server
 from fednet.errors import FednetError, RemoteProtocolError, StateError
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut

@@ -26,7 +26,7 @@ import zmq
 import zstandard
 
 from fednet import config as configuration
-from fednet.client.join import read_server
+from fednet.client.loop import read_server
 from fednet.experiment import build as experiment
 from fednet.transport import keys
 from fednet.transport.base import MAX_FRAME_BYTES
