@@ -72,8 +72,8 @@ def make_client_keys(file: str | Path, server: str | None = None) -> str:
 
 
 def allow(directory: str | Path, ids: Iterable[int], public: str, until: float = math.inf) -> None:
-    """From now on the holder of `public` may speak for `ids`, beside whoever may already. until:
-    seconds since the epoch. A running server notices.
+    """Adds a public key, whose holder may run the clients `ids`; keys allowed before stay allowed.
+    until: seconds since the epoch. A running server notices.
     """
     public = checked(public.strip(), "the public key")
     allowed = _allowed(directory)

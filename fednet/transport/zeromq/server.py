@@ -401,7 +401,12 @@ class ZmqServer:
         held = socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET)
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("" if name == "*" else name, 0 if port == "*" else int(port)))
+            if name == "*":  # every address of this machine
+                name = ""
+            number = 0  # any port that is free
+            if port != "*":
+                number = int(port)
+            held.bind((name, number))
         except socket.gaierror:  # an interface, whose name only libzmq knows
             held.close()
             return

@@ -125,7 +125,7 @@ class Feedback(Part):
         return memory
 
     def received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
-        """Remembers what came; what stands in the place of x."""
+        """Remembers what came. Returns the vector that replaces x at the receiver."""
         return decoded
 
 

@@ -70,8 +70,8 @@ class Shift(Feedback):
     """Both ends remember a vector h, 0 at first: C(x - h) is sent, h + C(x - h) stands for x, and h
     becomes h + step C(x - h).
 
-    On the wire: 8 bytes that tell which h is meant (0: none, so that who lost it begins anew), then
-    the rest of the chain. What else is meant than is here is refused, never mistaken.
+    On the wire: 8 bytes that identify h (0: no h, so that an end that lost it starts again from 0),
+    then the rest of the chain. Bytes for another h than this end has are refused.
     """
 
     shared = True

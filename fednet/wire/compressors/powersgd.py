@@ -106,7 +106,7 @@ class PowerSGD(Reduce):
 
 
 def _factors(m: Wide, q: Wide, rng: np.random.Generator) -> tuple[Wide, Wide]:
-    """P, with orthonormal columns, and Q; columns of q that are 0 are drawn anew."""
+    """Returns P, with orthonormal columns, and Q. Columns of q that are 0 are drawn again."""
     empty = ~q.any(axis=0)
     q[:, empty] = rng.standard_normal((q.shape[0], int(empty.sum())))
     p = m @ q
