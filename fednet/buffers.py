@@ -77,7 +77,9 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
 
 
 def copied(values: Array) -> Array:
-    """Returns a copy, in memory that is lent."""
+    """Returns a copy; a large one in memory that is lent."""
+    if values.nbytes < FROM_BYTES:
+        return values.copy()
     own = lend(len(values), values.dtype)
     own[:] = values
     return own

@@ -188,7 +188,7 @@ LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
 BOOK_S = 1.0  # how often the bytes of nobody are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
-GRACE_S = 0.002  # how long the rounds may be away before the caretaker does their I/O
+GRACE_S = 0.02  # how long the rounds may be away before the caretaker does their I/O
 
 
 class ServerIO:

@@ -40,17 +40,18 @@ class Sum:
         beside the weight. less: what is subtracted from its parameters before.
         """
         factor = weight if scale == 1.0 else weight * scale
+        other = None if less is None else less.vector
         if self.layout is None:
-            other = None if less is None else less.vector.to(x.device)
             vector = accumulate(None, x.vector, factor, other)
             buffers = accumulate(None, x.buffers, weight)
             counters = x.counters.clone()
         elif x.layout == self.layout:
-            device = self.vector.device
-            other = None if less is None else less.vector.to(device)
-            vector = accumulate(self.vector, x.vector.to(device), factor, other)
-            buffers = accumulate(self.buffers, x.buffers.to(device), weight)
-            counters = torch.maximum(self.counters, x.counters.to(device))
+            vector = accumulate(self.vector, x.vector, factor, other)
+            buffers, counters = self.buffers, self.counters
+            if len(buffers):
+                buffers = accumulate(buffers, x.buffers, weight)
+            if len(counters):
+                counters = torch.maximum(counters, x.counters.to(counters.device))
         else:
             raise ValueError("tensors of another layout cannot be added to this sum")
         return Sum(vector, buffers, counters, x.layout, self.weight + weight, self.count + 1)
@@ -109,7 +110,7 @@ class TwoSums:
         if weight != common:
             if rest is None:
                 rest = torch.zeros_like(plain.vector)
-            rest = accumulate(rest, x.vector.to(rest.device), weight - common)
+            rest = accumulate(rest, x.vector, weight - common)
         return TwoSums(plain, common, rest)
 
     def weighted(self, divisor: float) -> Tensors:

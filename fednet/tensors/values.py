@@ -372,17 +372,18 @@ def dot(a: torch.Tensor, b: torch.Tensor) -> float:
 def accumulate(
     total: torch.Tensor | None, x: torch.Tensor, weight: float, less: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Adds weight * (x - less) to `total`, in float64 and in place, and returns it. total: None for
-    a new sum. The difference is rounded to float32.
+    """Adds weight * (x - less) to `total`, in float64 and in place, and returns it: on the device
+    of `total`; None for a new sum, on that of x. The difference is rounded to float32.
     """
     fresh = total is None
     if total is None:
         total = room(len(x), torch.float64, x.device)
     if not len(x):
         return total
-    length = BLOCK if x.device.type == "cpu" else GPU_BLOCK
-    lesser = itertools.repeat(None) if less is None else blocks(less, length)
-    for into, part, other in zip(blocks(total, length), blocks(x, length), lesser):
+    device = total.device
+    length = BLOCK if device.type == "cpu" else GPU_BLOCK
+    lesser = itertools.repeat(None) if less is None else blocks(less.to(device), length)
+    for into, part, other in zip(blocks(total, length), blocks(x.to(device), length), lesser):
         wide = (part if other is None else part - other).double()
         if fresh:
             torch.mul(wide, weight, out=into)

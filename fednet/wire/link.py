@@ -227,9 +227,9 @@ class Link:
 
     def settle_counted(self, conn: bytes, **more: object) -> None:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
-        for direction in (self.out, self.back):
-            for what in COUNTED:
-                self.ledger.settle((conn, direction, what), False, **more)
+        for name in self.ledger.open(conn):
+            if name[2] in COUNTED:
+                self.ledger.settle(name, False, **more)
 
     # -- connections -------------------------------------------------------------------------------
     def opened(self, conn: bytes, stranger: bool = False) -> None:
