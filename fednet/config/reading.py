@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,10 @@ def text_of(path: Path, expected: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; expected {expected}.") from None
+        hint = ""
+        if re.match(r"[a-z_.]+=", str(path)):  # --set A=1 B=2
+            hint = f" A key is set by a --set of its own: --set {path}."
+        raise ConfigError(f"{path}: there is no such file; expected {expected}.{hint}") from None
     except (OSError, UnicodeDecodeError) as wrong:
         raise ConfigError(
             f"{path}: cannot be read as text ({getattr(wrong, 'strerror', wrong)})."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ def provenance(
     import torch
 
     commit, root = None, Path(__file__).resolve().parents[2]
-    if (root / ".git").exists():  # else it is an installed package
+    if (root / ".git").exists() and shutil.which("git"):  # else it is an installed package
         asked = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"],
             capture_output=True,

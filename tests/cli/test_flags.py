@@ -348,6 +348,26 @@ def test_a_run_ends_well_wherever_its_output_goes(tmp_path, how, environment):
     assert f"{folder}/tiny.yaml" in str(summary["provenance"])
 
 
+def test_a_key_that_took_the_place_of_the_configuration_is_pointed_to(capsys):
+    assert call("fednet check --set rounds=3 clients=5") == 1
+    assert "clients=5: there is no such file" in (said := capsys.readouterr().err)
+    assert "A key is set by a --set of its own: --set clients=5." in said
+
+
+def test_a_run_from_a_clone_needs_no_git(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "bin").mkdir()
+    words = ["-m", "fednet", "run", "tiny.yaml", "--in-process", "--out", ".", "--quiet"]
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PATH": str(tmp_path / "bin"), "PYTHONPATH": root}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "tiny" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["provenance"]["git"] is None
+
+
 @pytest.mark.parametrize("program", ["fednet", "fednet-server", "fednet-client"])
 def test_ctrl_c_while_a_command_is_imported_is_said_in_a_sentence(program):
     root = Path(__file__).resolve().parents[2]
