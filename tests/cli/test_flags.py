@@ -349,7 +349,7 @@ def test_a_run_ends_well_wherever_its_output_goes(tmp_path, how, environment):
 
 
 def test_a_key_that_took_the_place_of_the_configuration_is_pointed_to(capsys):
-    assert call("fednet check --set rounds=3 clients=5") == 1
+    assert call("fednet run --in-process --set rounds=3 clients=5") == 2
     assert "clients=5: there is no such file" in (said := capsys.readouterr().err)
     assert "A key is set by a --set of its own: --set clients=5." in said
 
