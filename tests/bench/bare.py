@@ -12,7 +12,6 @@ over: no messages, parts, windows, checks or books.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing as mp
 import os
@@ -20,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -34,49 +33,55 @@ BLOCK = 1 << 16  # entries of a sum that are at work at a time
 
 def main(path: str) -> None:
     """The job: processes, payloads (a round), nbytes (of each), rounds."""
-    with open(path, encoding="utf-8") as file:
-        job = json.load(file)
+    job = json.loads(Path(path).read_text())
     print(json.dumps({"tcp_s": over_tcp(job), "mean_s": mean(job)}))
-
-
-def share(job: JsonDict, k: int) -> int:
-    """Payloads of the k-th process in a round."""
-    return len(range(k, job["payloads"], job["processes"]))
 
 
 def over_tcp(job: JsonDict) -> list[float]:
     """Seconds of each round: every payload sent to its process, and as many bytes received back."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        with started(job, listening.getsockname()):
-            peers = [tuned(listening.accept()[0]) for _ in range(job["processes"])]
-            payload = np.ones(job["nbytes"], np.uint8).data
-            into = [np.empty(job["nbytes"], np.uint8).data for _ in peers]
+    nbytes, processes, seconds = job["nbytes"], job["processes"], []
+    payload = np.ones(nbytes, np.uint8).data
 
-            def one(k: int) -> None:
-                for _ in range(share(job, k)):
-                    peers[k].sendall(payload)
-                    receive(peers[k], into[k])
+    def carry(k: int) -> None:
+        """The k-th process's payloads of a round."""
+        for _ in range(k, job["payloads"], processes):
+            peers[k].sendall(payload)
+            if not receive(peers[k], into[k]):
+                raise ConnectionError("the other process has ended")
 
-            # Which process is behind which connection is not known; each is told its number.
-            for k, peer in enumerate(peers):
-                peer.sendall(bytes([k]))
-            seconds = timed(job, one)
-            for peer in peers:
-                peer.close()
-    return seconds
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        job = {"parent": os.getpid(), "address": listening.getsockname(), **job}
+        echoes = [
+            mp.get_context("spawn").Process(target=echo, args=(job,)) for _ in range(processes)
+        ]
+        for process in echoes:
+            process.start()
+        peers = [tuned(listening.accept()[0]) for _ in echoes]
+    into = [np.empty(nbytes, np.uint8).data for _ in peers]
+    for _ in range(job["rounds"] + ROUNDS_FIRST):
+        begun = time.perf_counter()
+        threads = [threading.Thread(target=carry, args=(k,)) for k in range(processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds.append(time.perf_counter() - begun)
+    for peer in peers:
+        peer.close()
+    for process in echoes:
+        process.join()
+    return seconds[ROUNDS_FIRST:]
 
 
-def echo(parent: int, job: JsonDict, address: tuple[str, int]) -> None:
-    """Answers each payload by one of its size."""
-    die_with_parent(parent)  # else it would wait for ever for one that was killed
+def echo(job: JsonDict) -> None:
+    """In a process of its own: answer each payload by one of its size, until the other end
+    closes.
+    """
+    die_with_parent(job["parent"])  # else it would wait for ever for one that was killed
+    into, answer = (np.ones(job["nbytes"], np.uint8).data for _ in range(2))
     with tuned(socket.socket()) as peer:
-        peer.connect(address)
-        k = peer.recv(1)[0]
-        into, answer = np.empty(job["nbytes"], np.uint8).data, np.ones(job["nbytes"], np.uint8).data
-        for _ in range((job["rounds"] + ROUNDS_FIRST) * share(job, k)):
-            receive(peer, into)
+        peer.connect(job["address"])
+        while receive(peer, into):
             peer.sendall(answer)
 
 
@@ -86,42 +91,15 @@ def tuned(one: socket.socket) -> socket.socket:
     return one
 
 
-def receive(peer: socket.socket, into: memoryview) -> None:
+def receive(peer: socket.socket, into: memoryview) -> bool:
+    """Fill `into`. False: the other end has closed."""
     got = 0
     while got < len(into):
         n = peer.recv_into(into[got:])
         if not n:
-            raise ConnectionError("the other process has ended")
+            return False
         got += n
-
-
-@contextlib.contextmanager
-def started(job: JsonDict, address: tuple[str, int]) -> Iterator[None]:
-    """Inside, the other processes run."""
-    context = mp.get_context("spawn")
-    peers = [
-        context.Process(target=echo, args=(os.getpid(), job, address))
-        for _ in range(job["processes"])
-    ]
-    for peer in peers:
-        peer.start()
-    yield
-    for peer in peers:
-        peer.join()
-
-
-def timed(job: JsonDict, one: Callable[[int], None]) -> list[float]:
-    """Seconds of each round: one(k) does the k-th process's part of it."""
-    seconds = []
-    for _ in range(job["rounds"] + ROUNDS_FIRST):
-        begun = time.perf_counter()
-        threads = [threading.Thread(target=one, args=(k,)) for k in range(job["processes"])]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds.append(time.perf_counter() - begun)
-    return seconds[ROUNDS_FIRST:]
+    return True
 
 
 def mean(job: JsonDict) -> list[float]:

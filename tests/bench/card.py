@@ -16,15 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.run import family
-from tests.bench.ways import Plan, ways
+from tests.bench.round import PEER
+from tests.bench.run import FLOOR, family, fednet, yardstick
 from tests.bench.workloads import WORKLOADS, Workload
 from tests.processes import ROOT
 
@@ -36,19 +35,10 @@ FEDDC: dict[str, JsonDict] = {
     "bf16": {"precision": "bf16"},
 }
 LOG = "pytest.log"
+RUN_S = 60.0  # of one run or yardstick, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is measured, and the seconds it may take. run(device, folder) prints nothing and yields
-    records.
-    """
-
-    seconds: float
-    run: Callable[[str, Path], Iterator[JsonDict]]
-
-
-# -- the parts -------------------------------------------------------------------------------------
+# -- the parts: each yields its records ------------------------------------------------------------
 def checks(device: str, folder: Path) -> Iterator[JsonDict]:
     """Tests of tests/gpu, several at a time, but the one that needs the card for itself."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,87 +65,39 @@ def _outcomes(folder: Path) -> JsonDict:
     """What the tests' log has so far."""
     log = folder / LOG
     text = log.read_text().splitlines() if log.exists() else []
-    passed = sum(" PASSED " in line for line in text)
     failed = [line for line in text if line.startswith(("FAILED", "ERROR", "E  "))]
-    broken = sum(" FAILED " in line for line in text)
+    passed, broken = (sum(f" {word} " in line for line in text) for word in ("PASSED", "FAILED"))
     return {"passed": passed, "not_passed": broken, "last": text[-1:], "failures": failed[:60]}
 
 
 def engine(device: str, folder: Path) -> Iterator[JsonDict]:
-    """W6 in one process: packed, where its time goes, and one client after another. The packed
-    training alone, and its kernels.
+    """W6 in one process: packed, and one client after another; the kernels of the packed training
+    alone.
     """
-    plan = _plan(device, 40, PACKED, untimed=8)
-    yield _one(plan, "fednet in process", folder / "packed", "packed 50, tf32")
+    yield _w6(device, folder, "packed 50, tf32", 40, PACKED, untimed=8)
     if device != "cpu":
         yield _kernels_of("pfl", 50, device, TF32, "together", "packed 50, tf32")
-    yield _sampled(plan.work, device, folder / "sampled", dict(plan.train or {}))
-    plan = _plan(device, 4, TF32)
-    yield _one(plan, "fednet in process", folder / "apart", "one after another, tf32")
-
-
-def _sampled(work: Workload, device: str, folder: Path, train: JsonDict) -> JsonDict:
-    """Where the threads of a run in this process are, 200 times a second, after its third round.
-    main, workers: by function, with all that it calls, how many of them were in it in a look.
-    """
-    import fednet
-
-    main, workers, looks = Counter[str](), Counter[str](), 0
-    own, rounds, over = threading.get_ident(), list[Any](), threading.Event()
-
-    def look() -> None:
-        nonlocal looks
-        while not over.wait(0.005):
-            if len(rounds) < 3:
-                continue
-            looks += 1
-            for thread, frame in sys._current_frames().items():
-                names = [f"{Path(f.f_code.co_filename).stem}.{f.f_code.co_name}" for f in up(frame)]
-                if thread == own:
-                    main.update(set(names))
-                elif names[0] != "threading.wait" and "tasks._do" in names:
-                    workers.update(set(names))
-
-    def up(frame: Any) -> Iterator[Any]:
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    config = {**work.config("sampled", 15, train=train), "report": False}
-    fednet.run(
-        config, in_process=True, out=folder, device=device, callback=rounds.append, quiet=True
-    )
-    over.set()
-    thread.join()
-
-    def shares(found: Counter[str]) -> JsonDict:
-        return {name: round(n / looks, 3) for name, n in found.most_common(70) if n > 0.01 * looks}
-
-    return {
-        "way": "sampled",
-        "train": train,
-        "round_s": statistics.median(r.seconds for r in rounds[3:]),
-        "main": shares(main),
-        "workers": shares(workers),
-    }
+    yield _w6(device, folder, "one after another, tf32", 4, TF32)
 
 
 def tcp(device: str, folder: Path) -> Iterator[JsonDict]:
     """W6 over TCP: workers that share the card."""
     for workers in (2, 4):
         pack = 50 // workers + 1
-        plan = _plan(device, 16, {**PACKED, "pack": pack}, untimed=6, workers=(workers,))
-        way = f"fednet over TCP, {workers} workers"
-        yield _one(plan, way, folder / str(workers), f"{way}, packed {pack}, tf32")
+        name = f"over TCP, {workers} workers, packed {pack}, tf32"
+        train = {**PACKED, "pack": pack}
+        yield _w6(device, folder, name, 16, train, workers=workers, untimed=6)
 
 
 def others(device: str, folder: Path) -> Iterator[JsonDict]:
     """The plain loop and pfl-research on W6."""
-    for way, train in (("plain loop", TF32), ("pfl", {})):
-        plan = _plan(device, 4, train)
-        yield _one(plan, way, folder / way, f"{way}, {train.get('precision', 'fp32')}")
+    work = replace(_work(device), rounds=1 if device == "cpu" else 4)
+    peer = (sys.executable, str(PEER))
+    job = {"device": device, "processes": 1, "threads": 1, "untimed": 2, "channels_last": False}
+    for words, name, tf32 in ((FLOOR, "plain loop, tf32", True), (peer, "pfl, fp32", False)):
+        with _recorded(name, {}) as record:
+            record |= yardstick(words, work, RUN_S, **job, tf32=tf32)
+        yield record
 
 
 def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
@@ -165,8 +107,63 @@ def feddc(device: str, folder: Path) -> Iterator[JsonDict]:
     for name, train in FEDDC.items():
         if device != "cpu":
             yield _kernels_of("feddc", 1, device, train, "apart", name)
-        train = {**train, "graphs": True}
-        yield _trained("feddc", 10, device, train, ["apart", "beside"], name)
+        yield _trained("feddc", device, {**train, "graphs": True}, ["apart", "beside"], name)
+
+
+def sizes(device: str, folder: Path) -> Iterator[JsonDict]:
+    """Ten clients of three sizes: one after another, at once in streams, packed."""
+    train = {**TF32, "graphs": True}
+    for size in ("cnn", "convnet"):
+        yield _trained(size, device, train, ["apart", "beside", "together"], size)
+    yield _trained("resnet18", device, train, ["apart", "beside"], "resnet18")
+
+
+# In this order, and the most seconds that each may take.
+PARTS: dict[str, tuple[float, Callable[[str, Path], Iterator[JsonDict]]]] = {
+    "engine": (90, engine),
+    "checks": (150, checks),
+    "feddc": (60, feddc),
+    "tcp": (75, tcp),
+    "others": (45, others),
+    "sizes": (60, sizes),
+}
+
+
+# -- what parts have in common ---------------------------------------------------------------------
+@contextlib.contextmanager
+def _recorded(name: str, train: JsonMapping, **more: object) -> Iterator[JsonDict]:
+    """Yield a record, in which an error of what is done with it is written."""
+    record: JsonDict = {"name": name, "train": dict(train), **more}
+    try:
+        yield record
+    except Exception as broken:
+        record["failed"] = f"{type(broken).__name__}: {broken}"[-2000:]
+
+
+def _work(device: str) -> Workload:
+    if device == "cpu":
+        return replace(WORKLOADS["W6"], per_round=4, clients=8, samples=20)
+    return WORKLOADS["W6"]
+
+
+def _w6(
+    device: str,
+    folder: Path,
+    name: str,
+    rounds: int,
+    train: JsonMapping,
+    workers: int | None = None,
+    untimed: int = 2,
+) -> JsonDict:
+    if device == "cpu":
+        rounds, untimed = 1, 2
+        train = {**train, **({"pack": 4} if "pack" in train else {})}
+    work = replace(_work(device), rounds=rounds)
+    how = {"device": device, "train": train, "untimed": untimed, "seconds": RUN_S}
+    with _recorded(name, train) as record:
+        record |= fednet(work, folder / name, workers, **how)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    return record
 
 
 def _kernels_of(
@@ -177,10 +174,8 @@ def _kernels_of(
 
     from tests.bench import pack
 
-    record: JsonDict = {"size": size, "train": dict(train), "name": name}
-    try:
-        clients = pack.Clients(size, m, device, train)
-        work = getattr(clients, form)
+    with _recorded(name, train, size=size) as record:
+        work = getattr(pack.Clients(size, m, device, train), form)
         record["untimed_ms"] = [1e3 * work() for _ in range(3)]
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             record["profiled_ms"] = 1e3 * work()
@@ -189,121 +184,64 @@ def _kernels_of(
         record["longest"] = [
             [k.key[:90], k.count, round(k.self_device_time_total / 1e3, 2)] for k in kernels[:20]
         ]
-    except Exception as broken:
-        record["failed"] = f"{type(broken).__name__}: {broken}"[-2000:]
-    return record
-
-
-def sizes(device: str, folder: Path) -> Iterator[JsonDict]:
-    """Ten clients of three sizes: one after another, at once in streams, packed."""
-    for size in ("cnn", "convnet", "resnet18"):
-        forms = ["apart", "beside", "together"] if size != "resnet18" else ["apart", "beside"]
-        yield _trained(size, 10, device, {**TF32, "graphs": True}, forms)
-
-
-PARTS: dict[str, Part] = {
-    "engine": Part(90, engine),
-    "checks": Part(150, checks),
-    "feddc": Part(60, feddc),
-    "tcp": Part(75, tcp),
-    "others": Part(45, others),
-    "sizes": Part(60, sizes),
-}
-
-
-# -- what parts have in common ---------------------------------------------------------------------
-def _plan(device: str, rounds: int, train: JsonMapping, untimed: int = 2, **more: object) -> Plan:
-    work = replace(WORKLOADS["W6"], rounds=rounds)
-    if device == "cpu":
-        work = replace(work, rounds=1, per_round=4, clients=8, samples=20)
-        train = {**train, **({"pack": 4} if "pack" in train else {})}
-        untimed = 2
-    return Plan(work, device, train=train, untimed=untimed, seconds=60.0, **more)  # type: ignore[arg-type]
-
-
-def _one(plan: Plan, way: str, folder: Path, name: str) -> JsonDict:
-    record: JsonDict = {"way": name, "train": dict(plan.train or {})}
-    try:
-        record |= ways(plan)[way](folder)
-    except Exception as broken:
-        record["failed"] = str(broken)[-2000:]
-    shutil.rmtree(folder, ignore_errors=True)
     return record
 
 
 def _trained(
-    size: str, m: int, device: str, train: JsonMapping, forms: list[str], name: str = ""
+    size: str, device: str, train: JsonMapping, forms: Sequence[str], name: str
 ) -> JsonDict:
-    """Milliseconds of each form of training m clients of a size: the median of three after two."""
+    """Milliseconds of each form of training ten clients: the median of three after two."""
     import torch
 
     from tests.bench import pack
 
-    record: JsonDict = {"size": size, "clients": m, "train": dict(train), "name": name}
+    clients, times = 10, 3
     if device == "cpu":
-        m = 2
-        pack.SIZES[size] = replace(pack.SIZES[size], samples=8, batch_size=4)
-    try:
-        clients = pack.Clients(size, m, device, train)
+        clients, times = 2, 1
+        WORKLOADS[size] = replace(WORKLOADS[size], samples=8, batch_size=4)
+    with _recorded(name, train, size=size, clients=clients) as record:
+        made = pack.Clients(size, clients, device, train)
         for form in forms:
-            way = getattr(clients, form)
+            way = getattr(made, form)
             for _ in range(2):  # the first chooses kernels, the second captures graphs
                 way()
-            times = sorted(way() for _ in range(1 if device == "cpu" else 3))
-            record[f"{form}_ms"] = 1e3 * statistics.median(times)
-        clients.pool.shutdown()
+            record[f"{form}_ms"] = 1e3 * statistics.median(way() for _ in range(times))
+        made.pool.shutdown()
         if device != "cpu":
             record["peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6
             torch.cuda.reset_peak_memory_stats(device)
-    except Exception as broken:
-        record["failed"] = f"{type(broken).__name__}: {broken}"[-2000:]
     return record
 
 
-class Meter:
-    """Utilisation and memory of the GPU over time, twice a second, with the part of that time."""
+# -- one after the other ---------------------------------------------------------------------------
+def bench(device: str, names: Sequence[str], folder: Path, limit_s: float) -> Iterator[JsonDict]:
+    """All parts in turn, each in a process of its own, and the card's utilisation and memory by
+    part, twice a second. limit_s: seconds for all of them.
+    """
+    end = time.monotonic() + limit_s
+    looks: list[tuple[float, float]] = []  # of the part that runs: percent, MB
 
-    def __init__(self) -> None:
-        self.part = ""
-        self.looks: list[tuple[float, str, float, float]] = []
-        self._program = shutil.which("nvidia-smi")
-        if self._program is not None:
-            threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        words = [str(self._program), "--query-gpu=utilization.gpu,memory.used"]
-        words += ["--format=csv,noheader,nounits", "-lms", "500"]
-        begun = time.monotonic()
+    def look() -> None:
+        words = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "-lms", "500"]
+        words.append("--format=csv,noheader,nounits")
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                used, held = line.split("\n")[0].split(", ")[:2]
+            for line in process.stdout or ():
+                used, held = line.strip().split(", ")[:2]
                 if used.isdigit():
-                    at = round(time.monotonic() - begun, 1)
-                    self.looks.append((at, self.part, float(used), float(held)))
+                    looks.append((float(used), float(held)))
 
-    def of(self, part: str) -> JsonDict:
-        mine = [look for look in self.looks if look[1] == part]
-        if not mine:
-            return {}
-        return {
-            "gpu_percent": [look[2] for look in mine],
-            "gpu_mb": [look[3] for look in mine],
-            "gpu_percent_mean": round(statistics.mean(look[2] for look in mine), 1),
-        }
-
-
-def bench(device: str, names: list[str], folder: Path, limit_s: float) -> Iterator[JsonDict]:
-    """All parts in turn, each in a process of its own. limit_s: seconds for all of them."""
-    end, meter = time.monotonic() + limit_s, Meter()
+    if shutil.which("nvidia-smi"):
+        threading.Thread(target=look, daemon=True).start()
     for name in names:
         left = end - time.monotonic()
         if left < 5:
             yield {"part": name, "failed": "no time was left"}
             continue
-        meter.part = name
-        yield from _apart(name, device, folder, min(PARTS[name].seconds, left))
-        yield {"part": name, "card": meter.of(name)}
+        looks.clear()
+        yield from _apart(name, device, folder, min(PARTS[name][0], left))
+        percent = [used for used, _ in looks]
+        held = [held for _, held in looks]
+        yield {"part": name, "card": {"gpu_percent": percent, "gpu_mb": held}}
 
 
 def _apart(name: str, device: str, folder: Path, seconds: float) -> Iterator[JsonDict]:
@@ -322,8 +260,7 @@ def _apart(name: str, device: str, folder: Path, seconds: float) -> Iterator[Jso
 
         timer = threading.Timer(seconds, stop)
         timer.start()
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in process.stdout or ():
             if line.startswith("{"):
                 yield {"part": name, "at_s": round(time.monotonic() - begun, 1), **json.loads(line)}
         process.wait()
@@ -333,21 +270,20 @@ def _apart(name: str, device: str, folder: Path, seconds: float) -> Iterator[Jso
         yield {"part": name, "failed": why, **_outcomes(folder / name)}
 
 
-def lines(record: JsonMapping) -> Iterator[str]:
+def lines(record: JsonMapping) -> list[str]:
     if "card" in record:
-        return
-    told = {
-        k: round(v, 4) if isinstance(v, float) else v
-        for k, v in record.items()
-        if not isinstance(v, (dict, list))
-        or k in ("train", "last", "failed", "failures", "longest", "by_phase")
-    }
-    yield json.dumps(told)
+        return []
+    shown = ("train", "last", "failed", "failures", "longest", "by_phase")
+    return [
+        json.dumps(
+            {k: v for k, v in record.items() if k in shown or not isinstance(v, (dict, list))}
+        )
+    ]
 
 
 def main(name: str, device: str, folder: str) -> None:
     """A part in this process; its records are printed."""
-    for record in PARTS[name].run(device, Path(folder)):
+    for record in PARTS[name][1](device, Path(folder)):
         print(json.dumps(record), flush=True)
 
 

@@ -13,6 +13,7 @@ import multiprocessing as mp
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.launch.parent import die_with_parent
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(path: str) -> None:
-    with open(path, encoding="utf-8") as file:
-        work = json.load(file)
+    work = json.loads(Path(path).read_text())
     context = mp.get_context("spawn")
     barrier = context.Barrier(work["processes"] + 1)
     workers = [
@@ -74,12 +74,7 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
         for _ in range(min(8, work["per_round"]))
     ]
     loss, parameters = nn.CrossEntropyLoss(), list[torch.Tensor](model.parameters())
-    plain: JsonDict = {
-        "fused": True,
-        "lr": work.get("lr", 0.01),
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-    }
+    plain: JsonDict = {"fused": True, "lr": work["lr"], "momentum": 0.0, "weight_decay": 0.0}
     plain |= {"dampening": 0.0, "nesterov": False, "maximize": False}
 
     def client(number: int) -> None:

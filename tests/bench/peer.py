@@ -11,12 +11,12 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
 def main(path: str) -> None:
-    with open(path, encoding="utf-8") as file:
-        work = json.load(file)
+    work = json.loads(Path(path).read_text())
     os.environ["PFL_PYTORCH_DEVICE"] = work["device"]
     import numpy as np
     import torch

@@ -1,34 +1,42 @@
-"""A round of fednet, over real connections between real processes, beside its floor.
+"""A round of fednet, over real connections between real processes, beside its floor; what CURVE
+costs; and one workload in every way.
 
-Floor and fednet are run in turn, several times, in one sitting, so that the ratio holds where the
-machine's speed drifts.
+Yardsticks and fednet are run in turn, several times, in one sitting, so that the ratio holds where
+the machine's speed drifts.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fednet.errors import FednetError
 from fednet.experiment import placement
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.run import aside, cell, environment, fednet, spread
+from tests.bench.run import ENVIRONMENT, FLOOR, aside, cell, fednet, spread, yardstick
 from tests.bench.workloads import Workload
+
+PEER = Path(__file__).with_name("peer.py")
 
 
 def bench(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
     """Seconds a round of both, their ratio pair by pair, phases, memory, start-up."""
     workers = workers or placement.cores()
-    floors, bares, ours, imports = [], [], [], []
+    floors, tcp, means, ours, imports = [], [], [], [], []
     for k in range(repeat):
         imports.append(_import())
-        floors.append(_floor(work, workers))
-        bares.append(_bare(work, workers))
-        ours.append(fednet(work, workers, out / f"{work.name}-{k}"))
-    sums = [f + b["tcp_s"] + b["mean_s"] for f, b in zip(floors, bares)]
+        floors.append(yardstick(FLOOR, work, processes=workers)["seconds"])
+        bare = _bare(work, workers)
+        tcp.append(bare["tcp_s"])
+        means.append(bare["mean_s"])
+        ours.append(fednet(work, out / f"{work.name}-{k}", workers))
+    sums = map(sum, zip(floors, tcp, means))
     own = ("server_cpu_s", "pss_mb", "first_task_s", "first_model_s", "utilisation")
     return {
         "workload": work.name,
@@ -36,8 +44,8 @@ def bench(work: Workload, repeat: int, out: Path, workers: int | None = None) ->
         "workers": workers,
         "repeat": repeat,
         "floor_s": spread(floors),
-        "exchange_s": spread([b["tcp_s"] for b in bares]),
-        "mean_s": spread([b["mean_s"] for b in bares]),
+        "exchange_s": spread(tcp),
+        "mean_s": spread(means),
         "fednet_s": spread([o["seconds"] for o in ours]),
         "ratio": spread([o["seconds"] / f for f, o in zip(floors, ours)]),
         "ratio_to_sum": spread([o["seconds"] / s for s, o in zip(sums, ours)]),
@@ -49,6 +57,25 @@ def bench(work: Workload, repeat: int, out: Path, workers: int | None = None) ->
             for p in ours[0]["by_phase"]
         },
     }
+
+
+def _import() -> float:
+    """Seconds in which a process imports torch: nothing that trains starts sooner."""
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, env=ENVIRONMENT)
+    return time.monotonic() - begun
+
+
+def _bare(work: Workload, processes: int) -> dict[str, float]:
+    """Median seconds a round in which the same payloads cross over TCP, and of their mean."""
+    from fednet import models  # imports torch
+
+    module = models.build(dict(work.model), tuple(work.shape), 10, 0)
+    nbytes = 4 * sum(p.numel() for p in module.parameters())
+    shape = {"processes": processes, "payloads": work.per_round, "nbytes": nbytes}
+    words = [sys.executable, "-m", "tests.bench.bare"]
+    found = aside(words, {**shape, "rounds": work.rounds})
+    return {name: statistics.median(found[name]) for name in ("tcp_s", "mean_s")}
 
 
 def lines(r: JsonMapping) -> list[str]:
@@ -70,22 +97,23 @@ def lines(r: JsonMapping) -> list[str]:
 def scale(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
     """How a round and the server's memory grow; no floor."""
     workers = workers or placement.cores()
-    runs = [fednet(work, workers, out / f"{work.name}-{k}") for k in range(repeat)]
+    runs = [fednet(work, out / f"{work.name}-{k}", workers) for k in range(repeat)]
     return {
         "workload": work.name,
         "what": work.text,
-        "fednet_s": spread([r["seconds"] for r in runs]),
-        "server_cpu_s": spread([r["server_cpu_s"] for r in runs]),
-        "server_peak_mb": spread([r["server_peak_mb"] for r in runs]),
+        **{
+            name: spread([r[name] for r in runs])
+            for name in ("seconds", "server_cpu_s", "server_peak_mb")
+        },
     }
 
 
-def scale_line(r: JsonMapping) -> str:
-    return (
-        f"{r['workload']:7} {cell(r, 'fednet_s', 2)} s a round, of the server's processor "
+def scale_lines(r: JsonMapping) -> list[str]:
+    return [
+        f"{r['workload']:7} {cell(r, 'seconds', 2)} s a round, of the server's processor "
         f"{cell(r, 'server_cpu_s')} s; its peak memory {cell(r, 'server_peak_mb', 0)} MB   "
         f"{r['what']}"
-    )
+    ]
 
 
 def curve(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
@@ -97,7 +125,8 @@ def curve(work: Workload, repeat: int, out: Path, workers: int | None = None) ->
     for k in range(2 * repeat):
         on = k % 4 in (1, 2)  # off, on, on, off: a machine that slows down favours neither
         folder = out / f"{work.name}-{k}"
-        runs.setdefault(on, []).append(fednet(work, workers or placement.cores(), folder, on))
+        made = fednet(work, folder, workers or placement.cores(), curve=on)
+        runs.setdefault(on, []).append(made)
         shutil.rmtree(folder)
     record: JsonDict = {"workload": work.name, "what": work.text, "repeat": repeat}
     for figure in ("seconds", "cpu_s"):
@@ -116,40 +145,52 @@ def curve_lines(r: JsonMapping) -> list[str]:
     return found
 
 
-def _import() -> float:
-    """Seconds in which a process imports torch: nothing that trains starts sooner."""
-    begun = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True, env=environment())
-    return time.monotonic() - begun
-
-
-def _floor(work: Workload, processes: int) -> float:
-    """Median seconds a round."""
-    job = {
-        "processes": processes,
-        "rounds": work.rounds,
-        "model": dict(work.model),
-        "shape": work.shape,
-        "samples": work.samples,
-        "batch_size": work.batch_size,
-        "steps": work.steps,
-        "per_round": work.per_round,
+def ways(
+    work: Workload, repeat: int, folder: Path, pfl: str | None, seconds: float
+) -> Iterator[JsonDict]:
+    """A record for each run of the workload in each way on this machine's processor, in turn. One
+    that fails, or takes more than `seconds`, costs no other. pfl: a Python that has the package.
+    """
+    cores = placement.cores()
+    loop = functools.partial(yardstick, FLOOR, work, seconds, processes=cores)
+    peer = (pfl or sys.executable, str(PEER))
+    on_peer = {"device": "cpu", "threads": cores, "tf32": False, "untimed": 2}
+    found = {
+        "fednet in process": lambda own: fednet(work, own, None, seconds=seconds),
+        f"fednet over TCP, {cores} workers": lambda own: fednet(work, own, cores, seconds=seconds),
+        "plain loop": lambda own: loop(channels_last=False),
+        "plain loop, channels last": lambda own: loop(channels_last=True),
+        "pfl": lambda own: yardstick(peer, work, seconds, **on_peer),
     }
-    found = aside([sys.executable, "-m", "tests.bench.floor"], job)
-    return statistics.median(found["seconds"])
+    for turn in range(repeat):
+        for name, way in found.items():
+            record: JsonDict = {"workload": work.name, "way": name, "turn": turn}
+            try:
+                record |= way(folder / f"{turn}-{name}")
+            except (FednetError, OSError) as broken:
+                record["failed"] = str(broken)[-1500:]
+            yield record
 
 
-def _bare(work: Workload, processes: int) -> dict[str, float]:
-    """Median seconds a round in which the same payloads cross over TCP, and of their mean."""
-    from fednet import models
-
-    module = models.build(dict(work.model), tuple(work.shape), 10, 0)
-    nbytes = 4 * sum(p.numel() for p in module.parameters())
-    job = {
-        "processes": processes,
-        "rounds": work.rounds,
-        "payloads": work.per_round,
-        "nbytes": nbytes,
+def ways_lines(records: Sequence[JsonMapping]) -> Iterator[str]:
+    """The table: a line a way, beside the faster of the plain loops."""
+    by_way: dict[str, list[JsonMapping]] = {}
+    for record in records:
+        by_way.setdefault(record["way"], []).append(record)
+    done = {way: [r for r in own if "seconds" in r] for way, own in by_way.items()}
+    medians = {
+        way: statistics.median(r["seconds"] for r in own) for way, own in done.items() if own
     }
-    found = aside([sys.executable, "-m", "tests.bench.bare"], job)
-    return {name: statistics.median(found[name]) for name in ("tcp_s", "mean_s")}
+    plain = [median for way, median in medians.items() if way.startswith("plain")]
+    for way, own in done.items():
+        if not own:
+            yield f"{way:28} not measured: {by_way[way][0]['failed']}"
+            continue
+        text = f"{way:28} {cell({way: spread([r['seconds'] for r in own])}, way)} s a round"
+        if plain:
+            text += f", {medians[way] / min(plain):.2f} of the plain loop"
+        if "cpu_s" in own[0]:
+            text += f"; {statistics.median(r['cpu_s'] for r in own):.2f} s of processor"
+        if "pss_mb" in own[0]:
+            text += f"; {statistics.median(r['pss_mb'] for r in own):.0f} MB"
+        yield text

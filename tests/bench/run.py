@@ -14,8 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+
+import yaml
 
 from fednet.errors import CannotGoOn
 from fednet.experiment import placement
@@ -30,29 +33,15 @@ LOOK_S = 0.5
 # some 20 ms of the processor; with five a second, a tenth of W2's round was the looking.
 UNTIMED = 2
 WATCHED = 4
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process and all that descend from it."""
-    yield pid
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return
-    for child in children:
-        yield from family(int(child))
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def machine() -> str:
     """What figures are of: processor, cores that this process may use, memory, versions, the date,
     and how many others wanted the processor in the last minute.
     """
-    about = Path("/proc/cpuinfo")
-    names = [
-        line.partition(":")[2].strip()
-        for line in (about.read_text().splitlines() if about.exists() else [])
-        if line.startswith("model name")
-    ]
+    about = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in about if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{names[0] if names else platform.machine()}, {placement.cores()} cores, "
@@ -72,72 +61,83 @@ def cell(record: JsonMapping, name: str, digits: int = 3) -> str:
     return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def family(pid: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from family(int(child))
+
+
+def pss_bytes(pids: Sequence[int]) -> int:
+    return sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in pids)
 
 
 def fednet(
     work: Workload,
-    workers: int,
     folder: Path,
-    curve: bool = False,
+    workers: int | None,
     *,
-    in_process: bool = False,
+    curve: bool = False,
     device: str = "cpu",
     train: JsonMapping | None = None,
     untimed: int = UNTIMED,
     seconds: float = math.inf,
 ) -> JsonDict:
     """One run, its rounds timed by the end of each, but for the first `untimed` and the last.
-    train: further keys of that section. seconds: after so many it is stopped, and the rounds that
-    there are count.
-    """
-    import yaml
 
+    workers: None for one process. train: further keys of that section. seconds: after so many it is
+    stopped, and the rounds that there are count.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "bench.yaml"
     timed = work.rounds + untimed
-    config.write_text(yaml.safe_dump(work.config("bench", timed + WATCHED, curve, train)))
-    words = [
-        sys.executable,
-        "-m",
-        "fednet.cli.main",
-        "run",
-        str(config),
-        "--out",
-        str(folder),
-        "--quiet",
-        "--device",
-        device,
-        *(["--in-process"] if in_process else ["--workers", str(workers)]),
-    ]
+    config.write_text(yaml.safe_dump(work.config(timed + WATCHED, curve, train)))
+    words = [sys.executable, "-m", "fednet.cli.main", "run", str(config), "--out", str(folder)]
+    words += ["--quiet", "--device", device]
+    words += ["--in-process"] if workers is None else ["--workers", str(workers)]
     begun = time.time()
-    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    pss, peak, used = _watched(process, folder, timed, untimed, begun + seconds)
+    process = subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    run = folder / "bench"
+
+    def done() -> int:
+        file = run / "rounds.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    pss, peak, looks = 0, 0, list[tuple[float, float, float]]()
+    try:
+        while process.poll() is None and time.time() < begun + seconds:
+            everyone, own = list(family(process.pid)), 0.0
+            if not untimed <= done() < timed:
+                pss = max(pss, pss_bytes(everyone))
+            if (run / "server.json").exists():
+                server = json.loads((run / "server.json").read_text())["pid"]
+                peak = max(peak, memory_bytes(server, "status", "VmHWM"))
+                own = processor_seconds(server)
+            looks.append((time.time(), sum(map(processor_seconds, everyone)), own))
+            time.sleep(LOOK_S)
+    finally:
+        process.kill()  # where this ends before: its own processes end with it
+        process.wait()
     late = time.time() > begun + seconds
-    if process.returncode and not (late and _done(folder) > untimed + 2):
+    if process.returncode and not (late and done() > untimed + 2):
         raise CannotGoOn(
             f"the run of {work.name} failed{f' after {seconds:.0f} s' if late else ''}: "
             f"{(process.stderr.read() if process.stderr else '').strip()}"
         )
-    run = next(
-        p
-        for p in sorted(folder.glob("bench*"), key=lambda p: p.stat().st_mtime, reverse=True)
-        if p.is_dir()
-    )
     events = list(read_lines(run / "events.jsonl"))
-    rounds = list(read_lines(run / "rounds.jsonl"))[:timed]
+    rounds = list(read_lines(run / "rounds.jsonl"))[untimed:timed]
     ends = [e["time"] for e in events if e["type"] == "round"][:timed]
-    phases = {
-        p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[untimed:])
-        for p in rounds[-1]["seconds_by_phase"]
-    }
     each = [b - a for a, b in itertools.pairwise(ends[untimed - 1 :])]
-    looks = [look for look in used if ends[untimed - 1] <= look[0] <= ends[-1]]
-    spent, own = (
-        (looks[-1][k] - looks[0][k]) / (looks[-1][0] - looks[0][0]) if len(looks) > 1 else 0.0
-        for k in (1, 2)
-    )
+    looks = [look for look in looks if ends[untimed - 1] <= look[0] <= ends[-1]]
+    spent = own = 0.0  # processor seconds a second, of all and of the server
+    if len(looks) > 1:
+        (began, all_before, own_before), (ended, all_after, own_after) = looks[0], looks[-1]
+        spent = (all_after - all_before) / (ended - began)
+        own = (own_after - own_before) / (ended - began)
     ready = next(e["time"] for e in events if e["type"] == "ready")
     return {
         "seconds": statistics.median(each),
@@ -146,49 +146,17 @@ def fednet(
         "server_peak_mb": peak / 1e6,
         "first_task_s": ready - begun,
         "first_model_s": ends[0] - begun,
-        "by_phase": phases,
+        "by_phase": {
+            phase: statistics.median(r["seconds_by_phase"].get(phase, 0.0) for r in rounds)
+            for phase in rounds[-1]["seconds_by_phase"]
+        },
         "utilisation": spent / placement.cores(),
         "cpu_s": spent * statistics.mean(each),
     }
 
 
-def _watched(
-    process: subprocess.Popen[str], folder: Path, timed: int, untimed: int, end: float
-) -> tuple[int, int, list[tuple[float, float, float]]]:
-    """Waits until a run has ended; returns (PSS of all its processes, the server's resident memory,
-    both at the peak; processor seconds of all, and of the server, by the time). timed: rounds
-    after which nothing is timed any more; untimed: those before; end: when it is
-    stopped.
-    """
-    pss, peak, used = 0, 0, list[tuple[float, float, float]]()
-    try:
-        while process.poll() is None and time.time() < end:
-            servers, all = list(_server(folder)), list(family(process.pid))
-            if not untimed <= _done(folder) < timed:
-                pss = max(pss, sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in all))
-            peak = max(peak, *(memory_bytes(pid, "status", "VmHWM") for pid in servers), 0)
-            cpu = sum(map(processor_seconds, all)), sum(map(processor_seconds, servers))
-            used.append((time.time(), *cpu))
-            time.sleep(LOOK_S)
-    finally:
-        process.kill()  # where this ends before: its own processes end with it
-        process.wait()
-    return pss, peak, used
-
-
-def _server(folder: Path) -> Iterator[int]:
-    """The server's process, once its run has one."""
-    for file in folder.glob("*/server.json"):
-        yield json.loads(file.read_text())["pid"]
-
-
-def _done(folder: Path) -> int:
-    """The rounds that its run has done."""
-    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*/rounds.jsonl"))
-
-
 def aside(words: Sequence[str], job: JsonMapping, limit_s: float = math.inf) -> JsonDict:
-    """Runs a yardstick, a program that reads its job from a file and prints its figures; returns
+    """Run a yardstick, a program that reads its job from a file and prints its figures. Return
     them, and what its processes took. Raises CannotGoOn if it fails, or takes longer.
     """
     with (
@@ -199,13 +167,11 @@ def aside(words: Sequence[str], job: JsonMapping, limit_s: float = math.inf) -> 
         json.dump(job, file)
         file.flush()
         begun, pss, cpu = time.monotonic(), 0, 0.0
-        process = subprocess.Popen(
-            [*words, file.name], stdout=out, stderr=err, env=environment(), text=True
-        )
+        process = subprocess.Popen([*words, file.name], stdout=out, stderr=err, env=ENVIRONMENT)
         try:
             while process.poll() is None:
                 members = list(family(process.pid))
-                pss = max(pss, sum(memory_bytes(pid, "smaps_rollup", "Pss") for pid in members))
+                pss = max(pss, pss_bytes(members))
                 cpu = max(cpu, sum(map(processor_seconds, members)))
                 if time.monotonic() - begun > limit_s:
                     raise CannotGoOn(f"it took more than {limit_s:.0f} s")
@@ -219,3 +185,16 @@ def aside(words: Sequence[str], job: JsonMapping, limit_s: float = math.inf) -> 
             raise CannotGoOn((err.read().strip().splitlines() or ["it failed"])[-1])
         figures: JsonDict = json.loads(out.read().strip().splitlines()[-1])
     return {**figures, "pss_mb": pss / 1e6, "run_cpu_s": cpu}
+
+
+def yardstick(
+    words: Sequence[str], work: Workload, limit_s: float = math.inf, **more: object
+) -> JsonDict:
+    """Run the plain loop or pfl-research on a workload; `seconds` is the median of its rounds.
+    more: other keys of the job.
+    """
+    found = aside(words, {**asdict(work), **more}, limit_s)
+    return {**found, "seconds": statistics.median(found["seconds"])}
+
+
+FLOOR = (sys.executable, "-m", "tests.bench.floor")

@@ -8,6 +8,7 @@ from fednet.plain import JsonDict, JsonMapping
 
 LENET = {"name": "lenet5"}
 PFL_CNN = {"name": "pfl_cnn"}
+CONVNET = {"name": "convnet3", "width": 128}
 MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
 
 
@@ -19,7 +20,6 @@ class Workload:
     """
 
     name: str
-    text: str
     model: JsonMapping
     clients: int
     per_round: int
@@ -30,26 +30,32 @@ class Workload:
     shape: tuple[int, ...] = (3, 32, 32)
     lr: float = 0.01
 
+    @property
+    def text(self) -> str:
+        work = "1 epoch" if self.steps is None else f"{self.steps} SGD step"
+        return (
+            f"{self.model['name']}; {self.clients:,} clients, {self.per_round} a round, "
+            f"{self.samples} samples of {self.shape} each, {work} of batch {self.batch_size}"
+        )
+
     def config(
-        self, name: str, rounds: int, curve: bool = False, train: JsonMapping | None = None
+        self, rounds: int, curve: bool = False, train: JsonMapping | None = None
     ) -> JsonDict:
-        """The run's configuration: nothing is evaluated. curve: whether the network has CURVE;
-        train: further keys of that section.
-        """
+        """The run's configuration: nothing is evaluated. train: further keys of that section."""
+        own = {
+            "epochs": 1,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "lr": self.lr,
+        }
         return {
-            "name": name,
+            "name": "bench",
             "rounds": rounds,
             "clients": self.clients,
             "participation": None,
             "clients_per_round": self.per_round,
             "model": dict(self.model),
-            "train": {
-                "epochs": 1,
-                "batch_size": self.batch_size,
-                "steps": self.steps,
-                "lr": self.lr,
-                **(train or {}),
-            },
+            "train": {**own, **(train or {})},
             "data": {
                 "dataset": "synthetic",
                 "samples": self.clients * self.samples,
@@ -63,106 +69,26 @@ class Workload:
         }
 
 
-WORKLOADS = {
-    w.name: w
-    for w in (
-        Workload(
-            "W1",
-            "LeNet-5; 10 clients, all take part, 1000 samples each, 1 epoch, batch 64",
-            LENET,
-            10,
-            10,
-            1000,
-        ),
-        Workload(
-            "W2",
-            "MLP of 11.2 M parameters (45 MB); 8 clients, all take part, one SGD step of batch 8 "
-            "each",
-            MLP,
-            8,
-            8,
-            64,
-            8,
-            1,
-            12,
-        ),
-        Workload("W3", "LeNet-5; 100 clients, 10 a round, 500 samples each", LENET, 100, 10, 500),
-        Workload(
-            "W4",
-            "LeNet-5; 1,000 clients, 100 a round, 500 samples each",
-            LENET,
-            1000,
-            100,
-            500,
-            rounds=6,
-        ),
-        Workload(
-            "W5",
-            "LeNet-5; 10,000 clients, 100 a round, one SGD step each",
-            LENET,
-            10_000,
-            100,
-            5,
-            8,
-            1,
-            40,
-        ),
-        Workload(
-            "W6",
-            "pfl-research's CIFAR-10: CNN of 1.6 M parameters; 1,000 clients, 50 a round, "
-            "50 samples each, batch 10",
-            PFL_CNN,
-            1000,
-            50,
-            50,
-            10,
-            rounds=3,
-            lr=0.1,
-        ),
-        Workload(
-            "Q",
-            "the quick start's size: LeNet-5; 10 clients, 5 a round, 140 samples of 28x28 each",
-            LENET,
-            10,
-            5,
-            140,
-            rounds=40,
-            shape=(1, 28, 28),
-        ),
-    )
-}
-
-
-SCALES = {
-    w.name: w
-    for w in (
-        *(
-            Workload(
-                f"P{n}",
-                f"a model of 45 MB, {n} participants a round, one SGD step each",
-                MLP,
-                n,
-                n,
-                8,
-                8,
-                1,
-                3,
-            )
-            for n in (8, 32, 128)
-        ),
-        *(
-            Workload(
-                f"N{n}",
-                f"LeNet-5, {n} clients, 20 a round, one SGD step each",
-                LENET,
-                n,
-                20,
-                5,
-                8,
-                1,
-                20,
-            )
-            for n in (100, 1000, 10_000)
-        ),
-    )
-}
+ONE_STEP = {"batch_size": 8, "steps": 1}
+ALL = (
+    Workload("W1", LENET, 10, 10, 1000),
+    Workload("W2", MLP, 8, 8, 64, **ONE_STEP),
+    Workload("W3", LENET, 100, 10, 500),
+    Workload("W4", LENET, 1000, 100, 500, rounds=6),
+    Workload("W5", LENET, 10_000, 100, 5, **ONE_STEP, rounds=40),
+    # pfl-research's CIFAR-10.
+    Workload("W6", PFL_CNN, 1000, 50, 50, 10, rounds=3, lr=0.1),
+    # The quick start's size.
+    Workload("Q", LENET, 10, 5, 140, rounds=40, shape=(1, 28, 28)),
+    # How the server's memory grows: by participants of a model of 45 MB, and by clients.
+    *(Workload(f"P{n}", MLP, n, n, 8, **ONE_STEP, rounds=3) for n in (8, 32, 128)),
+    *(Workload(f"N{n}", LENET, n, 20, 5, **ONE_STEP, rounds=20) for n in (100, 1000, 10_000)),
+    # What `pack` trains, for as many clients as it is asked for.
+    Workload("cnn", LENET, 10, 10, 1024),
+    Workload("mlp", MLP, 10, 10, 48, 8),
+    Workload("pfl", PFL_CNN, 10, 10, 50, 10),
+    Workload("resnet18", {"name": "resnet18_gn"}, 10, 10, 256),
+    Workload("feddc", CONVNET, 10, 10, 5000),  # FedDC's Table 1
+    Workload("convnet", CONVNET, 10, 10, 1024),
+)
+WORKLOADS = {work.name: work for work in ALL}
