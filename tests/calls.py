@@ -117,7 +117,7 @@ def _run_over_tcp(config: configuration.Config, directory: Path, how: Hosting) -
         time.sleep(0.01)
     state = directory / "state"
     policy = Policy.of_run(None)
-    join.main(join.Options(f"0-{CLIENTS - 1}", policy, run=directory, state=state))
+    join.main(f"0-{CLIENTS - 1}", policy, run=directory, state=state)
     server.join()
 
 

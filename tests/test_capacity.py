@@ -71,7 +71,7 @@ def test_another_system_than_linux_is_refused(who, tmp_path, monkeypatch):
     asked = {
         "run": lambda: start.run_command(*given),
         "server": lambda: start.serve(*given, **bound),
-        "client": lambda: join.main(join.Options("0", Policy(), server="tcp://127.0.0.1:1")),
+        "client": lambda: join.main("0", Policy(), server="tcp://127.0.0.1:1"),
     }
     with pytest.raises(ConfigError, match=r"runs on Linux alone, .* is darwin"):
         asked[who]()

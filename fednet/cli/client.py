@@ -5,6 +5,7 @@ server.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -128,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
     server = args.server or (
         None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
     )
-    options = join.Options(
+    serve = functools.partial(
+        join.main,
         args.id,
         policy,
         server=server,
@@ -143,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     )
     status = 0
     while status == 0:
-        status = join.main(options)
+        status = serve()
         if not args.stay or args.explain:
             break
     return max(0, status)

@@ -134,12 +134,6 @@ def set_trained(method: Algorithm, up: Payload, host: ClientHost, wanted: bool) 
         )
 
 
-def fill_buffers(exp: Experiment, record: Record) -> Tensors:
-    """Returns buffers for what comes without: the client's own, or the initial ones."""
-    own = record.own(exp.setting.initial)
-    return exp.agreed if own is None else own.select(exp.shared)
-
-
 def _calibrated(exp: Experiment, x: Tensors, record: Record, host: ClientHost) -> Tensors:
     """Returns the shared model with BatchNorm statistics to evaluate it by, where it comes without:
     the client's own, or, before it has any, those of its training samples (at least two).

@@ -9,15 +9,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import capacity, ids, loading
-from fednet.client.loop import ClientLoop, RunFinder, given_up, read_server
+from fednet.client import preparing
+from fednet.client.loop import ClientLoop, given_up, read_server
 from fednet.client.policy import Policy
-from fednet.client.preparing import Explained, Preparer, explain
 from fednet.client.slots import MOST, memory_of
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, timed, why
 from fednet.experiment import determinism
@@ -26,56 +26,53 @@ from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
 
 if TYPE_CHECKING:
-    from fednet.client.tasks import Prepared
-    from fednet.transport.base import ClientTransport
+    from fednet.client.loop import Prepared
     from fednet.transport.keys import KeyPair
     from fednet.wire import messages as m
 
 LEFT = -1  # instead of an exit status: this process was asked to end before the run did
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `fednet-client`, whose --help explains each. ids: as `--id` has them. server:
-    its address, or, if that is None, run: the directory of its run. gpu_share: None if a user
-    started this process; else the launcher that did starts others too, which may host the same
-    clients, and each may use this share of its GPU.
-    """
-
-    ids: str
-    policy: Policy
-    server: str | None = None
-    run: Path | None = None
-    device: str = "cpu"
-    state: Path | None = None
-    keys: Path | None = None
-    load: Sequence[Path] = ()
-    explain: bool = False
-    quiet: bool = True
-    give_up_s: float | None = None
-    gpu_share: float | None = None
-
-
-def main(options: Options) -> int:
+def main(
+    id: str,
+    policy: Policy,
+    *,
+    server: str | None = None,
+    run: Path | None = None,
+    device: str = "cpu",
+    state: Path | None = None,
+    keys: Path | None = None,
+    load: Sequence[Path] = (),
+    explain: bool = False,
+    quiet: bool = True,
+    give_up_s: float | None = None,
+    gpu_share: float | None = None,
+) -> int:
     """Runs a client process. Returns 0 when the run is over, LEFT when the process is asked to end
     before. Reconnects for as long as it lives, or until no server has accepted it for give_up_s.
+
+    The arguments are the options of `fednet-client`, whose --help explains each. server: its
+    address, or, if that is None, run: the directory of its run. gpu_share: None if a user started
+    this process; else the launcher that did starts others too, which may host the same clients, and
+    each may use this share of its GPU.
     """
     from fednet.experiment.placement import place
+    from fednet.transport.zeromq.client import ZmqClient
 
     capacity.require_linux()
-    asked = ids.parse(options.ids)
-    loading.load_parts(options.load)
+    asked = ids.parse(id)
+    loading.load_parts(load)
     capacity.keep_freed_memory()
     determinism.set_switches()
-    devices = place(options.device)
-    say = speaker(options.quiet)
-    address, pair = _server(options, say)
-    states = StatesHold(shared=options.gpu_share is not None)
+    devices = place(device)
+    say = speaker(quiet)
+    address, pair = _server(server, run, keys, give_up_s, say)
+    states = StatesHold(shared=gpu_share is not None)
     prepare: Callable[[ClientLoop, m.Welcome], Prepared]
-    if options.explain:
-        prepare = partial(explain, options.policy, asked, options.state)
+    if explain:
+        prepare = partial(preparing.explain, policy, asked, state)
     else:
-        prepare = Preparer(options.policy, asked, devices, options.state, say=say, hold=states)
+        prepare = partial(preparing.prepare, policy, asked, devices, state, say=say, hold=states)
     protocol = ClientProtocol(
         secrets.token_hex(6),
         ids=list(asked.listed),
@@ -87,24 +84,32 @@ def main(options: Options) -> int:
         versions=determinism.versions(),
         files=loading.loaded(),
     )
+    complained: set[str] = set()
+
+    def refused(reason: str, address: str) -> None:
+        """Tells the user each reason once, however often the connection is tried."""
+        if reason not in complained:
+            complained.add(reason)
+            complain(f"fednet-client: not connected to {address}: {reason}; still trying")
+
     loop = ClientLoop(
         protocol,
-        _transport(address, pair),
+        ZmqClient(address, keys=pair, on_refused=refused),
         prepare,
         curve=pair is not None,
-        finder=None if options.run is None else RunFinder(options.run),
-        faults=options.policy.faults,
-        devices=[memory_of(device, options.gpu_share or 1.0) for device in devices],
+        run=run,
+        faults=policy.faults,
+        devices=[memory_of(device, gpu_share or 1.0) for device in devices],
         most=len(asked.listed) or MOST,
     )
     # Ctrl-C and a closed terminal reach all processes; a launcher stops those that it started.
-    for number in stop_signals() if options.gpu_share is None else [signal.SIGTERM]:
+    for number in stop_signals() if gpu_share is None else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
     say(f"connecting to {address}")
     try:
-        end = loop.run(say, options.give_up_s)
-    except Explained:
+        end = loop.run(say, give_up_s)
+    except preparing.Explained:
         return 0
     except OSError as broken:
         raise CannotGoOn(
@@ -115,7 +120,7 @@ def main(options: Options) -> int:
         states.release()
     if isinstance(end, p.TurnedAway):
         raise ConfigError(f"the server refused this client: {end.reason}")
-    if lacking := loop.tasks.lacking:
+    if lacking := loop.lacking:
         complain(
             timed(
                 f"fednet-client: the last tasks of client(s) {ids.as_text(lacking)} were not done "
@@ -126,26 +131,31 @@ def main(options: Options) -> int:
     return 0 if end.over else LEFT
 
 
-def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair | None]:
+def _server(
+    server: str | None,
+    run: Path | None,
+    keys: Path | None,
+    give_up_s: float | None,
+    say: Callable[[str], None],
+) -> tuple[str, KeyPair | None]:
     """Returns the server's address and the keys for it; waits for a run's server.json."""
-    run = options.run
     pair = public = None
     if run is None:
-        address = str(options.server)
+        address = str(server)
     else:
         began = time.monotonic()
         if (found := read_server(run)) is None:
             say(f"waiting for {run / 'server.json'}")
         while found is None:
-            if options.give_up_s is not None and time.monotonic() - began > options.give_up_s:
-                raise given_up(options.give_up_s)
+            if give_up_s is not None and time.monotonic() - began > give_up_s:
+                raise given_up(give_up_s)
             time.sleep(0.02)
             found = read_server(run)
         address, public = found
-    if options.keys is not None:
-        from fednet.transport import keys
+    if keys is not None:
+        from fednet.transport.keys import load
 
-        pair = keys.load(options.keys)
+        pair = load(keys)
         if public and pair.server is None:
             pair = replace(pair, server=public)
     if run is not None and (pair is None) != (public is None):
@@ -154,17 +164,3 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
             wants = "has CURVE keys, and so must its clients: give --keys FILE"
         raise ConfigError(f"{run}: the server there {wants}.")
     return address, pair
-
-
-def _transport(address: str, pair: KeyPair | None) -> ClientTransport:
-    from fednet.transport.zeromq.client import ZmqClient
-
-    complained: set[str] = set()
-
-    def refused(reason: str, address: str) -> None:
-        """Tells the user each reason once, however often the connection is tried."""
-        if reason not in complained:
-            complained.add(reason)
-            complain(f"fednet-client: not connected to {address}: {reason}; still trying")
-
-    return ZmqClient(address, keys=pair, on_refused=refused)

@@ -1,26 +1,47 @@
 """The loop of a client process: one connection for one or many clients. Its thread has the socket,
-the protocol and the book; each slot has a thread that trains.
+the protocol and the book; each slot has a thread that trains, in which a task is done with the
+faults that are planned for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
-from fednet.client.slots import GpuMemory, Slots
-from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks
-from fednet.errors import CannotGoOn, ConfigError, RemoteProtocolError, log_line, without_paths
+from fednet.client.slots import GpuMemory, NoRoom, Slots
+from fednet.errors import (
+    BaseAbsent,
+    CannotGoOn,
+    ConfigError,
+    FednetError,
+    LeftRound,
+    RemoteProtocolError,
+    StateAbsent,
+    StateError,
+    complain,
+    log_line,
+    timed,
+    why,
+    without_paths,
+)
 from fednet.files import read_record
+from fednet.loading import raised
 from fednet.protocol import client as p
-from fednet.protocol.client import ClientProtocol
 from fednet.protocol.table import TAKEN_IN
 from fednet.records import mb
 from fednet.transport.base import ClientTransport, Closed, Opened, Received, reached_at
@@ -30,6 +51,11 @@ from fednet.wire.codec import Body
 from fednet.wire.ledger import Direction, Ledger
 from fednet.wire.link import Link
 
+if TYPE_CHECKING:
+    from fednet.client.packing import Packing
+    from fednet.client.worker import Outgoing, Worker
+    from fednet.experiment.links import Shaper
+
 log = logging.getLogger(__name__)
 CONNECTION = b""  # a client has one
 UNANSWERED_S = 3.0  # after so long without a server the user is told
@@ -37,6 +63,9 @@ FIND_S = 0.1  # between two searches for the server
 # A client that starts after the run is over waits so long for a server with more rounds.
 DONE_S = 60.0
 PAUSE_S = 1.0  # after so long without a task this process's part of a round counts as done
+
+# A user's method or model may raise anything; none of it may end the thread of a slot.
+OWN_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 
 
 def given_up(give_up_s: float, transport: ClientTransport | None = None) -> CannotGoOn:
@@ -47,26 +76,6 @@ def given_up(give_up_s: float, transport: ClientTransport | None = None) -> Cann
         f"no server has accepted this client for {give_up_s:g} s (--give-up{cause}). To continue, "
         f"start it again with the same --state."
     )
-
-
-class RunFinder:
-    """Finds the server of a run directory. over: the run has been finished for `DONE_S`, and no
-    server goes on with it.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self.over = False
-        self._run = run
-        self._done_at: float | None = None
-
-    def address(self) -> str | None:
-        if not (self._run / "summary.json").exists():
-            self._done_at = None
-        elif self._done_at is None:
-            self._done_at = time.monotonic()
-        self.over = self._done_at is not None and time.monotonic() - self._done_at > DONE_S
-        found = read_server(self._run)
-        return None if found is None else found[0]
 
 
 def read_server(run: Path) -> tuple[str, str | None] | None:
@@ -83,6 +92,43 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
     return reached_at(found["address"], here), found.get("public_key")
 
 
+class TaskCancelled(FednetError):
+    """The server does not want a task any more; raised at the worker's next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Holds what a client process has prepared for one run: a worker for each device. shape() puts
+    the clients' emulated links before a transport. packing trains clients together, `together` at
+    once on each device. beside: rounds overlap. largest(key) returns the most bytes that a task's
+    payload may have.
+    """
+
+    workers: Sequence[Worker]
+    layout: str
+    sites: Sequence[m.SiteFacts] = ()
+    shape: Shaper | None = None
+    packing: Packing | None = None
+    together: int = 1
+    beside: bool = False
+    largest: Callable[[m.Key], int] = lambda key: p.MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Holds what came of a task: replies, or a failure, or neither where a planned fault keeps it
+    silent. faults: those to act out when it is sent, by kind. due: when it may be sent, on the
+    monotonic clock. fatal: the failure ends the process.
+    """
+
+    given: p.Given
+    replies: Sequence[Outgoing] = ()
+    failed: m.Failed | None = None
+    faults: Mapping[str, float] = field(default_factory=dict)
+    due: float = 0.0
+    fatal: BaseException | None = None
+
+
 class RoundLines:
     """Says a sentence for each round (`round 3: trained client 0 on 120 samples in 0.4 s, sent 0.18
     MB`), for each evaluation, and for each task that failed.
@@ -93,7 +139,7 @@ class RoundLines:
 
     def __init__(self) -> None:
         self.say: Callable[[str], None] = lambda line: None
-        self._of: tuple[int, str] | None = None  # round and purpose
+        self._of = (0, "")  # round and purpose
         self._began = self._ended = 0.0
         # Of the replies since the last sentence, without their payloads.
         self._clients: set[int] = set()
@@ -118,32 +164,28 @@ class RoundLines:
                 self._samples[key.client] = outgoing.samples
         self._ended = time.monotonic()
 
-    def paused(self) -> None:
-        if self._clients and time.monotonic() - self._ended > PAUSE_S:
-            self.over()
-
-    def over(self) -> None:
-        if not self._clients or self._of is None:
+    def over(self, pause_s: float = 0.0) -> None:
+        """Says the sentence, if there is one, and the last answer was so long ago."""
+        if not self._clients or time.monotonic() - self._ended < pause_s:
             return
         round, purpose = self._of
-        what = "answered for"
+        what, on = "answered for", ""
         clients: Collection[int] = self._clients
         if purpose == "evaluate":
             what = "evaluated"
         elif self._samples:
-            what = "trained"
-            clients = self._samples
-        on = f" on {sum(self._samples.values())} samples" if self._samples else ""
+            what, clients = "trained", self._samples
+        if self._samples:
+            on = f" on {sum(self._samples.values())} samples"
         took = f"{self._ended - self._began:.1f} s"
-        sent = mb(self._sent)
         named = ids.as_text(clients)
         if len(named) > 60:
             named = f"{len(clients)} clients"
         else:
             named = f"client{'s' if len(clients) > 1 else ''} {named}"
-        self.say(log_line(f"round {round}: {what} {named}{on} in {took}, sent {sent}"))
+        self.say(log_line(f"round {round}: {what} {named}{on} in {took}, sent {mb(self._sent)}"))
         self._clients, self._samples, self._sent = set(), {}, 0
-        self._of = None
+        self._of = (0, "")
 
 
 class ClientLoop:
@@ -151,20 +193,22 @@ class ClientLoop:
 
     prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
     only for another run. curve: the connection is encrypted, or its bytes are counted as if it
-    were. inline: tasks are done within `step`, because the server runs in this process too. faults:
-    planned faults are acted out. devices: the memory of each, None for a processor. most: clients
-    of this process.
+    were. inline: tasks are done within `step`, because the server runs in this process too. run:
+    the directory in which the server is found. faults: planned faults are acted out. devices: the
+    memory of each, None for a processor. most: clients of this process.
+
+    lacking: clients whose last task found no state here.
     """
 
     def __init__(
         self,
-        protocol: ClientProtocol,
+        protocol: p.ClientProtocol,
         transport: ClientTransport,
         prepare: Callable[[ClientLoop, m.Welcome], Prepared],
         *,
         curve: bool,
         inline: bool = False,
-        finder: RunFinder | None = None,
+        run: Path | None = None,
         faults: bool = False,
         devices: Sequence[GpuMemory | None] = (None,),
         most: int = 1,
@@ -174,6 +218,7 @@ class ClientLoop:
         self.prepared: Prepared | None = None
         self.ended: p.Ended | p.TurnedAway | None = None
         self.error: BaseException | None = None  # ends the process
+        self.lacking: set[int] = set()
         self.book = Book()
         self.link = Link(
             "client",
@@ -185,24 +230,24 @@ class ClientLoop:
         )
         self._prepare = prepare
         self._inline = inline
-        self._finder = finder
+        self._faults = faults
+        self._warned_of_faults = False
         # Calls that other threads leave for this one.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # The tasks that are to be answered. Only this thread adds them, and takes away those that
+        # are answered or cancelled.
+        self._wanted: dict[m.Key, p.Given] = {}
         self._delayed: list[Done] = []  # by planned faults
         self._round = 0  # of the newest task
-        self._searched_at = 0.0  # when the finder was last asked
+        self._run = run
+        self._searched_at = 0.0  # when the server was last looked for
+        self._done_at: float | None = None  # when the run was first found to be finished
         self._connected = False
         self._leaving = False
+        self._closing = threading.Event()
         self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
         self.slots = Slots(devices, most, inline=inline, changed=self._slots_changed)
-        self.tasks = Tasks(
-            self.slots,
-            protocol.doing,
-            lambda done: self._later(partial(self._answer, done)),
-            inline=inline,
-            faults=faults,
-        )
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(
@@ -223,8 +268,8 @@ class ClientLoop:
                 if isinstance(self.error, ConfigError):  # such as a refusal by this site's policy
                     self._follow(self.protocol.leave(without_paths(str(self.error))))
                 raise self.error
-            if not self.tasks.wanted:
-                self._lines.paused()
+            if not self._wanted:
+                self._lines.over(PAUSE_S)
             now = time.monotonic()
             if self.protocol.state in TAKEN_IN:
                 accepted = now
@@ -282,24 +327,27 @@ class ClientLoop:
                 self._answer(done)
         if self._inline and self.slots.work_inline():
             moved = True
-        self._follow(self.protocol.tick(time.monotonic()))
+        now = time.monotonic()
+        self._follow(self.protocol.tick(now))
         if self._leaving and self.ended is None:
             self._follow(self.protocol.leave())
             self.ended = p.Ended(False, "asked to leave")
-        finder = self._finder
-        if not self._connected and finder is not None:
-            now = time.monotonic()
-            if now - self._searched_at > FIND_S:
-                self._searched_at = now
-                address = finder.address()
-                if finder.over:
-                    self.leave()
-                if address is not None and address != self.transport.address:
-                    self.transport.reconnect(address)
+        if self._run is not None and not self._connected and now - self._searched_at > FIND_S:
+            self._searched_at = now
+            if not (self._run / "summary.json").exists():
+                self._done_at = None
+            elif self._done_at is None:
+                self._done_at = now
+            elif now - self._done_at > DONE_S:  # and no server goes on with it
+                self._leaving = True
+            found = read_server(self._run)
+            if found is not None and found[0] != self.transport.address:
+                self.transport.reconnect(found[0])
         return moved
 
     def close(self) -> None:
-        self.tasks.close()
+        self._wanted.clear()  # each running task ends at its next step
+        self._closing.set()
         self.slots.close()
         self.link.closed(CONNECTION)
         self.transport.close(1.0)
@@ -330,26 +378,29 @@ class ClientLoop:
             if isinstance(i, p.Out):
                 self.link.send(CONNECTION, i.message, i.body)
             elif isinstance(i, p.Given):
-                if i.task.key.round != self._round:  # heartbeats: one line a round
+                key, prepared = i.task.key, self.prepared
+                if key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(CONNECTION, round=self._round)
-                    self._round = i.task.key.round
-                assert self.prepared is not None
-                self._lines.began(i.task.key)
-                self.tasks.wanted[i.task.key] = i
-                self.tasks.put(i, self.prepared)
+                    self._round = key.round
+                assert prepared is not None
+                self._lines.began(key)
+                self._wanted[key] = i
+                if prepared.packing is not None:
+                    prepared.packing.expect()
+                self.slots.put(partial(self._do, i, prepared))
             elif isinstance(i, p.Booked):
                 reason = {} if i.whole else {"reason": "cut short"}
                 direction: Direction = "down" if i.direction == "down" else "up"
                 self.link.settle(CONNECTION, direction, i.key, i.whole, **reason)
             elif isinstance(i, p.Cancelled):
-                self.tasks.wanted.pop(i.key, None)
+                self._wanted.pop(i.key, None)
             elif isinstance(i, p.Welcomed):
                 self.link.ledger.incarnation = i.welcome.inc
                 if not i.again or self.prepared is None:
                     self.slots.put(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):
-                address = self._finder.address() if self._finder is not None else None
-                self.transport.reconnect(address)
+                found = None if self._run is None else read_server(self._run)
+                self.transport.reconnect(None if found is None else found[0])
             elif isinstance(i, p.NotYet):
                 if i.reason != self._not_yet:
                     self._lines.say(f"not in the run yet: {i.reason.removeprefix('join: ')}")
@@ -357,25 +408,18 @@ class ClientLoop:
             elif isinstance(i, p.TurnedAway) or (isinstance(i, p.Ended) and i.over):
                 self.ended = i
 
-    # -- calls of the slots' threads ---------------------------------------------------------------
-    def _later(self, call: Callable[[], None]) -> None:
-        """Makes the thread of the loop make this call; any thread may call it."""
-        self._calls.put(call)
-        if not self._inline:
-            self.transport.wake()
-
     def _answer(self, done: Done) -> None:
         """Sends what came of a task, with the faults that were planned for it."""
         key = done.given.task.key
         protocol = self.protocol
         if done.fatal is not None:
             self.error = done.fatal
-        if self.tasks.wanted.get(key) is not done.given:
+        if self._wanted.get(key) is not done.given:
             return
         if done.due and done.due > time.monotonic():
             self._delayed.append(done)
             return
-        self.tasks.wanted.pop(key)
+        self._wanted.pop(key)
         self._lines.answered(done)
         if done.failed is not None:
             failed = done.failed
@@ -386,7 +430,7 @@ class ClientLoop:
         if not done.replies or "drop_before_sending" in done.faults:
             protocol.forget(key)
             return
-        self.tasks.lacking.discard(key.client)
+        self.lacking.discard(key.client)
         out: list[p.Instruction] = []
         for outgoing in done.replies:
             body = outgoing.body
@@ -407,11 +451,29 @@ class ClientLoop:
             out.append(p.Reconnect())
         self._follow(out)
 
+    def _use(self, prepared: Prepared, run: str) -> None:
+        if self.protocol.run != run:
+            return  # another server has welcomed this process meanwhile, to another run
+        # Without the emulated links of the run before.
+        self.transport = getattr(self.transport, "inner", self.transport)
+        if prepared.shape is not None:
+            self.transport = prepared.shape(self.transport, self._connected)
+        self.protocol.beside = prepared.beside
+        self.protocol.largest = prepared.largest
+        self._follow(self.protocol.at_once(self.slots.total))
+        self._follow(self.protocol.ready(prepared.layout, prepared.sites))
+
+    # -- in the thread of a slot -------------------------------------------------------------------
+    def _later(self, call: Callable[[], None]) -> None:
+        """Makes the thread of the loop make this call; any thread may call it."""
+        self._calls.put(call)
+        if not self._inline:
+            self.transport.wake()
+
     def _slots_changed(self) -> None:
         if not self._inline:
             self._later(lambda: self._follow(self.protocol.at_once(self.slots.total)))
 
-    # -- preparing a run ---------------------------------------------------------------------------
     def _prepare_run(self, welcome: m.Welcome, device: int) -> None:
         try:
             prepared = self._prepare(self, welcome)
@@ -429,14 +491,109 @@ class ClientLoop:
         self.slots.pack(prepared.together)
         self._later(partial(self._use, prepared, welcome.run))
 
-    def _use(self, prepared: Prepared, run: str) -> None:
-        if self.protocol.run != run:
-            return  # another server has welcomed this process meanwhile, to another run
-        # Without the emulated links of the run before.
-        self.transport = getattr(self.transport, "inner", self.transport)
-        if prepared.shape is not None:
-            self.transport = prepared.shape(self.transport, self._connected)
-        self.protocol.beside = prepared.beside
-        self.protocol.largest = prepared.largest
-        self._follow(self.protocol.at_once(self.slots.total))
-        self._follow(self.protocol.ready(prepared.layout, prepared.sites))
+    def _do(self, given: p.Given, prepared: Prepared, device: int) -> None:
+        """Does a wanted task, and leaves what came of it for the thread of the loop."""
+        packing, key = prepared.packing, given.task.key
+        with contextlib.nullcontext() if packing is None else packing.at_work(device):
+            if self._wanted.get(key) is not given:
+                return
+            done: Done | None = None
+            again_s: float | None = None
+            try:
+                done = self._work(given, prepared.workers[device], device)
+            except TaskCancelled:
+                pass
+            except NoRoom as short:
+                again_s = short.again_s
+                if again_s is None:
+                    done = self._failure(given, short, again=True)
+                else:
+                    of = f"client {key.client} in round {key.round}"
+                    log.warning("%s: %s; it is done again", of, short)
+            except OWN_ERRORS as error:
+                done = self._failure(given, error)
+            self.protocol.doing.pop(key.client, None)
+            if done is not None:
+                self._later(partial(self._answer, done))
+            elif again_s is not None and not self._closing.wait(again_s):
+                if packing is not None:
+                    packing.expect()
+                self.slots.put(partial(self._do, given, prepared))
+
+    def _work(self, given: p.Given, worker: Worker, device: int) -> Done:
+        """Does a task, with the faults that are planned for it."""
+        task, key = given.task, given.task.key
+        faults: dict[str, float] = {}
+        if task.faults and self._faults:
+            faults = {fault.kind: fault.amount for fault in task.faults}
+        elif task.faults and not self._warned_of_faults:
+            self._warned_of_faults = True
+            log.warning("the server plans faults for this client; without --faults none occurs")
+        if "drop_before_training" in faults:
+            return Done(given)
+        began = time.monotonic()
+
+        def step(stage: str, done: int, of: int) -> None:
+            self.protocol.doing[key.client] = (stage, done, of)
+            if "crash" in faults and 2 * done >= of > 0:
+                self._crash(given)
+            if self._wanted.get(key) is not given:
+                raise TaskCancelled(f"task of client {key.client} in round {key.round}")
+
+        work = partial(worker.work, task, given.body, step)
+        replies = self.slots.run(device, work, worker.device.forget)
+        if not faults:
+            return Done(given, replies)
+        if "crash" in faults:  # of a training without steps
+            self._crash(given)
+        took_s = time.monotonic() - began
+        lasts_s = faults.get("slow", 1.0) * max(took_s, faults.get("pace", 0.0))
+        wait_s = faults.get("delay", 0.0) + lasts_s - took_s
+        return Done(given, replies, faults=faults, due=time.monotonic() + wait_s)
+
+    def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> Done:
+        """Logs why a task failed. Returns the failure for the server, in one line that names no
+        file of this site. again: another try may help.
+        """
+        key = given.task.key
+        base = isinstance(error, BaseAbsent)
+        lacks = isinstance(error, (LeftRound, StateAbsent))
+        reason = ""
+        text = None
+        level = logging.ERROR
+        if isinstance(error, RemoteProtocolError):
+            reason = str(error)
+            again = error.again
+        elif isinstance(error, FednetError):
+            reason = raised(error)
+            text = str(error) if lacks else None
+            level = logging.WARNING if base else logging.ERROR
+        elif isinstance(error, OSError):
+            # Often a full disk: the state that this task would leave cannot be kept.
+            reason = text = why(error)
+        else:
+            reason = raised(error)[:1000]
+            text = traceback.format_exc()
+        if text is not None:
+            log.log(level, "client %d in round %d: %s", key.client, key.round, text)
+        if isinstance(error, StateAbsent) and not base:
+            # The user is told of the first one; the others are named when the process ends. A
+            # server in this process says it itself.
+            if not self.lacking and not self._inline:
+                complain(timed(f"fednet-client: round {key.round}: {error}"))
+            self.lacking.add(key.client)
+        failed = m.Failed(
+            key=key, reason=without_paths(reason), again=again, lacks=lacks, base=base
+        )
+        fatal = error if isinstance(error, StateError) and not lacks else None
+        return Done(given, failed=failed, fatal=fatal)
+
+    def _crash(self, given: p.Given) -> NoReturn:
+        """Ends the process as a power cut does. If the server runs in it too, only this client
+        ends: raises TaskCancelled.
+        """
+        key = given.task.key
+        if not self._inline:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._later(partial(self._answer, Done(given)))
+        raise TaskCancelled(f"client {key.client} crashed in round {key.round}, as planned")

@@ -23,7 +23,7 @@ from fednet.config import Config, parts
 from fednet.config.fit import fit
 from fednet.config.parts import declared_options
 from fednet.config.schema import AtLeast1, Positive
-from fednet.config.tree import Node, compose
+from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
 from fednet.wire.messages import Field
@@ -98,8 +98,8 @@ class Policy:
         wanted = asked.resolve(config.clients)
         if tuple(sorted(welcomed)) != wanted:
             raise ConfigError(
-                f"the server wants this process to host {_few(welcomed)}; it was started for "
-                f"{_few(wanted)}, and serves no other."
+                f"the server wants this process to host client(s) {numbers.as_text(welcomed)}; it "
+                f"was started for client(s) {numbers.as_text(wanted)}, and serves no other."
             )
         if self.ids is not None:
             served = self.ids.resolve(config.clients) if self.ids.share else self.ids.listed
@@ -327,7 +327,6 @@ def read(path: Path) -> PolicyFile:
     tree = compose(text, str(path))
     if tree.value is None:
         return PolicyFile()
-    _check_keys(tree, PolicyFile, "")
     made = fit(tree, PolicyFile, "")
     if made.ids is not None:
         numbers.parse(str(made.ids), f"{path}: ids")
@@ -352,9 +351,13 @@ def policy(
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
     given = read(file)
     check_kinds(given.allow or (), f"{file}: allow")
-    flags = {"allow": allow is not None, "download": download, "faults": faults}
-    for name in [name for name, is_given in flags.items() if is_given]:
-        raise ConfigError(f"--{name}: the policy {file} decides that; write {name} there.")
+    for name, is_given in (
+        ("allow", allow is not None),
+        ("download", download),
+        ("faults", faults),
+    ):
+        if is_given:
+            raise ConfigError(f"--{name}: the policy {file} decides that; write {name} there.")
     named = (given.data,) if isinstance(given.data, str) else given.data
     places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
@@ -378,26 +381,9 @@ def check_kinds(given: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}: {unknown('kind of payload', kind, known)}")
 
 
-def _check_keys(node: Node, kind: type[msgspec.Struct], path: str) -> None:
-    keys = kind.__struct_fields__
-    for key, child in node.value.items() if isinstance(node.value, dict) else ():
-        if key not in keys:
-            raise ConfigError(f"{child.key_at or child.at}: {unknown('key', path + key, keys)}")
-        if key == "privacy":
-            _check_keys(child, BudgetSection, "privacy.")
-
-
 def _below(path: Path, place: Path) -> bool:
     return path.resolve().is_relative_to(place.resolve())
 
 
 def _all(places: Iterable[Path]) -> str:
     return " or ".join(str(place) for place in places)
-
-
-def _few(clients: Sequence[int]) -> str:
-    if len(clients) == 1:
-        return f"client {clients[0]}"
-    shown = ", ".join(str(client) for client in sorted(clients)[:5])
-    more = " ..." if len(clients) > 5 else ""
-    return f"clients {shown}{more}"

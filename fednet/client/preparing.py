@@ -8,16 +8,14 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import ids as numbers
 from fednet import places
-from fednet.client.loop import ClientLoop
+from fednet.client.loop import ClientLoop, Prepared
 from fednet.client.packing import Packing
 from fednet.client.policy import Policy, leaving
-from fednet.client.tasks import Prepared
 from fednet.config import Config
 from fednet.errors import ConfigError, DataError, FednetError, StateError
 from fednet.experiment import determinism
@@ -46,144 +44,143 @@ def on_one_line() -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Preparer:
-    """Prepares a client process for the run that a server describes.
+@on_one_line()
+def prepare(
+    policy: Policy,
+    asked: Ids,
+    devices: Sequence[str],
+    state: Path | None,
+    loop: ClientLoop,
+    welcome: m.Welcome,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    hold: StatesHold | None = None,
+    like: Callable[[], Experiment | None] = lambda: None,
+) -> Prepared:
+    """Prepares data, model and workers for the run that a server describes, and opens the process's
+    book.
 
     asked: the clients that it serves, whatever the server says. state: the folder of their states.
     hold: this process's lock on the states; None: the process that started this one has it.
     like() gives the server's experiment, where that is in this process and has the data.
     say(sentence) tells the user.
     """
+    import numpy as np
+    import torch
 
-    policy: Policy
-    asked: Ids
-    devices: Sequence[str]
-    state: Path | None
-    say: Callable[[str], None] = lambda line: None
-    hold: StatesHold | None = None
-    like: Callable[[], Experiment | None] = lambda: None
+    from fednet.client.books import MASKED, Secrets, account_of
+    from fednet.client.worker import Worker
+    from fednet.data import balanced_test
+    from fednet.data.federation import Site
+    from fednet.experiment import build, links
+    from fednet.experiment.store import ClientStore
 
-    @on_one_line()
-    def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
-        """Prepares data, model and workers, and opens the process's book."""
-        import numpy as np
-        import torch
-
-        from fednet.client.books import MASKED, Secrets, account_of
-        from fednet.client.worker import Worker
-        from fednet.data import balanced_test
-        from fednet.data.federation import Site
-        from fednet.experiment import links
-        from fednet.experiment.store import ClientStore
-
-        config = accepted(welcome, self.policy, self.asked)
-        clients = welcome.ids
-        determinism.set_switches(config.train)
-        root = state_directory(self.state, welcome.run)
-        check_folder(root)
-        if self.hold is not None:
-            self.hold.take(root, clients)
-        experiment, own = self._load(config, clients)
-        packing = None
-        if config.train.pack > 1:
-            packing = Packing(config.train.pack, experiment.setting.task, loop.slots.limit)
-
-        def site(device: str, client: int) -> Site:
-            if own:
-                return own[client].site(0, device)
-            return experiment.divided.site(client, device)
-
-        def balanced(device: str) -> Pair:
-            """Returns (x, y) on `device`: as many test samples of each class."""
-            data = experiment.divided.data
-            chosen = balanced_test(data, config.seed)
-            return Site(data, np.zeros(0, dtype=np.int64), chosen, torch.device(device)).test
-
-        answers = account_of(config.privacy, self.policy.privacy, root)
-        secrets = None
-        if config.privacy.secagg.protocol != "none":
-            secrets = Secrets(root.parent / MASKED, config)
-        store = ClientStore(root, experiment.algorithm.Client, config.checkpoint.fsync)
-        has_balanced = not own and bool(experiment.setting.classes)
-        workers = [
-            Worker(
-                experiment,
-                store,
-                functools.partial(site, device),
-                device,
-                balanced=functools.partial(balanced, device) if has_balanced else None,
-                pack=None if packing is None else functools.partial(packing.descend, number),
-                policy=self.policy,
-                answers=answers,
-                secrets=secrets,
-            )
-            for number, device in enumerate(self.devices)
-        ]
-        # Several processes that host all clients may share the folder: each has its own book.
-        everyone = len(clients) == config.clients
-        loop.book.open(root / (f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl"))
-        for worker in workers:
-            worker.warm()
-        facts = []  # what the server has to know of sites' own data
-        for client in own:
-            mine = site(self.devices[0], client)
-            counts = [int(k) for k in mine.class_counts]
-            tested = mine.n_test * mine.data.targets_each
-            facts.append(m.SiteFacts(client, mine.n, tested, counts, mine.data.names_sha256))
-        s = "s" if len(clients) > 1 else ""
-        where = f"client{s} {numbers.as_text(clients)} on {', '.join(self.devices)}"
-        self.say(f"joined {welcome.name} as {where}")
-        return Prepared(
-            workers,
-            experiment.digest,
-            facts,
-            links.shaper(config),
-            packing,
-            together=max(1, min(config.train.pack, len(clients))),
-            beside=config.schedule.mode != "sync",
-            largest=payload_bound(experiment),
-        )
-
-    def _load(
-        self, config: Config, clients: Sequence[int]
-    ) -> tuple[Experiment, dict[int, Federation]]:
-        """Returns the experiment, and by client the data that sites bring themselves, after checks
-        of all their values; these are empty where the run's data are divided.
-        """
-        from fednet.data.site import alone, load_site
-        from fednet.experiment import build, trial
-
-        own: dict[int, Federation] = {}
-        for client in clients if config.data.dataset == "site" else ():
-            folder = self.policy.data  # that of a site which hosts one client, or DIR/client-K
-            if folder is not None and (folder / f"client-{client}").exists():
-                folder = folder / f"client-{client}"
+    config = accepted(welcome, policy, asked)
+    clients = welcome.ids
+    determinism.set_switches(config.train)
+    root = state_directory(state, welcome.run)
+    check_folder(root)
+    if hold is not None:
+        hold.take(root, clients)
+    own: dict[int, Federation] = {}
+    if config.data.dataset == "site":
+        own = sites_data(config, clients, policy, say)
+    first = next(iter(own.values())).data if own else None
+    experiment = build.build(config, policy.data, first, tried=True, like=None if own else like())
+    policy.check_built(experiment)
+    forms = set() if first is None else {first.form}
+    for client, federation in own.items():
+        if federation.data.form not in forms:
+            forms.add(federation.data.form)
             try:
-                data = load_site(config.data, folder, config.seed)
-                trial.finite(data)
-            except DataError as wrong:
-                where = "" if str(folder) in str(wrong) else f", in {folder}"
-                raise DataError(f"client {client}{where}: {wrong}") from None
-            for note in data.notes:
-                self.say(f"client {client}: {note}")
-            if data.names is not None:
-                self.say(f"client {client}: classes in order: {', '.join(data.names[:20])}")
-            self.policy.check_samples(data.n_train + data.n_test)
-            own[client] = alone(data)
-        first = next(iter(own.values())).data if own else None
-        like = None if own else self.like()
-        experiment = build.build(config, self.policy.data, first, tried=True, like=like)
-        self.policy.check_built(experiment)
-        forms = set() if first is None else {first.form}
-        for client, federation in own.items():
-            if federation.data.form not in forms:
-                forms.add(federation.data.form)
-                try:
-                    build.try_on(experiment, federation.data)
-                except ConfigError as wrong:
-                    raise ConfigError(f"client {client}: {wrong}") from None
-        return experiment, own
+                build.try_on(experiment, federation.data)
+            except ConfigError as wrong:
+                raise ConfigError(f"client {client}: {wrong}") from None
+    packing = None
+    if config.train.pack > 1:
+        packing = Packing(config.train.pack, experiment.setting.task, loop.slots.limit)
+
+    def site(device: str, client: int) -> Site:
+        if own:
+            return own[client].site(0, device)
+        return experiment.divided.site(client, device)
+
+    def balanced(device: str) -> Pair:
+        """Returns (x, y) on `device`: as many test samples of each class."""
+        data = experiment.divided.data
+        chosen = balanced_test(data, config.seed)
+        return Site(data, np.zeros(0, dtype=np.int64), chosen, torch.device(device)).test
+
+    answers = account_of(config.privacy, policy.privacy, root)
+    secrets = None
+    if config.privacy.secagg.protocol != "none":
+        secrets = Secrets(root.parent / MASKED, config)
+    store = ClientStore(root, experiment.algorithm.Client, config.checkpoint.fsync)
+    has_balanced = not own and bool(experiment.setting.classes)
+    workers = [
+        Worker(
+            experiment,
+            store,
+            functools.partial(site, device),
+            device,
+            balanced=functools.partial(balanced, device) if has_balanced else None,
+            pack=None if packing is None else functools.partial(packing.descend, number),
+            policy=policy,
+            answers=answers,
+            secrets=secrets,
+        )
+        for number, device in enumerate(devices)
+    ]
+    # Several processes that host all clients may share the folder: each has its own book.
+    everyone = len(clients) == config.clients
+    loop.book.open(root / (f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl"))
+    for worker in workers:
+        worker.warm()
+    facts = []  # what the server has to know of sites' own data
+    for client in own:
+        mine = site(devices[0], client)
+        counts = [int(k) for k in mine.class_counts]
+        tested = mine.n_test * mine.data.targets_each
+        facts.append(m.SiteFacts(client, mine.n, tested, counts, mine.data.names_sha256))
+    s = "s" if len(clients) > 1 else ""
+    say(f"joined {welcome.name} as client{s} {numbers.as_text(clients)} on {', '.join(devices)}")
+    return Prepared(
+        workers,
+        experiment.digest,
+        facts,
+        links.shaper(config),
+        packing,
+        together=max(1, min(config.train.pack, len(clients))),
+        beside=config.schedule.mode != "sync",
+        largest=payload_bound(experiment),
+    )
+
+
+def sites_data(
+    config: Config, clients: Sequence[int], policy: Policy, say: Callable[[str], None]
+) -> dict[int, Federation]:
+    """Returns by client the data that this site brings itself, after checks of all values."""
+    from fednet.data.site import alone, load_site
+    from fednet.experiment import trial
+
+    own: dict[int, Federation] = {}
+    for client in clients:
+        folder = policy.data  # that of a site which hosts one client, or DIR/client-K
+        if folder is not None and (folder / f"client-{client}").exists():
+            folder = folder / f"client-{client}"
+        try:
+            data = load_site(config.data, folder, config.seed)
+            trial.finite(data)
+        except DataError as wrong:
+            where = "" if str(folder) in str(wrong) else f", in {folder}"
+            raise DataError(f"client {client}{where}: {wrong}") from None
+        for note in data.notes:
+            say(f"client {client}: {note}")
+        if data.names is not None:
+            say(f"client {client}: classes in order: {', '.join(data.names[:20])}")
+        policy.check_samples(data.n_train + data.n_test)
+        own[client] = alone(data)
+    return own
 
 
 def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
@@ -278,8 +275,7 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
         keeps = "the optimizer's state" if keeps == "-" else f"{keeps}, the optimizer's state"
     lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
     lines.append("numbers that the method reports of a client go with its reply (statistics)")
-    leaves = {what: kind for what, kind in leaving(experiment) if not what.startswith("'")}
-    if "its evaluations" in leaves:
+    if any(what == "its evaluations" for what, _ in leaving(experiment)):
         lines.append("evaluations send up counts of correct answers by class (accuracy)")
     if experiment.config.data.dataset == "site":
         lines.append(
@@ -297,7 +293,7 @@ class Explained(FednetError):
 def explain(
     policy: Policy, asked: Ids, state: Path | None, loop: ClientLoop, welcome: m.Welcome
 ) -> Prepared:
-    """Takes the place of a `Preparer`: prints what the run would do at this site, and raises
+    """Takes the place of `prepare`: prints what the run would do at this site, and raises
     `Explained`.
     """
     from fednet.experiment import build

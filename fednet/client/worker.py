@@ -26,12 +26,7 @@ from fednet.client import evaluation
 from fednet.client.books import Answers, Secrets
 from fednet.client.policy import Policy
 from fednet.data.federation import Site
-from fednet.errors import (
-    BaseAbsent,
-    ConfigError,
-    RemoteProtocolError,
-    StateAbsent,
-)
+from fednet.errors import BaseAbsent, ConfigError, RemoteProtocolError, StateAbsent
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT, keeps_local
@@ -47,7 +42,6 @@ from fednet.training.setting import Pair, Setting, Splits
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content, Encoded
 from fednet.wire.compressors.base import Memory
-from fednet.wire.messages import Key
 from fednet.wire.payload import Payload, Run, weights_of
 
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
@@ -211,7 +205,15 @@ class Worker:
         here = isinstance(body, Body)
         if isinstance(body, memoryview) and digest([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
-        task, body, base = split_base_model(self.experiment, task, body)
+        base: memoryview | None = None
+        if self.experiment.base_comes and task.enrol and task.form[0].kind == BASE:
+            # The base model is in front of what is sent once, in the client's first task.
+            assert isinstance(body, memoryview)
+            size = task.form[0].size
+            base, body = body[:size], body[size:]
+            task = msgspec.structs.replace(
+                task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - size
+            )
         with self._lock:
             if self.experiment.hollow:
                 self.experiment = with_base_model(self.experiment, self.store.root, base)
@@ -220,9 +222,13 @@ class Worker:
         record, start = self._load(task)
         # A planned fault, where this site allows such faults.
         malicious = self.policy.faults and key.client in attacks.malicious(config)
-        made: list[tuple[Key, Encoded]] = []
+        made: list[tuple[m.Key, Encoded]] = []
         state_sha256 = ""
         kept = False
+
+        # Buffers for what comes without: the client's own, or the initial ones.
+        held = record.own(exp.setting.initial)
+        fill = exp.agreed if held is None else held.select(exp.shared)
 
         with self.device.stream():
             step("loading", 0, 0)
@@ -245,9 +251,7 @@ class Worker:
                 pack=self.pack,
             )
             if key.purpose != "train":
-                newest = exp.exact.decode(
-                    exp.evaluation, task.form, body, fill=evaluation.fill_buffers(exp, record)
-                )
+                newest = exp.exact.decode(exp.evaluation, task.form, body, fill=fill)
                 turn("evaluating")
                 local = self.store.local(key.client, start)
                 balanced = None if self._balanced is None else self._load_balanced
@@ -256,7 +260,7 @@ class Worker:
             else:
                 main = key.phase == method.main_exchange
                 past = record.past(f"down/{key.phase}/", key.round)
-                state, down = self._decode(exp, task, body, record, host, past)
+                state, down = self._decode(exp, task, body, record, fill, host, past)
                 x = weights_of(down)
                 reference = exp.agreed if x is None else x
 
@@ -329,7 +333,7 @@ class Worker:
                 state=state_sha256 if trained else "",
                 kept=kept and trained,
                 seconds=time.perf_counter() - began,
-                split=[spent[name] for name in SPLIT],
+                split=list(map(spent.__getitem__, SPLIT)),
                 reported=reported if trained else {},
             )
             main = trained and of.phase == method.main_exchange
@@ -365,13 +369,13 @@ class Worker:
         task: m.Task,
         body: Content,
         record: Record,
+        fill: Tensors,
         host: ClientHost,
         past: Memory,
     ) -> tuple[State, Payload]:
         """Returns the client's state, which an enrolment in the task changes, and the broadcast."""
         method = exp.algorithm
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
-        fill = evaluation.fill_buffers(exp, record)
         form = task.form
         if task.enrol:
             assert method.Enrolment is not None
@@ -387,26 +391,21 @@ class Worker:
         if exp.down.alone(kind) and not task.enrol:
             self._finite = same
         if isinstance(body, Body) and method.only_sums and self.device.device.type != "cpu":
-            down = self._on_device(down)
+            # One copy of the tensors on this device, for all clients that get this broadcast.
+            moved: dict[str, Tensors] = {}
+            with self._lock:
+                known, self._copies = self._copies, {}
+                for name in down.fields:
+                    value = getattr(down, name)
+                    if isinstance(value, Tensors):
+                        source, copy = known.get(name, (None, value))
+                        if source is not value:
+                            copy = value.to(self.device.device)
+                        self._copies[name] = value, copy
+                        moved[name] = copy
+                self.device.synchronize()
+            down = dataclasses.replace(down, **moved)
         return state, down
-
-    def _on_device(self, down: Payload) -> Payload:
-        """Returns the broadcast with its tensors on this device: one copy for all clients that get
-        it.
-        """
-        moved: dict[str, Tensors] = {}
-        with self._lock:
-            known, self._copies = self._copies, {}
-            for name in down.fields:
-                value = getattr(down, name)
-                if isinstance(value, Tensors):
-                    source, copy = known.get(name, (None, value))
-                    if source is not value:
-                        copy = value.to(self.device.device)
-                    self._copies[name] = value, copy
-                    moved[name] = copy
-            self.device.synchronize()
-        return dataclasses.replace(down, **moved)
 
     def _save(
         self, task: m.Task, start: str, record: Record, trained: Tensors | None, main: bool
@@ -440,31 +439,12 @@ class Worker:
 
 def _versions(payload: Payload) -> list[int]:
     """Counters of the writes to a payload's tensors."""
-    found = []
+    found: list[int] = []
     for name in payload.fields:
         value = getattr(payload, name)
         if isinstance(value, Tensors):
-            parts = value.vector, value.buffers, value.counters
-            found += [part._version for part in parts]
+            found += value.vector._version, value.buffers._version, value.counters._version
     return found
-
-
-# -- the base model, if the server sends it (`model.base: server`) ---------------------------------
-def split_base_model(
-    experiment: Experiment, task: m.Task, body: Content
-) -> tuple[m.Task, Content, memoryview | None]:
-    """Splits the base model off the payload of a client's first task.
-
-    Returns (the task without it, its payload, the base model's bytes or None if it did not come).
-    """
-    if not experiment.base_comes or not task.enrol or task.form[0].kind != BASE:
-        return task, body, None
-    assert isinstance(body, memoryview)
-    size = task.form[0].size
-    rest = msgspec.structs.replace(
-        task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - size
-    )
-    return rest, body[size:], body[:size]
 
 
 def with_base_model(experiment: Experiment, root: Path, sent: memoryview | None) -> Experiment:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 from fednet import ids, loading
@@ -29,7 +30,7 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
     """
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
-    from fednet.client.preparing import Preparer
+    from fednet.client.preparing import prepare
     from fednet.client.slots import memory_of
     from fednet.protocol.client import ClientProtocol, TurnedAway
     from fednet.protocol.tasks import Rules
@@ -62,17 +63,17 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         part=part,
     )
     built: list[Experiment] = []  # the server's, whose data the clients use
-    preparer = Preparer(
-        Policy.of_run(how.data),
-        ids.parse(f"0-{config.clients - 1}"),
-        [device],
-        directory / "state",
-        like=lambda: built[0],
-    )
     loop = ClientLoop(
         worker,
         network.client(),
-        preparer,
+        partial(
+            prepare,
+            Policy.of_run(how.data),
+            ids.parse(f"0-{config.clients - 1}"),
+            [device],
+            directory / "state",
+            like=lambda: built[0],
+        ),
         curve=config.security.curve,
         inline=True,
         faults=True,

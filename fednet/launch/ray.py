@@ -76,18 +76,18 @@ class Worker:
         here = "cpu" if device == "cpu" else "cuda"
         own = "~/.fednet/ray-state"
         state = self._directory / "state" if shared else places.expanded(own, "clients' states")
-        options = join.Options(
-            ids,
-            Policy.of_run(Path(data) if data else None),
-            server=server,
-            device=here,
-            state=state,
-            keys=self._folder / "client.key" if curve else None,
-            load=self._load,
-            gpu_share=share,
-        )
         try:
-            return max(0, join.main(options))
+            status = join.main(
+                ids,
+                Policy.of_run(Path(data) if data else None),
+                server=server,
+                device=here,
+                state=state,
+                keys=self._folder / "client.key" if curve else None,
+                load=self._load,
+                gpu_share=share,
+            )
+            return max(0, status)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 

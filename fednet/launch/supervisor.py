@@ -226,17 +226,16 @@ class Supervisor:
         log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
         keys = self.keys / "clients" / "all.key" if self.keys is not None else None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        share = 1 / self.places.count(device)
-        options = join.Options(
+        status = join.main(
             f"0-{self.config.clients - 1}",
             Policy.of_run(self.how.data),
             run=self.directory,
             device=device,
             state=self.directory / "state",
             keys=keys,
-            gpu_share=share,
+            gpu_share=1 / self.places.count(device),
         )
-        return max(0, join.main(options))
+        return max(0, status)
 
     # -- looking after them ------------------------------------------------------------------------
     def _watch(self) -> int:

@@ -220,7 +220,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_to_the_server(tmp_path):
         mallory.say(m.Progress(client=10**9, phase="\x1b[2J" * 20))
 
     honest, worked = in_thread(
-        lambda: join.main(join.Options("0-3", Policy(), run=directory, state=directory / "state"))
+        lambda: join.main("0-3", Policy(), run=directory, state=directory / "state")
     )
     poison = Poison()
     mallory.listen(lambda: ready(directory, mallory=False))

@@ -64,7 +64,7 @@ def site(server: Liar, state: Path, ids: str = "0", policy: Policy | None = None
     def run() -> None:
         try:
             found["result"] = join.main(
-                join.Options(ids, policy or Policy(), server=server.address, state=state, **more)
+                ids, policy or Policy(), server=server.address, state=state, **more
             )
         except BaseException as broken:  # looked at by the test
             found["error"] = broken
@@ -461,8 +461,8 @@ def test_the_model_is_tried_on_the_data_of_each_client_of_a_process(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("id: 3", "site.yaml:1: unknown key 'id'. Did you mean 'ids'. Known: "),
-        ("privacy: {clip: 1, nois: 2}", "unknown key 'privacy.nois'"),
+        ("id: 3", "site.yaml:1: unknown key id. Did you mean ids[?]"),
+        ("privacy: {clip: 1, nois: 2}", "unknown key privacy.nois. Did you mean privacy.noise[?]"),
         ("ids: 4-1", "site.yaml: ids 4-1: the range"),
     ],
 )

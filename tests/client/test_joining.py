@@ -10,8 +10,7 @@ import weakref
 import pytest
 
 from fednet.client import loop as loops
-from fednet.client.loop import ClientLoop, RoundLines, read_server
-from fednet.client.tasks import Done
+from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
 from fednet.client.worker import Outgoing
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record

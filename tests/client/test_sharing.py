@@ -64,9 +64,7 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
         assert server.is_alive(), served
         assert time.monotonic() < limit
         time.sleep(0.01)
-    ended = join.main(
-        join.Options("0-3", Policy(), run=directory, device="auto", state=directory / "state")
-    )
+    ended = join.main("0-3", Policy(), run=directory, device="auto", state=directory / "state")
     server.join(LIMIT_S)
     assert ended == 0
     assert served["result"]["model_sha256"] == alone["model_sha256"]

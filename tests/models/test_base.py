@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fednet import models
-from fednet.client.worker import split_base_model, with_base_model
+from fednet.client.worker import with_base_model
 from fednet.errors import BaseAbsent, ConfigError
 from fednet.experiment import build
 from fednet.models.start import packed, received, sha256, unpacked
-from fednet.wire import messages as m
 from tests.parity.test_parity import bits
 from tests.processes import Federation
 from tests.rooms import lines, processes, run, small, summary
@@ -123,19 +122,11 @@ def hollow(tmp_path):
     return ours, build.build(received(told))
 
 
-def task(form, body, enrol):
-    key = m.Key(1, 0, 0, 0)
-    return m.Task(key=key, form=list(form), size=len(body), enrol=enrol)
-
-
 def test_a_site_keeps_it_under_its_digest(tmp_path):
     ours, theirs = hollow(tmp_path)
     assert theirs.hollow
     assert not ours.hollow
-    body = memoryview(bytes(ours.base.body.whole()) + b"rest")
-    rest = m.Field("x", "state", 4, 4)
-    left, data, base = split_base_model(theirs, task([*ours.base.form, rest], body, 1), body)
-    assert (left.form, left.enrol, bytes(data)) == ([rest], 0, b"rest")
+    base = memoryview(bytes(ours.base.body.whole()))
     with pytest.raises(BaseAbsent, match="the server is asked to send it again"):
         with_base_model(theirs, tmp_path, None)
     begun = with_base_model(theirs, tmp_path, base)

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from fednet.client.loop import ClientLoop
-from fednet.client.tasks import Prepared
+from fednet.client.loop import ClientLoop, Prepared
 from fednet.client.worker import Outgoing
 from fednet.errors import RemoteProtocolError
 from fednet.loading import WrongPart
