@@ -94,29 +94,22 @@ class Account:
 
     @contextlib.contextmanager
     def _exclusive(self, create: int = 0) -> Iterator[int]:
-        """Yields the file. No other process writes to it meanwhile, and all its lines are
-        counted.
+        """Yields the file. No other process writes to it meanwhile, and all its lines are counted.
+        A last line that a killed process did not finish is cut off.
         """
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as ending:
             try:
                 file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
             except FileNotFoundError:
                 raise gone(self._path, self.what) from None
-            try:
-                with alone(file):
-                    self._read_on(file)
-                    yield file
-            finally:
-                os.close(file)
-
-    def _read_on(self, file: int) -> None:
-        """Counts the new lines; cuts off a last line that a killed process did not finish."""
-        with os.fdopen(file, "rb", closefd=False) as held:
+            ending.callback(os.close, file)
+            ending.enter_context(alone(file))
+            held = ending.enter_context(os.fdopen(file, "rb", closefd=False))
             held.seek(self._bytes)
             for text in held:
                 if not text.endswith(b"\n"):
                     os.ftruncate(file, self._bytes)
-                    return
+                    break
                 self._lines += 1
                 try:
                     row = msgspec.json.decode(unchecked(text), type=self.Line)
@@ -127,6 +120,7 @@ class Account:
                     ) from None
                 self._bytes += len(text)
                 self._count(row)
+            yield file
 
 
 class _Answer(msgspec.Struct):

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class _Ticket:
-    """A training run that waits for a pack. done: its thread may go on."""
-
-    lane: Descent
-    done: bool = False
-
-
-@dataclass(eq=False)
 class Packing:
     """Forms packs of clients that are trained as one. Any thread may call it.
 
@@ -48,7 +40,7 @@ class Packing:
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _due: int = 0
     _running: Counter[int] = field(default_factory=Counter)
-    _waiting: dict[int, list[_Ticket]] = field(default_factory=dict)
+    _waiting: dict[int, list[Descent]] = field(default_factory=dict)
     _checked: bool = False
     _plans: dict[int, Plans] = field(default_factory=dict)
 
@@ -80,23 +72,22 @@ class Packing:
         at = lane.scratch.device
         if at.type == "cuda":
             lane.loaded = torch.cuda.current_stream(at).record_event()
-        own = _Ticket(lane)
-        pack: list[_Ticket] = []
+        pack: list[Descent] = []
         self._turn.release()
         try:
             with self._changed:
                 waiting = self._waiting.setdefault(device, [])
-                waiting.append(own)
-                while not own.done:
+                waiting.append(lane)
+                while not lane.done:
                     pack = self._ready(device)
-                    if own in pack:
-                        waiting[:] = [ticket for ticket in waiting if ticket not in pack]
+                    if lane in pack:
+                        waiting[:] = [other for other in waiting if other not in pack]
                         break
                     if pack:
                         self._changed.notify_all()
                     self._changed.wait()
-            if not own.done:
-                self._train(pack, own, device)
+            if not lane.done:
+                self._train(pack, lane, device)
         finally:
             self._turn.acquire()
         if lane.error is not None:
@@ -104,7 +95,7 @@ class Packing:
         assert lane.run is not None
         return lane.run
 
-    def _ready(self, device: int) -> list[_Ticket]:
+    def _ready(self, device: int) -> list[Descent]:
         """Returns the pack that may begin now; empty if all have to wait for others."""
         waiting = self._waiting[device]
         running = self._running[device]
@@ -112,29 +103,28 @@ class Packing:
         all_wait = running <= len(waiting) and nobody_comes
         if len(waiting) < self.n and not all_wait:
             return []
-        kinds: dict[tuple[object, ...], list[_Ticket]] = {}
-        for ticket in waiting:
-            kinds.setdefault(ticket.lane.kind, []).append(ticket)
-        for tickets in kinds.values():
-            if len(tickets) >= self.n:
-                return tickets[: self.n]
+        kinds: dict[tuple[object, ...], list[Descent]] = {}
+        for lane in waiting:
+            kinds.setdefault(lane.kind, []).append(lane)
+        for lanes in kinds.values():
+            if len(lanes) >= self.n:
+                return lanes[: self.n]
         if kinds and all_wait:
             return next(iter(kinds.values()))
         return []
 
-    def _train(self, pack: list[_Ticket], own: _Ticket, device: int) -> None:
+    def _train(self, lanes: list[Descent], own: Descent, device: int) -> None:
         from fednet.training import packed
 
-        lanes = [ticket.lane for ticket in pack]
         try:
             if not self._checked:
-                packed.check_lane(self.task, own.lane)
+                packed.check_lane(self.task, own)
                 self._checked = True
             packed.descend(lanes, self.n, self.task, self._plans.setdefault(device, {}))
         except BaseException as error:
             # Each thread raises one of its own, which does not refer to the tensors of all.
             for lane in lanes:
-                if lane is not own.lane and lane.error is None:
+                if lane is not own and lane.error is None:
                     try:
                         lane.error = type(error)(*error.args)
                     except TypeError:
@@ -142,6 +132,6 @@ class Packing:
             raise
         finally:
             with self._changed:
-                for ticket in pack:
-                    ticket.done = True
+                for lane in lanes:
+                    lane.done = True
                 self._changed.notify_all()

@@ -97,7 +97,7 @@ class Descent:
 
     Of a lane: draws: a number of this client's task, from which its dropout is drawn. loaded: after
     it the scratch holds what the descent begins with; None: it does already. run or error: what
-    came of it.
+    came of it. done: the thread that waits for its pack may go on.
     """
 
     scratch: Scratch
@@ -112,6 +112,7 @@ class Descent:
     loaded: torch.cuda.Event | None = None
     run: Run | None = None
     error: BaseException | None = None
+    done: bool = False
 
     def __post_init__(self) -> None:
         recipe, only = self.recipe, self.hooks.only

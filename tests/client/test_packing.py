@@ -26,6 +26,7 @@ class Lane:
         self.scratch = SimpleNamespace(device=torch.device("cpu"))
         self.run: Any = None
         self.error: BaseException | None = None
+        self.done = False
 
 
 class Scene:
