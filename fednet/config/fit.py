@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from fednet.config.schema import homes
+from fednet.config.schema import homes, is_struct
 from fednet.config.tree import Node, compose
 from fednet.errors import ConfigError, nearest
 from fednet.plain import fields
@@ -44,41 +44,34 @@ def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -
     A Struct with a field `options` takes unknown keys into it; `parts` checks these. beside: keys
     of the same mapping that belong to another type, for the error.
     """
-    try:
-        return msgspec.convert(_plain(node, kind, path, False, beside), kind)
-    except msgspec.ValidationError:
-        _plain(node, kind, path, True, beside)
-        raise
+    return msgspec.convert(_plain(node, kind, path, beside), kind)
 
 
-def _plain(node: Node, kind: Hint, path: str, check: bool, beside: Sequence[str] = ()) -> object:
-    """Returns the value without places; keys that an open Struct does not know are under
-    `options`. Raises ConfigError for an unknown or missing key, and if `check` for the first value
-    that does not fit, which takes longer.
+def _plain(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> object:
+    """Returns the value without places, checked; keys that an open Struct does not know are under
+    `options`. Raises ConfigError for an unknown or missing key, and for a value that does not fit.
     """
     value = node.value
     made: object
     if isinstance(value, dict):
-        made = _mapping(node, kind, path, check, beside)
+        made = _mapping(node, kind, path, beside)
     elif isinstance(value, list):
         sequence = next((m for m in _members(kind) if _origin(m) in SEQUENCES), None)
         items = get_args(sequence)
         if items[1:] in ((), (...,)):  # all are of the same type
             items = (items or (Any,))[:1] * len(value)
         items += (Any,) * (len(value) - len(items))
-        made = [_plain(n, items[i], f"{path}[{i}]", check) for i, n in enumerate(value)]
+        made = [_plain(n, items[i], f"{path}[{i}]") for i, n in enumerate(value)]
     else:
         if isinstance(value, float) and not math.isfinite(value):
             raise wrong(node, path, "a finite number")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise wrong(node, path, "a whole number that 64 bits hold")
         made = value
-    if not check:
-        return made
     try:
         msgspec.convert(made, kind)
     except msgspec.ValidationError:
-        if _is_struct(kind):
+        if is_struct(kind):
             raise wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}") from None
         error = wrong(node, path, describe(kind))
         literals = (m for m in _members(kind) if _origin(m) is Literal)
@@ -89,37 +82,34 @@ def _plain(node: Node, kind: Hint, path: str, check: bool, beside: Sequence[str]
     return made
 
 
-def _mapping(
-    node: Node, kind: Hint, path: str, check: bool, beside: Sequence[str]
-) -> dict[str, object]:
+def _mapping(node: Node, kind: Hint, path: str, beside: Sequence[str]) -> dict[str, object]:
     """Does what `_plain` does, for a mapping."""
     members = _members(kind)
+    before = f"{path}." if path else ""
     # Which of several types a tag names, and that it is a key, only msgspec knows.
-    plain = (m for m in members if _is_struct(m) and not _origin(m).__struct_config__.tag)
+    plain = (m for m in members if is_struct(m) and not _origin(m).__struct_config__.tag)
     struct = next(plain, None)
     if struct is None:
         of = next((get_args(m) for m in members if _origin(m) is dict), ())
         inner = of[1] if of else Any
-        before = f"{path}." if path else ""
-        return {k: _plain(n, inner, before + k, check) for k, n in node.value.items()}
+        return {k: _plain(n, inner, before + k) for k, n in node.value.items()}
     declared = {f.encode_name: f for f in fields(struct)}
     is_open = declared.pop("options", None) is not None
     closed = _origin(struct).__struct_config__.forbid_unknown_fields and not is_open
     made: dict[str, object] = {}
     options: dict[str, object] = {}
     for key, child in node.value.items():
-        below = f"{path}.{key}".removeprefix(".")
         if key in declared:
-            made[key] = _plain(child, declared[key].type, below, check)
+            made[key] = _plain(child, declared[key].type, before + key)
         elif closed:
             raise unknown_key(child, key, path, [*declared, *beside])
         else:
-            options[key] = _plain(child, Any, below, check)
+            options[key] = _plain(child, Any, before + key)
     for key, field in declared.items():
         if field.required and key not in made:
-            below = f"{path}.{key}".removeprefix(".")
             place = node.key_at or node.at
-            raise ConfigError(f"{place}: {below} is missing; expected {describe(field.type)}.")
+            expected = describe(field.type)
+            raise ConfigError(f"{place}: {before}{key} is missing; expected {expected}.")
     return {**made, "options": options} if is_open else made
 
 
@@ -180,11 +170,6 @@ def _members(kind: Hint) -> list[Hint]:
     return [bare]
 
 
-def _is_struct(kind: Hint) -> bool:
-    origin = _origin(kind)
-    return isinstance(origin, type) and issubclass(origin, msgspec.Struct)
-
-
 def describe(kind: Hint) -> str:
     """Returns a type in words: `a float >= 0 or null`."""
     bare, limits = kind, []
@@ -202,7 +187,7 @@ def describe(kind: Hint) -> str:
         return " or ".join(describe(option) for option in inside)
     if origin is Literal:
         return "one of " * (len(inside) > 1) + ", ".join(map(str, inside))
-    if _is_struct(bare) or origin is dict:
+    if is_struct(bare) or origin is dict:
         return "a mapping"
     if origin in SEQUENCES:
         many = f" of {len(inside)}" if origin is tuple and inside and inside[-1] is not ... else ""

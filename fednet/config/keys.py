@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import get_args, get_origin
 
 import msgspec
 
 from fednet import registry
 from fednet.config.fit import describe
 from fednet.config.parts import SECTIONS, declared_options
-from fednet.config.schema import Config
+from fednet.config.schema import Config, every_key, is_struct
 
 # How the text of a key that has a unit ends.
 _UNIT = re.compile(r"\[([^\[\]]+)\]$")
@@ -40,24 +40,13 @@ class DocumentedKey:
 
 def keys(prefix: str = "") -> list[DocumentedKey]:
     """Returns the keys at and below a dotted prefix, in the order of the sections."""
-    found: list[DocumentedKey] = []
-
-    def visit(kind: type[msgspec.Struct], above: str) -> None:
-        texts = _texts(kind)
-        for field in msgspec.structs.fields(kind):
-            if field.name == "options":
-                continue
-            path = above + field.encode_name
-            inner = _struct(field.type)
-            if field.name in texts:
-                found.append(_documented(path, field, texts[field.name]))
-            elif inner is None:
-                raise ValueError(f"{path}: has no text.")
-            if inner is not None:
-                many = {tuple: "[i]", dict: ".IDS"}.get(get_origin(field.type), "")
-                visit(inner, f"{path}{many}.")
-
-    visit(Config, "")
+    found = []
+    for path, section, field in every_key():
+        text = _texts(section).get(field.name)
+        if text is not None:
+            found.append(_documented(path, field, text))
+        elif not is_struct(field.type):
+            raise ValueError(f"{path}: has no text.")
     return [k for k in found if not prefix or f"{k.path}.".startswith(f"{prefix}.")]
 
 
@@ -89,8 +78,9 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
 
 def sections() -> dict[str, str]:
     """Returns the description of each section, by its path; "" is the whole."""
-    found = {"": Config, **{f.encode_name: f.type for f in msgspec.structs.fields(Config)}}
-    kinds = {path: kind for path, of in found.items() if (kind := _struct(of))}
+    found: dict[str, object] = {"": Config}
+    found |= {f.encode_name: f.type for f in msgspec.structs.fields(Config)}
+    kinds = {path: kind for path, kind in found.items() if is_struct(kind)}
     texts = {path: inspect.getdoc(kind) or "" for path, kind in kinds.items()}
     return {path: " ".join(text.split("\n\n")[0].split()) for path, text in texts.items()}
 
@@ -115,6 +105,7 @@ def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> Docum
     )
 
 
+@functools.cache
 def _texts(kind: type) -> dict[str, str]:
     """Returns the string below each field, in one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
@@ -125,11 +116,3 @@ def _texts(kind: type) -> dict[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
                 found[name] = " ".join(str(text).split())
     return found
-
-
-def _struct(kind: object) -> type[msgspec.Struct] | None:
-    """Returns the section in a field's type, itself or as what a list or mapping holds."""
-    for found in (kind, *get_args(kind)):
-        if isinstance(found, type) and issubclass(found, msgspec.Struct):
-            return found
-    return None

@@ -58,14 +58,15 @@ def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | N
 S = TypeVar("S", AlgorithmSection, ModelSection, DataSection, PartitionSection)
 
 
-def _filled(section: S, kind: str, name: str, node: Node | None, path: str) -> S:
+def _filled(section: S, node: Node | None, path: str) -> S:
     """Returns a section with its part's options checked, and every default filled in, as plain
     values. node: of the section; None if it was not written.
     """
     if node is None:
         node = Node({}, "the configuration", "the configuration")
-    part = _get(kind, name, node.value.get(dict(SECTIONS.values())[kind]), path)
-    declared = declared_options(part, kind)
+    kind, key = SECTIONS[path.partition(".others")[0]]
+    name = getattr(section, key)
+    declared = declared_options(_get(kind, name, node.value.get(key), path), kind)
     if declared is None:
         return section
     at_sites = kind == "dataset" and name == SITE
@@ -111,24 +112,20 @@ def complete(config: Config, tree: Node) -> Config:
         node, found = follow(tree, path)
         return node if found else None
 
-    name = config.algorithm.name
-    algorithm = _filled(config.algorithm, "algorithm", name, written("algorithm"), "algorithm")
-    model = _filled(config.model, "model", config.model.name, written("model"), "model")
+    algorithm = _filled(config.algorithm, written("algorithm"), "algorithm")
+    model = _filled(config.model, written("model"), "model")
     others = []
     entries = written("model.others")
     for place, entry in enumerate(config.model.others):
         own = {k: v for k, v in entry.items() if k not in OWN}
         other = ModelSection(name=str(entry["name"]), options=own)
         assert entries is not None
-        node = entries.value[place]
-        other = _filled(other, "model", other.name, node, f"model.others[{place}]")
+        other = _filled(other, entries.value[place], f"model.others[{place}]")
         others.append({**{k: str(entry[k]) for k in OWN}, **other.options})
     model = msgspec.structs.replace(model, others=tuple(others))
-    data = _filled(config.data, "dataset", config.data.dataset, written("data"), "data")
+    data = _filled(config.data, written("data"), "data")
     if data.dataset != SITE:  # else nothing is divided
-        path = "data.partition"
-        scheme = data.partition.scheme
-        partition = _filled(data.partition, "partitioner", scheme, written(path), path)
+        partition = _filled(data.partition, written("data.partition"), "data.partition")
         data = msgspec.structs.replace(data, partition=partition)
     _get("task", config.task, written("task"), "task")
     for metric in config.evaluate.metrics:

@@ -62,10 +62,7 @@ def from_text(
 
     before: is called when the types are checked and before any part is made, and may raise.
     """
-    tree = compose(text, where)
-    if not isinstance(tree.value, dict):
-        raise fit.wrong(tree, "", "a mapping of keys to values")
-    return _check(expand(tree), before)
+    return _check(expand(compose(text, where)), before)
 
 
 def _check(tree: Node, before: Callable[[Config], None] = lambda config: None) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import get_args
 
 import msgspec
@@ -18,7 +19,6 @@ from fednet.config.schema import (
     SITE,
     ClientTrainSection,
     Config,
-    DataSection,
     FaultKind,
     TrainSection,
     drawn,
@@ -31,16 +31,12 @@ from fednet.registry import Part
 Broken = tuple[str, str]  # a key and the sentence about it
 
 KEEP_ONE = "keep one of them."
+DEFAULTS = Config()
 
 
 def check(config: Config, tree: Node) -> None:
     """Checks all rules that need no part. Raises ConfigError for the first that is broken."""
-    rules = [_clients, _open, _data, _needs, _training, _schedule, _traces]
-    if config.schedule.mode != "sync":
-        rules.append(_asynchronous)
-    if config.model.others:
-        rules.append(_several_models)
-    for rule in (*rules, _links, _availability, _faults):
+    for rule in (_clients, _data, _needs, _training, _schedule, _models, _links, _absent, _faults):
         for key, sentence in rule(config):
             raise refuse(tree, key, sentence)
 
@@ -68,15 +64,7 @@ def check_method(config: Config, tree: Node) -> None:
     for train in (config.train, *map(config.train.changed, config.train.per_client.values())):
         if found := method.refusal(config.replace(train=train)):
             raise refuse(tree, *found)
-    rules = [_method, _exchanges]
-    if config.privacy.secagg.protocol != "none":
-        from fednet.secagg import primitives
-
-        if primitives.missing():
-            sentence = lacking("secure aggregation", "cryptography")
-            raise refuse(tree, "privacy.secagg.protocol", sentence)
-        rules.insert(1, _secagg)
-    for rule in rules:
+    for rule in (_method, _secagg, _exchanges):
         for key, sentence in rule(config, method):
             raise refuse(tree, key, sentence)
     kinds = {"state", "delta", "control", "condensed", "accuracy", "shared", "statistics"}
@@ -95,9 +83,19 @@ def check_method(config: Config, tree: Node) -> None:
                     raise ConfigError(f"{place}: {key}[{i}]: {wrong}") from None
 
 
+def _changed(c: Config, reasons: Mapping[str, str]) -> Iterator[Broken]:
+    """Yields those keys that have another value than their default, and the reasons."""
+    for key, reason in reasons.items():
+        value = attrgetter(key)
+        if value(c) != value(DEFAULTS):
+            yield key, reason
+
+
 # -- rules of the configuration alone --------------------------------------------------------------
 def _clients(c: Config) -> Iterator[Broken]:
-    """Checks how many clients are selected in a round, and how many must reply."""
+    """Checks how many clients are selected in a round, how many must reply, and that clients can
+    join the run while it goes on, if it is open to them.
+    """
     wanted, there, round = c.clients_per_round, c.training_clients, c.round
     if there < 1:
         yield "evaluate.held_out", f"no client would be left to train; there are {c.clients}."
@@ -123,16 +121,41 @@ def _clients(c: Config) -> Iterator[Broken]:
                 f"{beat:g} s: round.lost.{key} of {patience:g} s must be at least twice as long, "
                 f"else a client that is alive counts as lost.",
             )
+    if round.open is None:
+        return
+    if round.open < c.clients:
+        yield "round.open", f"{round.open} is less than the {c.clients} clients there are."
+    if c.data.dataset != SITE:
+        yield "round.open", "needs data.dataset: site: a client that joins brings its own data."
+    for key, reason in fixed_clients(c):
+        yield key, f"no client can join the run (round.open): {reason}"
+
+
+def fixed_clients(c: Config) -> Iterator[Broken]:
+    """Yields the keys that are given and for which a run keeps its number of clients."""
+    start = "it is of the clients at the start."
+    return _changed(
+        c,
+        {
+            "privacy.noise": "its guarantee is for one number of clients.",
+            "privacy.secagg.protocol": "a round that had begun would be asked of other clients, "
+            "and the difference of the two sums shows single updates.",
+            "faults.replay": "the recorded run had its own clients.",
+            "availability.trace": start,
+            "devices.trace": start,
+            "link.trace": start,
+            "data.feature_noise": "its levels depend on their number.",
+        },
+    )
 
 
 def _data(c: Config) -> Iterator[Broken]:
-    for key in DIVIDES if c.data.dataset == SITE else ():
-        if getattr(c.data, key) != getattr(DataSection(), key):
-            yield (
-                f"data.{key}",
-                "says how a run divides its data; with dataset: site each site brings its own, "
-                "which are not divided. Leave it out.",
-            )
+    if c.data.dataset == SITE:
+        divides = (
+            "says how a run divides its data; with dataset: site each site brings its own, which "
+            "are not divided. Leave it out."
+        )
+        yield from _changed(c, {f"data.{key}": divides for key in DIVIDES})
     if c.data.public.samples and c.data.public.fraction:
         yield "data.public", f"both samples and fraction are given; {KEEP_ONE}"
     if c.data.validation + c.data.public.fraction >= 1:
@@ -150,16 +173,16 @@ def _needs(c: Config) -> Iterator[Broken]:
         yield "security.keys", key
     if c.privacy.noise and c.privacy.clip is None:
         yield "privacy.noise", "needs privacy.clip, the norm that it is a multiple of."
-    if c.stop.accuracy is not None and not c.evaluate.every:
+    name, patience, every = c.stop.metric, c.stop.patience, c.evaluate.every
+    if c.stop.accuracy is not None and not every:
         yield "stop.accuracy", "needs evaluate.every of at least 1: nothing would measure it."
     if c.stop.accuracy is not None and not c.evaluate.global_ and c.evaluate.clients == "none":
         needs = "needs evaluate.global or evaluate.clients: nothing would measure it."
         yield "stop.accuracy", needs
-    if c.evaluate.held_out and (not c.evaluate.every or c.evaluate.clients == "none"):
+    if c.evaluate.held_out and (not every or c.evaluate.clients == "none"):
         needs = "needs evaluate.every and evaluate.clients: these clients do nothing but evaluate."
         yield "evaluate.held_out", needs
     # Whether `stop.metric` is measured, and often enough for `stop.patience`.
-    name, patience, every = c.stop.metric, c.stop.patience, c.evaluate.every
     known = ("accuracy", "validation_accuracy", "test_loss", *c.evaluate.metrics)
     if name not in known:
         yield "stop.metric", f"{unknown('metric', name, known)} Others need evaluate.metrics."
@@ -197,55 +220,63 @@ def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSecti
 
 
 def _training(c: Config) -> Iterator[Broken]:
-    yield from _per_client("train.per_client", c.train.per_client, c.clients)
+    train = c.train
+    yield from _per_client("train.per_client", train.per_client, c.clients)
     for where, section in _trainings(c):
         if section.class_weights and c.task != "classification":
             expected = f"expected task: classification, got {c.task!r}."
             yield f"{where}.class_weights", f"weighs the classes in the loss; {expected}"
-        if section.class_weights and c.train.pack > 1:
+        if section.class_weights and train.pack > 1:
             packed = "packed clients have one loss; leave out train.pack, or class_weights."
             yield f"{where}.class_weights", packed
-    if c.train.optimizer != "sgd" and c.train.momentum:
-        other = f"only applies to sgd; set it to 0 with {c.train.optimizer}."
+    if train.optimizer != "sgd" and train.momentum:
+        other = f"only applies to sgd; set it to 0 with {train.optimizer}."
         yield "train.momentum", other
-    numbers = call(c.train.schedule)[1]
+    numbers = call(train.schedule)[1]
     try:
-        has_rates = min(numbers, default=1) > 0 and c.train.lr_at(c.rounds, c.rounds) < math.inf
+        has_rates = min(numbers, default=1) > 0 and train.lr_at(c.rounds, c.rounds) < math.inf
     except OverflowError:
         has_rates = False
     if not has_rates:
         rates = f"has no learning rate for each of {c.rounds} rounds; expected numbers above 0."
-        yield "train.schedule", f"{c.train.schedule} {rates}"
-    numbers = call(c.train.local_schedule)[1]
+        yield "train.schedule", f"{train.schedule} {rates}"
+    numbers = call(train.local_schedule)[1]
     if min(numbers, default=1) <= 0 or max(numbers[-1:], default=1) > 1:
         decays = "expected numbers above 0, and a factor of at most 1."
-        yield "train.local_schedule", f"{c.train.local_schedule}: {decays}"
-    if c.train.keep_optimizer and c.train.optimizer == "sgd" and not c.train.momentum:
+        yield "train.local_schedule", f"{train.local_schedule}: {decays}"
+    if train.keep_optimizer and train.optimizer == "sgd" and not train.momentum:
         yield (
             "train.keep_optimizer",
             "sgd without momentum has no state to keep; set train.momentum or another optimizer.",
         )
-    if c.train.keep_optimizer and c.train.pack > 1:
+    if train.pack == 1:
+        return
+    if train.keep_optimizer:
         packed = "packed clients begin with an empty optimizer; leave out one of the two."
         yield "train.pack", packed
-    for key, value, allowed in (
-        ("train.optimizer", c.train.optimizer, ("sgd",)),
-        ("train.local_schedule", c.train.local_schedule, ("constant",)),
-        ("train.precision", c.train.precision, ("fp32", "tf32")),
-        ("data.augment", c.data.augment, ("none",)),
+    for key, allowed in (
+        ("train.optimizer", ("sgd",)),
+        ("train.local_schedule", ("constant",)),
+        ("train.precision", ("fp32", "tf32")),
+        ("data.augment", ("none",)),
     ):
-        if c.train.pack > 1 and value not in allowed:
+        value = attrgetter(key)(c)
+        if value not in allowed:
             yield (
                 "train.pack",
                 f"packed clients are trained with {key} {' or '.join(allowed)}, not {value}; leave "
                 f"train.pack out.",
             )
-    if c.train.pack > 1 and c.train.graphs:
+    if train.graphs:
         yield (
             "train.graphs",
             "replays the steps of clients that are trained one by one; leave out train.graphs, or "
             "train.pack.",
         )
+
+
+def _plans(c: Config, kind: str) -> bool:
+    return kind in c.faults.random or any(f.kind == kind for f in c.faults.schedule)
 
 
 def _schedule(c: Config) -> Iterator[Broken]:
@@ -259,101 +290,36 @@ def _schedule(c: Config) -> Iterator[Broken]:
     if buffer is not None and buffer > c.training_clients:
         most = f"{buffer} is more than the {c.training_clients} clients that may train."
         yield "schedule.buffer", most
-
-
-def _traces(c: Config) -> Iterator[Broken]:
-    if not c.model.others and c.model.clients is not None:
-        yield "model.clients", "there is one model, which all clients have; leave it out."
-    given = c.availability.trace is not None
-    if given and c.availability.model != "always":
-        yield "availability.trace", f"the model {c.availability.model} is given too; {KEEP_ONE}"
-    if given and _plans(c, "crash"):
-        yield (
-            "faults",
-            "a crash counts the rounds that a client stays away, and availability.trace the "
-            f"seconds; {KEEP_ONE}",
-        )
-
-
-def _open(c: Config) -> Iterator[Broken]:
-    """Checks that clients can join the run while it goes on, if it is open to them."""
-    if c.round.open is None:
+    if mode == "sync":
         return
-    if c.round.open < c.clients:
-        yield "round.open", f"{c.round.open} is less than the {c.clients} clients there are."
-    if c.data.dataset != SITE:
-        yield "round.open", "needs data.dataset: site: a client that joins brings its own data."
-    for key, reason in fixed_clients(c):
-        yield key, f"no client can join the run (round.open): {reason}"
-
-
-def fixed_clients(c: Config) -> Iterator[Broken]:
-    """Yields the keys that are given and for which a run keeps its number of clients."""
-    start = "it is of the clients at the start."
-    for key, given, reason in (
-        ("privacy.noise", c.privacy.noise, "its guarantee is for one number of clients."),
-        (
-            "privacy.secagg",
-            c.privacy.secagg.protocol != "none",
-            "a round that had begun would be asked of other clients, and the difference of the "
-            "two sums shows single updates.",
-        ),
-        ("faults.replay", c.faults.replay, "the recorded run had its own clients."),
-        ("availability.trace", c.availability.trace, start),
-        ("devices.trace", c.devices.trace, start),
-        ("link.trace", c.link.trace, start),
-        ("data.feature_noise", c.data.feature_noise, "its levels depend on their number."),
-    ):
-        if given:
-            yield key, reason
-
-
-def _plans(c: Config, kind: str) -> bool:
-    return kind in c.faults.random or any(f.kind == kind for f in c.faults.schedule)
-
-
-def _asynchronous(c: Config) -> Iterator[Broken]:
-    for key, broken, reason in (
-        (
-            "round.ask",
-            c.round.ask is not None,
-            "no client is selected in place of another",
-        ),
-        (
-            "evaluate.clients",
-            c.evaluate.clients == "all",
-            "clients do not stop training to evaluate",
-        ),
-        ("train.pack", c.train.pack > 1, "clients do not start together"),
-        ("privacy.noise", c.privacy.noise > 0, "its guarantee is computed from rounds"),
-        (
-            "privacy.secagg",
-            c.privacy.secagg.protocol != "none",
-            "there is no cohort to sum over",
-        ),
-        (
-            "faults.replay",
-            c.faults.replay is not None and c.link.clock == "virtual",
-            "a run in simulated time is repeatable without it",
-        ),
-        (
-            "round.min_results",
-            c.buffer is not None and c.round.min_results > c.buffer,
-            f"{c.buffer} replies make an update",
-        ),
-        (
-            "faults",
-            _plans(c, "crash"),
+    without = {
+        "round.ask": "no client is selected in place of another",
+        "train.pack": "clients do not start together",
+        "privacy.noise": "its guarantee is computed from rounds",
+        "privacy.secagg.protocol": "there is no cohort to sum over",
+    }
+    if c.evaluate.clients == "all":
+        without["evaluate.clients"] = "clients do not stop training to evaluate"
+    if c.link.clock == "virtual":
+        without["faults.replay"] = "a run in simulated time is repeatable without it"
+    if c.buffer is not None and c.round.min_results > c.buffer:
+        without["round.min_results"] = f"{c.buffer} replies make an update"
+    if _plans(c, "crash"):
+        without["faults"] = (
             "a crash keeps its client away for whole rounds; use drop_before_training, which "
-            "loses its task",
-        ),
-    ):
-        if broken:
-            yield key, f"cannot be combined with schedule: {c.schedule.mode}: {reason}."
+            "loses its task"
+        )
+    for key, reason in _changed(c, without):
+        yield key, f"cannot be combined with schedule: {mode}: {reason}."
 
 
-def _several_models(c: Config) -> Iterator[Broken]:
+def _models(c: Config) -> Iterator[Broken]:
     """Checks that each client has one model, and that no key needs one model for all clients."""
+    if not c.model.others:
+        if c.model.clients is not None:
+            yield "model.clients", "there is one model, which all clients have; leave it out."
+        return
+    two = "has two models; expected one for each."
     seen: set[int] = set()
     for place, entry in enumerate(c.model.others):
         if "clients" not in entry or not isinstance(entry.get("name"), str):
@@ -364,7 +330,7 @@ def _several_models(c: Config) -> Iterator[Broken]:
         key = f"model.others[{place}].clients"
         mine = set(ids.parse(str(entry["clients"]), key).resolve(c.clients))
         if both := mine & seen:
-            yield "model", f"client {min(both)} has two models; expected one for each."
+            yield "model", f"client {min(both)} {two}"
         seen |= mine
     left = set(range(c.clients)) - seen
     if not left:
@@ -372,20 +338,20 @@ def _several_models(c: Config) -> Iterator[Broken]:
     if c.model.clients is not None:
         given = set(ids.parse(c.model.clients, "model.clients").resolve(c.clients))
         if both := given & seen:
-            yield "model", f"client {min(both)} has two models; expected one for each."
+            yield "model", f"client {min(both)} {two}"
         if left - given:
             yield "model", f"client {min(left - given)} has no model; expected one for each."
-    for key, broken, reason in (
-        ("train.pack", c.train.pack > 1, "packed clients have one model"),
-        ("model.buffers", c.model.buffers != "average", "each client's model is its own already"),
-        ("model.adapters", c.model.adapters is not None, "they name layers of one model"),
-        ("model.weights", c.model.weights is not None, "a file has one model's weights"),
-        ("model.base", c.model.base == "server", "the server sends one model to all"),
-        ("model.sha256", c.model.sha256 is not None, "it is that of one model"),
-        ("train.only", c.train.only, "it names tensors of one model"),
-    ):
-        if broken:
-            yield key, f"cannot be combined with several models: {reason}."
+    one_model = {
+        "train.pack": "packed clients have one model",
+        "model.buffers": "each client's model is its own already",
+        "model.adapters": "they name layers of one model",
+        "model.weights": "a file has one model's weights",
+        "model.base": "the server sends one model to all",
+        "model.sha256": "it is that of one model",
+        "train.only": "it names tensors of one model",
+    }
+    for key, reason in _changed(c, one_model):
+        yield key, f"cannot be combined with several models: {reason}."
 
 
 def _links(c: Config) -> Iterator[Broken]:
@@ -413,9 +379,17 @@ def _links(c: Config) -> Iterator[Broken]:
 AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down")}
 
 
-def _availability(c: Config) -> Iterator[Broken]:
-    """Checks that a model of availability has all of its keys, and no other model's."""
-    model = c.availability.model
+def _absent(c: Config) -> Iterator[Broken]:
+    """Checks that a model of availability has all of its keys, and no other model's or a trace."""
+    model, trace = c.availability.model, c.availability.trace
+    if trace is not None and model != "always":
+        yield "availability.trace", f"the model {model} is given too; {KEEP_ONE}"
+    if trace is not None and _plans(c, "crash"):
+        yield (
+            "faults",
+            "a crash counts the rounds that a client stays away, and availability.trace the "
+            f"seconds; {KEEP_ONE}",
+        )
     needs = AVAILABILITY[model]
     for key in ("p", "up", "down"):
         given = getattr(c.availability, key) is not None
@@ -523,43 +497,35 @@ def _secagg(c: Config, m: Part) -> Iterator[Broken]:
     """Checks that nothing needs a single reply, which the server does not see under secure
     aggregation.
     """
+    if c.privacy.secagg.protocol == "none":
+        return
+    from fednet.secagg import primitives
+
+    if primitives.missing():
+        yield "privacy.secagg.protocol", lacking("secure aggregation", "cryptography")
     if not m.summed or len(m.exchanges) != 1 or m.Enrolment is not None:
         more = "more of each reply than a weighted sum of its fields."
         yield "privacy.secagg.protocol", f"the server of {c.algorithm.name} needs {more}"
-    malicious, available = c.faults.malicious, c.availability
-    for key, broken, reason in (
-        ("aggregation.rule", c.aggregation.rule != "mean", "a rule looks at single replies"),
-        (
-            "faults.malicious.attack",
-            malicious.clients and malicious.attack in FROM_ALL_REPLIES,
-            "it is made of single replies",
-        ),
-        ("wire.up", any(c.wire.up.values()), "a masked vector has no smaller form; set bits"),
-        (
-            "wire.down",
-            c.wire.down.get("state"),
-            "updates are summed as differences to what the server has",
-        ),
-        (
-            "privacy.where",
-            c.privacy.noise and c.privacy.where == "server",
-            "the server would see the sum without its noise; set client",
-        ),
-        (
-            "availability.model",
-            c.privacy.noise and (available.model != "always" or available.trace),
-            "fewer clients than are drawn would add too little noise",
-        ),
-        ("checkpoint.every", c.checkpoint.every != 1, "no round can be summed twice; set 1"),
-        ("round.ask", c.first is not None, "each step would have other clients"),
-        (
-            "train.pack",
-            c.train.pack > 1,
-            "steps of one client wait for other clients' training",
-        ),
-    ):
-        if broken:
-            yield key, f"{reason}, with privacy.secagg."
+    without = {
+        "aggregation.rule": "a rule looks at single replies",
+        "checkpoint.every": "no round can be summed twice; set 1",
+        "round.ask": "each step would have other clients",
+        "train.pack": "steps of one client wait for other clients' training",
+    }
+    if c.faults.malicious.clients and c.faults.malicious.attack in FROM_ALL_REPLIES:
+        without["faults.malicious.attack"] = "it is made of single replies"
+    if any(c.wire.up.values()):
+        without["wire.up"] = "a masked vector has no smaller form; set bits"
+    if c.wire.down.get("state"):
+        without["wire.down"] = "updates are summed as differences to what the server has"
+    for key, reason in _changed(c, without):
+        yield key, f"{reason}, with privacy.secagg."
+    if c.privacy.noise and c.privacy.where == "server":
+        noiseless = "the server would see the sum without its noise; set client"
+        yield "privacy.where", f"{noiseless}, with privacy.secagg."
+    if c.privacy.noise and (c.availability.model != "always" or c.availability.trace):
+        fewer = "fewer clients than are drawn would add too little noise"
+        yield "availability.model", f"{fewer}, with privacy.secagg."
 
 
 def _exchanges(c: Config, m: Part) -> Iterator[Broken]:

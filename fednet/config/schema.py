@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 
@@ -852,18 +853,34 @@ def held_out_count(share: float, clients: int) -> int:
     return math.ceil(share * clients - 1e-9)
 
 
+def is_struct(kind: object) -> bool:
+    """Returns whether a type, as in an annotation, is a Struct."""
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, msgspec.Struct)
+
+
+def every_key(
+    kind: type[msgspec.Struct] = Config, above: str = "", entries: bool = True
+) -> Iterator[tuple[str, type[msgspec.Struct], msgspec.structs.FieldInfo]]:
+    """Yields each key's path, section and field, in the order of the sections. entries: also the
+    keys of a mapping's and of a list's entries, with `IDS` and `[i]` in their paths, and those of a
+    section that may be null.
+    """
+    for field in msgspec.structs.fields(kind):
+        if field.name == "options":
+            continue
+        path = above + field.encode_name
+        yield path, kind, field
+        many = {tuple: "[i]", dict: ".IDS"}.get(get_origin(field.type), "")
+        for inner in (field.type, *(get_args(field.type) if entries else ())):
+            if is_struct(inner):
+                yield from every_key(inner, f"{path}{many}.", entries)
+
+
 @functools.cache
 def homes() -> dict[str, list[str]]:
     """The full paths of each key: {'lr': ['train.lr'], ...}."""
     found: dict[str, list[str]] = {}
-
-    def visit(kind: type[msgspec.Struct], path: str) -> None:
-        for field in msgspec.structs.fields(kind):
-            here = f"{path}.{field.encode_name}" if path else field.encode_name
-            if field.name != "options":
-                found.setdefault(field.encode_name, []).append(here)
-            if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-                visit(field.type, here)
-
-    visit(Config, "")
+    for path, _, field in every_key(entries=False):
+        found.setdefault(field.encode_name, []).append(path)
     return found

@@ -118,7 +118,7 @@ def test_a_mean_over_all_clients_is_divided_by_their_new_number(method, field):
         (
             {"privacy": {"secagg": {"protocol": "secagg", "max_samples": 20}}},
             {},
-            "privacy.secagg: a round that",
+            "privacy.secagg.protocol: a round that",
         ),
         (
             {"algorithm": {"name": "scaffold", "variates": "random"}},
