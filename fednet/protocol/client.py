@@ -113,15 +113,22 @@ Instruction = (
 )
 
 
-# -- the tasks -------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
+
+
+class OutgoingReply(Sending, kw_only=True):
+    reply: m.Reply
+    announced: bool = False
 
 
 @dataclass(slots=True)
 class HeldTask:
     """A task of this process. body: all of the payload, or room for it. window: of a payload that
     is coming. shared: body is the equal payload of another task, so what comes is not kept.
-    earlier: an earlier server process asked for it.
+    earlier: an earlier server process asked for it. replies: that were not sent in full. The one to
+    the evaluation within this task comes first, and stays until the reply to the task is sent: if
+    the connection ends in between, both are announced again.
     """
 
     task: m.Task
@@ -130,21 +137,9 @@ class HeldTask:
     window: Receiving | None = None
     shared: bool = False
     earlier: bool = False
+    replies: list[OutgoingReply] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class OutgoingReply:
-    reply: m.Reply
-    sending: Sending
-    announced: bool = False
-
-    def restart(self) -> None:
-        """It will be announced again, from its start."""
-        self.sending.sent = 0
-        self.announced = False
-
-
-# -- the machine -----------------------------------------------------------------------------------
 @dataclass(slots=True)
 class ClientProtocol:
     """A client process: its connection, and its clients' tasks. Each method handles an event, and
@@ -179,9 +174,6 @@ class ClientProtocol:
     # By client: stage, step, steps. The threads that train write to it.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     _tasks: dict[Key, HeldTask] = field(default_factory=dict)  # none of them GONE
-    # Replies that were not sent in full. One to the evaluation within a training task has a key of
-    # its own, and stays until the reply to the task is sent.
-    _replies: dict[Key, OutgoingReply] = field(default_factory=dict)
     _out: list[Instruction] = field(default_factory=list)
     _heard: float = 0.0  # when a message last came
     _beaten: float = 0.0  # when the server last got a sign of life
@@ -204,15 +196,12 @@ class ClientProtocol:
         announced again.
         """
         self._change(ClientEvent.CLOSED)
-        for key in self._with_state(ClientTaskState.COMING):
-            self._change_task(key, ClientTaskEvent.CLOSED)
-            self._out.append(Booked("down", key, False))
-        for key in self._with_state(ClientTaskState.REPLYING):
-            self._change_task(key, ClientTaskEvent.CLOSED)
-        for key, reply in self._replies.items():
-            if reply.announced and not reply.sending.inline:
-                self._out.append(Booked("up", key, False))
-            reply.restart()
+        for key, held in list(self._tasks.items()):
+            self._book_cut_short(held)
+            for outgoing in held.replies:
+                outgoing.sent, outgoing.announced = 0, False
+            if held.state is not ClientTaskState.WORKING:
+                self._change_task(key, ClientTaskEvent.CLOSED)
         return self._taken()
 
     def received(self, message: m.Message, body: Content | None, now: float) -> list[Instruction]:
@@ -249,7 +238,8 @@ class ClientProtocol:
         elif isinstance(message, m.Pull):
             self._pulled(message)
         elif isinstance(message, m.Cancel):
-            self._cancel(message.key)
+            if message.key in self._tasks:
+                self._drop(message.key, ClientTaskEvent.CANCELLED)
         elif isinstance(message, m.End):
             if message.over:
                 self._change(ClientEvent.ENDED)
@@ -287,28 +277,27 @@ class ClientProtocol:
         return self._taken()
 
     def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
-        """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the
-        upload that is sent before this client falls silent, where such a fault is planned.
+        """A task is done, or the evaluation within it. A reply to a task that was cancelled
+        meanwhile is not sent. share: of the upload that is sent before this client falls silent,
+        where such a fault is planned.
         """
         key = reply.key
-        working = self.task_state(key) is ClientTaskState.WORKING
-        # Or it is the evaluation within a training task.
-        within = key.purpose != "train" and (
-            self.task_state(_train(key)) is ClientTaskState.WORKING
-        )
-        if not working and not within:
-            return self._taken()
-        sending = Sending(body, self.part)
+        if key not in self._tasks:
+            key = msgspec.structs.replace(key, purpose="train")
+        held = self._tasks.get(key)
+        if held is None:
+            return []
+        outgoing = OutgoingReply(body, self.part, reply=reply)
         if share is not None:
             if not body.size:  # nothing that could be cut
                 return self.forget(key)
-            sending.until = before_cut(body.size, share)
-        if working:
+            outgoing.until = before_cut(body.size, share)
+        held.replies.append(outgoing)
+        if reply.key == key:
             self._change_task(key, ClientTaskEvent.REPLIED)
-            self._tasks[key].body = memoryview(b"")  # its room is for the next task's payload
-        self._replies[key] = OutgoingReply(reply, sending)
+            held.body = memoryview(b"")  # its room is for the next task's payload
         if self.state is ClientState.READY:
-            self._announce()
+            self._announce(held)
         return self._taken()
 
     def forget(self, key: Key) -> list[Instruction]:
@@ -344,17 +333,15 @@ class ClientProtocol:
         self._send(m.Leave(reason=m.clean(reason, 300)))
         return self._taken()
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
     def task_state(self, key: Key) -> ClientTaskState:
         held = self._tasks.get(key)
         return ClientTaskState.GONE if held is None else held.state
 
-    def _with_state(self, *states: ClientTaskState) -> list[Key]:
-        return [key for key, held in self._tasks.items() if held.state in states]
-
-    def held(self) -> list[Key]:
-        """Returns the tasks that go on after another join."""
-        return sorted({*self._with_state(ClientTaskState.WORKING), *self._replies})
+    def _change(self, event: ClientEvent) -> None:
+        self.state = step(CLIENT, self.state, event)
+        if self.state is not ClientState.JOINING:
+            self._rejoin_at, self._rejoin_s = None, REJOIN_S
 
     def _change_task(self, key: Key, event: ClientTaskEvent) -> None:
         """Changes a task's state by the table. Nothing is kept of a task that is gone."""
@@ -362,14 +349,6 @@ class ClientProtocol:
         held.state = step(CLIENT_TASK, held.state, event)
         if held.state is ClientTaskState.GONE:
             del self._tasks[key]
-            self._replies.pop(key, None)
-            self._replies.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
-
-    # -- inside ------------------------------------------------------------------------------------
-    def _change(self, event: ClientEvent) -> None:
-        self.state = step(CLIENT, self.state, event)
-        if self.state is not ClientState.JOINING:
-            self._rejoin_at, self._rejoin_s = None, REJOIN_S
 
     def _send(self, message: m.Message, body: Content | None = None) -> None:
         """Sends a message, with the run and the incarnation of its server."""
@@ -378,8 +357,7 @@ class ClientProtocol:
         self._out.append(Out(marked, body))
 
     def _taken(self) -> list[Instruction]:
-        out = self._out.copy()
-        self._out.clear()
+        out, self._out = self._out, []
         return out
 
     def _join(self, now: float) -> None:
@@ -396,7 +374,7 @@ class ClientProtocol:
                 slots=self.slots,
                 versions=self.versions,
                 files=self.files,
-                holding=self.held(),
+                holding=sorted(key for key in self._tasks if self.task_state(key) in STARTED),
             )
         )
 
@@ -413,13 +391,14 @@ class ClientProtocol:
         again = (welcome.run, welcome.config, frozenset(welcome.ids)) == before
         if not again:
             self._layout = ""  # what is prepared is another run's
-            for key in self._with_state(*STARTED):
-                self._abandon(key)
+            for key in list(self._tasks):
+                if self.task_state(key) in STARTED:
+                    self._drop(key, ClientTaskEvent.ABANDONED)
         elif welcome.inc != self.inc:  # what this server asks for again is not done again
             for held in self._tasks.values():
                 held.earlier = True
-            for reply in self._replies.values():
-                reply.announced = True
+                for outgoing in held.replies:
+                    outgoing.announced = True
         self._change(ClientEvent.WELCOME)
         self.session, self.beat_s = welcome.session, welcome.beat_s
         self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
@@ -431,7 +410,8 @@ class ClientProtocol:
     def _ready(self) -> None:
         self._change(ClientEvent.PREPARED)
         self._send(m.Ready(layout=self._layout, sites=self._sites))
-        self._announce()
+        for key in sorted(self._tasks):
+            self._announce(self._tasks[key])
 
     # -- a task arrives ----------------------------------------------------------------------------
     def _task(self, task: m.Task, body: Content | None) -> None:
@@ -444,44 +424,47 @@ class ClientProtocol:
                 self._out.append(Stray("doubled"))
             else:  # a part of it was lost on its way, and does not come any more
                 self._out.append(Stray("refused"))
-                self._fail(key, "task: announced sizes do not agree")
+                reason = "task: announced sizes do not agree"
+                self._send(m.Failed(key=key, reason=reason, again=True))
             return
-        for started in self._with_state(*STARTED):
-            earlier = (started.round, started.phase) < (key.round, key.phase)
-            if earlier and (started.client == key.client or not self.beside):
-                self._abandon(started)
+        for other, begun in list(self._tasks.items()):
+            earlier = (other.round, other.phase) < (key.round, key.phase)
+            instead = other.client == key.client or not self.beside
+            if earlier and instead and begun.state in STARTED:
+                self._drop(other, ClientTaskEvent.ABANDONED)
         if held is not None and held.earlier:
             held.earlier = False
             if _same(task, held.task):
-                for of, reply in self._replies.items():
-                    if _train(of) == _train(key):
-                        reply.restart()
+                for outgoing in held.replies:
+                    outgoing.sent, outgoing.announced = 0, False
                 self._out.append(Booked("down", key))
-                self._announce()
+                self._announce(held)
                 return
-            self._abandon(key)
-        elif held is not None or key in self._replies:
+            self._drop(key, ClientTaskEvent.ABANDONED)
+        elif held is not None:
             self._out.insert(0, Stray("doubled"))
             return
-        most = self.largest(key)
+        most, at_hand = self.largest(key), 0
+        for begun in self._tasks.values():
+            if begun.state is not ClientTaskState.REPLYING:
+                at_hand += begun.task.size
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
-            self._out.append(Booked("down", key, False))
-            self._send(m.Failed(key=key, reason=reason))
-            return
-        with_payload = self._with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
-        sizes = sum([self._tasks[k].task.size for k in with_payload])
-        if sizes + task.size > (self.slots + 2) * most:
+            self._fail(key, reason, again=False)
+        elif at_hand + task.size > (self.slots + 2) * most:
             self._no_room(task, "what this client takes beside its other tasks")
-            return
-        if body is not None or task.size == 0:
+        elif body is not None or task.size == 0:
             # What can be written to is copied: it may be another's memory.
             own = memoryview(b"") if body is None else body
             if isinstance(own, memoryview) and not own.readonly:
                 own = memoryview(bytearray(own))
             self._tasks[key] = HeldTask(task, own)
             self._whole(key)
-            return
+        else:
+            self._pull(task)
+
+    def _pull(self, task: m.Task) -> None:
+        """Begins to ask for the parts of a task's payload."""
         # Most clients get the same broadcast, and this process has it in memory once.
         whole: Content | None = None
         for other in self._tasks.values():
@@ -502,29 +485,17 @@ class ClientProtocol:
                 self._no_room(task, "this machine")
                 return
         window = Receiving(task.size, self.part)
-        self._tasks[key] = HeldTask(task, whole, window=window, shared=shared)
-        self._change_task(key, ClientTaskEvent.TASK)
-        self._grant(key, window)
-
-    def _abandon(self, key: Key) -> None:
-        """Drops a task that was begun, and that nobody wants any more."""
-        if self.task_state(key) is ClientTaskState.WORKING:
-            self._out.append(Cancelled(key))
-        self._change_task(key, ClientTaskEvent.ABANDONED)
+        self._tasks[task.key] = HeldTask(task, whole, window=window, shared=shared)
+        self._change_task(task.key, ClientTaskEvent.TASK)
+        self._grant(task.key, window)
 
     def _no_room(self, task: m.Task, where: str) -> None:
-        self._out.append(Booked("down", task.key, False))
         self._fail(task.key, f"a payload of {task.size} bytes does not fit into {where}")
 
-    def _fail(self, key: Key, reason: str) -> None:
-        """Tells the server that a task could not begin here, and may be tried again."""
-        self._send(m.Failed(key=key, reason=reason, again=True))
-
-    def _whole(self, key: Key) -> None:
-        self._change_task(key, ClientTaskEvent.WHOLE)
-        held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
-        held.window = None
-        self._out += (Booked("down", key), Given(held.task, held.body))
+    def _fail(self, key: Key, reason: str, again: bool = True) -> None:
+        """Tells the server that a task could not begin here; again: that it may be tried again."""
+        self._out.append(Booked("down", key, False))
+        self._send(m.Failed(key=key, reason=reason, again=again))
 
     def _grant(self, key: Key, window: Receiving) -> None:
         granted = window.grant()
@@ -542,7 +513,6 @@ class ClientProtocol:
         except RemoteProtocolError as broken:
             # What is missing does not come any more: the server must send the task again.
             self._change_task(part.key, ClientTaskEvent.DAMAGED)
-            self._out.append(Booked("down", part.key, False))
             self._fail(part.key, str(broken))
             return
         if start is None or body is None:
@@ -558,68 +528,60 @@ class ClientProtocol:
         else:
             self._grant(part.key, held.window)
 
-    def _cancel(self, key: Key) -> None:
-        """The server does not want this task any more."""
-        state, reply = self.task_state(key), self._replies.get(key)
-        if state is ClientTaskState.GONE and reply is None:
-            return
-        if state is ClientTaskState.COMING:
-            self._out.append(Booked("down", key, False))
-        if reply is not None and reply.announced and not reply.sending.inline:
-            self._out.append(Booked("up", key, False))
-        if state is ClientTaskState.GONE:
-            del self._replies[key]  # to the evaluation within a task
-        else:
-            self._change_task(key, ClientTaskEvent.CANCELLED)
+    def _whole(self, key: Key) -> None:
+        self._change_task(key, ClientTaskEvent.WHOLE)
+        held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
+        held.window = None
+        self._out += (Booked("down", key), Given(held.task, held.body))
+
+    def _drop(self, key: Key, event: ClientTaskEvent) -> None:
+        """Nobody wants this task any more."""
+        self._book_cut_short(self._tasks[key])
+        self._change_task(key, event)
         self._out.append(Cancelled(key))
 
+    def _book_cut_short(self, held: HeldTask) -> None:
+        """What has crossed of the task, or of a reply to it, was in vain."""
+        if held.state is ClientTaskState.COMING:
+            self._out.append(Booked("down", held.task.key, False))
+        for outgoing in held.replies:
+            self._out.append(Booked("up", outgoing.reply.key, False))
+
     # -- a task is answered ------------------------------------------------------------------------
-    def _announce(self) -> None:
+    def _announce(self, held: HeldTask) -> None:
         """Announces the replies that the server does not know of; a small one is sent with it."""
-        waiting = [key for key, reply in self._replies.items() if not reply.announced]
-        for key in sorted(waiting, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)):
-            reply = self._replies[key]
-            reply.announced = True
-            sending = reply.sending
-            if not sending.inline:
-                self._send(reply.reply)
+        for outgoing in held.replies:
+            if outgoing.announced:
                 continue
-            self._send(reply.reply, sending.all() if sending.body.size else None)
-            self._out.append(Booked("up", key, sending.until is None))
-            self._reply_sent(key)
+            outgoing.announced = True
+            if outgoing.inline:
+                self._send(outgoing.reply, outgoing.beside())
+                self._reply_sent(held, outgoing)
+            else:
+                self._send(outgoing.reply)
 
     def _pulled(self, pull: m.Pull) -> None:
         """The server asks for parts of a reply."""
-        reply = self._replies.get(pull.key)
-        if reply is None or not reply.announced:
+        held = self._tasks.get(pull.key)
+        replying = held is not None and held.state is ClientTaskState.REPLYING
+        if held is None or not replying or not held.replies[-1].announced:
             self._out.append(Stray("late"))
             return
-        parts = reply.sending.pulled(pull.first, pull.count)
+        outgoing = held.replies[-1]
+        parts = outgoing.pulled(pull.first, pull.count)
         if parts is None:
             self._out.append(Stray("doubled"))
             return
         for index, data in parts:
             self._send(m.Part(key=pull.key, index=index), data)
-        if reply.sending.whole or reply.sending.cut:
-            self._out.append(Booked("up", pull.key, reply.sending.whole))
-            self._reply_sent(pull.key)
+        if outgoing.whole or outgoing.cut:
+            self._reply_sent(held, outgoing)
 
-    def _reply_sent(self, key: Key) -> None:
-        """A reply has left in full. One to an evaluation within a task stays until the reply to
-        the task has left too: if the connection ends in between, both are announced again.
-        """
-        if self.task_state(key) is ClientTaskState.REPLYING:
+    def _reply_sent(self, held: HeldTask, outgoing: OutgoingReply) -> None:
+        key = outgoing.reply.key
+        self._out.append(Booked("up", key, outgoing.whole))
+        if key == held.task.key:
             self._change_task(key, ClientTaskEvent.SENT)
-        elif (
-            self.task_state(_train(key)) is ClientTaskState.GONE
-            or not self._replies[key].sending.inline
-        ):
-            del self._replies[key]
-
-
-def _train(key: Key) -> Key:
-    """Returns the training task that a key belongs to."""
-    return msgspec.structs.replace(key, purpose="train")
 
 
 def _same(a: m.Task, b: m.Task) -> bool:

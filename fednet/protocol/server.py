@@ -533,9 +533,6 @@ class ServerProtocol:
             return "late"
         if part.key.purpose != self.tasks.purpose or w.up_conn != conn:
             return "late"
-        if w.up.cut_off(part.index, body):
-            w.heard = w.moved = self.turn.now
-            return ""
         try:
             start = w.up.take(part.index, body)
         except RemoteProtocolError as broken:
@@ -543,8 +540,10 @@ class ServerProtocol:
             return ""
         if start is None or body is None:
             return "doubled"
-        self.turn.say(Store(part.key, start, body, w.reply.size))
         w.heard = w.moved = self.turn.now
+        if w.up.ended:
+            return ""
+        self.turn.say(Store(part.key, start, body, w.reply.size))
         if w.up.whole:
             self._whole(w, w.reply)
         else:

@@ -465,8 +465,7 @@ class Tasks:
             )
         payload = None
         if t.down.inline:
-            t.down.sent = t.down.parts
-            payload = t.down.all() if job.body.size else None
+            payload = t.down.beside()
         task = message_of(
             job, key, keep=job.keep, deadline=self.rules.deadline, faults=[*faults, *job.pace]
         )

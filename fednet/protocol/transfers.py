@@ -33,55 +33,46 @@ class Receiving(msgspec.Struct):
     ended: bool = False
 
     @property
-    def parts(self) -> int:
-        return -(-self.size // self.part)
-
-    @property
     def ahead(self) -> int:
         """Parts that were granted and have not come."""
         return self.granted - self.got
 
     @property
     def whole(self) -> bool:
-        return self.got >= self.parts
+        return self.got * self.part >= self.size
 
     @property
     def cut(self) -> bool:
-        came = self.got * self.part
-        return self.until is not None and came >= self.until and not self.whole
+        """Whether all has come that comes before the sender is gone."""
+        return self.until is not None and self.got * self.part >= self.until and not self.whole
 
     def grant(self, most: int = WINDOW) -> tuple[int, int] | None:
         """(the first, how many) of the parts to ask for now; None while enough are on their way."""
-        last = self.parts if self.until is None else min(self.parts, -(-self.until // self.part))
-        count = min(WINDOW - self.ahead, last - self.granted, most)
+        wanted = self.size if self.until is None else min(self.size, self.until)
+        count = min(WINDOW - self.ahead, -(-wanted // self.part) - self.granted, most)
         if count <= 0 or self.ahead > WINDOW // 2 or self.ended:
             return None
         first, self.granted = self.granted, self.granted + count
         return first, count
 
-    def cut_off(self, index: int, body: Content | None) -> bool:
-        """Whether this is the part in which the planned cut falls: the last that comes."""
-        start = self.got * self.part
-        if body is None or index != self.got or index >= self.granted:
-            return False
-        if self.short is None or start + len(body) != self.short or len(body) >= self.part:
-            return False
-        self.granted, self.ended = self.got, True
-        return True
-
     def take(self, index: int, body: Content | None) -> int | None:
-        """Where in the payload a part that came belongs; None for one that has come already. Raises
-        RemoteProtocolError for one that was not awaited: nothing has changed then.
+        """Where in the payload a part that came belongs; None for one that has come already. After
+        the part in which the planned cut falls the payload has `ended`. Raises RemoteProtocolError
+        for one that was not awaited: nothing has changed then.
         """
         if index < self.got:
             return None
         length, start = 0 if body is None else len(body), self.got * self.part
         expected = min(self.part, self.size - start)
-        if body is None or index != self.got or index >= self.granted or length != expected:
+        in_turn = body is not None and self.got == index < self.granted
+        if in_turn and length < expected and start + length == self.short:
+            self.granted, self.ended = self.got, True
+        elif in_turn and length == expected:
+            self.got += 1
+        else:
             raise RemoteProtocolError(
                 f"part {index} of {length} bytes, expected part {self.got} of {expected}"
             )
-        self.got += 1
         return start
 
 
@@ -94,24 +85,25 @@ class Sending(msgspec.Struct):
     until: int | None = None
 
     @property
-    def parts(self) -> int:
-        return self.body.parts(self.part)
-
-    @property
     def inline(self) -> bool:
         """Whether it crosses beside its announcement."""
         return self.body.size <= self.part
 
     @property
     def whole(self) -> bool:
-        return self.sent >= self.parts and (self.until is None or self.until >= self.body.size)
+        return self.sent * self.part >= self.body.size and not (
+            self.until is not None and self.until < self.body.size
+        )
 
     @property
     def cut(self) -> bool:
         return self.until is not None and self.sent * self.part >= self.until
 
-    def all(self) -> Content:
-        """What crosses beside the announcement."""
+    def beside(self) -> Content | None:
+        """What crosses beside the announcement of a short payload; None for an empty one."""
+        self.sent = self.body.parts(self.part)
+        if not self.body.size:
+            return None
         if self.until is None:
             return self.body.crossing(self.part)
         return self.body.whole()[: self.until]
@@ -122,13 +114,16 @@ class Sending(msgspec.Struct):
         """
         if first + count <= self.sent:
             return None
-        if first != self.sent or first + count > self.parts or count > WINDOW:
+        parts = self.body.parts(self.part)
+        if first != self.sent or first + count > parts or count > WINDOW:
             raise RemoteProtocolError(
-                f"pull of parts {first} to {first + count - 1}; {self.sent} of {self.parts} were "
-                f"sent"
+                f"pull of parts {first} to {first + count - 1}; {self.sent} of {parts} were sent"
             )
         self.sent += count
-        last = self.body.size if self.until is None else self.until
-        found = [(i, self.body.part(i, self.part)) for i in range(first, self.sent)]
-        sent = [(i, data[: max(0, last - i * self.part)]) for i, data in found]
-        return [(i, data) for i, data in sent if len(data)]
+        end = self.body.size if self.until is None else self.until
+        found = []
+        for index in range(first, self.sent):
+            data = self.body.part(index, self.part)[: max(0, end - index * self.part)]
+            if len(data):
+                found.append((index, data))
+        return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import msgspec
 import pytest
 
@@ -82,7 +84,52 @@ def restarted() -> ClientProtocol:
 def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
     c = restarted()
     assert c.received(task(3, inc=2), memoryview(bytes(3)), 2.0) == [Booked("down", key())]
+    assert c.received(task(3, inc=2), memoryview(bytes(3)), 2.0) == [Stray("doubled")]
     assert [(x.inc, x.key) for x in sent(c.reply(*reply(3)), m.Reply)] == [(2, key())]
+
+
+def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_starts_from_its_beginning():
+    c = working()
+    c.reply(*reply(2 * m.PART))
+    c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=1), None, 0.0)
+    c.opened(2.0)  # the end of the last connection was not heard of
+    second = msgspec.structs.replace(WELCOME, inc=2)
+    assert [type(x) for x in sent(c.received(second, None, 2.0))] == [m.Ready]
+    out = c.received(task(3, inc=2), memoryview(bytes(3)), 2.0)
+    assert [type(x) for x in sent(out)] == [m.Reply]
+    pull = m.Pull(run="r", inc=2, key=key(), first=0, count=2)
+    assert [x.index for x in sent(c.received(pull, None, 2.0))] == [0, 1]
+
+
+def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
+    c = working()
+    c.reply(*reply(2, key(purpose="evaluate")))
+    pull = m.Pull(run="r", inc=1, key=key(), first=0, count=1)
+    assert c.received(pull, None, 0.0) == [Stray("late")]
+    c.reply(*reply(2 * m.PART))
+    c.closed(1.0)
+    c.opened(1.0)
+    assert c.received(pull, None, 1.0) == [Stray("late")]
+
+
+def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
+    c = working()
+    out = c.received(task(key=m.Key(1, 1, 0, 1)), memoryview(bytes(3)), 0.0)
+    assert [type(i) for i in out] == [Cancelled, Booked, Given]
+
+
+def test_an_empty_reply_that_is_to_be_cut_is_not_sent():
+    assert working().reply(*reply(0), share=0.5) == []
+
+
+def test_a_payload_is_let_go_of_once_its_task_is_done():
+    c, payload = ready(), memoryview(bytes(3))
+    c.received(task(3), payload, 0.0)
+    held = weakref.ref(payload)
+    del payload
+    assert held() is not None
+    c.reply(*reply(2 * m.PART))
+    assert held() is None
 
 
 def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew():
@@ -208,6 +255,12 @@ def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more(
     assert "beside its other tasks" in failed.reason
     assert failed.again
     c.received(m.Cancel(run="r", inc=1, key=key(attempt=0)), None, 0.0)
+    for index in range(2):  # one that is done and not sent yet takes no room either
+        part = m.Part(run="r", inc=1, key=key(attempt=1), index=index)
+        c.received(part, memoryview(bytes(m.PART)), 0.0)
+    c.reply(*reply(2 * m.PART, key(attempt=1)))
+    more = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=5))
+    assert not sent(c.received(more, None, 0.0), m.Failed)
     assert not sent(c.received(last, memoryview(b"x"), 0.0), m.Failed)
 
 
@@ -238,7 +291,7 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
             c.received(m.Pull(run="r", inc=1, key=key(), first=first, count=count), None, 0.0)
     out = c.received(m.Pull(run="r", inc=1, key=key(), first=2, count=1), None, 0.0)
     assert (len(out[0].body), out[1]) == (5, Booked("up", key()))
-    assert c.held() == []
+    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_reply_that_is_done_while_away_is_announced_when_ready_again():
@@ -255,7 +308,7 @@ def test_transfers_cut_short_are_booked_as_that():
     c = working()
     c.reply(*reply(2 * m.PART))
     c.received(task(2 * m.PART, key=key(1)), None, 0.0)
-    assert c.closed(1.0) == [Booked("down", key(1), False), Booked("up", key(), False)]
+    assert c.closed(1.0) == [Booked("up", key(), False), Booked("down", key(1), False)]
 
 
 def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
@@ -266,7 +319,7 @@ def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
     c.opened(1.0)
     assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [verdict, key()]
     c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 1.0)
-    assert c.held() == []
+    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_cancel_lets_go_of_an_announced_reply():
@@ -276,7 +329,7 @@ def test_cancel_lets_go_of_an_announced_reply():
         Booked("up", key(), False),
         Cancelled(key()),
     ]
-    assert c.held() == []
+    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_beats_tell_what_each_client_does():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.table import ENDED, WITH_WORKER, ClientState
+from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskState
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -250,7 +250,8 @@ def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
     net.settle()
     assert [(r.key.client, r.reason) for r in net.resolved] == [(0, "refused: bad")]
     assert net.ledger.useful == {"up": {}, "down": {}}
-    assert site.protocol.held() == []
+    keys = [m.Key(1, 0, attempt, 0) for attempt in range(3)]
+    assert [site.protocol.task_state(key) for key in keys] == [ClientTaskState.GONE] * 3
 
 
 def test_late_long_reply_is_called_off_so_that_the_client_does_not_keep_it():
@@ -267,7 +268,7 @@ def test_late_long_reply_is_called_off_so_that_the_client_does_not_keep_it():
     net.move(site, "up")
     site.hushed = False
     net.settle()
-    assert site.protocol.held() == []
+    assert site.protocol.task_state(key) is ClientTaskState.GONE
     (late,) = rows(net.rows, "reply")
     assert (late["useful"], late["reason"]) == (False, "late")
 
@@ -503,7 +504,9 @@ class Federation(RuleBasedStateMachine):
         self.each_client_resolves_at_most_once_and_done_is_what_was_sent()
         self.check_end()
         net.settle()
-        assert all(not s.protocol.held() for s in net.sites) or self.faults or net.cuts
+        if not self.faults and not net.cuts:
+            left = [s.protocol.task_state(key) for s in net.sites for key, _ in self.sent]
+            assert set(left) <= {ClientTaskState.GONE}
         if not self.faults and not net.cuts:  # all that was sent was received
             for site in net.sites:
                 net.link.closed(site.conn)

@@ -37,12 +37,10 @@ def test_a_sender_sends_up_to_its_cut_and_the_receiver_asks_for_no_more(until, s
     assert sending.cut
     assert not sending.whole
     for index, data in parts:
-        ends = len(data) < PART
-        assert receiving.cut_off(index, data) is ends
-        if not ends:
-            receiving.take(index, data)
+        assert receiving.take(index, data) == index * PART
+        assert receiving.ended == (len(data) < PART)
     assert not receiving.whole
-    if any(len(data) < PART for _, data in parts):
+    if receiving.ended:
         assert receiving.ahead == 0
         assert receiving.grant() is None
 
@@ -51,12 +49,14 @@ def test_a_part_that_is_short_elsewhere_than_at_the_planned_cut_is_refused():
     receiving = Receiving(3 * PART, PART, short=PART + 3)
     receiving.grant()
     part = memoryview(bytes(PART))
-    assert not receiving.cut_off(0, part[:3])
     with pytest.raises(RemoteProtocolError, match=f"part 0 of 3 bytes, expected part 0 of {PART}"):
         receiving.take(0, part[:3])
     assert receiving.take(0, part) == 0
-    assert not receiving.cut_off(1, part[:4])
-    assert receiving.cut_off(1, part[:3])
+    with pytest.raises(RemoteProtocolError, match=f"part 1 of 4 bytes, expected part 1 of {PART}"):
+        receiving.take(1, part[:4])
+    assert not receiving.ended
+    assert receiving.take(1, part[:3]) == PART
+    assert receiving.ended
 
 
 def test_a_part_that_was_not_granted_is_refused():
