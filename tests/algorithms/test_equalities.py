@@ -72,6 +72,7 @@ def test_is_uniform_fedavg_under_full_participation(name, options, tolerance):
 UNIFORM = {"weighting": "uniform"}
 ALIKE = {"data": images(40), "parts": [range(40)] * 4, "train": {"batch_size": 40, "epochs": 3}}
 FIRST = {"rounds": 1}
+LACKING = {"parts": [[i for i, y in enumerate(images()[1]) if y != k] for k in range(4)]}
 FIXED = {"sigma_mode": "fixed", "sigma0": 0.3}
 
 
@@ -84,6 +85,7 @@ FIXED = {"sigma_mode": "fixed", "sigma0": 0.3}
         (("fedexp", {}), ("fedavg", UNIFORM), ALIKE, None, 1e-6),
         (("fedsgd", {}), ("fedavg", {}), {"train": {"batch_size": 1000}}, None, 1e-5),
         (("fednova", {}), ("fedavg", {}), {"train": {"batch_size": 1000, "epochs": 2}}, None, 1e-5),
+        (("fedrod", {"gamma": 0}), ("fedavg", {}), LACKING, None, 1e-6),
         # Updates are divided by the rate of their round.
         (
             ("feddpc", {"projection": False, "scaling": False}),

@@ -27,14 +27,6 @@ def loss(z, y, present=HERE, **options):
     return fedabc.abc_loss(z, y, present, fedabc.FedABC.Config(**options))
 
 
-def test_without_margins_and_focus_it_is_binary_cross_entropy():
-    z = logits()
-    ours = loss(z, Y, **ALL, focal_gamma=0)
-    theirs = F.binary_cross_entropy_with_logits(z, F.one_hot(Y, 3).double(), reduction="sum") / 5
-    assert ours.item() == pytest.approx(theirs.item(), abs=1e-12)
-    torch.testing.assert_close(*(torch.autograd.grad(value, z) for value in (ours, theirs)))
-
-
 # q = 1/2, 1/4, 1/2 for classes 0 (the sample's), 1 (in P_i), 2 (in N_i):
 # (1-q)^2 -log q; q^2 -log(1-q)
 FIRST, SECOND, THIRD = math.log(2) / 4, -math.log(3 / 4) / 16, math.log(2) / 4

@@ -6,12 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from fednet.algorithms.base import ClientFacts, Samples
 from fednet.algorithms.feddc import FedDC, FedDCPlus
 from fednet.tensors import mean
-from tests.algorithms.harness import CLASSES, begun, distance, same
+from tests.algorithms.harness import CLASSES, begun, same
 
 REDUCED = {"iterations": 3, "real_batch": 8}
 LABELS = [
@@ -79,27 +78,21 @@ def union(f):
     return torch.cat([f.ups[i].s.x for i in range(4)]), torch.cat([f.ups[i].s.y for i in range(4)])
 
 
-def test_one_epoch_is_one_full_batch_step_from_the_mean():
-    f = fed(ft_epochs=1, ft_lr=0.25).rounds(1)
-    theta, (x, y) = average(f), union(f)
-    net = theta.into(f.federation.build(0))
-    loss = F.cross_entropy(net(x), y)
-    gradient = torch.autograd.grad(loss, list(net.parameters()))
-    expected = theta.vector - 0.25 * torch.cat([g.flatten() for g in gradient])
-    assert torch.allclose(f.server.x.vector, expected, atol=1e-6)
-    assert f.io.reported["condensed_images"] == 9
-
-
-def test_epochs_batch_and_learning_rate_of_the_fine_tuning():
-    f = fed().rounds(1)
-    tuned = {
-        repr(o): fed(**o).rounds(1).server.x
-        for o in ({"ft_epochs": 3}, {"ft_batch": 2}, {"ft_lr": 0.001})
-    }
-    assert all(distance(x, f.server.x) > 1e-6 for x in tuned.values())
-    # The clients' lr by default.
-    again = f.io.fit(average(f), Samples(*union(f)), epochs=10, lr=0.1, batch_size=256)
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({}, {}),  # the clients' rate
+        ({"ft_epochs": 1, "ft_lr": 0.25}, {"epochs": 1, "lr": 0.25}),
+        ({"ft_batch": 2}, {"batch_size": 2}),
+    ],
+)
+def test_the_mean_is_tuned_on_all_images_with_the_settings_of_the_fine_tuning(options, settings):
+    f = fed(**options).rounds(1)
+    defaults = {"epochs": 10, "lr": 0.1, "batch_size": 256}
+    again = f.io.fit(average(f), Samples(*union(f)), **{**defaults, **settings})
     assert same(f.server.x, again)
+    assert not same(f.server.x, average(f))
+    assert f.io.reported["condensed_images"] == 9
 
 
 def test_the_mean_can_be_uniform():

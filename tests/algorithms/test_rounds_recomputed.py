@@ -298,12 +298,3 @@ def test_fedexps_model_is_the_averaged_iterate_from_the_second_round_on():
     assert close(evaluated[2], (third + second) / 2)
     assert same(run.algorithm.broadcast(run.servers[2], 0, 0).x, third)
     assert all(report["eta_g"] >= 1.0 for report in run.reports)
-
-
-@pytest.mark.parametrize("name", ["ca2fl", "fedvarp", "feddyn", "scaffold"])
-def test_a_mean_over_all_clients_is_divided_by_the_new_number_when_clients_join(name):
-    run = Federation(rounds=2).run(name)
-    field = {"ca2fl": "h", "fedvarp": "ybar", "feddyn": "h", "scaffold": "c"}[name]
-    grown = run.algorithm.with_more_clients(run.server, 4, 10)
-    assert close(getattr(grown, field), getattr(run.server, field) * 0.4)
-    assert same(grown.x, run.x)
