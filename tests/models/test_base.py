@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +24,11 @@ LORA = {**MLP, "adapters": {"rank": 2, "target": ["body.*"]}}
 PART = 4 * 2 * (12 + 8)
 
 
-def weights(folder: Path, seed: int = 5) -> str:
+def weights(folder: Path, seed: int = 5, shape: Any = (12,), classes: int = 3) -> str:
     """A model of the runs' own kind, from elsewhere."""
     file = folder / "start.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(models.build(MLP, (12,), 3, seed).state_dict(), file)
+    save_file(models.build(MLP, shape, classes, seed).state_dict(), file)
     return str(file)
 
 
@@ -38,21 +39,41 @@ def sent(directory: Path) -> list[tuple[int, int]]:
 
 
 # -- sent once -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["fedavg", "fedrds"])
-def test_it_crosses_once_to_each_client_and_gives_the_bits_of_sites_that_have_it(tmp_path, name):
-    """FedAvg keeps nothing at a client, FedRDS gives it samples once of its own."""
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        # FedAvg keeps nothing at a client, FedRDS gives it samples once of its own.
+        (MLP, {"train": {"only": ["head.*", "body.*"]}}),
+        (LORA, {"algorithm": "fedrds", "data": {"public": {"samples": 9}}}),
+        (LORA, {"privacy": {"secagg": {"protocol": "secagg", "clip": 1.0}}}),
+        (LORA, {"wire": {"up": {"state": ["topk(0.2)"]}, "down": {"state": ["qsgd(8)"]}}}),
+        (
+            LORA,
+            {
+                "schedule": {"mode": "async", "buffer": 1},
+                "link": {"clock": "virtual", "step_ms": 1.0},
+            },
+        ),
+    ],
+    ids=["fedavg", "fedrds", "secagg", "compressed", "async"],
+)
+def test_it_is_sent_once_to_each_client_and_gives_the_bits_of_sites_that_have_it(
+    tmp_path, model, changes
+):
+    if "privacy" in changes:
+        pytest.importorskip("cryptography")
     file = weights(tmp_path)
-    public = {"data": {"public": {"samples": 9}}} if name == "fedrds" else {}
-    changes = {"algorithm": name, "rounds": 3, "train": {"only": ["head.*", "body.*"]}, **public}
-    here = run(tmp_path / "a", model={**MLP, "weights": file}, **changes)
-    there = run(tmp_path / "b", model={**MLP, "weights": file, "base": "server"}, **changes)
+    here = run(tmp_path / "a", model={**model, "weights": file}, rounds=3, **changes)
+    asked = {**model, "weights": file, "base": "server"}
+    there = run(tmp_path / "b", model=asked, rounds=3, **changes)
     for key in ("model_sha256", "base_sha256"):
         assert summary(here)[key] == summary(there)[key]
         assert len(summary(here)[key]) == 64
     assert sent(here) == []
     once = sent(there)
     assert sorted(c for c, _ in once) == [0, 1, 2]
-    assert {n for _, n in once} == {Path(file).stat().st_size}
+    base = packed(experiment(**model, weights=file).setting.blank).base
+    assert {n for _, n in once} == {len(base)}
     for directory in (here, there):
         for record in lines(directory / "rounds.jsonl"):
             assert record["predicted"] == record["useful"]
@@ -79,29 +100,6 @@ def test_a_client_that_never_trained_is_judged_with_it(tmp_path):
     purposes = sorted(r["purpose"] for r in rows)
     assert purposes == ["evaluate", "evaluate", "train"]
     assert len([r for r in lines(directory / "clients.jsonl") if r.get("final")]) == 3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"privacy": {"secagg": {"protocol": "secagg", "clip": 1.0}}},
-        {"wire": {"up": {"state": ["topk(0.2)"]}, "down": {"state": ["qsgd(8)"]}}},
-        {
-            "schedule": {"mode": "async", "buffer": 1},
-            "link": {"clock": "virtual", "step_ms": 1.0},
-        },
-    ],
-    ids=["secagg", "compressed", "async"],
-)
-def test_it_goes_with_every_way_of_a_round(tmp_path, changes):
-    if "privacy" in changes:
-        pytest.importorskip("cryptography")
-    model = {**LORA, "weights": weights(tmp_path)}
-    here = run(tmp_path / "a", model=model, rounds=3, **changes)
-    there = run(tmp_path / "b", model={**model, "base": "server"}, rounds=3, **changes)
-    assert summary(here)["model_sha256"] == summary(there)["model_sha256"]
-    assert sorted(c for c, _ in sent(there)) == [0, 1, 2]
-    assert all(r["predicted"] == r["useful"] for r in lines(there / "rounds.jsonl"))
 
 
 # -- at a site -------------------------------------------------------------------------------------
@@ -174,9 +172,7 @@ def test_adapters_have_the_same_bits_whatever_the_placement(tmp_path):
 @pytest.mark.long
 def test_after_kills_and_resumes_it_is_not_sent_again_and_the_bits_are_the_same(tmp_path):
     """The server dies twice, and once a client's process, which finds the model where it was."""
-    file = tmp_path / "start.safetensors"
-    save_file(models.build(MLP, (1, 8, 8), 4, 5).state_dict(), file)
-    model = {**LORA, "weights": str(file), "base": "server"}
+    model = {**LORA, "weights": weights(tmp_path, shape=(1, 8, 8), classes=4), "base": "server"}
     found = {}
     for name, points in (("still", ()), ("killed", ((2, "aggregating"), (3, "checkpointing")))):
         schedule = [{"round": r, "kind": "server_crash", "at": at} for r, at in points]
@@ -199,9 +195,8 @@ def test_after_kills_and_resumes_it_is_not_sent_again_and_the_bits_are_the_same(
 
 @pytest.mark.long
 def test_a_client_that_lost_its_state_directory_is_sent_it_again(tmp_path):
-    file = tmp_path / "start.safetensors"
-    save_file(models.build(MLP, (1, 8, 8), 4, 5).state_dict(), file)
-    changes = {"model": {**LORA, "weights": str(file), "base": "server"}, "data": {"classes": 4}}
+    model = {**LORA, "weights": weights(tmp_path, shape=(1, 8, 8), classes=4), "base": "server"}
+    changes = {"model": model, "data": {"classes": 4}}
     found = {}
     for name in ("still", "lost"):
         own = tmp_path / name / "own"

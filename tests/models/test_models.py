@@ -60,10 +60,8 @@ SIZES = [
 ]
 SMALL = {"resnet50_bn_proj": (3, 8, 8), "resnet18_bn_proj": (3, 8, 8), "resnet18_gn": (3, 8, 8)}
 SHAPES = {"abc_mlp": G28, "rds_mnist": G28, "rds_fmnist": G28, "mlp": (7,), **SMALL}
-SHAPES |= {"transformer": (7,)}
 NAMES = registry.model.names()
-OF_TEXTS = ("gru", "transformer")  # see test_texts, test_adapters
-OF_SAMPLES = [n for n in NAMES if n not in OF_TEXTS]  # of one vector or image
+OF_SAMPLES = [n for n in NAMES if n not in ("gru", "transformer")]  # of one vector or image
 
 
 def make(
@@ -81,7 +79,6 @@ def test_a_model_has_the_size_of_its_paper(name, options, shape, classes, parame
 
 
 def test_every_model_of_the_package_is_in_the_table():
-    assert set(NAMES) >= {row[0] for row in SIZES}
     assert {e.name for e in registry.model.entries() if e.module.startswith("fednet.")} == {
         row[0] for row in SIZES
     }
@@ -106,6 +103,24 @@ def test_gradients_reach_every_parameter_and_the_head_turns_features_into_output
         if hasattr(module, "projection"):
             assert torch.equal(module.projection(x), features)
             assert torch.equal(module.projector(module.encode(x)), features)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "width"),
+    [("gru", {"hidden": 5}, 5), ("transformer", {"width": 8, "heads": 2, "blocks": 2}, 8)],
+)
+def test_a_network_over_tokens_gives_logits_as_torch_orders_them_and_sees_no_later_token(
+    name, options, width
+):
+    module = make(name, shape=(7,), classes=11, **options)
+    x = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
+    other = torch.cat([x[:, :4], (x[:, 4:] + 1) % 11], 1)
+    one, two = module(x), module(other)
+    assert one.shape == (3, 11, 7)
+    assert module.features(x).shape == (3, 7, width)
+    assert torch.allclose(module.head(module.features(x)).transpose(1, 2), one)
+    assert torch.allclose(one[:, :, :4], two[:, :, :4], atol=1e-6)
+    assert not torch.allclose(one[:, :, 4:], two[:, :, 4:], atol=1e-3)
 
 
 def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone():

@@ -90,13 +90,17 @@ def test_what_is_not_trained_stands_still_in_training():
 
 
 # -- runs ------------------------------------------------------------------------------------------
-# Control variates; a part at the clients; two exchanges. Each method: test_adapters.
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "fedga"])
+# Plain; control variates; a part at the clients; two exchanges. Each method: test_adapters.
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "fedga"])
 def test_a_method_sees_and_sends_what_is_trained_alone(tmp_path, name):
     directory = run(
         tmp_path, algorithm=method(name), data=IMAGES, model=MLP, train={"only": ONLY}, seed=3
     )
-    assert summary(directory)["predicted"] == summary(directory)["useful"]
+    useful = summary(directory)["useful"]
+    assert summary(directory)["predicted"] == useful
+    if name == "fedavg":
+        sent = {"state": 2 * 3 * PART}
+        assert useful == {"down": sent, "up": {**sent, "statistics": 2 * 3 * 24}}
     for record in lines(directory / "rounds.jsonl"):
         assert not any(n.startswith("body.fc1") for n in record["tensor_sha256"])
     held = load_file(directory / "model.safetensors")
@@ -108,25 +112,22 @@ def test_a_method_sees_and_sends_what_is_trained_alone(tmp_path, name):
     }
 
 
-def test_the_bytes_are_those_of_what_is_trained(tmp_path):
-    directory = run(tmp_path, data=IMAGES, model=MLP, train={"only": ONLY})
-    assert summary(directory)["useful"] == {
-        "down": {"state": 2 * 3 * PART},
-        "up": {"state": 2 * 3 * PART, "statistics": 2 * 3 * 24},
-    }
-
-
 @pytest.mark.parametrize(
-    ("name", "only", "says"),
+    ("name", "only", "target", "says"),
     [
-        ("feddc", ONLY, "train.only: a condensed image's gradients"),
-        ("fedper", ["head.*"], "with it fedper has nothing to send"),
-        ("fedrod", ["body.*"], "let it name head.weight and head.bias too"),
+        ("feddc", ONLY, [], "train.only: a condensed image's gradients"),
+        ("fedper", ["head.*"], [], "train.only: with it fedper has nothing to send"),
+        ("fedrod", ["body.*"], [], "let it name head.weight and head.bias too"),
+        ("fedper", [], ["head"], "model.adapters: with it fedper has nothing to send"),
+        ("fedrod", [], ["body.*"], "let it name head.weight and head.bias too"),
+        ("fedrod", [], ["head"], r"model\.adapters\.target: fedrod trains a personal head P"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_reason(tmp_path, name, only, says):
+def test_what_leaves_a_method_without_its_part_is_refused(tmp_path, name, only, target, says):
+    model = {**MLP, "adapters": {"rank": 2, "target": target}} if target else MLP
+    train = {"only": only} if only else {}
     with pytest.raises(ConfigError, match=says):
-        run(tmp_path, algorithm=method(name), data=IMAGES, model=MLP, train={"only": only})
+        run(tmp_path, algorithm=method(name), data=IMAGES, model=model, train=train)
 
 
 def test_statistics_of_a_frozen_batch_norm_do_not_cross(tmp_path):
