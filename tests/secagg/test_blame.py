@@ -146,52 +146,39 @@ def test_two_accusers_are_not_enough_to_blame_a_third():
 ONE = 2  # of six clients, the malicious one
 
 
-def flipped(answer: bytes, question: bytes) -> bytes:
-    return bytes([answer[0] ^ 1]) + answer[1:]
-
-
 def all_flipped(answer: bytes) -> bytes:
     """Every share in an answer to the step `unmask` is another one."""
     entries = unpack_entries(answer, field.SHARE)
-    return pack_entries({who: flipped(share, b"") for who, share in entries.items()})
+    return pack_entries({who: bytes([s[0] ^ 1]) + s[1:] for who, s in entries.items()})
 
 
-def unopenable(answer: bytes, question: bytes) -> bytes:
+def unopenable(answer: bytes) -> bytes:
     return garbled(answer, 32, 2 * field.SHARE + primitives.TAG, 5)
 
 
-# The step, what the client sends, and whether the round is void.
-ATTACKS: dict[str, tuple[str, Callable[[bytes, bytes], bytes], bool]] = {
-    "a key that is none": ("keys", lambda answer, _: bytes(len(answer)), False),
-    "garbled shares": ("shares", unopenable, True),
-}
-
-
 def run_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Any, rounds: int = 2, **sets: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: str, change: Change, rounds: int
 ) -> fednet.Run:
-    """Rounds of six clients, of which one answers with what `attack` makes of its answers."""
+    """Rounds of six clients, of which one changes its answers to one step."""
     honest = SecureClient.answer
 
-    def answer(self: Any, step: str, question: bytes, vector: Any = None) -> bytes:
-        found = honest(self, step, question, vector)
-        return attack(self, step, found, question) if self.me == ONE else found
+    def answer(self: Any, step: str, *more: Any) -> bytes:
+        found = honest(self, step, *more)
+        return change(found) if (self.me, step) == (ONE, due) else found
 
     monkeypatch.setattr(SecureClient, "answer", answer)
-    mapping = settings(
-        clients=6, rounds=rounds, privacy={"secagg": {"protocol": "secagg", "clip": 4.0, **sets}}
-    )
+    privacy = {"secagg": {"protocol": "secagg", "clip": 4.0}}
+    mapping = settings(clients=6, rounds=rounds, privacy=privacy)
     return fednet.run(mapping, out=tmp_path, in_process=True)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_a_blamed_client_is_left_out_of_later_rounds(tmp_path, monkeypatch, name):
-    due, change, lost = ATTACKS[name]
-
-    def attack(machine: Any, step: str, answer: bytes, question: bytes) -> bytes:
-        return change(answer, question) if step == due else answer
-
-    run = run_with(tmp_path, monkeypatch, attack)
+@pytest.mark.parametrize(
+    ("due", "change", "lost"),
+    [("keys", lambda answer: bytes(len(answer)), False), ("shares", unopenable, True)],
+    ids=["a key that is none", "garbled shares"],
+)
+def test_a_blamed_client_is_left_out_of_later_rounds(tmp_path, monkeypatch, due, change, lost):
+    run = run_with(tmp_path, monkeypatch, due, change, rounds=2)
     assert [r.void for r in run.rounds] == [lost, False]
     (blamed,) = [e for e in lines(run.dir / "events.jsonl") if e["type"] == "blamed"]
     assert (blamed["client"], blamed["round"]) == (ONE, 1)
@@ -201,15 +188,13 @@ def test_a_blamed_client_is_left_out_of_later_rounds(tmp_path, monkeypatch, name
 
 
 def test_a_repeated_masked_vector_blames_its_sender(tmp_path, monkeypatch):
-    first: list[bytes] = []
+    sent: list[bytes] = []
 
-    def attack(machine: Any, step: str, answer: bytes, question: bytes) -> bytes:
-        if step != "masked":
-            return answer
-        first.append(answer)
-        return first[0]
+    def repeated(answer: bytes) -> bytes:
+        sent.append(answer)
+        return sent[0]
 
-    run = run_with(tmp_path, monkeypatch, attack, rounds=3)
+    run = run_with(tmp_path, monkeypatch, "masked", repeated, rounds=3)
     assert [r.void for r in run.rounds] == [False] * 3
     assert "masked vector of round 1 once more" in run.rounds[1].dropped[str(ONE)]
     assert run.rounds[2].dropped[str(ONE)].startswith("blamed in round 2: ")

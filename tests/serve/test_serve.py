@@ -22,6 +22,7 @@ from fednet.files import read_record, write_record
 from fednet.report import open_run
 from fednet.serve import page
 from fednet.serve.queue import Queue
+from fednet.serve.runner import Runner
 from tests.processes import Processes, lines, port, until
 from tests.report.fake_run import write
 from tests.report.test_status import put
@@ -261,27 +262,27 @@ def test_what_no_run_can_begin_with_is_refused_at_the_start(flag, value, says, t
     assert not (tmp_path / "lab").exists()
 
 
-def test_an_address_that_is_taken_fails_no_run_of_the_queue(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("flag", "form", "says"),
+    [
+        ("--bind", "tcp://127.0.0.1:{}", "cannot bind '{}': the port is in use"),
+        ("--page", "127.0.0.1:{}", "--page {}: nothing can be served there"),
+    ],
+)
+def test_an_address_that_is_taken_is_refused_and_fails_no_run_of_the_queue(
+    tmp_path, capsys, flag, form, says
+):
     queue = Queue(tmp_path / "lab")
     queue.submit(config())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        words = ["serve", str(queue.folder), "--bind", address, "--page", str(port())]
-        assert main([*words, "--device", "cpu"]) == 2
-    assert f"cannot bind '{address}': the port is in use" in capsys.readouterr().err
+        address = form.format(taken.getsockname()[1])
+        places = {"--bind": f"tcp://127.0.0.1:{port()}", "--page": str(port()), flag: address}
+        words = [word for pair in places.items() for word in pair]
+        assert main(["serve", str(queue.folder), *words, "--device", "cpu"]) == 2
+    assert says.format(address) in capsys.readouterr().err
     assert [e.state for e in queue.entries()] == ["waiting"]
-
-
-def test_a_page_that_cannot_be_served_is_refused(tmp_path, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        page = f"127.0.0.1:{taken.getsockname()[1]}"
-        words = ["serve", str(tmp_path / "lab"), "--page", page, "--device", "cpu"]
-        assert main(words) == 2
-    assert f"--page {page}: nothing can be served there" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -306,29 +307,16 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
         submit("third", 2)
         submit("never", 2)
         server = serve()
-        clients = [
-            all.start(
-                "client",
-                "--id",
-                k,
-                "--server",
-                address,
-                "--stay",
-                "--device",
-                "cpu",
-                "--state",
-                tmp_path / f"state-{k}",
-            )
-            for k in (0, 1)
-        ]
+        words = ("--server", address, "--stay", "--device", "cpu", "--state")
+        clients = [all.start("client", "--id", k, *words, tmp_path / f"state-{k}") for k in (0, 1)]
         until(lambda: rounds("second-2") > 2, "the second run goes on", server, *clients)
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         queue.cancel(4)
         before = [e.state for e in queue.entries()]
         server = serve()
-        ended = ("done", "cancelled")
-        until(lambda: all_of(queue, ended), "the queue is empty", server, *clients)
+        over = lambda: {e.state for e in queue.entries()} <= {"done", "cancelled"}  # noqa: E731
+        until(over, "the queue is empty", server, *clients)
         assert before == ["done", "running", "waiting", "cancelled"]
         assert [e.state for e in queue.entries()] == ["done", "done", "done", "cancelled"]
         assert [rounds(n) for n in ("first-1", "second-2", "third-3")] == [2, 400, 2]
@@ -342,10 +330,6 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
     assert [e["resumed"] for e in starts] == [False, True]
 
 
-def all_of(queue, states):
-    return all(e.state in states for e in queue.entries())
-
-
 @pytest.mark.parametrize(
     ("status", "asked", "state"),
     [(-15, True, "running"), (4, True, "running"), (-11, False, "failed"), (2, True, "failed")],
@@ -353,8 +337,6 @@ def all_of(queue, states):
 def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
     tmp_path, monkeypatch, status, asked, state
 ):
-    from fednet.serve.runner import Runner
-
     queue = Queue(tmp_path)
     queue.submit(config())
     runner = Runner(queue, [], lambda line: None)
@@ -371,7 +353,6 @@ def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
 def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, number, name):
     """It leaves no line of its own."""
-    from fednet.serve.runner import Runner
 
     def killed(process, stop):
         process._process.send_signal(number)
@@ -389,8 +370,6 @@ def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, n
 def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_queue_names(
     tmp_path, monkeypatch, capsys
 ):
-    from fednet.serve.runner import Runner
-
     queue = Queue(tmp_path / "my lab")
     for name in ("one", "two"):
         queue.submit(config(name))
@@ -411,14 +390,10 @@ def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_que
 
 
 def test_two_do_not_serve_one_folder(tmp_path):
-    from fednet.serve.runner import Runner
-
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     runner = Runner(Queue(tmp_path), [], print)
     runner._stop.set()
     try:
-        from fednet.experiment import lock
-
         with lock.holding(tmp_path), pytest.raises(ConfigError, match="process"):
             runner.run()
     finally:
