@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fednet import config as configuration
 from fednet import files
 
 CLASSES = 10
@@ -31,31 +32,9 @@ def sha(*what: object) -> str:
 def config(
     name: str, algorithm: dict[str, Any], seed: int, rounds: int, clients: int, **more: Any
 ) -> dict[str, Any]:
-    return {
-        "name": name,
-        "seed": seed,
-        "rounds": rounds,
-        "clients": clients,
-        "participation": 0.5,
-        "algorithm": algorithm,
-        "model": {
-            "name": "mlp",
-            "hidden": [16],
-            "buffers": "average",
-            "weights": None,
-        },
-        "task": "classification",
-        "data": {
-            "dataset": "digits",
-            "root": None,
-            "partition": {"scheme": "dirichlet", "alpha": 0.3, "min_samples": 1, "seed": None},
-        },
-        "train": {"epochs": 1, "batch_size": 64, "optimizer": "sgd", "lr": 0.01, "momentum": 0.0},
-        "evaluate": {"every": 1, "global": True, "clients": "auto"},
-        "wire": {"up": {}, "down": {}},
-        "link": {"clock": "real", "up_mbps": None, "down_mbps": None},
-        **more,
-    }
+    sizes = {"seed": seed, "rounds": rounds, "clients": clients}
+    asked = {"name": name, **sizes, "algorithm": algorithm}
+    return configuration.to_mapping(configuration.from_mapping(asked)) | more
 
 
 def write(

@@ -20,10 +20,16 @@ def compared(tmp_path):
     return compare(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
 
 
-def test_two_runs_of_the_same_bits_are_the_same(tmp_path):
+@pytest.fixture
+def both(tmp_path):
+    """Two runs of the same bits, a and b."""
     for name in "ab":
         write(tmp_path / name)
-    assert compared(tmp_path) == (
+    return tmp_path
+
+
+def test_two_runs_of_the_same_bits_are_the_same(both):
+    assert compared(both) == (
         True,
         "a and b are bit-identical in all 8 rounds (model and client states).",
     )
@@ -55,35 +61,31 @@ def test_two_runs_of_the_same_bits_are_the_same(tmp_path):
         ),
     ],
 )
-def test_the_first_difference_is_named_with_its_reason(tmp_path, values, said):
-    for name in "ab":
-        write(tmp_path / name)
+def test_the_first_difference_is_named_with_its_reason(both, values, said):
     for t in (3, 5):
-        kept = open_run(tmp_path / "b").rounds[t - 1].tensor_sha256
+        kept = open_run(both / "b").rounds[t - 1].tensor_sha256
         new = dict(values)
         if tensors := new.get("tensor_sha256"):
             new["tensor_sha256"] = {name: sha or kept[name] for name, sha in tensors.items()}
-        change(tmp_path / "b", t, **new)
-    verdict = compared(tmp_path)
+        change(both / "b", t, **new)
+    verdict = compared(both)
     assert not verdict.same
     assert said in verdict.text
     assert "the first difference is in round 3: " in verdict.text
 
 
-def test_other_completed_clients_are_given_as_the_reason(tmp_path):
-    for name in "ab":
-        write(tmp_path / name)
-    done = open_run(tmp_path / "b").rounds[1].completed
-    change(tmp_path / "b", 2, completed=done[1:], model_sha256="00", tensor_sha256={})
-    assert f"[{done[0]}] in the first run only" in compared(tmp_path).text
+def test_other_completed_clients_are_given_as_the_reason(both):
+    done = open_run(both / "b").rounds[1].completed
+    change(both / "b", 2, completed=done[1:], model_sha256="00", tensor_sha256={})
+    assert f"[{done[0]}] in the first run only" in compared(both).text
 
 
-def test_runs_that_began_with_different_models_are_not_the_same(tmp_path):
+def test_runs_that_began_with_different_models_are_not_the_same(both):
     """What is not trained is in no round's hashes."""
     for name, base in (("a", "aa"), ("b", "bb")):
-        path = write(tmp_path / name) / "summary.json"
+        path = both / name / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "base_sha256": base}))
-    assert compared(tmp_path) == (
+    assert compared(both) == (
         False,
         "a and b started from different base models: base_sha256 aa and bb.",
     )
@@ -98,14 +100,13 @@ def test_a_longer_run_is_not_the_same(tmp_path):
     )
 
 
-def test_runs_without_a_common_round_or_without_hashes_prove_nothing(tmp_path):
+def test_runs_without_a_common_round_or_without_hashes_prove_nothing(both):
     for name in "ab":
-        write(tmp_path / name)
-        change(tmp_path / name, 2, model_sha256=None, tensor_sha256=None)
-    verdict = compared(tmp_path)
+        change(both / name, 2, model_sha256=None, tensor_sha256=None)
+    verdict = compared(both)
     assert not verdict.same
     assert "round 2 has no model_sha256" in verdict.text
     for name, part in (("a", slice(4)), ("b", slice(4, None))):
-        path = tmp_path / name / "rounds.jsonl"
+        path = both / name / "rounds.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[part]))
-    assert compared(tmp_path) == (False, "a and b have no finished round in common.")
+    assert compared(both) == (False, "a and b have no finished round in common.")
