@@ -5,33 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pictures
 import pytest
-import torch
 
-import fednet
 from fednet import papers
 from fednet.papers import results
 from fednet.report import open_run
+from tests import rooms
 
 
 def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
-    data = {
-        "dataset": "synthetic",
-        "samples": 200,
-        "shape": [1, 8, 8],
-        "classes": 4,
-        "partition": {"scheme": "shards", "per_client": 1},
-    }
-    sets = {
+    changes = {
         "algorithm": "fedabc",
-        "data": data,
         "clients": 4,
-        "participation": 1.0,
-        "rounds": 2,
         "model": {"name": "mlp", "hidden": [16]},
+        "data": {
+            "samples": 200,
+            "shape": [1, 8, 8],
+            "classes": 4,
+            "partition": {"scheme": "shards", "per_client": 1},
+        },
         "train": {"lr": 0.1, "epochs": 3, "batch_size": 16},
-        "report": False,
+        "evaluate": {"clients": "auto"},
     }
-    run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
+    run = open_run(rooms.run(tmp_path, **changes))
     clients, rates = pictures.local_accuracy(run)
     assert clients == [0, 1, 2, 3]
     assert rates.shape == (4, 4)
@@ -41,7 +36,6 @@ def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
     assert bool(np.isfinite(rates).all())
     path = pictures.local_models(run, tmp_path / "local.png", "a title")
     assert path.stat().st_size > 1000
-    assert torch.get_num_threads() >= 1
 
 
 # -- sweeps ----------------------------------------------------------------------------------------

@@ -32,6 +32,14 @@ def path(tmp_path):
     return tmp_path / "s.yaml"
 
 
+@pytest.fixture
+def three(path):
+    """A sweep file of three cells."""
+    file = path.with_name("three.yaml")
+    file.write_text("base: base.yaml\nvary: {train.lr: [0.1, 0.2, 0.3]}\n")
+    return file
+
+
 def ran(path, code="", jobs=1, say=lambda text: None, sets=()):
     """Runs the sweep with `code` instead of fednet, which has the cell's run directory as `run`.
     Returns the states of the cells, and the names of those that other processes are at.
@@ -97,11 +105,9 @@ def test_a_setting_may_have_any_characters(path):
 
 
 @pytest.mark.parametrize("text", ["name=mine", "seed=3", "algorithm=moon"])
-def test_a_setting_that_the_sweep_gives_itself_is_refused(tmp_path, text):
-    (tmp_path / "base.yaml").write_text("rounds: 2\n")
-    (tmp_path / "s.yaml").write_text(FILE)
+def test_a_setting_that_the_sweep_gives_itself_is_refused(path, text):
     with pytest.raises(ConfigError, match=f"--set {text}: (a|the) sweep"):
-        sweep.runs(sweep.load(tmp_path / "s.yaml"), tmp_path, sets=[text])
+        sweep.runs(sweep.load(path), path.parent, sets=[text])
 
 
 @pytest.mark.parametrize(
@@ -121,13 +127,6 @@ def test_a_wrong_sweep_file_is_refused(path, text, error):
 
 
 # -- doing it --------------------------------------------------------------------------------------
-@pytest.fixture
-def three(path, tmp_path):
-    """A sweep file of three cells."""
-    (tmp_path / "three.yaml").write_text("base: base.yaml\nvary: {train.lr: [0.1, 0.2, 0.3]}\n")
-    return tmp_path / "three.yaml"
-
-
 def test_cells_run_once_and_a_sweeps_folder_stands_for_those_that_are_done(three, tmp_path):
     times = tmp_path / "times"
     code = f"open({str(times)!r}, 'a').write(cell + ' ')"
