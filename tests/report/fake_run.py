@@ -179,7 +179,6 @@ def write(
                 "dropped": {str(i): why for i, why in gone.items()},
                 "void": not done,
                 "seconds": seconds,
-                "seconds_virtual": None,
                 "seconds_by_phase": {
                     "train": seconds * 0.7,
                     "evaluate": seconds * 0.2,
@@ -204,7 +203,6 @@ def write(
                     "0.bias": sha(algorithm, seed, t, "b"),
                 },
                 "clients_sha256": sha(algorithm, seed, t, "clients"),
-                "algorithm": {},
             }
         )
     jsonl(path / "wire.jsonl", wire)

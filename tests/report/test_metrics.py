@@ -36,12 +36,6 @@ def test_drops_and_increases_leave_zeros_out(curve, expected):
     assert tuple(found[name] for name in names) == pytest.approx(expected)
 
 
-def test_a_target_is_the_first_evaluated_round_at_or_above_it():
-    assert metrics.reached(CURVE, 0.5) == 2
-    assert metrics.reached(CURVE, 0.51) == 5
-    assert metrics.reached(CURVE, 0.61) is None
-
-
 def test_class_spread_is_the_population_deviation_over_classes(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=2))
     run.rounds[0].set(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0])
@@ -104,14 +98,6 @@ def test_bytes_by_kind_add_up_to_the_total(tmp_path):
         == sum(w.bytes for w in run.wire)
     )
     assert sum(s["useful"].values()) == sum(w.bytes for w in run.wire if w.useful)
-
-
-def test_speedup_is_the_other_runs_round_over_the_first_round_at_its_accuracy(tmp_path):
-    slow = open_run(write(tmp_path / "slow", rounds=4, accuracy=[0.1, 0.2, 0.3, 0.4]))
-    fast = open_run(write(tmp_path / "fast", rounds=4, accuracy=[0.1, 0.45, 0.3, 0.4]))
-    assert metrics.speedup(fast, slow) == (2, 2.0)
-    low = open_run(write(tmp_path / "low", rounds=4, accuracy=[0.1] * 4))
-    assert metrics.speedup(low, slow) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +16,6 @@ from safetensors.torch import save_file
 from fednet.cli.api import report
 from fednet.report import finish, page
 from fednet.report.read import open_run
-from tests.report import browser
 from tests.report.fake_run import jsonl, write
 
 
@@ -205,7 +208,65 @@ def test_a_run_says_that_it_draws_and_draws_nothing_where_it_is_told_not_to(tmp_
     assert said == ["writing report.html", str(path / "report.html")]
 
 
-# -- in a browser ----------------------------------------------------------------------------------
+# -- in a browser, where the machine has one -------------------------------------------------------
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+
+
+def chromium() -> str:
+    found = os.environ.get("CHROME") or next((p for n in NAMES if (p := shutil.which(n))), None)
+    if found is None:
+        pytest.skip("no chromium on this machine: the page is not looked at in a browser")
+    return found
+
+
+def probe(page: Path, folder: Path, script: str, width: int, *flags: str) -> tuple[str, list[str]]:
+    """Opens a copy of the page that runs `script` once loaded, which calls `say(text)`.
+
+    Returns what it said, and the lines on the console.
+    """
+    tail = (
+        "<pre id=said></pre><script>addEventListener('load', () => {"
+        "const said = document.getElementById('said'), say = t => said.textContent += t + '\\n';"
+        f"try {{ {script} }} catch (e) {{ say('error ' + e) }} }});</script>"
+    )
+    copy = folder / f"probe-{width}.html"
+    copy.write_text(
+        page.read_text(encoding="utf-8").replace("</body>", tail + "</body>"), encoding="utf-8"
+    )
+    run = subprocess.run(
+        [
+            chromium(),
+            *QUIET,
+            *flags,
+            "--enable-logging=stderr",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={width},900",
+            "--dump-dom",
+            copy.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    said = re.search(r'<pre id="said">(.*?)</pre>', run.stdout, re.S)
+    assert said, "the page did not load"
+    return said[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"), [
+        x for x in run.stderr.splitlines() if ":CONSOLE" in x
+    ]
+
+
 LOOK = """
 say('wide ' + document.documentElement.scrollWidth + ' of ' + innerWidth);
 const box = e => e.getBoundingClientRect(), all = q => [...document.querySelectorAll(q)];
@@ -310,7 +371,7 @@ say('theme ' + (before !== getComputedStyle(document.body).backgroundColor));
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("many", [False, True], ids=["one run", "several runs"])
 def test_in_a_browser_nothing_overflows_and_the_console_is_clean(pages, tmp_path, width, many):
-    said, console = browser.probe(pages[many], tmp_path, LOOK, width)
+    said, console = probe(pages[many], tmp_path, LOOK, width)
     assert console == []
     wide = re.search(r"wide (\d+) of (\d+)", said)
     assert wide
@@ -329,7 +390,7 @@ def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, pages, tm
     found = [json.loads(html.unescape(d)) for d in re.findall(r'data-hover="([^"]*)"', text)]
     (grid, *_) = [d for d in found if "words" in d]
     axes = f"const hovers = {json.dumps([found[0]['x'], grid['x']])};"
-    said, console = browser.probe(pages[1], tmp_path, axes + POINT, 1280)
+    said, console = probe(pages[1], tmp_path, axes + POINT, 1280)
     assert console == []
     last = [
         sum(r.rounds[-1].test_accuracy for r in runs if r.algorithm == m) / 2
