@@ -20,11 +20,14 @@ def test_each_loss_trains_its_own_part():
     f, p = Federation(model={"name": "mlp", "hidden": [8]}), p_head()
     model, (x, y) = f.build(0), f.samples(0)
     prior = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).log()
-    both_losses(prior, "w", "b")(model, x, y, p).backward()
+    value = both_losses(prior, "w", "b")(model, x, y, p)
+    value.backward()
     got = {name: t.grad.clone() for name, t in model.named_parameters()}
     model.zero_grad()
     z = model(x)
-    F.cross_entropy(z + prior, y).backward()
+    shared = F.cross_entropy(z + prior, y)
+    shared.backward()
+    assert value.item() == shared.item()  # what a client reports
     for name, t in model.named_parameters():
         assert torch.equal(got[name], t.grad)
     w, b = (t.detach().clone().requires_grad_() for t in (p["w"], p["b"]))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from tests.algorithms.harness import Federation, close, same
+from tests.algorithms.harness import Federation, begun, close, same
 from tests.algorithms.reference import LR, Reference, agrees, averaged, whole_batches
 
 
@@ -145,9 +145,10 @@ def test_fedmd_draws_a_subset_of_its_own_for_each_round():
     assert not torch.equal(rows[1], first[0])
 
 
-def test_moon_whose_clients_come_again():
+def test_moon_whose_clients_come_again_or_late():
     f, mu, tau = whole_batches(train={"epochs": 2}), 3.0, 0.7
-    run = f.run("moon", mu=mu, tau=tau)
+    cohorts = [[0, 1], [1, 2], [0, 1, 3]]
+    run = f.run("moon", cohorts=cohorts, mu=mu, tau=tau)
     reference, other = Reference(f), Reference(f)
     w, v, sizes = reference.start, {}, [len(part) for part in f.parts]
 
@@ -155,9 +156,9 @@ def test_moon_whose_clients_come_again():
         with torch.no_grad():
             return other.load(at).features(x)
 
-    for _ in range(3):
-        local = []
-        for k in range(4):
+    for cohort in cohorts:
+        local = {}
+        for k in cohort:
             prev = v.get(k)
 
             def loss(module, x, y, w=w, prev=prev):
@@ -169,10 +170,20 @@ def test_moon_whose_clients_come_again():
                 far = torch.exp(F.cosine_similarity(z, features(prev, x)) / tau)
                 return value - mu * torch.log(near / (near + far)).mean()
 
-            local.append(reference.descend(w, k, 2, loss=loss))
-        v = dict(enumerate(local))
-        w = sum(n * y for n, y in zip(sizes, local)) / sum(sizes)
+            local[k] = reference.descend(w, k, 2, loss=loss)
+        v |= local
+        w = sum(sizes[k] * y for k, y in local.items()) / sum(sizes[k] for k in local)
     assert agrees(run.x, w)
+    assert all(agrees(run.clients[k].v, v[k]) for k in range(4))
+
+
+def test_in_moon_each_batch_counts_once_in_the_statistics_of_batch_norm():
+    f = begun("moon", model={"name": "mlp", "norm": "batch"})
+    f.rounds(1, (0,))
+    before = int(f.downs[0].x.counters[0])
+    f.rounds(1, (0,))  # the second participation has a contrast
+    assert int(f.ups[0].x.counters[0]) - int(f.downs[0].x.counters[0]) == f.ups[0].run.steps
+    assert before == 0
 
 
 # -- FedSMU ----------------------------------------------------------------------------------------
