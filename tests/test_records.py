@@ -12,7 +12,7 @@ from fednet.cli.display import round_line, summary_rows
 from fednet.files import read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
 from fednet.report import costs, figures, metrics, open_run, page, tables, verify
-from tests.report.fake_run import jsonl, write
+from tests.report.fake_run import jsonl, opened, write
 from tests.rooms import lines, run
 
 
@@ -90,7 +90,7 @@ def test_every_accuracy_names_its_model(tmp_path, own):
     ended = Summary(personal=scores, own_model=own)
     assert (f"{own} on clients' tests", "50.00 %") in summary_rows(ended)
 
-    found = open_run(write(tmp_path / "a", rounds=2, personalised=True))
+    found = opened(tmp_path / "a", rounds=2, personalised=True)
     for r in found.rounds:
         r.own_model = own
     named = f"{own} accuracy on clients' tests"

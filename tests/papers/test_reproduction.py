@@ -12,15 +12,12 @@ from fednet.cli.common import Parser
 from fednet.papers import job as jobs
 from fednet.papers import rendering, results
 from fednet.papers import reproduce as running
-from fednet.report.read import open_run
 from tests.papers.rows import rows
 from tests.report import fake_run
 
 
 def run(path, name, *accuracy, **more):
-    return open_run(
-        fake_run.write(path / name, rounds=len(accuracy), accuracy=list(accuracy), **more)
-    )
+    return fake_run.opened(path / name, rounds=len(accuracy), accuracy=list(accuracy), **more)
 
 
 CURVE = (0.1, 0.4, 0.3, 0.5, 0.5)

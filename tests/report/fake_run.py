@@ -18,6 +18,7 @@ import yaml
 
 from fednet import config as configuration
 from fednet import files
+from fednet.report.read import Run, open_run
 
 CLASSES = 10
 TEST_PER_CLASS = 20  # so that an accuracy is a whole number of 1/200
@@ -32,9 +33,9 @@ def sha(*what: object) -> str:
 def config(
     name: str, algorithm: dict[str, Any], seed: int, rounds: int, clients: int, **more: Any
 ) -> dict[str, Any]:
-    sizes = {"seed": seed, "rounds": rounds, "clients": clients}
-    asked = {"name": name, **sizes, "algorithm": algorithm}
-    return configuration.to_mapping(configuration.from_mapping(asked)) | more
+    asked = {"name": name, "seed": seed, "clients": clients, "algorithm": algorithm}
+    whole = configuration.to_mapping(configuration.from_mapping(asked))
+    return whole | {"rounds": rounds} | more
 
 
 def write(
@@ -216,6 +217,11 @@ def write(
         ],
     )
     return path
+
+
+def opened(path: Path, **more: Any) -> Run:
+    """The run that `write` makes of the same arguments."""
+    return open_run(write(path, **more))
 
 
 def row(

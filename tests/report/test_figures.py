@@ -12,7 +12,7 @@ from fednet.files import read_lines
 from fednet.report import figures, groups, metrics, style
 from fednet.report.groups import group
 from fednet.report.read import open_run
-from tests.report.fake_run import jsonl, write
+from tests.report.fake_run import jsonl, opened, write
 
 EVERY = {
     "bytes",
@@ -28,7 +28,14 @@ EVERY = {
 
 @pytest.fixture
 def run(tmp_path):
-    return open_run(write(tmp_path / "a", drop={2: {1: "deadline"}}, rounds=4, clients=4))
+    return opened(tmp_path / "a", drop={2: {1: "deadline"}}, rounds=4, clients=4)
+
+
+def axes(figure):
+    """The first axes of the figure, drawn."""
+    drawn = matplotlib.figure.Figure()
+    figure.draw(drawn)
+    return drawn.axes[0]
 
 
 def rows(path):
@@ -47,15 +54,13 @@ def test_a_kind_of_payload_and_a_part_of_the_time_have_the_same_colour_in_every_
         found = {}
         for figure in figures.details(run):
             if figure.name in ("bytes", "time", "participation"):
-                drawn = matplotlib.figure.Figure()
-                figure.draw(drawn)
-                legend = drawn.axes[0].get_legend()
+                legend = axes(figure).get_legend()
                 for text, patch in zip(legend.get_texts(), legend.get_patches()):
                     found[text.get_text()] = patch.get_facecolor()
         return found
 
     def made(name, drop):
-        return open_run(write(tmp_path / name, rounds=2, clients=4, share=1.0, drop={1: drop}))
+        return opened(tmp_path / name, rounds=2, clients=4, share=1.0, drop={1: drop})
 
     one = made("a", {0: "lost", 1: "deadline <3 s"})
     other = made("b", {0: "absent", 1: "deadline <3 s", 2: "lost"})
@@ -93,7 +98,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_axis(run, tmp_path, bad, r
 
 
 def test_who_was_asked_and_is_not_done_is_not_said_not_to_have_been_asked(tmp_path):
-    run = open_run(write(tmp_path / "a", clients=4, rounds=1, share=1.0))
+    run = opened(tmp_path / "a", clients=4, rounds=1, share=1.0)
     run.rounds[0].set(completed=[0, 2], dropped={"3": "late"})
     (figure,) = figures.participation(run)
     words = [figure.hover["words"][code] for (code,) in figure.hover["v"]]
@@ -102,7 +107,7 @@ def test_who_was_asked_and_is_not_done_is_not_said_not_to_have_been_asked(tmp_pa
 
 def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
     runs = [
-        open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s))
+        opened(tmp_path / f"{m}{s}", algorithm=m, seed=s)
         for m in ("fedavg", "scaffold")
         for s in (0, 1)
     ]
@@ -133,8 +138,7 @@ def test_a_caption_says_what_the_configuration_has_written_as_words_too(tmp_path
 
 def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
     real, virtual = (
-        open_run(write(tmp_path / clock, rounds=2, link={"clock": clock}))
-        for clock in ("real", "virtual")
+        opened(tmp_path / clock, rounds=2, link={"clock": clock}) for clock in ("real", "virtual")
     )
     for r in virtual.rounds:
         r.seconds_virtual = 90.0
@@ -145,27 +149,23 @@ def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
 
 @pytest.mark.parametrize(("clients", "step"), [(4, 1), (40, 2)])
 def test_clients_in_another_order_have_their_ids_at_the_ticks(tmp_path, clients, step):
-    run = open_run(write(tmp_path / "a", clients=clients, rounds=2, share=1.0, personalised=True))
+    run = opened(tmp_path / "a", clients=clients, rounds=2, share=1.0, personalised=True)
     (figure,) = figures.client_accuracy(run)
     order = figure.hover["c"]
     assert order != sorted(order, key=int)
-    drawn = matplotlib.figure.Figure()
-    figure.draw(drawn)
-    axis = drawn.axes[0].xaxis
+    axis = axes(figure).xaxis
     assert axis.get_ticklocs().tolist() == list(range(0, clients, step))
     assert [t.get_text() for t in axis.get_ticklabels()] == order[::step]
 
 
 @pytest.mark.parametrize(("name", "rotation"), [("c{}", 0), ("automobile {}", 90)])
 def test_the_confusion_matrix_names_the_classes_and_shows_the_samples(tmp_path, name, rotation):
-    run = open_run(write(tmp_path / "a", rounds=1))
+    run = opened(tmp_path / "a", rounds=1)
     names = [name.format(i) for i in range(10)]
     run.partition["names"] = names
     run.summary.confusion["counts"][3][7] = 5  # 5 of the 25 samples of class 3
     (figure,) = figures.confusion(run)
-    drawn = matplotlib.figure.Figure()
-    figure.draw(drawn)
-    ax = drawn.axes[0]
+    ax = axes(figure)
     for axis in (ax.xaxis, ax.yaxis):
         assert [t.get_text() for t in axis.get_ticklabels()] == names
     assert {t.get_rotation() for t in ax.get_xticklabels()} == {rotation}
@@ -177,7 +177,7 @@ def test_the_confusion_matrix_names_the_classes_and_shows_the_samples(tmp_path, 
 
 
 def test_time_is_split_by_the_clock_of_the_run(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
+    run = opened(tmp_path / "a", rounds=2, link={"clock": "virtual"})
     for r in run.rounds:
         r.set(seconds_virtual=9.0, seconds_virtual_by_phase={"sending": 4.0, "training": 5.0})
     (figure,) = [f for f in figures.details(run) if f.name == "time"]
@@ -187,7 +187,7 @@ def test_time_is_split_by_the_clock_of_the_run(tmp_path):
 
 
 def test_the_time_of_training_is_shown_by_device_where_there_are_several(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2, clients=3, share=1.0))
+    run = opened(tmp_path / "a", rounds=2, clients=3, share=1.0)
     assert "devices" not in [f.name for f in figures.details(run)]
     lines = list(read_lines(run.dir / "clients.jsonl"))
     for line in lines:  # clients 0 to 2 need 0.5, 0.6 and 0.7 s
@@ -196,7 +196,7 @@ def test_the_time_of_training_is_shown_by_device_where_there_are_several(tmp_pat
     (figure,) = [f for f in figures.details(open_run(run.dir)) if f.name == "devices"]
     shown = {s["l"]: s["m"] for s in figure.hover["s"]}
     assert shown == {"lab cpu, s": [1.2, 1.2], "lab cuda:0, s": [0.6, 0.6]}
-    figure.draw(matplotlib.figure.Figure())
+    axes(figure)
 
 
 def test_who_was_available_is_drawn_where_a_trace_says_it(run):
@@ -204,14 +204,12 @@ def test_who_was_available_is_drawn_where_a_trace_says_it(run):
     for r in run.rounds:
         r.here = 4 - r.round % 2
     (figure,) = [f for f in figures.details(run) if f.name == "availability"]
-    drawn = matplotlib.figure.Figure()
-    figure.draw(drawn)
-    assert drawn.axes[0].lines[0].get_ydata().tolist() == [3, 4, 3, 4]
+    assert axes(figure).lines[0].get_ydata().tolist() == [3, 4, 3, 4]
 
 
 def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
     runs = [
-        open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a))
+        opened(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a)
         for s, a in enumerate(([0.1, 0.2, 0.3], [0.3, None, 0.5]))
     ]
     made = next(figures.curve(group(runs))).table[1:]
@@ -230,7 +228,7 @@ def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
 )
 def test_a_band_is_what_it_was_asked_to_be_and_the_caption_says_so(tmp_path, band, low, high):
     runs = [
-        open_run(write(tmp_path / f"s{s}", seed=s, rounds=1, accuracy=[a]))
+        opened(tmp_path / f"s{s}", seed=s, rounds=1, accuracy=[a])
         for s, a in enumerate((0.1, 0.2, 0.6))
     ]
     said = figures.figure(runs, tmp_path / "x.svg", band=band)
@@ -242,7 +240,7 @@ def test_a_band_is_what_it_was_asked_to_be_and_the_caption_says_so(tmp_path, ban
 def test_the_cost_to_a_target_is_drawn_by_method_and_never_averaged_over_some_seeds(tmp_path):
     made = {"fedavg": ([0.2, 0.8], [0.9, 0.9]), "scaffold": ([0.3, 0.8], [0.3, 0.4])}
     runs = [
-        open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s, rounds=2, accuracy=list(a)))
+        opened(tmp_path / f"{m}{s}", algorithm=m, seed=s, rounds=2, accuracy=list(a))
         for m, curves in made.items()
         for s, a in enumerate(curves)
     ]

@@ -8,7 +8,7 @@ import pytest
 from fednet.files import read_lines
 from fednet.report import costs, metrics, tables
 from fednet.report.read import open_run
-from tests.report.fake_run import ENVELOPE, jsonl, write
+from tests.report.fake_run import ENVELOPE, jsonl, opened, write
 
 CURVE = [(1, 0.2), (2, 0.5), (3, 0.4), (4, 0.4), (5, 0.6)]
 
@@ -37,7 +37,7 @@ def test_drops_and_increases_leave_zeros_out(curve, expected):
 
 
 def test_class_spread_is_the_population_deviation_over_classes(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2))
+    run = opened(tmp_path / "a", rounds=2)
     run.rounds[0].set(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0])
     run.rounds[1].set(correct_by_class=[2, 2, 0], total_by_class=[4, 4, 0])
     a = metrics.class_accuracy(run.rounds[0])
@@ -48,14 +48,12 @@ def test_class_spread_is_the_population_deviation_over_classes(tmp_path):
 
 
 def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
-    run = open_run(
-        write(
-            tmp_path / "a",
-            rounds=2,
-            clients=4,
-            accuracy=[0.1, 0.6],
-            drop={1: {0: "lost", 1: "lost", 2: "lost", 3: "lost"}},
-        )
+    run = opened(
+        tmp_path / "a",
+        rounds=2,
+        clients=4,
+        accuracy=[0.1, 0.6],
+        drop={1: {0: "lost", 1: "lost", 2: "lost", 3: "lost"}},
     )
     # joins 4 x 64; round 1: two tasks, no reply; round 2: two tasks, two replies; a heartbeat a
     # round
@@ -90,7 +88,7 @@ def test_what_judging_all_clients_at_the_end_took_is_no_cost_of_the_last_round(t
 
 
 def test_bytes_by_kind_add_up_to_the_total(tmp_path):
-    run = open_run(write(tmp_path / "a"))
+    run = opened(tmp_path / "a")
     s = metrics.summarise(run)["bytes"]
     assert (
         sum(n for way in s["kinds"].values() for n in way.values())
@@ -110,7 +108,7 @@ def test_the_quantiles_of_students_distribution_are_the_printed_ones(degrees, t)
 
 
 def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
-    run = open_run(write(tmp_path / "a", personalised=True))
+    run = opened(tmp_path / "a", personalised=True)
     own = metrics.personal(run)
     assert own is not None
     last = {r.client: r for r in run.clients}
@@ -120,11 +118,11 @@ def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
     )
     assert metrics.summarise(run)["personal"]["balanced"] == own["drift"]
     assert own["worst_tenth"] == own["min"] == min(r.accuracy_personal for r in last.values())
-    assert set(metrics.summarise(open_run(write(tmp_path / "b")))["personal"]) == {"global"}
+    assert set(metrics.summarise(opened(tmp_path / "b"))["personal"]) == {"global"}
 
 
 def test_rounds_without_evaluation_are_no_points(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=4, accuracy=[0.9, None, 0.2, None]))
+    run = opened(tmp_path / "a", rounds=4, accuracy=[0.9, None, 0.2, None])
     s = metrics.summarise(run)
     assert s["accuracy"] == {
         "final": 0.2,

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from fednet.cli.api import report
 from fednet.report import finish, page
 from fednet.report.read import open_run
-from tests.report.fake_run import jsonl, write
+from tests.report.fake_run import jsonl, opened, write
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def tiles(run):
 
 
 def test_who_is_still_at_work_has_not_completed_its_task(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2, clients=4, share=1.0))
+    run = opened(tmp_path / "a", rounds=2, clients=4, share=1.0)
     run.rounds[0].set(completed=[0, 1], dropped={"2": "late"})  # client 3 goes on
     value, note = tiles(run)["tasks completed"]
     assert value == "6 / 8"
@@ -71,7 +71,7 @@ def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):
         return {"dataset": "digits", "partition": {"scheme": "dirichlet", "alpha": alpha}}
 
     made = [("a", {"data": divided(0.3)}), ("b", {"data": divided(1.0)})]
-    text = page.render([open_run(write(tmp_path / name, **more)) for name, more in made])
+    text = page.render([opened(tmp_path / name, **more) for name, more in made])
     assert "digits, dirichlet alpha=0.3 / dirichlet alpha=1, 6 clients, participation 0.5" in text
 
 
@@ -171,7 +171,7 @@ def test_the_timeline_says_who_joined_and_left_and_who_was_dropped_and_why(tmp_p
 
 
 def test_a_loss_that_is_not_finite_leaves_the_pages_numbers_readable(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2))
+    run = opened(tmp_path / "a", rounds=2)
     run.rounds[1].train_loss = float("nan")
     found = re.findall(r'data-hover="([^"]*)"', page.render([run]))
 

@@ -7,11 +7,11 @@ import pytest
 from fednet import files
 from fednet.errors import ConfigError, StateError
 from fednet.report.read import open_run
-from tests.report.fake_run import write
+from tests.report.fake_run import opened, write
 
 
 def test_a_record_reads_by_attribute_and_by_key(tmp_path):
-    run = open_run(write(tmp_path / "a", accuracy=[0.1, 0.2, 0.3], rounds=3))
+    run = opened(tmp_path / "a", accuracy=[0.1, 0.2, 0.3], rounds=3)
     assert run.rounds[-1].test_accuracy == run.rounds[-1]["test_accuracy"] == 0.3
     # A field of the format that this line leaves out.
     assert run.rounds[-1].evaluated_sha256 is None
@@ -63,16 +63,16 @@ def test_a_path_that_is_no_run_names_the_runs_beside_it(tmp_path):
 
 def test_an_unknown_frame_names_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
-        open_run(write(tmp_path / "a")).frame("round")
+        opened(tmp_path / "a").frame("round")
 
 
 @pytest.mark.parametrize("what", ["rounds", "clients", "wire", "events"])
 def test_frames_of_all_runs_have_the_same_columns_of_the_same_types_and_flat_values(tmp_path, what):
     pytest.importorskip("pandas", reason="pandas is an extra")
     whole, bare, empty = (
-        open_run(write(tmp_path / "whole", rounds=3, personalised=True, drop={1: {0: "late"}})),
-        open_run(write(tmp_path / "bare", rounds=2, accuracy=[None, None])),
-        open_run(write(tmp_path / "empty")),
+        opened(tmp_path / "whole", rounds=3, personalised=True, drop={1: {0: "late"}}),
+        opened(tmp_path / "bare", rounds=2, accuracy=[None, None]),
+        opened(tmp_path / "empty"),
     )
     (empty.dir / f"{what}.jsonl").write_text("")
     frames = [run.frame(what) for run in (whole, bare, empty)]
@@ -84,7 +84,7 @@ def test_frames_of_all_runs_have_the_same_columns_of_the_same_types_and_flat_val
 
 def test_a_frame_has_the_values_of_the_lines(tmp_path):
     pytest.importorskip("pandas", reason="pandas is an extra")
-    run = open_run(write(tmp_path / "a", rounds=2, personalised=True, accuracy=[None, 0.5]))
+    run = opened(tmp_path / "a", rounds=2, personalised=True, accuracy=[None, 0.5])
     frame = run.frame("rounds")
     assert [json.loads(v) for v in frame["selected"]] == [r.selected for r in run.rounds]
     assert list(frame["test_accuracy"].isna()) == [True, False]
@@ -95,4 +95,4 @@ def test_a_frame_has_the_values_of_the_lines(tmp_path):
 
 def test_a_run_without_weights_says_so(tmp_path):
     with pytest.raises(StateError, match=r"model\.safetensors is missing"):
-        open_run(write(tmp_path / "a")).model()
+        opened(tmp_path / "a").model()

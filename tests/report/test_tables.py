@@ -10,7 +10,7 @@ from fednet.files import read_lines
 from fednet.report.groups import group
 from fednet.report.read import open_run
 from fednet.report.tables import compare, table
-from tests.report.fake_run import jsonl, write
+from tests.report.fake_run import jsonl, opened, write
 
 
 def two_methods(path, seeds=(0, 1, 2)):
@@ -33,12 +33,10 @@ def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
 
 def test_a_label_names_what_the_groups_differ_in_and_no_more(tmp_path):
     runs = [
-        open_run(
-            write(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1})
-        )
+        opened(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1})
         for i, mu in enumerate((0.1, 1.0))
     ]
-    runs.append(open_run(write(tmp_path / "avg", train={"lr": 0.1})))
+    runs.append(opened(tmp_path / "avg", train={"lr": 0.1}))
     assert [g.label for g in group(runs)] == ["fedprox mu=0.1", "fedprox mu=1", "fedavg"]
 
 
@@ -95,7 +93,7 @@ def test_without_a_test_set_at_the_server_the_accuracies_are_those_on_the_client
 
 def test_megabytes_are_shown_in_total_and_by_kind(tmp_path):
     # 2 clients of which each gets and returns 1000 bytes of state, and 24 of statistics
-    run = open_run(write(tmp_path / "a", rounds=1, clients=2, share=1.0))
+    run = opened(tmp_path / "a", rounds=1, clients=2, share=1.0)
     for bytes, state in (("total", 4000), ("up", 2000)):
         t = table([run], bytes=bytes)
         found = {c.title: cell.values[0] for c, cell in zip(t.columns, t.cells[0])}
@@ -117,14 +115,14 @@ def test_a_wide_table_is_several_below_each_other_of_120_columns(tmp_path):
 
 
 def test_runs_on_other_partitions_are_named(tmp_path):
-    a = open_run(write(tmp_path / "a", seed=0))
-    b = open_run(write(tmp_path / "b", algorithm="scaffold", seed=0))
+    a = opened(tmp_path / "a", seed=0)
+    b = opened(tmp_path / "b", algorithm="scaffold", seed=0)
     (b.dir / "partition.json").write_text((a.dir / "partition.json").read_text().replace("a", "b"))
     assert "used different data partitions (seed 0)" in compare([a, open_run(b.dir)])
 
 
 def test_other_participants_are_named_with_the_first_round(tmp_path):
-    a = open_run(write(tmp_path / "a", clients=6))
+    a = opened(tmp_path / "a", clients=6)
     b = write(tmp_path / "b", algorithm="scaffold", clients=6)
     rows = list(read_lines(b / "rounds.jsonl"))
     rows[2]["selected"] = [99]
@@ -139,28 +137,26 @@ def test_unequal_seeds_are_named(tmp_path):
 
 def test_a_target_that_is_no_accuracy_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="above 0 and at most 1, got 60"):
-        compare([open_run(write(tmp_path / "a"))], targets=[60])
+        compare([opened(tmp_path / "a")], targets=[60])
 
 
 def test_a_list_in_a_label_reads_as_a_chain_and_a_long_label_gives_way_to_the_runs_name(tmp_path):
     chains = {"sparse": ["topk(0.05)", "qsgd(8)"], "plain": []}
     runs = [
-        open_run(write(tmp_path / name, wire={"up": {"state": chain}}))
-        for name, chain in chains.items()
+        opened(tmp_path / name, wire={"up": {"state": chain}}) for name, chain in chains.items()
     ]
     assert [g.label for g in group(runs)] == [
         "fedavg state=topk(0.05)+qsgd(8)",
         "fedavg state=none",
     ]
     long = [
-        open_run(write(tmp_path / f"run{k}", wire={"up": {"state": [f"topk(0.{k})"] * 6}}))
-        for k in (1, 2)
+        opened(tmp_path / f"run{k}", wire={"up": {"state": [f"topk(0.{k})"] * 6}}) for k in (1, 2)
     ]
     assert [g.label for g in group(long)] == ["run1", "run2"]
 
 
 def test_labels_are_those_that_are_given(tmp_path):
-    runs = [open_run(write(tmp_path / m, algorithm=m)) for m in ("fedavg", "scaffold")]
+    runs = [opened(tmp_path / m, algorithm=m) for m in ("fedavg", "scaffold")]
     text = compare(runs, labels=("ours", "theirs"))
     assert "theirs - ours" in text
     with pytest.raises(
@@ -171,7 +167,7 @@ def test_labels_are_those_that_are_given(tmp_path):
 
 def test_accuracies_of_local_and_of_personal_models_are_not_said_to_be_of_one_kind(tmp_path):
     runs = [
-        open_run(write(tmp_path / name, algorithm=name, rounds=1, personalised=True))
+        opened(tmp_path / name, algorithm=name, rounds=1, personalised=True)
         for name in ("fedavg", "ditto")
     ]
     assert "personal" in [c.title for c in table(runs).columns]
