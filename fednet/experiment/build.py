@@ -42,8 +42,6 @@ from fednet.training import metrics
 from fednet.training.packed import check_model
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting
-from fednet.training.tasks.classification import Classification
-from fednet.training.tasks.regression import Regression
 from fednet.wire import compress
 from fednet.wire.codec import Codec, Encoded, not_finite
 from fednet.wire.compress import Chain
@@ -52,8 +50,8 @@ from fednet.wire.compress import Chain
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """Holds what both sides build from one configuration. federation: None if sites bring their own
-    data. shapes: of a model input, and the number of outputs. sha256, hollow: see `models.start`.
-    unlike: the settings of clients with a model of their own.
+    data. sha256, hollow: see `models.start`. unlike: the settings of clients with a model of their
+    own.
     """
 
     config: Config
@@ -63,7 +61,6 @@ class Experiment:
     federation: Federation | None
     down: Codec
     up: Codec
-    shapes: tuple[tuple[int, ...], int]
     sha256: str
     hollow: bool
     unlike: Mapping[int, Setting]
@@ -90,7 +87,7 @@ class Experiment:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
+        return self.setting.input_shape
 
     @property
     def shared(self) -> Layout:
@@ -149,15 +146,7 @@ class Experiment:
         """Returns this experiment, started from these tensors. Raises ConfigError if their model is
         not the configuration's.
         """
-        made = _fitted(
-            self.config,
-            self.algorithm,
-            self.data,
-            self.federation,
-            self.shapes,
-            self.setting.classes,
-            named,
-        )
+        made = _fitted(self.config, self.algorithm, self.data, self.federation, named)
         return dataclasses.replace(made, down=self.down, up=self.up)
 
     def scratch(
@@ -309,9 +298,7 @@ def build(
     ):
         exp = known[2]
     elif like is not None:
-        algorithm = made(config)
-        classes = like.setting.classes
-        exp = _fitted(config, algorithm, like.data, like.federation, like.shapes, classes)
+        exp = _fitted(config, made(config), like.data, like.federation)
     else:
         exp = _built(config, root, data)
         tried = False
@@ -324,7 +311,7 @@ def try_on(experiment: Experiment, data: Data) -> None:
     """Tries each model on two samples of the data. Raises ConfigError."""
     for setting in experiment.settings:
         trial.fits(experiment.algorithm, setting, data)
-        trial.merges(setting, experiment.shapes, data)
+        trial.merges(setting, data)
 
 
 def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:
@@ -332,11 +319,7 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
 
     algorithm = made(config)
     if config.data.dataset == "site":
-        from fednet.data.site import declared, outputs
-
-        input_shape, classes = declared(config.data)
-        shapes = input_shape, outputs(config.data)
-        return _fitted(config, algorithm, data, None, shapes, classes or 0)
+        return _fitted(config, algorithm, data, None)
     federation = rooms.split(
         rooms.load(config.data, root, config.seed),
         config.data,
@@ -344,10 +327,8 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
         config.seed,
         uses_public=algorithm.uses_public,
     )
-    data = federation.data
-    trial.finite(data)  # a site's own data are checked where they are read
-    shapes = data.input_shape, data.outputs
-    return _fitted(config, algorithm, data, federation, shapes, data.classes or 0)
+    trial.finite(federation.data)  # a site's own data are checked where they are read
+    return _fitted(config, algorithm, federation.data, federation)
 
 
 def _fitted(
@@ -355,24 +336,31 @@ def _fitted(
     algorithm: Algorithm,
     data: Data | None,
     federation: Federation | None,
-    shapes: tuple[tuple[int, ...], int],
-    classes: int,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Experiment:
-    """Builds all but the data. classes: 0 if there are none. given: the tensors that training
-    starts from, where the server sent them.
+    """Builds all but the data. given: the tensors that training starts from, where the server sent
+    them.
     """
+    if federation is not None:
+        input_shape, outputs = federation.data.input_shape, federation.data.outputs
+        classes = federation.data.classes or 0
+    else:
+        from fednet.data import site
+
+        input_shape, declared = site.declared(config.data)
+        outputs, classes = site.outputs(config.data), declared or 0
     first, *others = parts.each_model(config)
-    begun = start(first, *shapes, given)
-    setting = _setting(first, algorithm, begun, data, shapes[0], classes)
-    unlike = [
-        _setting(own, algorithm, start(own, *shapes), data, shapes[0], classes) for own in others
-    ]
+    begun = start(first, input_shape, outputs, given)
+    starts = [begun, *(start(own, input_shape, outputs) for own in others)]
+    setting, *unlike = (
+        _setting(own, algorithm, one, data, input_shape, classes)
+        for own, one in zip((first, *others), starts)
+    )
     # A message has to have the same size with all clients' models.
     payloads = [p for e in algorithm.exchanges for p in (e.down, e.up)]
     for other in unlike:
         one, two = (
-            ClientFacts(0, (1,) * s.classes, 0, shapes[0], 0, s.features) for s in (setting, other)
+            ClientFacts(0, (1,) * classes, 0, input_shape, 0, s.features) for s in (setting, other)
         )
         if any(algorithm.sizes(p, one) != algorithm.sizes(p, two) for p in payloads):
             names = [s.config.model.name for s in (setting, other)]
@@ -396,7 +384,6 @@ def _fitted(
         federation,
         down=_codec(config, algorithm, "down", shared, exempt),
         up=_codec(config, algorithm, "up", shared, exempt),
-        shapes=shapes,
         sha256=begun.sha256,
         hollow=begun.hollow,
         unlike={client: unlike[place] for client, place in owners.items()},
@@ -436,20 +423,13 @@ def _setting(
                 f"got {len(given)}."
             )
     task = registry.task.get(config.task)()
-    width = max(1, classes)
-    if data is not None and len(data.train[1]):
-        # Tried on modules that are thrown away: a call may change what they keep.
-        if isinstance(task, Classification) and data.train[1].ndim > 1:
-            task.class_axis = trial.sequence_axis(config, begun.factory(config.seed), data)
-        if type(task) not in (Classification, Regression):
-            width = trial.counts_width(config, begun.factory(config.seed), task, data)
+    width, more = trial.counting(config, begun.factory, task, classes, data)
     if config.data.dataset == "site" and width != max(1, classes):
         raise ConfigError(
             f"task {config.task}: it counts {width} classes, and the server, which has no data to "
             f"try it on, expects {max(1, classes)}; let it count those that data.classes says, or "
             f"one where there are none."
         )
-    more = trial.more_counts(config, begun.factory, task, max(1, classes), data)
     return Setting(
         layout=layout,
         shared=shared,

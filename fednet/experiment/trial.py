@@ -29,6 +29,7 @@ from fednet.tensors import Inputs
 from fednet.training import metrics
 from fednet.training.samples import length
 from fednet.training.tasks.classification import BINS, Classification, class_axis
+from fednet.training.tasks.regression import Regression
 
 if TYPE_CHECKING:
     from fednet.training.setting import Setting
@@ -145,10 +146,10 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
         )
 
 
-def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) -> None:
+def merges(setting: Setting, data: Data) -> None:
     """Tries, if the model has adapters, whether the model that will be written, with the adapters
     merged into its weights, gives the outputs of the adapted one. It does not if another part of
-    the model computes with these weights. shapes: as `models.build` takes them. Raises ConfigError.
+    the model computes with these weights. Raises ConfigError.
     """
     config = setting.config
     if config.model.adapters is None or not len(data.train[1]):
@@ -164,7 +165,7 @@ def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) ->
             size = float(layer.delta().norm()) or 1.0
             layer.lora_B.mul_(0.1 * float(layer.weight.norm()) / size)
     section = {**models.section(models.without_files(config.model)), "adapters": None}
-    plain = models.build(section, *shapes, config.seed)
+    plain = models.build(section, data.input_shape, data.outputs, config.seed)
     plain.load_state_dict(merged(module))
     expected, found = (_evaluated(config, one, x).double() for one in (module, plain))
     changed = float((expected - begun).norm())
@@ -193,42 +194,45 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
     return x, labels
 
 
-def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> int:
-    """Returns the number of classes C by which the task counts, found with two training samples."""
-    x, y = samples(data)
-    out = _evaluated(config, module, data.inputs(x))
-    return counted(config.task, task, out, y).shape[1]
-
-
-def more_counts(
+def counting(
     config: Config,
     factory: Callable[[int], nn.Module],
     task: Task,
     classes: int,
     data: Data | None,
-) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the counts that `evaluate.metrics` need, by name, found with two
-    training samples. Raises ConfigError if the task does not have them, or they are no counts.
+) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Returns C, the number of classes by which the task counts, and by name the shapes of the
+    counts that `evaluate.metrics` need. Both are found with two training samples, and so is the
+    axis of the classes in a model's outputs for sequences. classes: 0 if there are none. Raises
+    ConfigError if the task does not have these counts, or they are no counts.
     """
     names, shown = config.evaluate.metrics, config.task
     metrics.check_offered(names, task, shown)
     needed = metrics.needed(names)
-    if not needed:
-        return {}
+    width = max(1, classes)
+    shapes: dict[str, tuple[int, ...]] = {}
     if data is not None and len(data.train[1]):
+        counts_alone = type(task) not in (Classification, Regression)
+        positions = isinstance(task, Classification) and data.train[1].ndim > 1
+        if not (needed or counts_alone or positions):
+            return width, shapes
         x, y = samples(data)
-        out = _evaluated(config, factory(config.seed), data.inputs(x))
-        found = {
-            name: _added(
-                config.task, f"count_{name}", functools.partial(metrics.count, task, name), out, y
-            )
-            for name in needed
-        }
+        x = data.inputs(x)
+        module = factory(config.seed)  # not used again: a call may change what it keeps
+        out = _evaluated(config, module, x)
+        if isinstance(task, Classification) and positions:
+            task.class_axis = class_axis(module, x, y, out)
+        if counts_alone:
+            width = counted(shown, task, out, y).shape[1]
+        found = {}
+        for name in needed:
+            count = functools.partial(metrics.count, task, name)
+            found[name] = _added(shown, f"count_{name}", count, out, y)
         shapes = {name: tuple(counts.shape) for name, counts in found.items()}
         arrays = {k: v.numpy() if v.ndim else v.item() for k, v in found.items()}
         metrics.values(names, {**arrays, "loss": 1.0})
-    else:
-        known = {"n": (), "confusion": (classes, classes), "scores": (2, classes, BINS)}
+    elif needed:
+        known = {"n": (), "confusion": (width, width), "scores": (2, width, BINS)}
         if not isinstance(task, Classification) or not {*needed} <= {*known}:
             raise ConfigError(
                 f"evaluate.metrics: they need {', '.join(needed)}, and there are no data here to "
@@ -240,14 +244,7 @@ def more_counts(
             f"evaluate.metrics: {', '.join(f'{k} {v}' for k, v in shapes.items())} are more than "
             f"{metrics.MOST} counts a model; take fewer metrics, or a task with fewer classes."
         )
-    return shapes
-
-
-def sequence_axis(config: Config, module: nn.Module, data: Data) -> int:
-    """Returns the axis of the classes in the model's outputs for sequences; see `class_axis`."""
-    x, y = samples(data)
-    x = data.inputs(x)
-    return class_axis(module, x, y, _evaluated(config, module, x))
+    return width, shapes
 
 
 def _evaluated(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
