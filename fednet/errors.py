@@ -6,9 +6,8 @@ FednetError
 ├── StateError     a checkpoint or a client's state is missing, torn or foreign (exit status 2)
 │   └── StateAbsent         of a client, here; another process that hosts it may have it
 │       └── BaseAbsent      the model that training starts from; the server sends it again
-├── ProtocolError
-│   ├── LocalProtocolError  this side asked for what the protocol does not allow: a fault of fednet
-│   └── RemoteProtocolError the other side sent what it does not allow: refused and counted
+├── LocalProtocolError      this side asked for what the protocol does not allow: a fault of fednet
+├── RemoteProtocolError     the other side sent what it does not allow: refused and counted
 ├── LeftRound      a client takes no further part in a round, which goes on without it
 ├── RoundVoid      a round has no result; the next one begins from the same state
 ├── CannotGoOn     the federation could not go on (exit status 3)
@@ -70,31 +69,27 @@ class StateError(FednetError):
 
 
 class StateAbsent(StateError):
-    """A client's state is not here; another process that hosts the client may have it."""
+    pass
 
 
 class BaseAbsent(StateAbsent):
-    """The model that training starts from is not here; the server sends it again."""
-
-
-class ProtocolError(FednetError):
     pass
 
 
-class LocalProtocolError(ProtocolError):
+class LocalProtocolError(FednetError):
     pass
 
 
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(FednetError):
     again = True  # a task that met it is tried again: it may have been the line
 
 
 class LeftRound(FednetError):
-    """A client takes no further part in a round: the others go on without it."""
+    pass
 
 
 class RoundVoid(FednetError):
-    """A round has no result; the next one begins from the same state."""
+    pass
 
 
 class CannotGoOn(FednetError):

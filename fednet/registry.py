@@ -114,14 +114,10 @@ class Registry:
                 if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                     continue
                 for mark in node.decorator_list:
-                    if (
-                        isinstance(mark, ast.Call)
-                        and isinstance(mark.func, ast.Name)
-                        and mark.func.id == self.kind
-                    ):
-                        name = ast.literal_eval(mark.args[0])
-                        about = _first_paragraph(ast.get_docstring(node))
-                        known[name] = Entry(name, module, about)
+                    match mark:
+                        case ast.Call(ast.Name(self.kind), [ast.Constant(str(name))]):
+                            about = _first_paragraph(ast.get_docstring(node))
+                            known[name] = Entry(name, module, about)
         for name in self.names():
             if name not in known:
                 part = self._parts[name]

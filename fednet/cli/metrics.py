@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fednet.cli.display import Display
 from fednet.errors import ConfigError, lacking
 from fednet.ids import ranges_as_text
 from fednet.plain import JsonMapping
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
 
     from fednet.records.rows import Row
-    from fednet.server.watch import Watcher
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")
 
@@ -32,19 +32,18 @@ def address(text: str, flag: str = "--metrics") -> tuple[str, int]:
     return (found["host"] or "127.0.0.1").strip("[]"), int(found["port"])
 
 
-class Metrics:
-    """Watches a run and passes all on to its display. While it is entered, a thread serves the
-    numbers; it touches nothing of the run.
+class Metrics(Display):
+    """A display that also serves its numbers. While it is entered, a thread does so; it touches
+    nothing of the run.
     """
 
-    def __init__(self, text: str, display: Watcher) -> None:
+    def __init__(self, text: str, quiet: bool = False) -> None:
+        super().__init__(quiet)
         try:
             import prometheus_client as prometheus
         except ImportError:
             raise ConfigError(lacking("--metrics", "prometheus_client")) from None
         self.text, (self.host, self.port) = text, address(text)
-        self._display = display
-        self.note, self.warn, self.finished = display.note, display.warn, display.finished
         self._prometheus, self._registry = prometheus, prometheus.CollectorRegistry()
 
         def gauge(name: str, about: str, *labels: str) -> Gauge:
@@ -80,23 +79,23 @@ class Metrics:
             raise ConfigError(
                 f"--metrics {self.text}: nothing can be served there ({taken.strerror or taken})."
             ) from taken
-        self._display.__enter__()
+        super().__enter__()
         return self
 
     def __exit__(self, *what: object) -> None:
-        self._display.__exit__(*what)
+        super().__exit__(*what)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     # -- called by the engine ----------------------------------------------------------------------
     def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
-        self._display.round_started(round, rounds, cohort)
+        super().round_started(round, rounds, cohort)
         self._round.set(round)
         self._planned.set(rounds)
 
     def progress(self, info: JsonMapping) -> None:
-        self._display.progress(info)
+        super().progress(info)
         self._waiting.set(len(info.get("waiting") or ()))
         times = ("since", self._since), ("seen", self._seen), ("round", self._site_round)
         for each in (self._connected, self._absent, *(gauge for _, gauge in times)):
@@ -132,4 +131,4 @@ class Metrics:
                 about = f"Of the last round that measured it: {metric.label}."
                 self._numbers[name] = self._gauge(name, about)
             self._numbers[name].set(value)
-        self._display.round_done(record)
+        super().round_done(record)

@@ -89,11 +89,11 @@ def hosting(args: argparse.Namespace, data: Path | None) -> Hosting:
     """How a server runs, as `run_arguments` describe it, with its display."""
     from fednet.cli.display import Display
     from fednet.cli.metrics import Metrics
-    from fednet.server.watch import Hosting, Watcher
+    from fednet.server.watch import Hosting
 
-    display: Watcher = Display(args.quiet)
+    display = Display(args.quiet)
     if args.metrics is not None:
-        display = Metrics(args.metrics, display)
+        display = Metrics(args.metrics, args.quiet)
     until = None if args.until is None else time.monotonic() + args.until
     return Hosting(display, args.command, args.device, data, until)
 

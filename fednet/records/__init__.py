@@ -10,35 +10,20 @@ not know, and a field that a line leaves out has its default. Each number that i
 `METRICS`: the console, the page, `compare`, `figure --y` and the trackers use that table.
 """
 
-from fednet.records.rows import EVALUATED_MODELS, FILES, Client, Event, Round, Row, Summary, Wire
-from fednet.records.table import (
-    COSTS,
-    METRICS,
-    Metric,
-    known,
-    line_parts,
-    mb,
-    metric,
-    percent,
-    shown,
-)
-
-__all__ = [
-    "COSTS",
-    "FILES",
-    "EVALUATED_MODELS",
-    "METRICS",
-    "Client",
-    "Event",
-    "Metric",
-    "Round",
-    "Row",
-    "Summary",
-    "Wire",
-    "known",
-    "line_parts",
-    "mb",
-    "metric",
-    "percent",
-    "shown",
-]
+from fednet.records.rows import EVALUATED_MODELS as EVALUATED_MODELS
+from fednet.records.rows import FILES as FILES
+from fednet.records.rows import Client as Client
+from fednet.records.rows import Event as Event
+from fednet.records.rows import Round as Round
+from fednet.records.rows import Row as Row
+from fednet.records.rows import Summary as Summary
+from fednet.records.rows import Wire as Wire
+from fednet.records.table import COSTS as COSTS
+from fednet.records.table import METRICS as METRICS
+from fednet.records.table import Metric as Metric
+from fednet.records.table import known as known
+from fednet.records.table import line_parts as line_parts
+from fednet.records.table import mb as mb
+from fednet.records.table import metric as metric
+from fednet.records.table import percent as percent
+from fednet.records.table import shown as shown

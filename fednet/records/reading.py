@@ -82,7 +82,7 @@ def rows(run: Path, path: Path, kind: type[R]) -> Iterator[R]:
 def _read(path: Path, kind: type[R], written: Contents | None) -> Iterator[R]:
     whole = xxhash.xxh3_128()
     last = 0
-    for row in read_rows(path, kind.decoder(), whole.update):
+    for row in read_rows(path, kind.parse, whole.update):
         if isinstance(row, Round):
             if last and row.round != last + 1:
                 raise StateError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
@@ -47,21 +47,14 @@ class Row(msgspec.Struct, kw_only=True):
         return msgspec.convert(record, cls)
 
     @classmethod
-    def decoder(cls: type[R]) -> Callable[[Text], R]:
-        """Returns a decoder of a line's text. It raises as `of` does, and ValueError for other
-        text.
-        """
-        direct = msgspec.json.Decoder(cls).decode
-
-        def decode(text: Text) -> R:
-            try:
-                return direct(text)
-            except msgspec.ValidationError:
-                raise
-            except msgspec.DecodeError:  # a NaN, which msgspec does not read
-                return cls.of(json.loads(text))
-
-        return decode
+    def parse(cls: type[R], text: Text) -> R:
+        """Returns the row of a line's text. Raises as `of` does, and ValueError for other text."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # a NaN, which msgspec does not read
+            return cls.of(json.loads(text))
 
     def line(self) -> JsonDict:
         """Returns the row as it is written."""
@@ -295,8 +288,8 @@ class Event(Row, kw_only=True):
         return msgspec.convert({**record, "details": more}, cls)
 
     @classmethod
-    def decoder(cls) -> Callable[[Text], Event]:
-        return lambda text: cls.of(json.loads(text))
+    def parse(cls, text: Text) -> Event:
+        return cls.of(json.loads(text))
 
     def line(self) -> JsonDict:
         whole = super().line()

@@ -11,7 +11,7 @@ from fednet.cli import main
 from fednet.cli.metrics import Metrics, address
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from fednet.launch.start import Silent, run_command
+from fednet.launch.start import run_command
 from fednet.server.watch import Hosting
 from tests.cli.test_display import RECORD
 from tests.processes import port as free
@@ -33,7 +33,7 @@ def served(port: int) -> dict[str, float]:
 
 def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs():
     port = free()
-    with Metrics(str(port), Silent()) as metrics:
+    with Metrics(str(port), quiet=True) as metrics:
         metrics.round_started(3, 20, [0, 1, 2])
         metrics.progress({"waiting": [{}, {}]})
         record = {
@@ -64,7 +64,7 @@ def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
     here |= {"since": 40.0, "round": 7}
     gone = {"clients": [4], "host": "b", "connected": False, "seen": 20.0, "why": "key expired"}
     never = {"clients": [3], "host": "", "connected": False, "seen": None, "why": "not yet"}
-    with Metrics(str(port), Silent()) as metrics:
+    with Metrics(str(port), quiet=True) as metrics:
         metrics.progress({"sites": [here, gone, never]})
         found = served(port)
         metrics.progress({"sites": [here]})
@@ -87,8 +87,9 @@ def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
 def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
     port, seen = free(), []
 
-    class Looker(Silent):
+    class Looker(Metrics):
         def round_done(self, record):
+            super().round_done(record)
             seen.append(served(port)['fednet_rounds_total{outcome="done"}'])
 
     small = {"dataset": "synthetic", "samples": 40, "shape": [4], "classes": 2}
@@ -100,7 +101,7 @@ def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
             "data": small,
         }
     )
-    how = Hosting(Metrics(str(port), Looker()), device="cpu")
+    how = Hosting(Looker(str(port), quiet=True), device="cpu")
     assert run_command(config, tmp_path, how, lambda *_: None, in_process=True) == 0
     assert seen == [1, 2]
     with pytest.raises(OSError, match="refused"):
