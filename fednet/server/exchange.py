@@ -469,7 +469,7 @@ class Exchanges:
         self._note_dropped(exchange, client)
         if asked.reply is not None:
             with self.io:
-                self.io.inbox.revoke(asked.reply)
+                self.io.inbox.revoke(asked.reply.message.key)
         self.may_stop(exchange.round, client, reason)
 
     def may_stop(self, round: int, client: int, reason: str) -> None:

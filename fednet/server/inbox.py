@@ -70,35 +70,32 @@ class ReplyRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Log:
-    """The log of a round, to be written to. Not for several threads."""
+    """The log of a round, to be written to. Not for several threads.
+
+    recorded: the phase, client and purpose of the replies that have a record that counts.
+    unwritten: what `Inbox.flush` writes.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         found = records_in(path)
+        self.recorded = {_which(record.message.key) for record, _ in _last(found)}
         self._size = 0  # with what is not written yet
         if found:
             last, at = found[-1]
             self._size = at + last.inline
-        self._file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self._file, self._size)
-        self._unwritten: list[bytes | memoryview] = []
+        self.path = path
+        self.file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.ftruncate(self.file, self._size)
+        self.unwritten: list[bytes | memoryview] = []
 
     def add(self, record: ReplyRecord, payload: bytes | memoryview = b"") -> int:
-        """Returns where the payload begins. It is on the disk once `flush` has returned."""
+        """Returns where the payload begins."""
         text = checked(_encode(record))
-        self._unwritten += [text, payload]
+        self.unwritten += [text, payload]
         at = self._size + len(text)
         self._size = at + len(payload)
         return at
-
-    def flush(self) -> None:
-        if self._unwritten:
-            data, self._unwritten = b"".join(self._unwritten), []
-            write_all(self._file, data)
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 def records_in(log: Path) -> list[tuple[ReplyRecord, int]]:
@@ -133,6 +130,17 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ReplyRecord).decode
 
 
+def _which(key: Key) -> tuple[int, int, str]:
+    """Which reply of its round: later attempts at a task take the place of earlier ones."""
+    return key.phase, key.client, key.purpose
+
+
+def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]:
+    """The replies that count: of several records of one reply the last."""
+    last = {_which(record.message.key): (record, at) for record, at in found}
+    return [(record, at) for record, at in last.values() if not record.broken]
+
+
 HELD_BYTES = 64 << 20  # of decoded payloads in memory
 GPU_BYTES = 1 << 30  # the same where tensors stay on a GPU: to write them to a file takes long
 
@@ -144,62 +152,52 @@ class HeldMemory:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.held: dict[int, int] = {}  # bytes, by round
+        self._held: dict[int, int] = {}  # bytes, by round
         self._lock = threading.Lock()
 
     def take(self, round: int, size: int) -> bool:
         """Whether there is room for so much more; it counts as held then."""
         with self._lock:
-            if sum(self.held.values()) + size > self._most:
+            if sum(self._held.values()) + size > self._most:
                 return False
-            self.held[round] = self.held.get(round, 0) + size
+            self._held[round] = self._held.get(round, 0) + size
             return True
 
     def give(self, round: int, size: int) -> None:
         with self._lock:
-            if round in self.held:
-                self.held[round] -= size
+            if round in self._held:
+                self._held[round] -= size
 
     def clear(self, up_to: int, but: Collection[int]) -> None:
         """Nobody will ask for payloads of rounds up to this one, but for those."""
         with self._lock:
-            for round in [r for r in self.held if r <= up_to and r not in but]:
-                del self.held[round]
+            for round in [r for r in self._held if r <= up_to and r not in but]:
+                del self._held[round]
 
 
 class Reply(msgspec.Struct, eq=False):
     """A reply that was checked and logged.
 
-    path, at: the file with its payload, and where it begins there, once the inbox was flushed; at
-    0: a file of its own. data: in one process, the payload where no file has it. payload:
-    decoded, until `take_payload`; None where there was no room for it, or an earlier server
-    received it. memory: in which `data` and `payload` count. remembered: what compressors remember
-    if the reply counts. arrived: when, on this process's clock. earlier: received by an earlier
-    server. bill: the bytes that crossed for it, until they are recorded.
+    message: of the record. path, at: the file with its payload, and where it begins there, once the
+    inbox was flushed; at 0: a file of its own. data: in one process, the payload where no file has
+    it. payload: decoded, until `take_payload`; None where there was no room for it, or an earlier
+    server received it. held: bytes of `data` or `payload`, as they count in `memory`. remembered:
+    what compressors remember if the reply counts. arrived: when, on this process's clock. earlier:
+    received by an earlier server. bill: the bytes that crossed for it, until they are recorded.
     """
 
     record: ReplyRecord
+    message: m.Reply
+    memory: HeldMemory
     path: str
     at: int = 0
     data: Body | None = None
     payload: Payload | None = None
-    memory: HeldMemory | None = None
+    held: int = 0
     remembered: dict[str, torch.Tensor] = {}
     arrived: float = 0.0
     earlier: bool = False
-    bill: Bill = msgspec.field(default_factory=Bill)
-
-    @property
-    def message(self) -> m.Reply:
-        return self.record.message
-
-    @property
-    def size(self) -> int:
-        return self.record.message.size
-
-    @property
-    def decoded_size(self) -> int:
-        return max(self.size, sum([f.raw for f in self.message.form]))
+    bill: Bill = []
 
     def body(self) -> Content:
         """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
@@ -208,8 +206,8 @@ class Reply(msgspec.Struct, eq=False):
         if self.data is not None:
             return self.data
         if not self.at:
-            return _mapped(self.path, self.size)
-        data = lend(self.size).data
+            return _mapped(self.path, self.message.size)
+        data = lend(self.message.size).data
         file = opened(self.path, os.O_RDONLY)
         try:
             read = os.preadv(file, [data], self.at)
@@ -224,27 +222,15 @@ class Reply(msgspec.Struct, eq=False):
         kept: then it is decoded from `body`.
         """
         payload, self.payload = self.payload, None
-        if payload is not None and self.memory is not None:
-            self.memory.give(self.message.key.round, self.decoded_size)
+        if payload is not None:
+            self.memory.give(self.message.key.round, self.held)
         return payload
 
     def let_go(self) -> None:
         """The reply does not count: keeps nothing of it in memory."""
-        self.take_payload()
-        if self.data is not None and self.memory is not None:
-            self.memory.give(self.message.key.round, self.size)
-            self.data = None
-
-    def intact(self) -> bool:
-        """Whether its payload is as it was received: a power cut may have lost it, or left an
-        earlier one's bytes in its place.
-        """
-        if not os.path.exists(self.path):
-            return False
-        if not self.at and os.path.getsize(self.path) != self.size:
-            return False
-        body = self.body()
-        return isinstance(body, memoryview) and digest([body]) == self.message.check
+        if self.data is not None or self.payload is not None:
+            self.data = self.payload = None
+            self.memory.give(self.message.key.round, self.held)
 
 
 def _mapped(path: str, size: int) -> memoryview:
@@ -261,16 +247,15 @@ SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
 class _Upload(msgspec.Struct):
-    """A payload that is coming in: into `file`, a descriptor, or whole at once, as `data`. counted:
-    it counts as held in memory. unchecked: it came as tensors, without a digest.
+    """A payload that is coming in: into `file`, a descriptor, or whole at once, as `data`. tensors:
+    it came as these, without a digest.
     """
 
     size: int
+    tensors: bool
     got: int = 0
     file: int | None = None
-    data: Content | None = None
-    counted: bool = False
-    unchecked: bool = False
+    data: Content = memoryview(b"")
 
 
 class Inbox:
@@ -279,7 +264,7 @@ class Inbox:
     `checkpoint/spare/` files to write over.
 
     It belongs to the thread that owns the server's I/O. A record is on the disk once `flush` has
-    returned.
+    returned. bills: of the tasks that earlier servers sent.
     """
 
     def __init__(
@@ -293,17 +278,21 @@ class Inbox:
         """
         self.folder, self._decode = folder, decode
         self._uploads: dict[Key, _Upload] = {}
-        self._recorded: dict[int, set[str]] = {}  # by round: names of replies that have a record
         self._logs: dict[int, Log] = {}  # by round
-        self.memory = HeldMemory(GPU_BYTES if on_gpu else HELD_BYTES)
-        self.bills: dict[Key, Bill] = {}  # of earlier servers
+        self._memory = HeldMemory(GPU_BYTES if on_gpu else HELD_BYTES)
+        self.bills: dict[Key, Bill] = {}
         self._spares: list[str] = []
         self._named = 0
         shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
 
     def _path(self, key: Key) -> str:
         """The file of a large reply."""
-        return f"{self.folder}/round-{key.round}/{_name(key)}.bin"
+        return f"{self.folder}/round-{key.round}/{key.phase}-{key.client}-{key.purpose}.bin"
+
+    def _log(self, round: int) -> Log:
+        if round not in self._logs:
+            self._logs[round] = Log(self.folder / f"round-{round}" / LOG)
+        return self._logs[round]
 
     # -- writing -----------------------------------------------------------------------------------
     def store(self, key: Key, offset: int, data: Content, size: int) -> None:
@@ -312,13 +301,22 @@ class Inbox:
         """
         if offset == 0:
             self.abandon(key)
-            upload = self._uploads[key] = _Upload(size)
-            if isinstance(data, Body) and self.memory.take(key.round, size):
-                upload.data, upload.counted = data, True
-            elif not isinstance(data, Body) and len(data) == size <= SMALL_BYTES:
+            tensors = isinstance(data, Body)
+            upload = self._uploads[key] = _Upload(size, tensors)
+            if tensors:
+                in_memory = self._memory.take(key.round, size)
+            else:
+                in_memory = len(data) == size <= SMALL_BYTES
+            if in_memory:
                 upload.data = data
             else:
-                upload.file, upload.unchecked = self._file(key), isinstance(data, Body)
+                self.revoke(key)  # before a byte of the file changes: half of it is no reply
+                path = self._path(key)
+                if os.path.exists(path) and is_read(path):
+                    os.unlink(path)
+                if self._spares and not os.path.exists(path):
+                    os.replace(self._spares.pop(), path)
+                upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
         upload = self._uploads[key]
         if upload.got != offset:
             raise StateError(
@@ -330,24 +328,6 @@ class Inbox:
                 write_all(upload.file, piece)
         upload.got += len(data)
 
-    def _file(self, key: Key) -> int:
-        """Opens the file of a large reply."""
-        # Before a byte of it changes: half of it must not be taken for the whole.
-        if _name(key) in self._recorded.get(key.round, ()):
-            self._withdraw(key)
-        path = self._path(key)
-        self._log(key.round)  # and the folder
-        if os.path.exists(path) and is_read(path):
-            os.unlink(path)
-        if self._spares and not os.path.exists(path):
-            os.replace(self._spares.pop(), path)
-        return opened(path, os.O_RDWR | os.O_CREAT | OWN)
-
-    def _log(self, round: int) -> Log:
-        if round not in self._logs:
-            self._logs[round] = Log(self.folder / f"round-{round}" / LOG)
-        return self._logs[round]
-
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. A later attempt may write over its file already."""
         upload = self._uploads.pop(key, None)
@@ -355,8 +335,8 @@ class Inbox:
             return
         if upload.file is not None:
             os.close(upload.file)
-        if upload.counted:
-            self.memory.give(key.round, upload.size)
+        elif upload.tensors:
+            self._memory.give(key.round, upload.size)
 
     def take(
         self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
@@ -365,75 +345,67 @@ class Inbox:
         it without asking again, once `flush` was called. taken_s, task, worker: see `ReplyRecord`.
         Raises RemoteProtocolError or WrongPart where it cannot be used; nothing of it is left then.
         """
-        key = message.key
+        key, size = message.key, message.size
         upload = self._uploads.pop(key)
-        in_log = upload.data is not None and not upload.counted
-        path = self._path(key)
-        if upload.file is not None:
-            if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
-                os.truncate(upload.file, upload.got)
-            os.close(upload.file)
-        if upload.unchecked:
-            message = msgspec.structs.replace(message, check=digest([_mapped(path, upload.size)]))
+        body, file, path = upload.data, upload.file, self._path(key)
+        if file is not None:
+            if os.fstat(file).st_size != size:  # what was there before was longer
+                os.truncate(file, size)
+            os.close(file)
+            body = _mapped(path, size)
+            if upload.tensors:
+                message = msgspec.structs.replace(message, check=digest([body]))
         if not all(map(math.isfinite, message.reported.values())):
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
             message = msgspec.structs.replace(message, reported=reported)
-        record = ReplyRecord(
-            message=message,
-            task=task,
-            worker=worker,
-            taken_s=taken_s,
-            inline=upload.size if in_log else 0,
-        )
-        reply = Reply(record, path, memory=self.memory, arrived=time.monotonic())
-        body = upload.data
+        record = ReplyRecord(message=message, task=task, worker=worker, taken_s=taken_s)
+        reply = Reply(record, message, self._memory, path, arrived=time.monotonic())
         if isinstance(body, Body):
             reply.data = body
+            reply.held = size
         try:
-            if body is None:
-                body = _mapped(path, upload.size)
             if isinstance(body, memoryview) and digest([body]) != message.check:
                 raise RemoteProtocolError("the payload was damaged on its way")
             payload = self._decode(reply, body)
         except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
             reply.let_go()
-            if upload.file is not None:
+            if file is not None:
                 os.unlink(path)
             raise
-        if not upload.counted:
+        if isinstance(body, memoryview):  # else it is in memory alone
             log = self._log(key.round)
-            at = log.add(record, body if in_log and isinstance(body, memoryview) else b"")
-            if in_log:
-                reply.path, reply.at = str(log.path), at
-            self._recorded.setdefault(key.round, set()).add(_name(key))
-        if payload is not None and not upload.counted:
+            if file is None:
+                record.inline = size
+                reply.path = str(log.path)
+                reply.at = log.add(record, body)
+            else:
+                log.add(record)
+            log.recorded.add(_which(key))
+            decoded = max(size, sum([f.raw for f in message.form]))
             # A file with the values as they are is read again: it is in the system's cache, and
             # all the replies of a round would count as this process's memory.
-            from_file = upload.file is not None and reply.decoded_size == upload.size
-            if not from_file and self.memory.take(key.round, reply.decoded_size):
+            from_file = file is not None and decoded == size
+            if payload is not None and not from_file and self._memory.take(key.round, decoded):
                 reply.payload = payload
-        earlier = self.bills.pop(key, None)
-        if earlier is not None:
-            reply.bill = earlier
+                reply.held = decoded
+        if key in self.bills:
+            reply.bill = self.bills.pop(key)
         return reply
 
     def flush(self) -> None:
         """All records are with the operating system."""
         for log in self._logs.values():
-            log.flush()
+            if log.unwritten:
+                data, log.unwritten = b"".join(log.unwritten), []
+                write_all(log.file, data)
 
-    def _withdraw(self, key: Key) -> None:
+    def revoke(self, key: Key) -> None:
+        """The reply's record, if it has one, does not count."""
         log = self._log(key.round)
-        nothing = m.Reply(key=key, form=[], size=0)
-        log.add(ReplyRecord(message=nothing, broken=True))
-        log.flush()
-        self._recorded[key.round].remove(_name(key))
-
-    def revoke(self, reply: Reply) -> None:
-        """The reply was checked and turned out to be unusable: its record does not count."""
-        key = reply.message.key
-        if _name(key) in self._recorded.get(key.round, ()):
-            self._withdraw(key)
+        if _which(key) in log.recorded:
+            log.recorded.remove(_which(key))
+            log.add(ReplyRecord(message=m.Reply(key=key, form=[], size=0), broken=True))
+            self.flush()
 
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Reply]:
@@ -441,22 +413,28 @@ class Inbox:
         purpose: of a client whose training or evaluation is not, neither, so that it is asked for
         both again. Raises StateError where a whole record is not what was written.
         """
-        if round in self._logs:
-            self._logs[round].flush()
+        self.flush()
         log = self.folder / f"round-{round}" / LOG
         found: dict[tuple[int, str], Reply] = {}
+        damaged: set[int] = set()
         for record, at in _last(records_in(log)):
-            key = record.message.key
+            message, key = record.message, record.message.key
             if key.phase != phase:
                 continue
-            # Whatever became of the payload: the next one is another.
-            self._recorded.setdefault(round, set()).add(_name(key))
-            reply = Reply(record, self._path(key), earlier=True)
-            if record.inline or not reply.size:
-                reply.path, reply.at = str(log), at
-            reply.bill = self.bills.get(key, reply.bill)
+            reply = Reply(record, message, self._memory, self._path(key), earlier=True)
+            if record.inline or not message.size:
+                reply.path = str(log)
+                reply.at = at
+            if key in self.bills:
+                reply.bill = self.bills[key]
             found[key.client, key.purpose] = reply
-        damaged = {client for (client, _), r in found.items() if not r.intact()}
+            # A power cut may have lost its payload, or left an earlier one's bytes in its place.
+            there = os.path.exists(reply.path)
+            if there and not reply.at:
+                there = os.path.getsize(reply.path) == message.size
+            body = reply.body() if there else None
+            if not isinstance(body, memoryview) or digest([body]) != message.check:
+                damaged.add(key.client)
         return {name: r for name, r in found.items() if name[0] not in damaged}
 
     def on_record(self) -> set[Key]:
@@ -470,7 +448,7 @@ class Inbox:
         answered.
         """
         rounds = {round for round, _ in under_way}
-        self.memory.clear(up_to, rounds)
+        self._memory.clear(up_to, rounds)
         kept, place = set(under_way), self.folder / "spare"
         busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
         size = sum(os.path.getsize(p) for p in self._spares)
@@ -491,27 +469,16 @@ class Inbox:
                     os.replace(path, self._spares[-1])
             if round not in rounds:
                 log = self._logs.pop(round, None)
-                self._recorded.pop(round, None)
                 shutil.rmtree(folder)
                 if log is not None:
-                    log.close()
+                    os.close(log.file)
 
     def close(self) -> None:
         """Closes the files: no other round comes to this process."""
         for log in self._logs.values():
-            log.close()
+            os.close(log.file)
         self._logs, self._spares = {}, []
         shutil.rmtree(self.folder / "spare", ignore_errors=True)
-
-
-def _name(key: Key) -> str:
-    return f"{key.phase}-{key.client}-{key.purpose}"
-
-
-def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]:
-    """The replies that count: of several records of one reply the last."""
-    by_name = {_name(record.message.key): (record, at) for record, at in found}
-    return [(record, at) for record, at in by_name.values() if not record.broken]
 
 
 STEPS = 100  # passes in batches of one, for each that is configured: more steps are refused

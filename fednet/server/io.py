@@ -41,7 +41,7 @@ from fednet.protocol.instructions import (
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server.inbox import Inbox, Reply
-from fednet.transport.base import Closed, Opened, Received, ServerTransport, pause
+from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
 from fednet.wire.ledger import Bill, Tally
 from fednet.wire.link import NOBODY, Link, Outgoing
@@ -381,10 +381,10 @@ class ServerIO:
     def wait(self, timeout_s: float) -> Outcome | None:
         """The next outcome; None after `timeout_s`. Each is returned once."""
         if not self.outcomes:
-            self.rest(timeout_s, lambda: bool(self.outcomes))
+            self.rest(timeout_s, self.outcomes.__len__)
         return self.outcomes.popleft() if self.outcomes else None
 
-    def rest(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+    def rest(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
         """Does the I/O for so long, in one process also the clients', or until there is enough."""
         until = time.monotonic() + timeout_s
         with self:
@@ -416,19 +416,23 @@ class ServerIO:
         self._flush()
         self.transport.close(linger_s)
         traffic = self.transport.traffic()
-        self.link.unread(traffic, self.protocol.tasks.round)
+        # Nobody reads any more: what the kernel has received beside what was read.
+        for name, (_, received) in traffic.items():
+            if isinstance(name, bytes):
+                where = {"reason": "the server stopped", "round": self.protocol.tasks.round}
+                self.link.undecoded(name, received, **where)
+        self.link.settle_counted(NOBODY)
         self._flush()
-        counts, booked = traffic.values(), self.link.ledger.crossed()
-        if counts:
-            self._log.tell(
-                "kernel",
-                {
-                    "sent": sum(sent for sent, _ in counts),
-                    "received": sum(got for _, got in counts),
-                    "connections": len(counts),
-                    **{f"booked_{d}": n for d, n in booked.items()},
-                },
-            )
+        if traffic:
+            booked = self.link.ledger.crossed()
+            fields = {
+                "sent": sum(sent for sent, _ in traffic.values()),
+                "received": sum(got for _, got in traffic.values()),
+                "connections": len(traffic),
+                "booked_up": booked["up"],
+                "booked_down": booked["down"],
+            }
+            self._log.tell("kernel", fields)
 
     # -- a wake-up ---------------------------------------------------------------------------------
     def _step(self, timeout_s: float) -> bool:
@@ -451,7 +455,16 @@ class ServerIO:
                     address = self.transport.peer(event.conn).rpartition(":")[0]
                     self._addresses[event.conn] = address
                 else:
-                    self._closed(event)
+                    conn = event.conn
+                    worker = self.protocol.roster.worker_of(conn)
+                    self._leave()
+                    self.link.ended(conn)
+                    self._do(self.protocol.closed(conn, self._now(), event.why))
+                    where = {"round": self.protocol.tasks.round, "worker": worker}
+                    self.link.undecoded(conn, event.received, **where)
+                    self.link.closed(conn, awaited=True, **where)
+                    self._hung_up.discard(conn)
+                    self._addresses.pop(conn, None)
             now = self._now()
             due = now >= self._tick_at
             if due:
@@ -478,19 +491,6 @@ class ServerIO:
             self.snapshot["sites"] = protocol.roster.sites(protocol.clients, offset)
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
-
-    def _closed(self, event: Closed) -> None:
-        conn = event.conn
-        worker = self.protocol.roster.worker_of(conn)
-        self._leave()
-        self.link.ended(conn)
-        self._do(self.protocol.closed(conn, self._now(), event.why))
-        where = {"round": self.protocol.tasks.round, "worker": worker}
-        self.link.undecoded(conn, event.received, **where)
-        self.link.settle_counted(conn, **where)
-        self.link.closed(conn, awaited=True)
-        self._hung_up.discard(conn)
-        self._addresses.pop(conn, None)
 
     def _received(self, event: Received) -> None:
         """Handles a message; a peer that sends too many useless ones is hung up on."""
@@ -568,9 +568,18 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending += self._arrived(i)
             elif isinstance(i, Resolved):
-                self._resolve(i)
+                reply = self._taken.pop((i.key.client, i.key.purpose), None)
+                # Within a training task it comes before the reply.
+                evaluation = self._taken.pop((i.key.client, "evaluate"), None)
+                if i.reason:
+                    for unused in (reply, evaluation):
+                        if unused is not None:
+                            unused.let_go()
+                    reply = evaluation = None
+                self._resolved.append(Outcome(i.key, i.reason, reply, evaluation))
             elif isinstance(i, Spend):
-                self._before_settling(i.conn, i.key)
+                if (i.conn, i.key) in self._unsent:
+                    self._leave()  # before it is settled: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
                 self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
@@ -590,9 +599,8 @@ class ServerIO:
             reply = self.inbox.take(arrived.reply, arrived.taken_s, (job.check, job.start), place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
-        for conn in (arrived.down, arrived.up):
-            if conn:
-                self._before_settling(conn, key)
+        if (arrived.up, key) in self._unsent or (arrived.down, key) in self._unsent:
+            self._leave()  # before it is settled
         self.link.add_to_bill(reply.bill, key, arrived.down, arrived.up)
         if arrived.down is None:  # an evaluation within a task counts for itself
             self.link.ledger.settle_bill(reply.bill, True)
@@ -600,33 +608,16 @@ class ServerIO:
         self._taken[key.client, key.purpose] = reply
         return self.protocol.accept(key, self._now())
 
-    def _resolve(self, resolved: Resolved) -> None:
-        key = resolved.key
-        reply = self._taken.pop((key.client, key.purpose), None)
-        # Within a training task it comes before the reply.
-        evaluation = self._taken.pop((key.client, "evaluate"), None)
-        if resolved.reason:
-            for unused in (reply, evaluation):
-                if unused is not None:
-                    unused.let_go()
-            reply = evaluation = None
-        self._resolved.append(Outcome(key, resolved.reason, reply, evaluation))
-
     # -- its end -----------------------------------------------------------------------------------
-    def _before_settling(self, conn: bytes, key: m.Key) -> None:
-        """Sends the messages of an account before it is closed: what cannot leave is subtracted."""
-        if (conn, key) in self._unsent:
-            self._leave()
-
     def _leave(self) -> None:
         """Sends what is composed, once its bytes are in the books."""
         if not self._outgoing:
             return
         self._flush()
-        outgoing, self._outgoing = self._outgoing, []
-        self._unsent.clear()
-        for out in outgoing:
+        for out in self._outgoing:
             self.link.leave(out)
+        self._outgoing.clear()
+        self._unsent.clear()
 
     def _conclude(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""

@@ -7,14 +7,14 @@ until it is known whether what crossed was useful; `settle` writes its row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from fednet.plain import JsonDict
-from fednet.wire.messages import Key
+from fednet.wire.messages import Field, Key
 
 Direction = Literal["up", "down"]
 OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
@@ -48,29 +48,10 @@ class Account(msgspec.Struct, omit_defaults=True):
     cut: bool = False
     written: bool = False
 
-    def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
-        """Adds one message. raw: its payload uncompressed."""
-        if kinds:
-            add_kinds(self.kinds, kinds)
-        self.envelope += envelope
-        self.raw_bytes += raw
-        self.count += 1
 
-
-class Bill(msgspec.Struct, eq=False):
-    """What crossed for one attempt at a task, to and from this process and earlier ones. down: the
-    task, and the pulls that fetched it. up: the reply, and the pulls that fetched it.
-    """
-
-    down: list[Account] = []
-    up: list[Account] = []
-
-    def add(self, account: Account) -> None:
-        way = account.direction
-        if account.type == "pull":
-            way = OTHER[way]
-        accounts = self.down if way == "down" else self.up
-        accounts.append(account)
+Bill = list[Account]
+"""What crossed for one attempt at a task, to and from this process and earlier ones: the task, the
+reply, and the pulls that fetched each."""
 
 
 @dataclass(slots=True)
@@ -81,16 +62,6 @@ class Tally:
 
     spent: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
-
-    def columns(self) -> dict[str, int]:
-        """What was spent, as a round's record has it."""
-        return {"bytes_up": self.spent["up"], "bytes_down": self.spent["down"]}
-
-    def merge(self, other: Tally) -> None:
-        """Adds another's sums, in place."""
-        for direction in ("up", "down"):
-            self.spent[direction] += other.spent[direction]
-            add_kinds(self.useful[direction], other.useful[direction])
 
 
 def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
@@ -111,6 +82,7 @@ class Ledger:
     bytes that were of use, by direction and kind. by_round: keeps what was settled for each round
     until it is taken. final: (round, phase) of the evaluation after the last round, whose rows say
     so. numbered: accounts that are open have numbers, and are told by `changed` and `under_way`.
+    forms: of payloads whose parts follow, by the name of their account.
     """
 
     def __init__(
@@ -122,6 +94,7 @@ class Ledger:
     ) -> None:
         self._write = write
         self._open: dict[bytes, dict[Name, Account]] = {}  # by connection and name
+        self.forms: dict[Name, Sequence[Field]] = {}
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._by_round = by_round
         self._numbered, self._number = numbered, 0
@@ -134,21 +107,23 @@ class Ledger:
         self.useful: Kinds = {"up": {}, "down": {}}
 
     # -- open accounts -----------------------------------------------------------------------------
-    def account(
+    def add(
         self,
         name: Name,
-        direction: Direction,
         type: str,
+        envelope: int,
         key: Key | None = None,
+        kinds: Mapping[str, int] = {},
+        raw: int = 0,
         counted: bool = False,
-    ) -> Account:
-        """The open account of that name, to be added to; opened if need be. key: of the task that
-        it belongs to.
+    ) -> None:
+        """Adds a message to the account of that name, which is opened if need be. key: of the task
+        that it belongs to. kinds, raw: bytes of its payload, by kind and before compression.
         """
         mine = self._open.setdefault(name[0], {})
         found = mine.get(name)
         if found is None:
-            found = Account(direction, type, counted=counted, incarnation=self.incarnation)
+            found = Account(name[1], type, counted=counted, incarnation=self.incarnation)
             mine[name] = found
             if key is not None:
                 found.round, found.phase, found.attempt = key.round, key.phase, key.attempt
@@ -159,7 +134,10 @@ class Ledger:
                 found.number = self._number
         if self._numbered:
             self._changed[found.number] = found
-        return found
+        add_kinds(found.kinds, kinds)
+        found.envelope += envelope
+        found.raw_bytes += raw
+        found.count += 1
 
     def open(self, whose: bytes | None = None) -> dict[Name, Account]:
         """The accounts that are open, by name: of one connection, or of all."""
@@ -169,25 +147,29 @@ class Ledger:
 
     def changed(self) -> list[Account]:
         """The open accounts that were added to since this was asked last."""
-        accounts, self._changed = self._changed, {}
-        return [a for a in accounts.values() if a.count]
+        changed = list(self._changed.values())
+        self._changed.clear()
+        return changed
 
     def under_way(self) -> list[Account]:
         """All accounts whose rows are not written yet."""
         return [*self.open().values(), *self._billed.values()]
 
-    def take_back(self, name: Name, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
-        """What was added did not leave."""
+    def take_back(self, name: Name, envelope: int, kinds: Mapping[str, int], raw: int) -> None:
+        """A message that was added did not leave."""
         account = self._open.get(name[0], {}).get(name)
         if account is None:
             return
-        account.add({kind: -n for kind, n in kinds.items()}, -envelope, -raw)
-        account.count -= 2  # the message, and what took it back
+        add_kinds(account.kinds, {kind: -n for kind, n in kinds.items()})
+        account.envelope -= envelope
+        account.raw_bytes -= raw
+        account.count -= 1
         if not account.count:
             self._close(name)
 
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
+        self.forms.pop(name, None)
         mine = self._open.get(name[0], {})
         account = mine.pop(name, None)
         if account is not None and not mine:
@@ -209,14 +191,13 @@ class Ledger:
             account = self._close(name)
             if account is not None:
                 account.cut = False  # its task was answered, so that all of it arrived
-                self._billed[id(account)] = account
-                bill.add(account)
+                self.put(account, bill)
 
-    def adopt(self, account: Account) -> Account:
-        """Takes in an account of an earlier process, for `settle_bill`."""
+    def put(self, account: Account, bill: Bill) -> None:
+        """Adds an account, of this process or an earlier one, to a bill that is not settled."""
+        bill.append(account)
         if not account.written:
             self._billed[id(account)] = account
-        return account
 
     def settle_bill(
         self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
@@ -224,9 +205,14 @@ class Ledger:
         """Writes the rows of a bill. Of a payload that crossed to several servers the last one
         is useful. reason: why nothing is. staleness: of the reply.
         """
-        for way, of_reply in ((bill.down, None), (bill.up, staleness)):
-            last = max([a.incarnation for a in way if any(a.kinds.values())], default=0)
-            for a in way:
+        for way in ("down", "up"):
+            last, accounts = 0, list[Account]()
+            for a in bill:
+                if (a.direction == way) != (a.type == "pull"):  # those cross the other way
+                    accounts.append(a)
+                    if any(a.kinds.values()):
+                        last = max(last, a.incarnation)
+            for a in accounts:
                 counts = useful and a.incarnation >= last
                 if a.written:
                     if counts:  # in no round's record yet
@@ -237,8 +223,8 @@ class Ledger:
                 why = None if counts else reason
                 if useful and not counts:
                     why = "sent again"
-                self.write(a, counts, staleness=of_reply, reason=why)
-            way.clear()
+                self.write(a, counts, staleness=staleness if way == "up" else None, reason=why)
+        bill.clear()
 
     # -- rows --------------------------------------------------------------------------------------
     def settle(self, name: Name, useful: bool, **more: object) -> None:
@@ -313,5 +299,8 @@ class Ledger:
         """What was settled for rounds up to this one and not taken before."""
         taken = Tally()
         for r in [r for r in self._untaken if r <= round]:
-            taken.merge(self._untaken.pop(r))
+            tally = self._untaken.pop(r)
+            for direction in ("up", "down"):
+                taken.spent[direction] += tally.spent[direction]
+                add_kinds(taken.useful[direction], tally.useful[direction])
         return taken

@@ -8,7 +8,7 @@ every other message is a row at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import msgpack
@@ -17,7 +17,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import OTHER, Account, Bill, Direction, Ledger, Name
+from fednet.wire.ledger import OTHER, Bill, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
@@ -28,15 +28,15 @@ Frame = Any  # bytes, as the transport has them
 
 
 class Outgoing(NamedTuple):
-    """A message that is billed and has not left. name: of its account; kinds, envelope, raw: what
+    """A message that is billed and has not left. name: of its account; envelope, kinds, raw: what
     it added there.
     """
 
     conn: bytes
     frames: Sequence[Frame]
     name: Name
-    kinds: dict[str, int]
     envelope: int
+    kinds: dict[str, int]
     raw: int
 
 
@@ -64,7 +64,6 @@ class Link:
         self._greeting, self._part = greeting, part
         self._most = max(part, m.PART)  # bytes of a body
         self.ledger = ledger
-        self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
         self._strangers: set[bytes] = set()
         self._booked: dict[bytes, int] = {}  # bytes that came, by connection
 
@@ -78,14 +77,14 @@ class Link:
         frames: list[Frame] = [encode(message)]
         if body is not None:
             frames.append(body)
-        entry = self._entry(conn, self.out, message, body, self._size(frames))
-        return Outgoing(conn, frames, *entry)
+        nbytes = sum(map(self._framing, map(len, frames)))
+        return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
 
     def leave(self, out: Outgoing) -> bool:
         """Sends what was composed, and takes it off the bill where its connection is gone."""
         sent = self._send(out.conn, out.frames)
         if not sent:
-            self.ledger.take_back(out.name, out.kinds, out.envelope, out.raw)
+            self.ledger.take_back(out.name, out.envelope, out.kinds, out.raw)
         elif out.name[2] == ONCE:
             self.ledger.settle(out.name, False)
         return sent
@@ -112,33 +111,27 @@ class Link:
         doubled, refused): it gets a row of its own then, and leaves the account of what it
         resembles alone.
         """
-        nbytes = self._size(frames)
+        nbytes = sum(map(self._framing, map(len, frames)))
         if conn in self._booked:  # else it has ended, and been counted
             self._booked[conn] += nbytes
-        name = self._entry(conn, self.back, message, body, nbytes, stray)[0]
+        name, *_ = self._add(conn, self.back, message, body, nbytes, stray)
         if name[2] == ONCE:
             self.ledger.settle(name, False, reason=stray or None)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
-        nbytes = self._size(frames)
-        if conn in self._booked:  # else it has ended, and been counted
+        nbytes = sum(map(self._framing, map(len, frames)))
+        if conn in self._booked:
             self._booked[conn] += nbytes
         self._count(conn, self.back, "refused", nbytes)
-
-    def _size(self, frames: Sequence[Sized]) -> int:
-        total = 0
-        for frame in frames:
-            total += self._framing(len(frame))
-        return total
 
     def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> Name:
         """Adds bytes to a row of many messages; returns the name of its account."""
         name = (NOBODY if conn in self._strangers else conn, direction, what)
-        self.ledger.account(name, direction, what, counted=True).add({}, nbytes, 0)
+        self.ledger.add(name, what, nbytes, counted=True)
         return name
 
-    def _entry(
+    def _add(
         self,
         conn: bytes,
         direction: Direction,
@@ -146,47 +139,44 @@ class Link:
         body: Content | None,
         nbytes: int,
         stray: str = "",
-    ) -> tuple[Name, dict[str, int], int, int]:
+    ) -> tuple[Name, int, dict[str, int], int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
-        and what was added: bytes by kind, envelope, raw bytes).
+        and what was added: envelope, bytes by kind, raw bytes).
         """
         key: m.Key | None = getattr(message, "key", None)
-        if key is None and isinstance(message, m.BEATS):
-            return self._count(conn, direction, "beat", nbytes), {}, nbytes, 0
-        if key is None and stray:
-            return self._count(conn, direction, "refused", nbytes), {}, nbytes, 0
         kinds, raw = dict[str, int](), 0
+        if key is None and isinstance(message, m.BEATS):
+            return self._count(conn, direction, "beat", nbytes), nbytes, kinds, raw
+        if key is None and stray:
+            return self._count(conn, direction, "refused", nbytes), nbytes, kinds, raw
         type = str(message.__struct_config__.tag)
         name: Name = (conn, direction, ONCE, object())
         if key is not None and isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
+            if type != "pull":
+                type = CARRIERS[direction]
+            payload: Name = (conn, direction, type, key)
+            if not stray:
+                name = payload
             length = 0 if body is None else len(body)
-            form, start = self.forms.get((conn, direction, key), ()), 0
+            start, form = 0, self.ledger.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):
                 form = message.form
                 if not stray and length != message.size:  # the rest follows
-                    self.forms[conn, direction, key] = form
+                    self.ledger.forms[name] = form
+                if length > m.PART and self._part > m.PART:
+                    nbytes += self._parts(name, message, length) - self._framing(length)
             elif isinstance(message, m.Part):
                 start = message.index * self._part
             if length:
                 kinds, raw = split(form, start, start + length)
-            if type != "pull":
-                type = CARRIERS[direction]
-            if not stray:
-                name = (conn, direction, type, key)
-            if length > m.PART and self._part > m.PART:
-                parts = self._parts(conn, direction, name, message, length)
-                nbytes += parts - self._framing(length)
             if type != "pull" and key.purpose == "evaluate":
                 type = "evaluate"
         envelope = nbytes - sum(kinds.values())
-        self.ledger.account(name, direction, type, key).add(kinds, envelope, raw)
-        return name, kinds, envelope, raw
+        self.ledger.add(name, type, envelope, key, kinds, raw)
+        return name, envelope, kinds, raw
 
-    def _parts(
-        self, conn: bytes, direction: Direction, name: Name, message: m.Message, length: int
-    ) -> int:
+    def _parts(self, name: Name, message: m.Task | m.Reply, length: int) -> int:
         """The bytes that so much of a payload takes in parts. Bills the pulls for them too."""
-        assert isinstance(message, (m.Task, m.Reply))
         key, run, inc = message.key, message.run, message.inc
         starts = range(0, length, m.PART)
         header = len(encode(m.Part(run=run, inc=inc, key=key, index=0)))
@@ -195,12 +185,12 @@ class Link:
             total += self._framing(header + len(msgpack.encode(index)) - 1)
             total += self._framing(min(m.PART, length - start))
         if name[2] != ONCE:
-            back = OTHER[direction]
-            pulls = self.ledger.account((conn, back, "pull", key), back, "pull", key)
+            pull: Name = (name[0], OTHER[name[1]], "pull", key)
             header = len(encode(m.Pull(run=run, inc=inc, key=key, first=0, count=1)))
             first = 0
             while first < len(starts):
-                pulls.add({}, self._framing(header + len(msgpack.encode(first)) - 1), 0)
+                nbytes = self._framing(header + len(msgpack.encode(first)) - 1)
+                self.ledger.add(pull, "pull", nbytes, key)
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
@@ -213,8 +203,6 @@ class Link:
         names: list[Name] = [(up, "up", "reply", key), (up, "down", "pull", key)]
         if down is not None:
             names += [(down, "down", "task", key), (down, "up", "pull", key)]
-            self.forms.pop((down, "down", key), None)
-        self.forms.pop((up, "up", key), None)
         self.ledger.move(names, bill)
 
     def settle(
@@ -223,7 +211,6 @@ class Link:
         """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
         self.ledger.settle((conn, direction, CARRIERS[direction], key), useful, **more)
         self.ledger.settle((conn, OTHER[direction], "pull", key), useful, **more)
-        self.forms.pop((conn, direction, key), None)
 
     def settle_counted(self, conn: bytes, **more: object) -> None:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
@@ -243,14 +230,13 @@ class Link:
             if stranger:
                 self._count(conn, direction, "connection", nbytes)
             else:
-                self._write_connection(direction, nbytes)
+                self._once(conn, direction, nbytes)
 
-    def _write_connection(self, direction: Direction, nbytes: int, **more: object) -> None:
-        incarnation = self.ledger.incarnation
-        account = Account(
-            direction, "connection", envelope=nbytes, count=1, incarnation=incarnation
-        )
-        self.ledger.write(account, False, **more)
+    def _once(self, conn: bytes, direction: Direction, nbytes: int, **more: object) -> None:
+        """Writes a row of bytes of a connection that are no message."""
+        name: Name = (conn, direction, ONCE, object())
+        self.ledger.add(name, "connection", nbytes)
+        self.ledger.settle(name, False, **more)
 
     def joined(self, conn: bytes) -> None:
         """From now on there are rows of this connection's own."""
@@ -265,16 +251,7 @@ class Link:
         if beyond > 0 and conn in self._strangers:
             self._count(conn, self.back, "refused", beyond)
         elif beyond > 0:
-            self._write_connection(self.back, beyond, **{"reason": "not decoded", **more})
-
-    def unread(self, traffic: Mapping[bytes | int, tuple[int, int]], round: int) -> None:
-        """Nobody reads any more: bills what the kernel has received beside what was read. traffic:
-        (sent, received) by connection.
-        """
-        for conn, (_, received) in traffic.items():
-            if isinstance(conn, bytes):
-                self.undecoded(conn, received, reason="the server stopped", round=round)
-        self.settle_counted(NOBODY)
+            self._once(conn, self.back, beyond, **{"reason": "not decoded", **more})
 
     def ended(self, conn: bytes) -> None:
         """The connection is gone: what it was good for is told after this. What was sent and turns
@@ -284,23 +261,21 @@ class Link:
             if isinstance(name[-1], m.Key):
                 account.cut = name[1] == self.out
 
-    def closed(self, conn: bytes, awaited: bool = False) -> None:
-        """Writes the rows that a connection leaves open. awaited: payloads of tasks stay open, as
-        their tasks go on over another connection.
+    def closed(self, conn: bytes, awaited: bool = False, **more: object) -> None:
+        """Writes the rows that a connection leaves open, with `more` in those of many messages.
+        awaited: payloads of tasks stay open, as their tasks go on over another connection.
         """
         if conn in self._strangers:
             self._strangers.discard(conn)
             return  # it has none
         self.ended(conn)
-        self.settle_counted(conn)
+        self.settle_counted(conn, **more)
         for name in self.ledger.open(conn):
-            direction, what, key = name[1], name[2], name[-1]
-            if not isinstance(key, m.Key):
-                lost = True if direction == self.out else None
+            if not isinstance(name[-1], m.Key):
+                lost = True if name[1] == self.out else None
                 self.ledger.settle(name, False, lost=lost, reason="cut short")
             elif not awaited:
                 self.ledger.settle(name, False, reason="cut short")
-                self.forms.pop((conn, direction if what != "pull" else OTHER[direction], key), None)
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

@@ -14,7 +14,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.ledger import Bill, Ledger
+from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
 
 PART = 8
@@ -171,7 +171,7 @@ class Net:
                     main = key.purpose == self.server.tasks.purpose
                     taken = self.done if main else self.judged
                     taken[key] = payload
-                    bill = Bill()
+                    bill = []
                     self.link.add_to_bill(bill, key, i.down, i.up)
                     self.ledger.settle_bill(bill, True)
                     pending.extend(self.server.accept(key, self.now))

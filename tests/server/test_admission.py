@@ -11,7 +11,7 @@ from fednet.algorithms.base import Payload, Weights
 from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.server.endpoint import text_for_clients
-from fednet.server.inbox import Reply, ReplyRecord, Sent, decoder
+from fednet.server.inbox import HeldMemory, Reply, ReplyRecord, Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
@@ -45,7 +45,7 @@ def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
     form = list(sent.form)
     message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
     decoder(exp, Sent(), lambda client: None, lambda client: (0, 0))(
-        Reply(ReplyRecord(message=message), ""),
+        Reply(ReplyRecord(message=message), message, HeldMemory(0), ""),
         memoryview(bytes(sent.body.whole())),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from fednet.records.manifest import RunProgress, UnderWay
 from fednet.server import books
 from fednet.server.books import WriteAheadLog, recover
-from fednet.wire.ledger import Bill, Ledger, Row
+from fednet.wire.ledger import Ledger, Row
 from fednet.wire.messages import Key
 
 KEY = Key(2, 0, 0, 7)
@@ -93,8 +93,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
     names = []
     for direction, type, nbytes in own:
         names.append((b"conn", direction, type, KEY))
-        account = ledger.account(names[-1], direction, type, KEY)
-        account.add({"state": nbytes} if nbytes else {}, 1, nbytes)
+        ledger.add(names[-1], type, 1, KEY, {"state": nbytes} if nbytes else {}, nbytes)
     bill = bills[KEY]
     ledger.move(names, bill)
     ledger.settle_bill(bill, True, staleness=3)
@@ -124,7 +123,7 @@ def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it
     sizes = []
     for client in range(200):
         name = (b"conn", "down", "task", Key(1, 0, 0, client))
-        ledger.account(name, "down", "task", name[3]).add({"state": 5}, 1, 5)
+        ledger.add(name, "task", 1, name[3], {"state": 5}, 5)
         flight.note(ledger)
         if client % 10:  # of ten tasks nine are over at once
             ledger.settle(name, True)
@@ -134,7 +133,7 @@ def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it
     bills = recover(flight, Ledger([].append, 2), [], set(), None)
     assert {key.client for key in bills} >= set(range(0, 200, 10))
     assert len(bills) < 200
-    assert bills[Key(1, 0, 0, 0)].down[0].kinds == {"state": 5}
+    assert bills[Key(1, 0, 0, 0)][0].kinds == {"state": 5}
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -152,7 +151,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
 
     def sent(client: int) -> None:
         name = (b"conn", "down", "task", Key(1, 0, 0, client))
-        ledger.account(name, "down", "task", name[3]).add({"state": 5}, 1, 5)
+        ledger.add(name, "task", 1, name[3], {"state": 5}, 5)
 
     def send_on() -> None:
         for _ in range(100):
@@ -166,7 +165,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
         sent(client)
     flight.note(ledger)
     ledger.settle((b"conn", "down", "task", Key(1, 0, 0, 0)), True)
-    ledger.move([(b"conn", "down", "task", Key(1, 0, 0, 1))], Bill())
+    ledger.move([(b"conn", "down", "task", Key(1, 0, 0, 1))], [])
     monkeypatch.setattr(books, "write_aside", crash)
     with pytest.raises(KeyboardInterrupt):
         send_on()
@@ -176,7 +175,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
     again = WriteAheadLog(flight.path, False)
     later = Ledger(rows.append, 2, numbered=True)
     bills = recover(again, later, list(rows), set(), None)
-    found = {key.client: [(a.kinds, a.count) for a in bill.down] for key, bill in bills.items()}
+    found = {key.client: [(a.kinds, a.count) for a in bill] for key, bill in bills.items()}
     assert later.crossed() == {"up": 0, "down": 0}
     last = rows.pop()
     assert (last["client"], last["useful"], rows) == (0, True, [])

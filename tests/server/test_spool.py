@@ -282,7 +282,7 @@ def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path, size):
 
 def test_a_reply_that_turned_out_to_be_unusable_is_not_found(tmp_path):
     spool = inbox_in(tmp_path)
-    spool.revoke(logged(spool, KEY, b"payload"))
+    spool.revoke(logged(spool, KEY, b"payload").message.key)
     assert inbox_in(tmp_path).found(1, 0) == {}
 
 

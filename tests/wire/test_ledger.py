@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from fednet.wire.ledger import Account, Bill, Ledger
+from fednet.wire.ledger import Account, Ledger
 from fednet.wire.messages import Key
+
+REPLY = (b"a", "up", "reply")
 
 
 def book() -> tuple[Ledger, list[dict]]:
@@ -13,11 +15,10 @@ def book() -> tuple[Ledger, list[dict]]:
 
 def test_row_holds_payload_by_kind_envelope_and_their_sum():
     ledger, rows = book()
-    account = ledger.account("a", "up", "reply", Key(3, 1, 2, 4))
-    account.add({"delta": 100, "statistics": 24}, 60, 200)
-    account.add({"delta": 50}, 40, 100)
+    ledger.add(REPLY, "reply", 60, Key(3, 1, 2, 4), {"delta": 100, "statistics": 24}, 200)
+    ledger.add(REPLY, "reply", 40, Key(3, 1, 2, 4), {"delta": 50}, 100)
     assert rows == []
-    ledger.settle("a", True)
+    ledger.settle(REPLY, True)
     assert rows == [
         {
             "round": 3,
@@ -42,10 +43,9 @@ def test_row_holds_payload_by_kind_envelope_and_their_sum():
 def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one():
     ledger, rows = book()
     for n in (1, 3):
-        account = ledger.account("beat", "up", "beat", counted=True)
         for _ in range(n):
-            account.add({}, 30, 0)
-        ledger.settle("beat", False, round=n)
+            ledger.add((b"a", "up", "beat"), "beat", 30, counted=True)
+        ledger.settle((b"a", "up", "beat"), False, round=n)
     assert [(r["count"], r["bytes"], r["round"]) for r in rows] == [(1, 30, 1), (3, 90, 3)]
 
 
@@ -61,10 +61,10 @@ def test_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rou
 
 def test_account_is_settled_once():
     ledger, rows = book()
-    ledger.account("a", "up", "reply").add({}, 1, 0)
-    ledger.settle("a", True)
-    ledger.settle("a", True)
-    ledger.settle("never opened", True)
+    ledger.add(REPLY, "reply", 1)
+    ledger.settle(REPLY, True)
+    ledger.settle(REPLY, True)
+    ledger.settle((b"never", "up", "opened"), True)
     assert len(rows) == 1
 
 
@@ -81,8 +81,9 @@ def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round():
 
 def test_useless_bytes_are_spent_all_the_same():
     ledger, rows = book()
-    ledger.account("a", "down", "task").add({"state": 10}, 5, 10)
-    ledger.settle("a", False, reason="deadline")
+    name = (b"a", "down", "task")
+    ledger.add(name, "task", 5, kinds={"state": 10}, raw=10)
+    ledger.settle(name, False, reason="deadline")
     assert (rows[0]["useful"], rows[0]["reason"]) == (False, "deadline")
     assert ledger.totals == {"up": 0, "down": 15}
     assert ledger.useful["down"] == {}
@@ -95,10 +96,10 @@ def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connectio
 ):
     ledger, rows = book()
     name = (b"1", "down", "task", Key(1, 0, 0, 7))
-    ledger.account(name, "down", "task", name[3]).add({"state": 5}, 1, 5)
+    ledger.add(name, "task", 1, name[3], {"state": 5}, 5)
     ledger.open(b"1")[name].cut = True
     if answered:
-        bill = Bill()
+        bill = []
         ledger.move([name], bill)
         ledger.settle_bill(bill, useful)
     else:

@@ -74,7 +74,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
         True,
     )
     assert ends.server.ledger.open() == {}
-    assert ends.server.forms == {}
+    assert ends.server.ledger.forms == {}
 
 
 def test_doubled_reply_leaves_the_account_of_the_first_alone():
