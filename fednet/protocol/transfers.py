@@ -123,7 +123,7 @@ class Sending(msgspec.Struct):
         end = self.body.size if self.until is None else self.until
         found = []
         for index in range(first, self.sent):
-            data = self.body.part(index, self.part)[: max(0, end - index * self.part)]
+            data = self.body.slice(index * self.part, min((index + 1) * self.part, end))
             if len(data):
                 found.append((index, data))
         return found

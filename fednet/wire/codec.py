@@ -11,6 +11,7 @@ broadcast is encoded once and all sends share it. Within one process it is not e
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,7 @@ from fednet.tensors import Layout, Tensors
 from fednet.wire import payload as payloads
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
-from fednet.wire.messages import PART, WHOLE, Field
+from fednet.wire.messages import WHOLE, Field
 from fednet.wire.payload import (
     DTYPES,
     NAMES,
@@ -76,20 +77,23 @@ class Body:
 
     @cached_property
     def segments(self) -> list[memoryview]:
-        """Its bytes, in pieces that are not empty."""
+        """Its bytes, in pieces."""
         found: list[memoryview] = []
         for value in self.values:
             if isinstance(value, Tensors):
                 found += [_raw(value.vector), _raw(value.buffers), _raw(value.counters)]
             else:
                 found.append(memoryview(value).cast("B"))
-        return [segment for segment in found if len(segment)]
+        return found
 
     def crossing(self, part: int) -> memoryview | Body:
         """What is sent as one frame: its bytes. Between two ends in one process that do not cut
         payloads (part: `WHOLE`), a large payload with Tensors is itself the frame.
         """
-        return self if part == WHOLE and self.by_reference else self.whole()
+        return self if part == WHOLE and self.by_reference else self.slice(0, self.size)
+
+    def whole(self) -> memoryview:
+        return self.slice(0, self.size)
 
     def slice(self, start: int, end: int) -> memoryview:
         """Bytes [start, end): a view where they lie in one segment, else a copy."""
@@ -100,15 +104,9 @@ class Body:
             at += len(s)
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
-    def parts(self, size: int = PART) -> int:
+    def parts(self, size: int) -> int:
         """How many parts of `size` bytes it has; the last may be shorter."""
         return math.ceil(self.size / size)
-
-    def part(self, index: int, size: int = PART) -> memoryview:
-        return self.slice(index * size, (index + 1) * size)
-
-    def whole(self) -> memoryview:
-        return self.slice(0, self.size)
 
     def check(self) -> bytes:
         """The digest of its bytes, however they are cut into segments."""
@@ -152,18 +150,23 @@ class Codec:
         """Whether a chain needs both ends to remember."""
         return any(chain.shared for chain in self.chains.values())
 
-    def crossing(self, form: str) -> Layout:
-        """The layout of a field: parameters only, or with buffers where these cross."""
-        return self.layout if form == "tensors" and self.buffers else self.layout.parameters
+    @cached_property
+    def layouts(self) -> Mapping[str, Layout]:
+        """By a field's form, the layout of its tensors."""
+        parameters = self.layout.parameters
+        return {
+            "tensors": self.layout if self.buffers else parameters,
+            "parameters": parameters,
+        }
 
     def alone(self, kind: type[Payload]) -> bool:
         """Whether payloads of that kind hold no more than crosses, and are decoded alike whatever
         is their `reference` and `fill`.
         """
-        return not any(
-            f.kind in self.chains or (f.form == "tensors" and not self.buffers)
-            for f in kind.fields.values()
-        )
+        for field in kind.fields.values():
+            if field.kind in self.chains or (field.form == "tensors" and not self.buffers):
+                return False
+        return True
 
     def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
         """The vector that a field of that kind is sent as a difference to: a state, if its chain
@@ -205,8 +208,8 @@ class Codec:
             seen[name] = value
             parts: list[tuple[str, str, list[int]]] = []
             raw = None  # the bytes before compression; None: as many as are sent
-            if field.form in ("tensors", "parameters"):
-                layout = self.crossing(field.form)
+            layout = self.layouts.get(field.form)
+            if layout is not None:
                 part = value
                 if value.layout != layout:
                     if value.layout.parameters != layout.parameters:
@@ -260,9 +263,8 @@ class Codec:
                     named = {"x": value.x, "y": value.y}
                 parts = [(key, NAMES[v.dtype], list(v.shape)) for key, v in named.items()]
                 arrays = [_raw(v) for v in named.values()]
-            arrays = [array for array in arrays if len(array)]
-            values.append(arrays[0] if len(arrays) == 1 else b"".join(arrays))
             size = sum(map(len, arrays))
+            values.append(arrays[0] if len(arrays[0]) == size else b"".join(arrays))
             form.append(Field(name, field.kind, size, size if raw is None else raw, parts))
         return Encoded(tuple(form), Body(values), type(payload)(**seen))
 
@@ -278,7 +280,7 @@ class Codec:
         body is asked for. bounds: the largest size in bytes of the fields whose declaration leaves
         it open; None: any size.
         """
-        names = [f.name for f in form]
+        names = list(map(operator.attrgetter("name"), form))
         if names != list(kind.fields):
             raise RemoteProtocolError(f"fields {names}, expected {list(kind.fields)}")
         for got, (name, field) in zip(form, kind.fields.items()):
@@ -294,8 +296,8 @@ class Codec:
                     f"{low if low == high else f'{low} to {high}'}"
                 )
             raw = got.size
-            if field.form in ("tensors", "parameters"):
-                raw = self.crossing(field.form).nbytes
+            if field.form in self.layouts:
+                raw = self.layouts[field.form].nbytes
             if got.raw != raw:
                 raise RemoteProtocolError(
                     f"field {name}: {got.raw} bytes before compression, expected {raw}"
@@ -305,8 +307,8 @@ class Codec:
         """(smallest, largest) bytes of a field; equal where the declaration fixes them. round: see
         `compress.Chain.nbytes`.
         """
-        if form in ("tensors", "parameters"):
-            layout = self.crossing(form)
+        layout = self.layouts.get(form)
+        if layout is not None:
             chain = self.chains.get(kind)
             if chain is None:
                 return layout.nbytes, layout.nbytes
@@ -342,7 +344,7 @@ class Codec:
         """
         if not sound:
             self.check(kind, form, None, past.round)
-        size = sum([f.size for f in form])
+        size = sum(map(operator.attrgetter("size"), form))
         if size != len(body):
             raise RemoteProtocolError(f"payload of {len(body)} bytes, announced were {size}")
         view = None if isinstance(body, Body) else memoryview(body).cast("B")
@@ -353,13 +355,13 @@ class Codec:
             if view is not None:
                 data = view[at : at + form[i].size]
                 at += form[i].size
-            if field.form not in ("tensors", "parameters"):
+            layout = self.layouts.get(field.form)
+            if layout is None:
                 values[name] = _unpack(field, memoryview(data), form[i], name)
                 continue
             if isinstance(data, Tensors):
                 value = data
             else:
-                layout = self.crossing(field.form)
                 data = memoryview(data)
                 cut = len(data) - (layout.nbytes - 4 * layout.sizes[0])  # the vector ends there
                 buffers, counters = _NO_FLOATS, _NO_INTEGERS
