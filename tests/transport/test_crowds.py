@@ -55,7 +55,7 @@ def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(
     assert not ends(pair, other)
     assert pair.server.send(conn, [b"still"])
     crowd.pop().close()  # and who has gone is counted no more
-    pump(pair.server, until=lambda seen: len(pair.server._connections.links) == EACH)
+    pump(pair.server, until=lambda seen: len(pair.server._links) == EACH)
     assert not ends(pair, stranger(pair))
     assert pair.server.refusals["each"] == EACH
 

@@ -132,7 +132,7 @@ def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(p
     while not pair.server._blocked:
         pair.server.send(older, [b"for the older", b"x" * 2**20])
     newer = older[:1] + (int.from_bytes(older[1:], "big") + 1).to_bytes(4, "big")
-    links = pair.server._connections.links
+    links = pair.server._links
     (descriptor,), events = links, []
     assert pair.server._meet(newer, None, descriptor, events)
     assert events == [Opened(newer), Closed(older)]
@@ -317,7 +317,7 @@ def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_pa
             (tmp_path / "file").open("a").close()
             pair.server.poll(0.002)
         assert pair.server.refusals["connections"] + pair.server.refusals["stranger"] > 0
-        assert descriptors.count() - own <= pair.server._connections.room
+        assert descriptors.count() - own <= pair.server._room
 
 
 def test_peers_that_say_nothing_take_no_descriptor(pair):
@@ -329,7 +329,7 @@ def test_peers_that_say_nothing_take_no_descriptor(pair):
         # what these two took: a socket each here, the newest client's two ends and a second handle
         assert descriptors.count() - before < len(crowd) + 20
         crowd[0].sendall(greeting())
-        pump(pair.server, client, late, until=lambda seen: len(pair.server._connections.links) == 3)
+        pump(pair.server, client, late, until=lambda seen: len(pair.server._links) == 3)
         assert crowd[0].recv(64)
 
 

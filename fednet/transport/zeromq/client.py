@@ -13,7 +13,6 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Container
 
 import zmq
 
@@ -112,7 +111,21 @@ class ZmqClient:
                 wait = min(left, self._retry_at - time.monotonic())
             self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
             ready = dict(self._poller.poll(ms(wait)))
-            self._pump(ready, events)
+            if self._left:
+                self._left = False
+                events.append(Closed(b"", self._received))
+            if self._retry_at is not None and time.monotonic() >= self._retry_at:
+                self._connect_again()
+            else:
+                changes = self._read_monitor() if self._monitor in ready else []
+                if changes and isinstance(changes[0], Opened):
+                    events.append(changes[0])
+                if self._dealer in ready or changes:
+                    self._read_messages(events)
+                if changes and isinstance(changes[-1], Closed):
+                    events.append(changes[-1])
+                    self._connect_again()
+                self._flush()
             woken = self._waker.fd in ready and self._waker.clear()
             if events or woken or left <= 0:
                 return events
@@ -120,8 +133,8 @@ class ZmqClient:
     def send(self, frames: Frames) -> bool:
         if not self._open or not 1 <= len(frames) <= MAX_FRAMES:
             return False
-        if self._queue or not self._try(frames):
-            self._queue.append(frames)
+        self._queue.append(frames)
+        self._flush()
         return True
 
     def wake(self) -> None:
@@ -165,7 +178,7 @@ class ZmqClient:
         while self._open and self._queue and time.monotonic() < until:
             self._dealer.poll(ms(until - time.monotonic()), zmq.POLLOUT)
             self._flush()
-            self._read_monitor([])
+            self._read_monitor()
         close_all(self._context, self._dealer, [self._monitor], max(0.0, until - time.monotonic()))
         self._read_last_counts()
         self._way_out.close()
@@ -214,27 +227,6 @@ class ZmqClient:
             self._kernel = None
 
     # -- reading and writing -----------------------------------------------------------------------
-    def _pump(self, ready: Container[object], events: list[Event]) -> None:
-        if self._left:
-            self._left = False
-            events.append(Closed(b"", self._received))
-        now = time.monotonic()
-        if self._retry_at is not None and now >= self._retry_at:
-            self._connect_again()
-            return
-        changes: list[Event] = []
-        if self._monitor in ready:
-            self._read_monitor(changes)
-        if changes and isinstance(changes[0], Opened):
-            events.append(changes[0])
-        if self._dealer in ready or changes:
-            self._read_messages(events)
-        if changes and isinstance(changes[-1], Closed):
-            events.append(Closed(b"", self._received))
-            self._connect_again()
-        elif self._queue:
-            self._flush()
-
     def _read_messages(self, events: list[Event]) -> None:
         while True:  # a server sends what was asked for: there is no flood to break off
             try:
@@ -248,10 +240,11 @@ class ZmqClient:
                     f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed"
                 )
 
-    def _read_monitor(self, changes: list[Event]) -> None:
-        """The events of this socket's connection, until its end: libzmq might have begun another
-        since.
+    def _read_monitor(self) -> list[Event]:
+        """Whether the connection of this socket was opened and closed. Nothing is read after its
+        end: libzmq might have begun another since.
         """
+        changes: list[Event] = []
         for event, value in monitor_events(self._monitor):
             if event == zmq.EVENT_CONNECTED:
                 self._read_last_counts()
@@ -270,42 +263,36 @@ class ZmqClient:
                 if self._open:
                     self._open = False
                     changes.append(Closed(b"", self._received))
-                    return
-            elif event in FAILED:
+                    break
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._refuse("the server does not allow this key")
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._refuse(
+                    "the handshake failed: only one of the two uses keys (--keys), or no fednet "
+                    "server listens there"
+                )
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._ended_early += 1
+                if self._way_out.trouble:
+                    self._refuse(self._way_out.trouble)
+                elif self._ended_early == TELL_ENDED:
+                    # Where just one has CURVE, either side may be the first to notice.
+                    self._refuse(
+                        "the server ends each connection in its handshake: this client trusts "
+                        "another server's key, or only one of the two uses keys (--keys), or no "
+                        "fednet server listens there, or something on the way ends the connections"
+                    )
+            if event in FAILED:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
-                self._handshake_failed(event)
-
-    def _handshake_failed(self, event: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._refuse("the server does not allow this key")
-            return
-        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._refuse(
-                "the handshake failed: only one of the two uses keys (--keys), or no fednet server "
-                "listens there"
-            )
-            return
-        self._ended_early += 1
-        if self._way_out.trouble:
-            self._refuse(self._way_out.trouble)
-        elif self._ended_early == TELL_ENDED:
-            # Where just one has CURVE, either side may be the first to notice.
-            self._refuse(
-                "the server ends each connection in its handshake: this client trusts another "
-                "server's key, or only one of the two uses keys (--keys), or no fednet server "
-                "listens there, or something on the way ends the connections"
-            )
+        return changes
 
     def _flush(self) -> None:
-        while self._queue and self._try(self._queue[0]):
+        while self._queue:
+            try:
+                send(self._dealer, self._queue[0])
+            except zmq.Again:
+                return
             self._queue.popleft()
-
-    def _try(self, frames: Frames) -> bool:
-        try:
-            send(self._dealer, frames)
-        except zmq.Again:
-            return False
-        return True
 
     def _refuse(self, reason: str) -> None:
         level = logging.WARNING if self._on_refused is None else logging.INFO

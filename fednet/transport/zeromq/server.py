@@ -4,7 +4,7 @@ What libzmq leaves out is added here. It reports closed connections by descripto
 routing id: the descriptor that each message carries joins the two. It drops what is for an unknown
 peer, and with `ROUTER_MANDATORY` blocks on a full one: messages wait in queues of our own. It
 bounds neither the connections nor what a peer sends before its first message, nor how long a
-message becomes: `Connections` hangs up.
+message becomes: the server hangs up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import zmq
@@ -104,10 +104,10 @@ class Connection:
         self.over_at: float | None = None  # since when its peer is seen to have ended it
         self.queue: deque[Frames] = deque()
 
-    def counts(self) -> tuple[int, int]:
-        """(sent, received) so far, as the kernel says; zeros where it does not."""
-        found = self.kernel.bytes() if self.kernel is not None else None
-        return found if found is not None else (0, 0)
+    def came(self) -> int:
+        """Bytes received so far, as the kernel says; 0 where it does not."""
+        counts = self.kernel.bytes() if self.kernel is not None else None
+        return counts[1] if counts is not None else 0
 
     def peer(self) -> str:
         return self.kernel.peer() if self.kernel is not None else "unknown"
@@ -140,204 +140,19 @@ def unwelcome(
         many, total = many - 1, total - sent
 
 
-class Connections:
-    """The connections of a server: it limits their number and the bytes of strangers, and asks the
-    kernel for the bytes of each.
-
-    refuse(what, reason, connection): called for those that are hung up on. most: connections at a
-    time; None: as many as the process may open descriptors, less a reserve. each: connections of
-    one key or, without CURVE, of one address; None: no limit.
-
-    A connection is a stranger until `vouch`: until its client has joined. If there are too many
-    connections, the oldest strangers are hung up on.
-    """
-
-    def __init__(
-        self,
-        refuse: Callable[[str, str, Connection], None],
-        curve: bool,
-        most: int | None,
-        each: int | None,
-        max_unfinished_bytes: int,
-    ) -> None:
-        limit = descriptors.limit()
-        room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
-        self._refuse, self._max_unfinished, self._each = refuse, max_unfinished_bytes, each
-        self.room = room if most is None else min(room, most)
-        self._most_strangers = min(MAX_STRANGERS, max(1, self.room // 2))
-        self._curve = curve
-        self._serial = itertools.count(1)
-        self.links: dict[int, Connection] = {}  # by descriptor: those that stand
-        self.conns: dict[bytes, Connection] = {}  # by routing id: those that sent a message
-        self._strangers: dict[int, Connection] = {}  # by serial
-        self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
-        self.ended: list[Connection] = []  # what they had sent may still be unread
-        self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
-        self._kept = 0  # those with a second descriptor
-        self._past: dict[bytes | int, tuple[int, int]] = {}
-        self._closing = False  # then all that stand end at once
-        self._look_at = self._watch_at = 0.0
-
-    # -- coming and going --------------------------------------------------------------------------
-    def accepted(self, fd: int) -> Connection:
-        self.disconnected(fd)  # whose end was not reported
-        self.links[fd] = link = Connection(next(self._serial), fd)
-        self._strangers[link.serial] = link
-        return link
-
-    def make_room(self, fresh: Iterable[Connection]) -> None:
-        """Looks at those just accepted that have not gone already, and makes room for them."""
-        for link in fresh:
-            if self.links.get(link.fd) is link:
-                try:
-                    link.kernel = KernelSocket(link.fd)
-                except OSError:
-                    continue  # gone already, and its descriptor perhaps a file's now
-                if not self._curve:
-                    self._own(link, link.peer().rpartition(":")[0])
-        while self._strangers and self._used() > self.room:
-            oldest = next(iter(self._strangers.values()))
-            self._drop(oldest, "connections", f"more than {self.room} descriptors of connections")
-
-    def _used(self) -> int:
-        return len(self.links) + self._kept - len(self._leaving)
-
-    def _own(self, link: Connection, owner: str) -> None:
-        """Counts a connection for its key or address. If it has too many, the oldest stranger among
-        them is hung up on, or else this one.
-        """
-        self._disown(link)
-        if link.serial in self._leaving:
-            return
-        link.owner = owner
-        owned = self._owned.setdefault(owner, {})
-        owned[link.serial] = link
-        if self._each is not None and len(owned) > self._each:
-            strangers = (other for serial, other in owned.items() if serial in self._strangers)
-            reason = f"more than {self._each} connections of one key or address"
-            self._drop(next(strangers, link), "each", reason)
-
-    def _disown(self, link: Connection) -> None:
-        if link.owner is None:
-            return
-        owned = self._owned.get(link.owner, {})
-        owned.pop(link.serial, None)
-        if not owned:
-            self._owned.pop(link.owner, None)
-        link.owner = None
-
-    def disconnected(self, fd: int) -> None:
-        link = self.links.pop(fd, None)
-        if link is not None:
-            self._disown(link)
-            self.ended.append(link)
-            self._leaving.discard(link.serial)
-            self._strangers.pop(link.serial, None)
-
-    def first_message(self, link: Connection, conn: bytes, user: str | None) -> None:
-        link.conn, link.user = conn, user
-        self.conns[conn] = link
-        if user is not None:
-            self._own(link, user)
-        kernel = link.kernel
-        if kernel is not None and not kernel.kept and self._used() < self.room * 3 // 4:
-            try:
-                kernel.keep()
-                self._kept += 1
-            except OSError:
-                pass  # its last bytes go uncounted: no reason to hang up on it
-
-    def vouch(self, conn: bytes) -> None:
-        link = self.conns.get(conn)
-        if link is not None:
-            self._strangers.pop(link.serial, None)
-
-    def end(self, link: Connection) -> tuple[int, int] | None:
-        """All that it had sent has been read. Returns (sent, received), where they are known."""
-        if link.conn is not None and self.conns.get(link.conn) is link:
-            del self.conns[link.conn]
-        counts = None
-        if link.kernel is not None:
-            self._kept -= link.kernel.kept
-            counts = link.kernel.close()
-            link.kernel = None
-        if counts is not None:
-            # Kept apart only where nobody hears of the end any more: connections may be very many.
-            name: bytes | int = 0
-            if self._closing:
-                name = link.conn or link.serial
-            sent, received = self._past.get(name, (0, 0))
-            self._past[name] = sent + counts[0], received + counts[1]
-        return counts
-
-    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
-        now = dict(self._past)
-        for link in (*self.links.values(), *self.ended):
-            counts = link.kernel.bytes() if link.kernel is not None else None
-            if counts is not None:
-                now[link.conn or link.serial] = counts
-        return now
-
-    def close(self) -> None:
-        self._closing = True
-        for link in (*self.links.values(), *self.ended):
-            self.end(link)
-        for held in (self.links, self.conns, self._strangers, self._owned):
-            held.clear()
-        self.ended.clear()
-
-    # -- looking at them ---------------------------------------------------------------------------
-    def wait(self) -> float:
-        """Seconds until the next look; infinite without a connection."""
-        if not self.links:
-            return math.inf
-        due = min(self._look_at, self._watch_at) if self._strangers else self._watch_at
-        return due - time.monotonic()
-
-    def look(self) -> None:
-        """From time to time, hangs up on strangers who are too many or send too much, and on
-        messages without an end.
-        """
-        now, began = time.monotonic(), time.thread_time()
-        if self._strangers and now >= self._look_at:
-            seen = [(link, link.counts()[1]) for link in self._strangers.values()]
-            for link, reason in list(unwelcome(seen, self._most_strangers)):
-                self._drop(link, "stranger", reason)
-            self._look_at = time.monotonic() + pause(LOOK_S, began)
-        if now >= self._watch_at:
-            began = time.thread_time()
-            for link in list(self.links.values()):
-                if link.received != link.received_then:
-                    # It has finished one since, so it is not amid an endless one; and to ask the
-                    # kernel about a busy connection can take a millisecond.
-                    link.received_then = link.received
-                elif link.counts()[1] - link.received > self._max_unfinished:
-                    reason = f"more than {self._max_unfinished} bytes of no finished message"
-                    self._refuse("endless", reason, link)
-                    link.hang_up()
-                elif link.kernel is not None and link.kernel.over:
-                    link.over_at = link.over_at or now
-                    if now - link.over_at >= STALLED_S:
-                        self.disconnected(link.fd)
-            self._watch_at = time.monotonic() + pause(WATCH_S, began)
-
-    def _drop(self, link: Connection, what: str, reason: str) -> None:
-        """Hangs up. It is among the connections until libzmq reports its end."""
-        self._disown(link)
-        self._leaving.add(link.serial)
-        self._strangers.pop(link.serial, None)
-        self._refuse(what, reason, link)
-        link.hang_up()
-
-
 # -- the transport ---------------------------------------------------------------------------------
 class ZmqServer:
     """A ROUTER bound to `address`: tcp://127.0.0.1:5555, or tcp://*:0 for any free port.
 
     With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
-    `Received.user` is the key that was proved. max_connections, max_each: see `Connections`. later:
-    nobody can connect before `listen`; the port is this process's from now on. `refusals` counts
-    what was refused, by reason. Raises ConfigError if the address cannot be bound.
+    `Received.user` is the key that was proved. max_connections: at a time; None: as many as the
+    process may open descriptors, less a reserve. max_each: of one key or, without CURVE, of one
+    address; None: no limit. later: nobody can connect before `listen`; the port is this process's
+    from now on. `refusals` counts what was refused, by reason. Raises ConfigError if the address
+    cannot be bound.
+
+    A connection is a stranger until `vouch`: until its client has joined. If there are too many
+    connections, the oldest strangers are hung up on.
     """
 
     def __init__(
@@ -355,6 +170,22 @@ class ZmqServer:
         self.keyring, self.on_refused = keyring, on_refused
         self.refusals: Counter[str] = Counter()
         self._closed = False
+        limit = descriptors.limit()
+        self._room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
+        if max_connections is not None:
+            self._room = min(self._room, max_connections)
+        self._max_each, self._max_unfinished = max_each, max_unfinished_bytes
+        self._serial = itertools.count(1)
+        self._links: dict[int, Connection] = {}  # by descriptor: those that stand
+        self._conns: dict[bytes, Connection] = {}  # by routing id: those that sent a message
+        self._strangers: dict[int, Connection] = {}  # by serial
+        self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
+        self._ended: list[Connection] = []  # what they had sent may still be unread
+        self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
+        self._blocked: dict[bytes, Connection] = {}  # those whose peer does not read fast enough
+        self._kept = 0  # those with a second descriptor
+        self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._look_at = self._watch_at = 0.0
         self._context = zmq.Context()
         # Where libzmq asks, in each handshake with CURVE, whether that key may connect: ZAP,
         # rfc.zeromq.org/spec/27. Made before the ROUTER is bound: a connection that found no
@@ -384,14 +215,6 @@ class ZmqServer:
             self._poller.register(source, zmq.POLLIN)
         if self._access is not None:
             self._poller.register(self._access, zmq.POLLIN)
-        self._blocked: dict[bytes, Connection] = {}  # those whose peer does not read fast enough
-        self._connections = Connections(
-            lambda what, reason, link: self._refuse(what, reason, link.peer()),
-            keyring is not None,
-            max_connections,
-            max_each,
-            max_unfinished_bytes,
-        )
         if not later:
             self.listen()
             return
@@ -436,19 +259,36 @@ class ZmqServer:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         events: list[Event] = []
         while True:
-            left = until - time.monotonic()
-            if self._connections.ended:
+            wait = left = until - time.monotonic()
+            if self._ended:
                 wait = 0.0  # there may be messages of theirs to read, and their ends to report
-            else:
-                wait = BLOCKED_RETRY_S if self._blocked else self._connections.wait()
-            ready = dict(self._poller.poll(ms(min(left, wait))))
-            self._pump(ready, events)
+            elif self._blocked:
+                wait = min(left, BLOCKED_RETRY_S)
+            elif self._links:
+                due = min(self._look_at, self._watch_at) if self._strangers else self._watch_at
+                wait = min(left, due - time.monotonic())
+            ready = dict(self._poller.poll(ms(wait)))
+            if self.keyring is not None:
+                self._check_keys(self.keyring, self._access in ready)
+            if self._monitor in ready:
+                self._read_monitor()
+            ended = len(self._ended)
+            if (self._router in ready or ended) and self._read_messages(events):
+                # All that these had sent before they ended has been read now.
+                for link in self._ended[:ended]:
+                    self._end(link, events)
+                del self._ended[:ended]
+            if self._blocked:
+                self._retry()
+            now = time.monotonic()
+            if now >= self._watch_at or (self._strangers and now >= self._look_at):
+                self._look(now)
             woken = self._waker.fd in ready and self._waker.clear()
             if events or woken or left <= 0:
                 return events
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        link = self._connections.conns.get(conn)
+        link = self._conns.get(conn)
         if link is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
         if not link.queue:
@@ -467,22 +307,29 @@ class ZmqServer:
         the kernel.
         """
         self._blocked.pop(conn, None)
-        link = self._connections.conns.get(conn)
+        link = self._conns.get(conn)
         if link is not None:
             link.queue.clear()
             if hang_up:
                 link.hang_up()
 
     def vouch(self, conn: bytes) -> None:
-        self._connections.vouch(conn)
+        link = self._conns.get(conn)
+        if link is not None:
+            self._strangers.pop(link.serial, None)
 
     def peer(self, conn: bytes) -> str:
         """The address at the other end of `conn`, for logs."""
-        link = self._connections.conns.get(conn)
+        link = self._conns.get(conn)
         return link.peer() if link is not None else "unknown"
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
-        return self._connections.traffic()
+        now = dict(self._past)
+        for link in (*self._links.values(), *self._ended):
+            counts = link.kernel.bytes() if link.kernel is not None else None
+            if counts is not None:
+                now[link.conn or link.serial] = counts
+        return now
 
     def close(self, linger_s: float = 1.0) -> None:
         if self._closed:
@@ -497,57 +344,17 @@ class ZmqServer:
             time.sleep(BLOCKED_RETRY_S)
         others = [self._monitor] if self._access is None else [self._monitor, self._access]
         close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
-        self._connections.close()
-        self._blocked.clear()
+        for link in (*self._links.values(), *self._ended):
+            self._end(link, [])
+        for held in (self._links, self._conns, self._strangers, self._owned, self._blocked):
+            held.clear()
+        self._ended.clear()
         self._waker.close()
 
-    def _pump(self, ready: Container[object], events: list[Event]) -> None:
-        """Does everything that can be done now, without waiting."""
-        if self._access is not None and self.keyring is not None:
-            if self._access in ready:
-                self._answer(self._access, self.keyring)
-            self.keyring.refresh()
-            if self._allowed != self.keyring.version:  # a key that was allowed may be so no more
-                self._allowed = self.keyring.version
-                for conn, link in self._connections.conns.items():
-                    if link.user is not None and not self.keyring.allows(link.user):
-                        link.why = self.keyring.why_not(link.user)
-                        self._refuse("key", self.keyring.why_named(link.user), link.peer())
-                        self.drop(conn, hang_up=True)
-        if self._monitor in ready:
-            self._read_monitor()
-        gone = self._connections.ended
-        ended = len(gone)
-        if (self._router in ready or ended) and self._read_messages(events):
-            # All that these had sent before they ended has been read now.
-            for link in gone[:ended]:
-                self._end(link, events)
-            del gone[:ended]
-        if self._blocked:
-            self._retry()
-        self._connections.look()
-
-    def _answer(self, access: zmq.Socket[bytes], keyring: Keyring) -> None:
-        """Says whether those that ask may connect. A connection waits for it in its handshake."""
-        while True:
-            try:
-                request = access.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            _version, request_id, _domain, address, _identity, mechanism, *credentials = request
-            user = b""
-            if mechanism == b"CURVE" and credentials:
-                user = zmq.utils.z85.encode(credentials[0])
-            if user and keyring.allows(user.decode()):
-                access.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
-                continue
-            reason = keyring.why_named(user.decode()) if user else "no key"
-            self._refuse("key", reason, address.decode())
-            access.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
-
+    # -- messages ----------------------------------------------------------------------------------
     def _read_messages(self, events: list[Event]) -> bool:
         """Whether all that was there was read."""
-        conns, curve = self._connections.conns, self._access is not None
+        conns, curve = self._conns, self._access is not None
         for _ in range(BATCH):
             try:
                 conn_frame, *body = receive(self._router, 1 + MAX_FRAMES)
@@ -593,7 +400,7 @@ class ZmqServer:
         """
         self._read_monitor()
         events.append(Opened(conn))
-        link = self._connections.links.get(fd)
+        link = self._links.get(fd)
         if link is None:
             return False
         if link.conn is not None:
@@ -602,33 +409,36 @@ class ZmqServer:
             if not 0 < ahead % 2**32 < 2**31:
                 return False
             # An older connection's last message was taken for this one's.
-            self._connections.conns.pop(link.conn, None)
+            self._conns.pop(link.conn, None)
             self._blocked.pop(link.conn, None)
             # what waits there is for that one; this one's own would wait behind it for ever
             link.queue.clear()
             events.append(Closed(link.conn))
-        self._connections.first_message(link, conn, user)
+        link.conn, link.user = conn, user
+        self._conns[conn] = link
+        if user is not None:
+            self._own(link, user)
+        kernel = link.kernel
+        if kernel is not None and not kernel.kept and self._used() < self._room * 3 // 4:
+            try:
+                kernel.keep()
+                self._kept += 1
+            except OSError:
+                pass  # its last bytes go uncounted: no reason to hang up on it
         return True
 
-    def _read_monitor(self) -> None:
-        fresh = []
-        for event, value in monitor_events(self._monitor):
-            if event == zmq.EVENT_LISTENING:
-                await_words(value)
-            elif event == zmq.EVENT_ACCEPTED:
-                fresh.append(self._connections.accepted(value))
-            elif event == zmq.EVENT_DISCONNECTED:
-                self._connections.disconnected(value)
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self._refuse(
-                    "handshake",
-                    "a handshake failed: the client trusts another server's key, or only one of "
-                    "the two uses keys, or it is no fednet client, or bytes were damaged on their "
-                    "way",
-                )
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self._refuse("handshake", "a connection ended in its handshake")
-        self._connections.make_room(fresh)
+    def _hang_up_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
+        """Hangs up on the sender of a frame that no client of ours sends. It is no event: those who
+        bound the time that useless messages take need not hear of it.
+        """
+        link, fd = self._conns.get(conn), _descriptor_of(frame)
+        if link is None and fd is not None:
+            link = self._links.get(fd)
+            if link is not None and link.conn is not None:
+                link = None  # another connection's, which has the descriptor now
+        self._refuse(what, reason, "unknown" if link is None else link.peer())
+        if link is not None:
+            link.hang_up()
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
         """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
@@ -657,26 +467,156 @@ class ZmqServer:
             if not link.queue:
                 del self._blocked[conn]
 
-    def _end(self, link: Connection, events: list[Event]) -> None:
-        stood = link.conn is not None and self._connections.conns.get(link.conn) is link
-        counts = self._connections.end(link)
-        if stood and link.conn is not None:
-            self._blocked.pop(link.conn, None)
-            received = counts[1] if counts is not None else None
-            events.append(Closed(link.conn, received, link.why))
-
-    def _hang_up_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
-        """Hangs up on the sender of a frame that no client of ours sends. It is no event: those who
-        bound the time that useless messages take need not hear of it.
+    # -- coming and going --------------------------------------------------------------------------
+    def _check_keys(self, keyring: Keyring, asked: bool) -> None:
+        """Answers those that ask whether they may connect, who wait for it in their handshakes, and
+        hangs up on those that may no more.
         """
-        link, fd = self._connections.conns.get(conn), _descriptor_of(frame)
-        if link is None and fd is not None:
-            link = self._connections.links.get(fd)
-            if link is not None and link.conn is not None:
-                link = None  # another connection's, which has the descriptor now
-        self._refuse(what, reason, "unknown" if link is None else link.peer())
+        while asked and self._access is not None:
+            try:
+                request = self._access.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            _version, request_id, _domain, address, _identity, mechanism, *credentials = request
+            user = b""
+            if mechanism == b"CURVE" and credentials:
+                user = zmq.utils.z85.encode(credentials[0])
+            if user and keyring.allows(user.decode()):
+                self._access.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
+                continue
+            reason = keyring.why_named(user.decode()) if user else "no key"
+            self._refuse("key", reason, address.decode())
+            self._access.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
+        keyring.refresh()
+        if self._allowed != keyring.version:  # a key that was allowed may be so no more
+            self._allowed = keyring.version
+            for conn, link in self._conns.items():
+                if link.user is not None and not keyring.allows(link.user):
+                    link.why = keyring.why_not(link.user)
+                    self._refuse("key", keyring.why_named(link.user), link.peer())
+                    self.drop(conn, hang_up=True)
+
+    def _read_monitor(self) -> None:
+        fresh = []
+        for event, value in monitor_events(self._monitor):
+            if event == zmq.EVENT_LISTENING:
+                await_words(value)
+            elif event == zmq.EVENT_ACCEPTED:
+                self._disconnected(value)  # whose end was not reported
+                link = Connection(next(self._serial), value)
+                self._links[value] = self._strangers[link.serial] = link
+                fresh.append(link)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._disconnected(value)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._refuse(
+                    "handshake",
+                    "a handshake failed: the client trusts another server's key, or only one of "
+                    "the two uses keys, or it is no fednet client, or bytes were damaged on their "
+                    "way",
+                )
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._refuse("handshake", "a connection ended in its handshake")
+        for link in fresh:
+            if self._links.get(link.fd) is link:
+                try:
+                    link.kernel = KernelSocket(link.fd)
+                except OSError:
+                    continue  # gone already, and its descriptor perhaps a file's now
+                if self.keyring is None:
+                    self._own(link, link.peer().rpartition(":")[0])
+        while self._strangers and self._used() > self._room:
+            oldest = next(iter(self._strangers.values()))
+            self._drop(oldest, "connections", f"more than {self._room} descriptors of connections")
+
+    def _used(self) -> int:
+        return len(self._links) + self._kept - len(self._leaving)
+
+    def _own(self, link: Connection, owner: str) -> None:
+        """Counts a connection for its key or address. If it has too many, the oldest stranger among
+        them is hung up on, or else this one.
+        """
+        self._disown(link)
+        if link.serial in self._leaving:
+            return
+        link.owner = owner
+        owned = self._owned.setdefault(owner, {})
+        owned[link.serial] = link
+        if self._max_each is not None and len(owned) > self._max_each:
+            strangers = (other for serial, other in owned.items() if serial in self._strangers)
+            reason = f"more than {self._max_each} connections of one key or address"
+            self._drop(next(strangers, link), "each", reason)
+
+    def _disown(self, link: Connection) -> None:
+        if link.owner is not None:
+            owned = self._owned[link.owner]
+            del owned[link.serial]
+            if not owned:
+                del self._owned[link.owner]
+            link.owner = None
+
+    def _drop(self, link: Connection, what: str, reason: str) -> None:
+        """Hangs up. It is among the connections until libzmq reports its end."""
+        self._disown(link)
+        self._leaving.add(link.serial)
+        self._strangers.pop(link.serial, None)
+        self._refuse(what, reason, link.peer())
+        link.hang_up()
+
+    def _disconnected(self, fd: int) -> None:
+        link = self._links.pop(fd, None)
         if link is not None:
-            link.hang_up()
+            self._disown(link)
+            self._ended.append(link)
+            self._leaving.discard(link.serial)
+            self._strangers.pop(link.serial, None)
+
+    def _end(self, link: Connection, events: list[Event]) -> None:
+        """All that it had sent has been read."""
+        counts = None
+        if link.kernel is not None:
+            self._kept -= link.kernel.kept
+            counts = link.kernel.close()
+            link.kernel = None
+        if counts is not None:
+            # Kept apart only where nobody hears of the end any more: connections may be very many.
+            name: bytes | int = 0
+            if self._closed:
+                name = link.conn or link.serial
+            sent, received = self._past.get(name, (0, 0))
+            self._past[name] = sent + counts[0], received + counts[1]
+        if link.conn is not None and self._conns.get(link.conn) is link:
+            del self._conns[link.conn]
+            self._blocked.pop(link.conn, None)
+            events.append(Closed(link.conn, None if counts is None else counts[1], link.why))
+
+    def _look(self, now: float) -> None:
+        """Hangs up on strangers who are too many or send too much, and on messages without an
+        end.
+        """
+        began = time.thread_time()
+        if self._strangers and now >= self._look_at:
+            seen = [(link, link.came()) for link in self._strangers.values()]
+            most = min(MAX_STRANGERS, max(1, self._room // 2))
+            for link, reason in list(unwelcome(seen, most)):
+                self._drop(link, "stranger", reason)
+            self._look_at = time.monotonic() + pause(LOOK_S, began)
+        if now >= self._watch_at:
+            began = time.thread_time()
+            for link in list(self._links.values()):
+                if link.received != link.received_then:
+                    # It has finished one since, so it is not amid an endless one; and to ask the
+                    # kernel about a busy connection can take a millisecond.
+                    link.received_then = link.received
+                elif link.came() - link.received > self._max_unfinished:
+                    reason = f"more than {self._max_unfinished} bytes of no finished message"
+                    self._refuse("endless", reason, link.peer())
+                    link.hang_up()
+                elif link.kernel is not None and link.kernel.over:
+                    link.over_at = link.over_at or now
+                    if now - link.over_at >= STALLED_S:
+                        self._disconnected(link.fd)
+            self._watch_at = time.monotonic() + pause(WATCH_S, began)
 
     def _refuse(self, what: str, reason: str, address: str = "unknown") -> None:
         self.refusals[what] += 1
