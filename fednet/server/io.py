@@ -601,7 +601,7 @@ class ServerIO:
             return self.protocol.reject(key, str(broken), self._now())
         if (arrived.up, key) in self._unsent or (arrived.down, key) in self._unsent:
             self._leave()  # before it is settled
-        self.link.add_to_bill(reply.bill, key, arrived.down, arrived.up)
+        self.link.ledger.add_to_bill(reply.bill, key, arrived.down, arrived.up)
         if arrived.down is None:  # an evaluation within a task counts for itself
             self.link.ledger.settle_bill(reply.bill, True)
         self._logged.append(reply)

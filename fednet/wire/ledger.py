@@ -7,7 +7,7 @@ until it is known whether what crossed was useful; `settle` writes its row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -185,8 +185,14 @@ class Ledger:
         return crossed
 
     # -- bills -------------------------------------------------------------------------------------
-    def move(self, names: Iterable[Name], bill: Bill) -> None:
-        """Takes these accounts from their connections into a bill, for `settle_bill`."""
+    def add_to_bill(self, bill: Bill, key: Key, down: bytes | None, up: bytes) -> None:
+        """Takes what crossed for a reply that was accepted from its connections into its bill.
+        down, up: those over which the task went and the reply came; down None: the reply is an
+        evaluation within a task.
+        """
+        names: list[Name] = [(up, "up", "reply", key), (up, "down", "pull", key)]
+        if down is not None:
+            names += [(down, "down", "task", key), (down, "up", "pull", key)]
         for name in names:
             account = self._close(name)
             if account is not None:

@@ -17,7 +17,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import OTHER, Bill, Direction, Ledger, Name
+from fednet.wire.ledger import OTHER, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
@@ -195,16 +195,6 @@ class Link:
         return total
 
     # -- what becomes of them ----------------------------------------------------------------------
-    def add_to_bill(self, bill: Bill, key: m.Key, down: bytes | None, up: bytes) -> None:
-        """Adds what crossed for a reply that was accepted to its bill. down, up: the connections
-        over which the task went and the reply came; down None: the reply is an evaluation within a
-        task.
-        """
-        names: list[Name] = [(up, "up", "reply", key), (up, "down", "pull", key)]
-        if down is not None:
-            names += [(down, "down", "task", key), (down, "up", "pull", key)]
-        self.ledger.move(names, bill)
-
     def settle(
         self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: object
     ) -> None:

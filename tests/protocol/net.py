@@ -172,7 +172,7 @@ class Net:
                     taken = self.done if main else self.judged
                     taken[key] = payload
                     bill = []
-                    self.link.add_to_bill(bill, key, i.down, i.up)
+                    self.ledger.add_to_bill(bill, key, i.down, i.up)
                     self.ledger.settle_bill(bill, True)
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):

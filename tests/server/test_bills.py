@@ -90,12 +90,11 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
         flight.path.write_text(flight.path.read_text() + line(r))
     ledger = Ledger(rows.append, 4, numbered=True)
     bills = recover(flight, ledger, booked, {KEY}, RunProgress(run="r", round=1))
-    names = []
     for direction, type, nbytes in own:
-        names.append((b"conn", direction, type, KEY))
-        ledger.add(names[-1], type, 1, KEY, {"state": nbytes} if nbytes else {}, nbytes)
+        name = (b"conn", direction, type, KEY)
+        ledger.add(name, type, 1, KEY, {"state": nbytes} if nbytes else {}, nbytes)
     bill = bills[KEY]
-    ledger.move(names, bill)
+    ledger.add_to_bill(bill, KEY, b"conn", b"conn")
     ledger.settle_bill(bill, True, staleness=3)
     assert [(r["type"], r["useful"], r["incarnation"]) for r in rows] == written
     assert all(r["reason"] == "sent again" for r in rows if not r["useful"])
@@ -165,7 +164,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
         sent(client)
     flight.note(ledger)
     ledger.settle((b"conn", "down", "task", Key(1, 0, 0, 0)), True)
-    ledger.move([(b"conn", "down", "task", Key(1, 0, 0, 1))], [])
+    ledger.add_to_bill([], Key(1, 0, 0, 1), b"conn", b"conn")
     monkeypatch.setattr(books, "write_aside", crash)
     with pytest.raises(KeyboardInterrupt):
         send_on()

@@ -100,7 +100,7 @@ def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connectio
     ledger.open(b"1")[name].cut = True
     if answered:
         bill = []
-        ledger.move([name], bill)
+        ledger.add_to_bill(bill, name[3], b"1", b"1")
         ledger.settle_bill(bill, useful)
     else:
         ledger.settle(name, useful)
