@@ -312,8 +312,6 @@ class Worker:
             self.device.synchronize()
             turn("over")
 
-        for _, encoded in made:
-            self.policy.check_leaves(encoded.form)
         if len(host.reported) > m.REPORTS:
             raise ConfigError(
                 f"{config.algorithm.name} reports {len(host.reported)} numbers of a client in a "
@@ -324,6 +322,7 @@ class Worker:
             reported = {}
         outgoing = []
         for of, encoded in made:
+            self.policy.check_leaves(encoded.form)
             trained = of.purpose == "train"
             reply = m.Reply(
                 key=of,

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,14 +144,21 @@ class Supervisor:
         status = 3
         with stop_signals_handled(self._pass_on):
             try:
-                self._fork("server", self._server)
+                self._fork("server")
                 for device in self.places:
-                    self._start_worker(device)
+                    self._fork(device)
                 status = self._watch()
                 return status
             finally:
-                # Where rounds are left, the workers would wait for a server.
-                self._end_all(3.0 if status == 0 else 0.0)
+                # The workers end by themselves, but where rounds are left they would wait for a
+                # server.
+                grace_s = 3.0 if status == 0 else 0.0
+                for number, seconds in ((0, grace_s), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+                    for child in self.children.values():
+                        child.signal(number)
+                    until = time.monotonic() + seconds
+                    while self.children and (left := until - time.monotonic()) > 0:
+                        self._ended(connection.wait(list(self.children), left))
                 os.close(self.pipe)
                 os.close(self.pipe_in)
 
@@ -193,7 +201,8 @@ class Supervisor:
         experiment.build_to_share(self.config, self.how.data)
 
     # -- what the children do ----------------------------------------------------------------------
-    def _fork(self, role: str, work: Callable[[], int]) -> None:
+    def _fork(self, role: str) -> None:
+        work = self._server if role == "server" else partial(self._worker, role)
         child = fork(role, work, self.directory / "log")
         self.children[os.pidfd_open(child.pid)] = child
         if self.stopping is not None:  # in between
@@ -215,9 +224,6 @@ class Supervisor:
         if event in ("ready", "silent"):
             with contextlib.suppress(BlockingIOError):
                 os.write(self.pipe_in, f"{event} {fields['pid']}\n".encode())
-
-    def _start_worker(self, device: str) -> None:
-        self._fork(device, lambda: self._worker(device))
 
     def _worker(self, device: str) -> int:
         from fednet.client import join
@@ -242,7 +248,19 @@ class Supervisor:
         """Waits until the server ends by itself; returns its status. 0: the run is done."""
         while True:
             ready = connection.wait([self.pipe, *self.children])
-            self._read_pipe()  # first: what a death means depends on whether that worker was ready
+            # First what the server has written: what a death means depends on whether that worker
+            # was ready.
+            text = ""
+            with contextlib.suppress(BlockingIOError):
+                text = os.read(self.pipe, PIPE_BYTES).decode()
+            workers = {c.pid: c for c in self.children.values() if c.role != "server"}
+            for line in text.splitlines():
+                event, pid = line.split()
+                child = workers.get(int(pid))
+                if child is not None and event == "ready":
+                    child.ready = True
+                elif child is not None:  # it is silent: it lives, but hangs, and is replaced
+                    child.signal(signal.SIGKILL)
             for child, status in self._ended(ready):
                 if child.role != "server":
                     if self.stopping is None and status != 0:
@@ -253,25 +271,6 @@ class Supervisor:
                 if self.stopping is not None:  # before it knew how to stop
                     raise stopped_by(StopRequested(self.stopping))
                 self._server_died(status)
-
-    def _read_pipe(self) -> None:
-        """Reads what the server has written. A worker that it calls silent lives, but hangs: it is
-        killed, so that another takes its place.
-        """
-        try:
-            text = os.read(self.pipe, PIPE_BYTES).decode()
-        except BlockingIOError:
-            return
-        workers = {c.pid: c for c in self.children.values() if c.role != "server"}
-        for line in text.splitlines():
-            event, pid = line.split()
-            child = workers.get(int(pid))
-            if child is None:
-                continue
-            if event == "ready":
-                child.ready = True
-            else:
-                child.signal(signal.SIGKILL)
 
     def _server_died(self, status: int) -> None:
         planned = sum(1 for _, client, _ in struck(self.directory) if client < 0)
@@ -288,7 +287,7 @@ class Supervisor:
             )
         else:
             self.server_rounds.append(round)
-        self._fork("server", self._server)
+        self._fork("server")
 
     def _worker_died(self, worker: Child, status: int) -> None:
         """Starts another worker in its place, unless workers keep ending. The server counts the
@@ -303,7 +302,7 @@ class Supervisor:
                 f"workers keep ending {how}; their messages are above, or in "
                 f"{self.directory / 'log'}."
             )
-        self._start_worker(worker.role)
+        self._fork(worker.role)
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
         """Asks the server to stop. Workers end after it."""
@@ -322,12 +321,3 @@ class Supervisor:
             child = self.children.pop(descriptor)
             found.append((child, os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])))
         return found
-
-    def _end_all(self, grace_s: float) -> None:
-        """Ends all children. grace_s: for those that end by themselves."""
-        for number, seconds in ((0, grace_s), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
-            for child in self.children.values():
-                child.signal(number)
-            until = time.monotonic() + seconds
-            while self.children and (left := until - time.monotonic()) > 0:
-                self._ended(connection.wait(list(self.children), left))

@@ -12,16 +12,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 from fednet import seeds
+from fednet.config import TrainSection
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.tensors import Inputs, Tensors
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
-from fednet.training.loop import Descent, Hooks, Loss, Recipe, Trained, descend, full_gradient
+from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descend
+from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
 from fednet.training.tasks.classification import weighted
@@ -181,17 +184,11 @@ class ClientHost:
             else:
                 inputs = torch.cat([inputs, added])  # type: ignore[list-item]
         where = "" if stream == "order" else f"/{stream}"  # part of the names of random draws
-        recipe = Recipe(
-            lr=self.lr,
+        recipe = msgspec.structs.replace(
+            config,
+            lr=float(self.lr),
             epochs=config.epochs if epochs is None else epochs,
             steps=config.steps if epochs is None and steps is None else steps,
-            batch_size=config.batch_size,
-            optimizer=config.optimizer,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            schedule=config.local_schedule,
-            clip_norm=config.clip_norm,
-            precision=config.precision,
         )
         descent = Descent(
             scratch,
@@ -223,7 +220,7 @@ class ClientHost:
                 run, extra = descend(descent, self.task, loss, extra=beside, augment=augment)
         if kept is not None:
             kept.update({place + name: value for name, value in (descent.memory or {}).items()})
-        self.trained = scratch.trained()
+        self.trained = scratch.values(give_away=True)
         return Trained(self.trained.select(x.layout), run, extra)
 
     def gradient(self, x: Tensors) -> Trained:
@@ -235,11 +232,27 @@ class ClientHost:
         # A method that never trains is evaluated with the model of its gradient.
         if self.trained is None:
             self.trained = at
-        config = self.train_config
-        gradient, loss = full_gradient(
-            self.scratch, self.data, self.task, config.batch_size, config.precision
-        )
-        return Trained(gradient.select(x.layout), Run(self.n, 0, loss))
+        scratch, (inputs, labels) = self.scratch, self.data
+        module, size = scratch.module.eval(), self.train_config.batch_size
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        cast, scale = autocast(self.train_config.precision, self.device)
+        try:
+            for start in range(0, self.n, size):
+                end = min(start + size, self.n)
+                with cast:
+                    value = self.task.loss(module(piece(inputs, start, end)), labels[start:end])
+                share = (end - start) / self.n  # batches are weighted by their size
+                (value if share * scale == 1.0 else value * (share * scale)).backward()
+                total.add_(value.detach(), alpha=share)
+            gradient = scratch.values()
+            gradient.vector.zero_()
+            for name, p in scratch.parameters.items():
+                if p.grad is not None:
+                    gradient[name].copy_(p.grad if scale == 1.0 else p.grad / scale)
+        finally:
+            for p in scratch.parameters.values():
+                p.grad = None
+        return Trained(gradient.select(x.layout), Run(self.n, 0, float(total)))
 
     def recalibrated(self, x: Tensors) -> Tensors:
         """Returns the whole model x with BatchNorm statistics of the client's training samples."""
@@ -372,12 +385,8 @@ class ServerHost:
         """
         self.model(x)
         inputs = moved(samples.x, self.device), samples.y.to(self.device)
-        recipe = Recipe(
-            lr=lr,
-            epochs=epochs,
-            batch_size=batch_size,
-            precision=self.setting.config.train.precision,
-        )
+        precision = self.setting.config.train.precision
+        recipe = TrainSection(lr=lr, epochs=epochs, batch_size=batch_size, precision=precision)
         descent = Descent(self.scratch, inputs, recipe, self.rng("fit"))
         with seeds.scope(self.setting.config.seed, "dropout/fit", self.round, device=self.device):
             descend(descent, self.task, loss)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 
-from fednet.config.schema import scheduled
+from fednet.config.schema import TrainSection, scheduled
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.training import graphs
@@ -39,25 +40,6 @@ class Trained:
     x: Tensors
     run: Run
     extra: Tensors | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How to descend. steps: so many optimizer steps instead of epochs. schedule: of the rate over
-    the steps. clip_norm: of the raw gradient, L2.
-    """
-
-    lr: float
-    epochs: int
-    batch_size: int
-    steps: int | None = None
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    clip_norm: float | None = None
-    # fp32 | tf32 (a switch of the device's, set elsewhere) | bf16 | fp16: autocast
-    precision: str = "fp32"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,9 +69,11 @@ class Hooks:
 @dataclass(eq=False)
 class Descent:
     """One training of the model in `scratch`, by itself or as a lane of a pack. data: samples (x,
-    y); `order` draws their order. progress(step, steps): called after each optimizer step; an
-    exception ends the training. graphs: see `train.graphs`. memory: the optimizer's state, by names
-    of tensors, read before the first step and written after the last; None: it starts empty.
+    y); `order` draws their order. recipe: the `train` section as it holds for this training: with
+    its rate, and with steps only where they replace epochs. progress(step, steps): called after
+    each optimizer step; an exception ends the training. graphs: see `train.graphs`. memory: the
+    optimizer's state, by names of tensors, read before the first step and written after the last;
+    None: it starts empty.
 
     n: samples. cuts: (start, end) of the batches of one epoch. steps: optimizer steps in all.
     trained: names of the trained parameters, in the model's order; `only` may name a tied one by
@@ -102,7 +86,7 @@ class Descent:
 
     scratch: Scratch
     data: tuple[Inputs, torch.Tensor]
-    recipe: Recipe
+    recipe: TrainSection
     order: np.random.Generator
     hooks: Hooks = Hooks()
     progress: Callable[[int, int], None] | None = None
@@ -144,7 +128,7 @@ class Descent:
         (x, y), hooks = self.data, self.hooks
         inputs = x.items() if isinstance(x, dict) else [("", x)]
         return (
-            self.recipe,
+            msgspec.json.encode(self.recipe),
             self.width,
             tuple((name, part.dtype, part.shape[1:]) for name, part in inputs),
             y.dtype,
@@ -210,6 +194,7 @@ def _descend(
     """Takes all steps of a descent that has some."""
     scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
     module, device, trained = scratch.module, scratch.device, descent.trained
+    assert recipe.lr is not None
     own: list[torch.Tensor] = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
@@ -260,9 +245,9 @@ def _descend(
         and not scratch.may_draw
         and not beside
         and steppers == made
-        and (recipe.optimizer, recipe.momentum, recipe.schedule) == ("sgd", 0.0, "constant")
+        and (recipe.optimizer, recipe.momentum, recipe.local_schedule) == ("sgd", 0.0, "constant")
     ):
-        key = (recipe, tuple(trained))
+        key = (msgspec.json.encode(recipe), tuple(trained))
         replay = graphs.kept(scratch.replays, key, lambda: graphs.Captured(device))
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
@@ -304,10 +289,10 @@ def _descend(
         if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
             xs = xs.contiguous(memory_format=torch.channels_last)
         for start, end in descent.cuts[: steps - step]:
-            if recipe.schedule != "constant":
+            if recipe.local_schedule != "constant":
                 for one in made:
                     one.param_groups[0]["lr"] = scheduled(
-                        recipe.schedule, recipe.lr, step + 1, steps
+                        recipe.local_schedule, recipe.lr, step + 1, steps
                     )
             if replay is not None and replay.trainings and end - start == recipe.batch_size:
                 replay(piece(xs, start, end), ys[start:end])
@@ -323,36 +308,3 @@ def _descend(
         for name, (p, one) in stepped.items():
             memory.update({f"{name}/{what}": x for what, x in one.state.get(p, {}).items()})
     return Run(descent.n, step, float(total) / seen)
-
-
-def full_gradient(
-    scratch: Scratch,
-    data: tuple[Inputs, torch.Tensor],
-    task: Task,
-    batch_size: int,
-    precision: str,
-) -> tuple[Tensors, float]:
-    """Returns (gradient, loss) of the task's mean loss over all samples, for the model in
-    `scratch`. It is in eval mode, so its buffers do not change. Batches are weighted by their size.
-    """
-    module, (x, y) = scratch.module.eval(), data
-    n = length(x)
-    total = torch.zeros((), dtype=torch.float64, device=scratch.device)
-    cast, scale = autocast(precision, scratch.device)
-    try:
-        for start in range(0, n, batch_size):
-            end = min(start + batch_size, n)
-            with cast:
-                value = task.loss(module(piece(x, start, end)), y[start:end])
-            share = (end - start) / n
-            (value if share * scale == 1.0 else value * (share * scale)).backward()
-            total.add_(value.detach(), alpha=share)
-        gradient = scratch.values()
-        gradient.vector.zero_()
-        for name, p in scratch.parameters.items():
-            if p.grad is not None:
-                gradient[name].copy_(p.grad if scale == 1.0 else p.grad / scale)
-        return gradient, float(total)
-    finally:
-        for p in scratch.parameters.values():
-            p.grad = None

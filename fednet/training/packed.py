@@ -115,6 +115,7 @@ class Plan:
 
     def train(self, lanes: list[Descent]) -> None:
         first, n, recipe = lanes[0], self.n, lanes[0].recipe
+        assert recipe.lr is not None
         rows = lanes + [first] * (n - len(lanes))
         self._own.restore()
         with torch.no_grad():
@@ -143,57 +144,51 @@ class Plan:
         forward = vmap(one)
         for i in range(len(lanes), n):
             freeze(i)
-        feed = Feed(lanes, n)
         self.dropout.begin([row.draws for row in rows], piece(first.data[0], 0, 1), first.width)
         losses: dict[int, torch.Tensor] = {}
-        step = 0
-        while any(lane.error is None and step < lane.steps for lane in lanes):
-            most = max(lane.steps for lane in lanes)
-            xs, ys, shares, sizes = feed.next(min(feed.chunk, most - step))
-            for k in range(len(shares)):
-                x, y = mapped(xs, lambda part: part[:, k]), ys[:, k]  # noqa: B023
-                outputs = forward(self.held, x, self.dropout.next())
-                # All lanes' samples as one batch: a sample's loss is its own.
-                each = self.task.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(n, -1)
-                value = (each * shares[k]).sum(1)
-                value.sum().backward()
-                if recipe.clip_norm is not None:
-                    _clip(self.parameters, recipe.clip_norm)
-                # To the parts that a step takes; None where the loss does not reach them.
-                into = iter(self.weights)
-                for p in self.parameters:
-                    for part in self._parts(p.detach() if p.grad is None else p.grad):
-                        next(into).grad = None if p.grad is None else part
-                    p.grad = None
-                (corrected or made).step()
-                for w in self.weights:
-                    w.grad = None
-                self.total += value.detach() * sizes[k]
-                step += 1
-                for i, lane in enumerate(lanes):
-                    if lane.error is not None or step > lane.steps:
-                        continue
-                    try:  # a lane may be cancelled, or fail as was planned, at each step
-                        if lane.progress is not None:
-                            lane.progress(step, lane.steps)
-                    except BaseException as broken:  # raised again by the thread whose lane it is
-                        lane.error = broken
-                    if lane.error is None and step < lane.steps:
-                        continue
-                    if lane.error is None:
-                        losses[i] = self.total[i].clone()
-                        with torch.no_grad():
-                            torch._foreach_copy_(
-                                [lane.scratch.parameters[name].detach() for name in first.trained],
-                                [p.detach()[i] for p in self.parameters],
-                            )
-                    # It goes on without a gradient: to leave it out would cost the others.
-                    freeze(i)
-                if all(lane.error is not None or lane.steps <= step for lane in lanes):
-                    break
+        seen = [0] * len(lanes)
+        for step, (x, y, shares, sizes) in enumerate(fed(lanes, n, seen), 1):
+            outputs = forward(self.held, x, self.dropout.next())
+            # All lanes' samples as one batch: a sample's loss is its own.
+            each = self.task.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(n, -1)
+            value = (each * shares).sum(1)
+            value.sum().backward()
+            if recipe.clip_norm is not None:
+                _clip(self.parameters, recipe.clip_norm)
+            # To the parts that a step takes; None where the loss does not reach them.
+            into = iter(self.weights)
+            for p in self.parameters:
+                for part in self._parts(p.detach() if p.grad is None else p.grad):
+                    next(into).grad = None if p.grad is None else part
+                p.grad = None
+            (corrected or made).step()
+            for w in self.weights:
+                w.grad = None
+            self.total += value.detach() * sizes
+            for i, lane in enumerate(lanes):
+                if lane.error is not None or step > lane.steps:
+                    continue
+                try:  # a lane may be cancelled, or fail as was planned, at each step
+                    if lane.progress is not None:
+                        lane.progress(step, lane.steps)
+                except BaseException as broken:  # raised again by the thread whose lane it is
+                    lane.error = broken
+                if lane.error is None and step < lane.steps:
+                    continue
+                if lane.error is None:
+                    losses[i] = self.total[i].clone()
+                    with torch.no_grad():
+                        torch._foreach_copy_(
+                            [lane.scratch.parameters[name].detach() for name in first.trained],
+                            [p.detach()[i] for p in self.parameters],
+                        )
+                # It goes on without a gradient: to leave it out would cost the others.
+                freeze(i)
+            if all(lane.error is not None or lane.steps <= step for lane in lanes):
+                break
         if losses:
             for i, summed in zip(losses, torch.stack(list(losses.values())).tolist()):
-                lanes[i].run = Run(lanes[i].n, lanes[i].steps, summed / feed.seen[i])
+                lanes[i].run = Run(lanes[i].n, lanes[i].steps, summed / seen[i])
 
     def _corrected(self, rows: Sequence[Descent], made: SGD) -> Corrected:
         """The lanes' corrections as one: of tensors that are N times as long or, apart, N times as
@@ -224,58 +219,52 @@ class Plan:
         return Corrected(made, hooks.scale_grad, added, hooks.proximal, anchor, at_anchor, drift)
 
 
-class Feed:
-    """The lanes' batches, some steps at a time: one gather a lane, into one tensor for all. chunk:
-    steps. seen: samples of each lane so far.
+def fed(
+    lanes: Sequence[Descent], n: int, seen: list[int]
+) -> Iterator[tuple[Inputs, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yields of each step (x (N, width, ...), y alike, shares (N, width): of each sample in its
+    batch's mean, sizes (N,): of the batches). A lane without further steps repeats its first
+    sample, with a share of 0. seen: each lane's samples are counted there.
+
+    They are gathered for some steps at a time: one gather a lane, into one tensor for all.
     """
+    first = lanes[0]
+    width, device = first.width, first.scratch.device
+    draws = [_batches(lane) for lane in lanes]
+    data = [lane.data for lane in lanes] + [first.data] * (n - len(lanes))
+    x = first.data[0]
+    sample = sum(part[:1].nbytes for part in (x.values() if isinstance(x, dict) else [x]))
+    chunk = max(1, CHUNK_BYTES // (n * width * sample))
+    most = max(lane.steps for lane in lanes)
 
-    def __init__(self, lanes: list[Descent], n: int) -> None:
-        self.lanes, self.n = lanes, n
-        self.draws = [_batches(lane) for lane in lanes]
-        self.seen = [0] * len(lanes)
-        x, width = lanes[0].data[0], lanes[0].width
-        sample = sum(part[:1].nbytes for part in (x.values() if isinstance(x, dict) else [x]))
-        self.chunk = max(1, CHUNK_BYTES // (n * width * sample))
+    def gathered(parts: Sequence[torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+        shape = parts[0].shape[1:]
+        out = torch.empty((n, at[0].numel(), *shape), dtype=parts[0].dtype, device=device)
+        for i, part in enumerate(parts):
+            torch.index_select(part, 0, at[i].view(-1), out=out[i])
+        return out.view(*at.shape, *shape)
 
-    def next(self, steps: int) -> tuple[Inputs, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(x (N, steps, width, ...), y alike, shares (steps, N, width): of each sample in its
-        batch's mean, sizes (steps, N): of the batches). A lane without further steps repeats its
-        first sample, with a share of 0.
-        """
-        first, n = self.lanes[0], self.n
-        width, device = first.width, first.scratch.device
+    for begun in range(0, most, chunk):
+        steps = min(chunk, most - begun)
         index = np.zeros((n, steps, width), dtype=np.int64)
         shares = np.zeros((steps, n, width), dtype=np.float32)
         sizes = np.zeros((steps, n), dtype=np.float64)
-        for i, draw in enumerate(self.draws):
+        for i, draw in enumerate(draws):
             for s, (rows, size) in zip(range(steps), draw):
                 index[i, s], shares[s, i, :size], sizes[s, i] = rows, 1.0 / size, size
-            self.seen[i] += int(sizes[:, i].sum())
+            seen[i] += int(sizes[:, i].sum())
         at = to_device(torch.from_numpy(index), device)
-        data = [lane.data for lane in self.lanes] + [first.data] * (n - len(self.lanes))
-
-        def gathered(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            shape = parts[0].shape[1:]
-            out = torch.empty((n, steps * width, *shape), dtype=parts[0].dtype, device=device)
-            for i, part in enumerate(parts):
-                torch.index_select(part, 0, at[i].view(-1), out=out[i])
-            return out.view(n, steps, width, *shape)
-
-        inputs = [x for x, _ in data]
-        if isinstance(inputs[0], dict):
+        if isinstance(x, dict):
             xs: Inputs = {
-                name: gathered([x[name] for x in inputs if isinstance(x, dict)])
-                for name in inputs[0]
+                name: gathered([own[name] for own, _ in data if isinstance(own, dict)], at)
+                for name in x
             }
         else:
-            xs = gathered(inputs)  # type: ignore[arg-type]
-        ys = gathered([y for _, y in data])
-        return (
-            xs,
-            ys,
-            to_device(torch.from_numpy(shares), device),
-            to_device(torch.from_numpy(sizes), device),
-        )
+            xs = gathered([own for own, _ in data], at)  # type: ignore[misc]
+        ys = gathered([y for _, y in data], at)
+        part_of, samples = (to_device(torch.from_numpy(a), device) for a in (shares, sizes))
+        for k in range(steps):
+            yield mapped(xs, lambda part: part[:, k]), ys[:, k], part_of[k], samples[k]  # noqa: B023
 
 
 def _batches(lane: Descent) -> Iterator[tuple[np.ndarray, int]]:

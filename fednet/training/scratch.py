@@ -200,34 +200,12 @@ class Scratch:
         self._own.restore()
         return self.module
 
-    def values(self) -> Tensors:
-        """Returns a copy of the module's tensors. Raises ConfigError if a buffer has changed its
-        shape.
+    def values(self, give_away: bool = False) -> Tensors:
+        """Returns a copy of the module's tensors. give_away: on the CPU a large model's memory is
+        not copied but returned: the module gets other memory, and has no values until `load`.
+        Raises ConfigError if a buffer has changed its shape.
         """
-        self._collect_buffers()
-        vector = room(self.vector.numel(), torch.float32, self.device).copy_(self.vector)
-        out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
-        for name, view in self._kernels.items():
-            out[name].copy_(view)
-        return out
-
-    def trained(self) -> Tensors:
-        """Returns the module's tensors after a training. On the CPU a large model's memory is not
-        copied but given away: the module gets other memory, and has no values until `load`.
-        """
-        given = self.vector
-        if self.device.type != "cpu" or given.nbytes < FROM_BYTES or self._kernels:
-            return self.values()
-        self._collect_buffers()
-        self.vector = room(given.numel(), torch.float32)
-        flat = Tensors(self.layout, self.vector, self.buffers, self.counters)
-        for name, parameter in self.parameters.items():
-            parameter.data = flat[name]
-        return Tensors(self.layout, given, self.buffers.clone(), self.counters.clone())
-
-    def _collect_buffers(self) -> None:
-        """Copies buffers that the module has replaced into their vectors."""
-        for owner, leaf, view in self._buffer_views:
+        for owner, leaf, view in self._buffer_views:  # which the module may have replaced
             now = owner._buffers.get(leaf)
             if now is view:
                 continue
@@ -239,6 +217,20 @@ class Scratch:
                 )
             view.copy_(now.detach())
             owner._buffers[leaf] = view
+        vector = self.vector
+        new = room(vector.numel(), torch.float32, self.device)
+        large = vector.nbytes >= FROM_BYTES and not self._kernels
+        if give_away and large and self.device.type == "cpu":
+            self.vector = new
+            flat = Tensors(self.layout, new, self.buffers, self.counters)
+            for name, parameter in self.parameters.items():
+                parameter.data = flat[name]
+        else:
+            vector = new.copy_(vector)
+        out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
+        for name, view in self._kernels.items():
+            out[name].copy_(view)
+        return out
 
     def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """Returns x's parameters of these names as shaped views on this device."""

@@ -14,7 +14,7 @@ from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
 from fednet.client.worker import Outgoing
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record
-from fednet.protocol.client import ClientProtocol, Given
+from fednet.protocol.client import ClientProtocol, Ended, Given
 from fednet.records import mb
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
@@ -45,6 +45,24 @@ def test_a_client_without_a_server_says_why_if_that_is_known(monkeypatch):
         client.run(lines.append, give_up_s=1e-3)
     client.close()
     assert ["nothing listens there" in line for line in lines] == [True]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_client_of_a_finished_run_waits_only_so_long_for_a_server_with_more_rounds(
+    tmp_path, monkeypatch, finished
+):
+    for name in ("DONE_S", "FIND_S"):
+        monkeypatch.setattr(loops, name, 0.0)
+    if finished:
+        (tmp_path / "summary.json").touch()
+    transport = Inproc().client()
+    client = ClientLoop(ClientProtocol("c"), transport, prepare=None, curve=False, run=tmp_path)
+    if finished:
+        assert client.run(give_up_s=20.0) == Ended(False, "asked to leave")
+    else:
+        with pytest.raises(CannotGoOn):
+            client.run(give_up_s=1e-3)
+    client.close()
 
 
 def test_a_process_says_each_round_in_a_line_and_nothing_with_quiet(tmp_path):

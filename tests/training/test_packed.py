@@ -5,21 +5,22 @@ company.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import itertools
 import sys
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from fednet import models, registry, seeds
 from fednet.algorithms.base import Samples
+from fednet.config import TrainSection
 from fednet.errors import ConfigError
 from fednet.tensors import Layout, Tensors
 from fednet.training import packed
-from fednet.training.loop import Descent, Hooks, Recipe, descend
+from fednet.training.loop import Descent, Hooks, descend
 from fednet.training.scratch import Scratch
 from tests.algorithms import harness
 from tests.algorithms.harness import Federation, close, images
@@ -31,7 +32,7 @@ SHAPE, CLASSES, SIZES = (
     (40, 33, 7, 64),
 )
 TASK = registry.task.get("classification")()
-RECIPE = Recipe(lr=0.05, epochs=2, batch_size=16)
+RECIPE = TrainSection(lr=0.05, epochs=2, batch_size=16)
 
 
 def build(name: str = "lenet5") -> nn.Module:
@@ -46,7 +47,11 @@ def weights(layout: Layout, k: int, size: float = 0.1) -> Tensors:
 
 
 def client(
-    k: int, name: str = "lenet5", recipe: Recipe = RECIPE, channels_last: bool = False, **hooks
+    k: int,
+    name: str = "lenet5",
+    recipe: TrainSection = RECIPE,
+    channels_last: bool = False,
+    **hooks,
 ) -> Descent:
     """Client k's descent, with data, weights and hooks of its own."""
     module = build(name)
@@ -92,7 +97,7 @@ def bits(lane: Descent) -> str:
 def test_a_pack_comes_to_what_each_comes_to_by_itself(recipe, hooks, apart, monkeypatch):
     if not apart:  # as on a GPU
         monkeypatch.setattr(packed, "APART", ())
-    recipe = dataclasses.replace(RECIPE, **recipe)
+    recipe = msgspec.structs.replace(RECIPE, **recipe)
     lanes, others = ([client(k, recipe=recipe, **hooks) for k in range(3)] for _ in range(2))
     packed.descend([lane for lane in lanes if lane.kind == lanes[0].kind], 4, TASK)
     # The one of fewer samples than a batch.
@@ -122,7 +127,7 @@ class Scaled(nn.Module):
 
 def test_a_parameter_that_is_one_number_is_clipped_with_the_others(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "build", lambda name: Scaled())
-    recipe = dataclasses.replace(RECIPE, clip_norm=0.1)
+    recipe = msgspec.structs.replace(RECIPE, clip_norm=0.1)
     (lane, other), beside = (client(0, recipe=recipe) for _ in range(2)), client(1, recipe=recipe)
     packed.descend([lane, beside], 3, TASK)
     alone(other)
@@ -138,7 +143,7 @@ def test_kernels_whose_channels_lie_innermost_are_read_and_written_right():
 
 @pytest.mark.parametrize(("name", "batch_size"), [("lenet5", 16), ("mlp", 10)])
 def test_bits_depend_neither_on_company_nor_on_place(name, batch_size):
-    recipe = dataclasses.replace(RECIPE, batch_size=batch_size, momentum=0.9)
+    recipe = msgspec.structs.replace(RECIPE, batch_size=batch_size, momentum=0.9)
 
     def train(*clients: int) -> dict[int, str]:
         lanes = {k: client(k, name, recipe, proximal=0.1) for k in clients}
@@ -161,7 +166,7 @@ def test_nor_where_a_lanes_tensors_are_no_multiple_of_what_a_processor_takes_at_
         "build",
         lambda name: models.build({"name": "mlp", "hidden": [8]}, SHAPE, 3, 0),
     )
-    recipe = dataclasses.replace(
+    recipe = msgspec.structs.replace(
         RECIPE, batch_size=7, momentum=0.9, weight_decay=0.01, clip_norm=0.5
     )
     found: dict[int, set[str]] = {k: set() for k in (0, 1, 3)}

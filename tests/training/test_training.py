@@ -88,6 +88,8 @@ def w(trained):
         ({"epochs": 2}, {}, 1.6),  # 1.4 + 0.1 * 2
         ({"epochs": 2, "momentum": 0.9}, {}, 1.96),  # v = 0.9 * 4 + 2 = 5.6
         ({"weight_decay": 0.5}, {}, 1.35),  # 4 - 0.5
+        ({"optimizer": "adam"}, {}, 1.1),
+        ({"optimizer": "adamw"}, {}, 1.1),
         ({"epochs": 2}, {"proximal": 1.0}, 1.56),  # second step: 2 - (1.4 - 1)
         ({}, {"proximal": 1.0, "toward": 3.0}, 1.6),  # 4 + (3 - 1)
         # v = 0.9 * 4 + 2 - (1.4 - 1) = 5.2
@@ -126,11 +128,6 @@ def test_steps_replace_epochs_and_may_end_within_one():
     assert host(x=x, y=y, epochs=2).train(weight()).run.steps == 6  # the last short batch is kept
     # A method's own epochs come first.
     assert host(x=x, y=y, steps=4).train(weight(), epochs=1).run.steps == 3
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_adam_takes_a_first_step_of_lr(optimizer):
-    assert w(host(optimizer=optimizer).train(weight())) == pytest.approx(1.1, abs=1e-4)
 
 
 @pytest.mark.parametrize(
