@@ -298,11 +298,6 @@ def begun(
     return Run(federation, federation.make(name, **options))
 
 
-def distance(a: Tensors, b: Tensors) -> float:
-    """Largest difference of the parameters, relative to the largest of b."""
-    return float((a.vector - b.vector).abs().max() / b.vector.abs().max())
-
-
 def same(a: Tensors, b: Tensors) -> bool:
     """Equal to the bit, buffers and counters too."""
     return all(

@@ -11,22 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fednet import registry
 from fednet.config.schema import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, load, load_site, split
 from fednet.data.site import alone
 from fednet.errors import ConfigError, DataError
+from fednet.registry import dataset
 
 
 def section(name, **options):
     return DataSection(dataset=name, options=options)
-
-
-@pytest.fixture
-def own(monkeypatch):
-    """Registers a dataset for one test."""
-    monkeypatch.setattr(registry.dataset, "_parts", dict(registry.dataset._parts))
-    return registry.dataset
 
 
 def toy(n=6, classes=2):
@@ -129,10 +122,10 @@ def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_de
 
 
 # -- one's own -------------------------------------------------------------------------------------
-def test_an_own_dataset_gets_its_root_and_its_options(own, tmp_path):
+def test_an_own_dataset_gets_its_root_and_its_options(tmp_path):
     seen = {}
 
-    @own("sensors")
+    @dataset("sensors")
     def sensors(root, **options):
         seen.update(options, root=root)
         return toy()
@@ -141,8 +134,8 @@ def test_an_own_dataset_gets_its_root_and_its_options(own, tmp_path):
     assert seen == {"root": tmp_path, "window": 128}
 
 
-def test_named_options_are_checked_by_name_and_type(own, tmp_path):
-    @own("sensors")
+def test_named_options_are_checked_by_name_and_type(tmp_path):
+    @dataset("sensors")
     def sensors(root, *, window: int = 64, axes: list[str] = ()):
         return toy()
 
@@ -156,11 +149,11 @@ def test_named_options_are_checked_by_name_and_type(own, tmp_path):
         load(section("sensors", window="wide"), tmp_path)
 
 
-def test_an_own_dataset_must_return_data_with_test_samples(own, tmp_path):
-    own("pair")(lambda root: (1, 2))
+def test_an_own_dataset_must_return_data_with_test_samples(tmp_path):
+    dataset("pair")(lambda root: (1, 2))
     with pytest.raises(DataError, match=r"returned tuple, expected fednet\.Data"):
         load(section("pair"), tmp_path)
-    own("trainonly")(lambda root: Data(train=(np.zeros((4, 1)), np.zeros(4))))
+    dataset("trainonly")(lambda root: Data(train=(np.zeros((4, 1)), np.zeros(4))))
     with pytest.raises(DataError, match="has no test samples"):
         load(section("trainonly"), tmp_path)
 
@@ -322,8 +315,8 @@ def test_a_site_brings_one_npz_file(tmp_path):
         load_site(section("site", shape=[8], classes=2), tmp_path)
 
 
-def test_a_site_brings_a_registered_dataset(own, tmp_path):
-    own("sensors")(lambda root, *, window=1: toy())
+def test_a_site_brings_a_registered_dataset(tmp_path):
+    dataset("sensors")(lambda root, *, window=1: toy())
     assert (
         load_site(
             section("site", shape=[3], classes=2, format="sensors", window=2), tmp_path

@@ -8,7 +8,6 @@ import importlib
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from fednet import registry
 from fednet.cli import client, server
 from fednet.cli.common import Parser
 from fednet.cli.main import FILES, VERBS, main
+from tests.docs import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "deploy"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).parents[2]
+from tests.docs import ROOT, script
+
 FOLDERS = [ROOT / name for name in ("docs", "deploy", "configs")]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))]
 
@@ -50,9 +50,7 @@ def test_a_link_to_nothing_is_noticed(tmp_path, monkeypatch):
 
 
 def test_a_link_out_of_the_pages_is_the_name_of_its_file_on_the_site():
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = script("hooks")
     page = SimpleNamespace(file=SimpleNamespace(src_uri="howto/a.md"))
     text = "[keys](../runs.md#a) [GPUs](../../deploy/x.md#gpus) [deploy/x.md](../../deploy/x.md)"
     assert hooks.on_page_markdown(text, page) == (

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -11,17 +10,14 @@ from fednet.cli.main import main
 from fednet.config.keys import DocumentedKey, keys, options
 from fednet.records import FILES, Summary
 from fednet.server.io import LOUD
+from tests.docs import script
 
 PACKAGE = Path(fednet.__file__).parent
 
 
 @pytest.fixture(scope="module")
 def pages():
-    file = PACKAGE.parent / "docs" / "pages.py"
-    spec = importlib.util.spec_from_file_location("pages", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("pages")
 
 
 def test_no_page_that_follows_from_the_code_is_out_of_date(pages):

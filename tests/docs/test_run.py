@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.docs import ROOT, script
 
 
 @pytest.fixture(scope="module")
 def runner():
-    spec = importlib.util.spec_from_file_location("run_pages", ROOT / "docs" / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["run_pages"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["run_pages"]
+    return script("run")
 
 
 def test_every_block_is_run_or_says_why_not(runner):

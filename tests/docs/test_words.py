@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_links import PAGES, ROOT, text_of
+from tests.docs import ROOT
+from tests.docs.test_links import PAGES, text_of
 
 CHECKED = {
     name: page for page in PAGES if not (name := str(page.relative_to(ROOT))).startswith("configs/")

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import fednet
-from fednet import registry
 from fednet.models.calls import outputs
 from tests.processes import Federation, crashes
 from tests.rooms import lines
@@ -108,19 +107,12 @@ def hashes(found: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     return [(r["model_sha256"], r["train_loss"], r["test_loss"]) for r in found]
 
 
-@pytest.fixture
-def load(monkeypatch):
-    """Registers the parts of a file's text for one test."""
-
-    def loaded(text: str) -> None:
-        for kind in (registry.model, registry.dataset, registry.task):
-            monkeypatch.setattr(kind, "_parts", dict(kind._parts))
-        exec(text, {"__name__": "own"})
-
-    return loaded
+def load(text: str) -> None:
+    """Register the parts of a file's text, for one test."""
+    exec(text, {"__name__": "own"})
 
 
-def test_however_a_model_is_called_and_answers_the_bits_are_those_of_the_plain_one(tmp_path, load):
+def test_however_a_model_is_called_and_answers_the_bits_are_those_of_the_plain_one(tmp_path):
     load(OWN)
     plain = hashes(rounds(tmp_path / "plain", settings("plain", "calls")))
     assert len({sha for sha, _, _ in plain}) == 3
@@ -175,7 +167,7 @@ def killed(out: Path, own: str, changes: dict[str, Any]) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize("server", ["alone", pytest.param("killed", marks=pytest.mark.long)])
 def test_void_pixels_are_in_no_count_and_a_killed_server_goes_on_with_the_same_bits(
-    tmp_path, load, server
+    tmp_path, server
 ):
     load(example("squares.py"))
     alone = rounds(tmp_path / "alone", settings("unet", "squares"))
@@ -188,7 +180,7 @@ def test_void_pixels_are_in_no_count_and_a_killed_server_goes_on_with_the_same_b
 
 
 @pytest.mark.parametrize(("model", "dataset"), [("bert", "texts"), ("gpt2", "nextword")])
-def test_models_of_transformers_train_unwrapped(tmp_path, load, model, dataset):
+def test_models_of_transformers_train_unwrapped(tmp_path, model, dataset):
     pytest.importorskip("transformers")
     load(example("words.py"))
     found = rounds(tmp_path, settings(model, dataset))

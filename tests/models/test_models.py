@@ -173,13 +173,13 @@ def test_the_smallest_image_that_is_accepted_works(name, side):
 
 
 # -- parts of one's own ----------------------------------------------------------------------------
-def test_a_class_of_ones_own_takes_its_keyword_arguments_as_options(monkeypatch):
+def test_a_class_of_ones_own_takes_its_keyword_arguments_as_options():
+    @registry.model("mine")
     class Mine(nn.Module):
         def __init__(self, *, input_shape: tuple[int, ...], classes: int, width: int = 4):
             super().__init__()
             self.a, self.out = nn.Linear(input_shape[0], width), nn.Linear(width, classes)
 
-    monkeypatch.setitem(registry.model._parts, "mine", Mine)
     module = make("mine", shape=(5,), classes=2, width=6)
     assert module.a.out_features == 6
     assert models.head_names(module) == ("out.weight", "out.bias")

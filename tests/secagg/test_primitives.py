@@ -58,15 +58,10 @@ def test_the_code_gives_pieces_back_from_any_u_and_hides_them_from_any_t(n, u, t
 
 
 def determinant(m: list[list[int]]) -> int:
-    return (
-        1
-        if not m
-        else sum(
-            (-1) ** j * m[0][j] * determinant([r[:j] + r[j + 1 :] for r in m[1:]])
-            for j in range(len(m))
-        )
-        % Q
-    )
+    if not m:
+        return 1
+    minors = [[row[:j] + row[j + 1 :] for row in m[1:]] for j in range(len(m))]
+    return sum((-1) ** j * m[0][j] * determinant(minor) for j, minor in enumerate(minors)) % Q
 
 
 def test_fixed_point_by_hand():
