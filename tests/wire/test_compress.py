@@ -130,28 +130,89 @@ def test_a_lossless_chain_gives_back_every_bit(items):
     assert not compress.parse(items).lossy
 
 
-# -- rounding --------------------------------------------------------------------------------------
-def test_fp16_rounds_to_eleven_bits_and_saturates():
-    x = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, -70000.0, 1e38, 2**-24])
-    assert sent(compress.parse(["fp16"]), x).tolist() == [
-        1.0,
-        1 + 2**-10,
-        1.0,
-        -65504.0,
-        65504.0,
-        2**-24,
-    ]
+# -- by hand ---------------------------------------------------------------------------------------
+BF16_MOST = torch.finfo(torch.bfloat16).max
 
 
-def test_bf16_rounds_to_eight_bits_to_even_and_saturates():
-    x = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-8, 1 + 3 * 2**-8, -3.4028235e38])
-    largest = torch.finfo(torch.bfloat16).max
-    assert sent(compress.parse(["bf16"]), x).tolist() == [1.0, 1 + 2**-7, 1.0, 1 + 2**-6, -largest]
+@pytest.mark.parametrize(
+    ("items", "x", "wanted"),
+    [
+        # Eleven bits; beyond its range the largest.
+        (
+            ["fp16"],
+            [1.0, 1 + 2**-10, 1 + 2**-12, -70000.0, 1e38, 2**-24],
+            [1.0, 1 + 2**-10, 1.0, -65504.0, 65504.0, 2**-24],
+        ),
+        # Eight bits, to the even one.
+        (
+            ["bf16"],
+            [1.0, 1 + 2**-7, 1 + 2**-8, 1 + 3 * 2**-8, -3.4028235e38],
+            [1.0, 1 + 2**-7, 1.0, 1 + 2**-6, -BF16_MOST],
+        ),
+        # The largest, and of equal ones the first.
+        (["topk(0.5)"], [1.0, -2.0, 2.0, 2.0, 0.5, -3.0], [0, -2, 2, 0, 0, -3]),
+        (["topk(0.5)"], [1.0] * 4, [1, 1, 0, 0]),
+        (["topk(0.5)"], [0.0] * 3, [0, 0, 0]),
+        # The mean magnitude.
+        (["sign"], [1.0, -3.0, 0.0, 4.0], [2, -2, 2, 2]),
+        # What is left is written by the codec that follows.
+        (["topk(0.5)", "sign"], [1.0, -3.0, 0.0, 5.0], [0, -4, 0, 4]),
+    ],
+    ids=str,
+)
+def test_a_chain_sends_what_its_definition_says(items, x, wanted):
+    assert sent(compress.parse(items), torch.tensor(x)).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("items", "n", "nbytes"),
+    [
+        (["qsgd(8)"], 1025, 1025 + 3 * 4),  # a byte a value and a scale a bucket
+        (["qsgd(4)"], 5, 3 + 4),
+        (["int8(16)"], 33, 4 + 3 * 2 + 33),
+        (["int4"], 65, 4 + 2 * 2 + 33),
+        (["sign"], 9, 4 + 2),
+        (["topk(0.5)", "sign"], 4, 1 + 4 + 1),  # a bitmap, a scale, two signs
+        (["randk(0.1)"], 1000, 8 + 4 * 100),  # no index crosses
+    ],
+    ids=str,
+)
+def test_a_message_takes_so_many_bytes(items, n, nbytes):
+    assert compress.parse(items).nbytes(n) == (nbytes, True)
+
+
+ONE, HALF = np.array([1.0], dtype="<f4").tobytes(), np.array([0.5], dtype="<f2").tobytes()
+
+
+def codes(scale: float, dtype: str = "<f4", before: bytes = b"") -> bytes:
+    """Codes 0, 14 and 7 of four bits after a scale."""
+    return before + np.array([scale], dtype=dtype).tobytes() + bytes([0xE0, 0x07])
+
+
+@pytest.mark.parametrize(
+    ("chain", "data", "found"),
+    [
+        ("qsgd(4)", codes(1.0), [-1.0, 1.0, 0.0]),
+        ("qsgd(4)", ONE + bytes([0xF0, 0x07]), "above 14"),
+        ("qsgd(4)", ONE + bytes([0xE0, 0x17]), "after the last"),
+        *(("qsgd(4)", codes(bad), "scale") for bad in (np.nan, np.inf, -1.0)),
+        ("int4(16)", codes(0.5, "<f2", ONE), [-0.5, 0.5, 0.0]),
+        ("int4(16)", ONE + HALF + bytes([0xF0, 0x07]), "above 14"),
+        ("int4(16)", ONE + HALF + bytes([0xE0, 0x17]), "after the last"),
+        *(("int4(16)", codes(bad, "<f2", ONE), "from 0 to 1") for bad in (2.0, -0.5, np.nan)),
+        ("sign", ONE + bytes([0b1000]), "after the last"),
+    ],
+    ids=str,
+)
+def test_a_code_a_scale_or_a_bit_that_there_cannot_be_is_refused(chain, data, found):
+    if isinstance(found, list):
+        assert compress.parse([chain]).decode(data, 3).tolist() == found
+        return
+    with pytest.raises(RemoteProtocolError, match=found):
+        compress.parse([chain]).decode(data, 3)
 
 
 # -- qsgd ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_qsgd_is_unbiased_and_each_draw_within_a_level(bits):
     s, draws = 2 ** (bits - 1) - 1, 500
@@ -176,40 +237,6 @@ def test_qsgd_errs_by_at_most_a_level_of_its_bucket_and_never_changes_a_sign(x, 
         level = float(a.abs().max()) / (2 ** (bits - 1) - 1)
         assert float((a - b).abs().max()) <= level * (1 + 1e-5) + 2e-45 * 2
         assert bool((a * b >= 0).all())
-
-
-def test_qsgd_of_8_bits_takes_a_byte_a_value_and_a_scale_a_bucket():
-    assert compress.parse(["qsgd(8)"]).nbytes(1025) == (1025 + 3 * 4, True)
-    assert compress.parse(["qsgd(4)"]).nbytes(5) == (3 + 4, True)
-
-
-def test_qsgd_refuses_a_code_beyond_its_levels_and_a_scale_that_is_none():
-    chain = compress.parse(["qsgd(4)"])
-    scale = np.array([1.0], dtype="<f4").tobytes()
-    # s = 7, codes 0, 14, 7
-    assert chain.decode(scale + bytes([0xE0, 0x07]), 3).tolist() == [-1.0, 1.0, 0.0]
-    with pytest.raises(RemoteProtocolError, match="above 14"):
-        chain.decode(scale + bytes([0xF0, 0x07]), 3)
-    with pytest.raises(RemoteProtocolError, match="after the last"):
-        chain.decode(scale + bytes([0xE0, 0x17]), 3)
-    for bad in (np.nan, np.inf, -1.0):
-        with pytest.raises(RemoteProtocolError, match="scale"):
-            chain.decode(np.array([bad], dtype="<f4").tobytes() + bytes([0xE0, 0x07]), 3)
-
-
-# -- topk and sign ---------------------------------------------------------------------------------
-def test_topk_keeps_the_largest_and_of_equal_ones_the_first():
-    chain = compress.parse(["topk(0.5)"])
-    assert sent(chain, torch.tensor([1.0, -2.0, 2.0, 2.0, 0.5, -3.0])).tolist() == [
-        0,
-        -2,
-        2,
-        0,
-        0,
-        -3,
-    ]
-    assert sent(chain, torch.ones(4)).tolist() == [1, 1, 0, 0]
-    assert sent(chain, torch.zeros(3)).tolist() == [0, 0, 0]
 
 
 # -- indices ---------------------------------------------------------------------------------------
@@ -257,8 +284,6 @@ def test_int8_has_the_scale_of_its_block_and_rounds_to_the_nearest():
     assert y[:3].tolist() == [127.0, 2.0, 0.0]
     assert y[16].item() == pytest.approx(12.7, rel=1e-3)
     assert y[17].item() == pytest.approx(0.1, rel=1e-3)
-    assert compress.parse(["int8(16)"]).nbytes(33) == (4 + 3 * 2 + 33, True)
-    assert compress.parse(["int4"]).nbytes(65) == (4 + 2 * 2 + 33, True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -277,23 +302,9 @@ def test_blocks_err_by_half_a_step_and_never_by_more_than_the_value(x, bits):
         assert bool(((a - b).abs() <= a.abs() * 1.0001 + m * 1e-6 + 1e-44).all())
 
 
-def test_blocks_refuse_a_scale_or_a_code_that_is_none():
-    chain = compress.parse(["int4(16)"])
-    one, half = np.array([1.0], dtype="<f4").tobytes(), np.array([0.5], dtype="<f2").tobytes()
-    assert chain.decode(one + half + bytes([0xE0, 0x07]), 3).tolist() == [-0.5, 0.5, 0.0]
-    with pytest.raises(RemoteProtocolError, match="above 14"):
-        chain.decode(one + half + bytes([0xF0, 0x07]), 3)
-    with pytest.raises(RemoteProtocolError, match="after the last"):
-        chain.decode(one + half + bytes([0xE0, 0x17]), 3)
-    for bad in (2.0, -0.5, np.nan):
-        with pytest.raises(RemoteProtocolError, match="from 0 to 1"):
-            chain.decode(one + np.array([bad], dtype="<f2").tobytes() + bytes([0xE0, 0x07]), 3)
-
-
 # -- randk and threshold ---------------------------------------------------------------------------
-def test_of_randk_no_index_crosses():
+def test_randk_keeps_its_share_scaled_up_and_another_with_each_draw():
     chain = compress.parse(["randk(0.1)"])
-    assert chain.nbytes(1000) == (8 + 4 * 100, True)
     x = normal(1000)
     y = sent(chain, x)
     kept = y != 0
@@ -354,17 +365,7 @@ def test_what_feeds_errors_back_never_adds_to_them(items, x):
     assert float(((x - y) ** 2).sum()) <= float((x.double() ** 2).sum()) * (1 + 1e-5) + 1e-40
 
 
-def test_sign_sends_the_mean_magnitude_with_a_bit_a_value():
-    chain = compress.parse(["sign"])
-    assert sent(chain, torch.tensor([1.0, -3.0, 0.0, 4.0])).tolist() == [2, -2, 2, 2]
-    assert chain.nbytes(9) == (4 + 2, True)
-    with pytest.raises(RemoteProtocolError, match="after the last"):
-        chain.decode(np.array([1.0], dtype="<f4").tobytes() + bytes([0b1000]), 3)
-
-
 # -- zstd ------------------------------------------------------------------------------------------
-
-
 def test_a_zstd_bomb_is_refused_by_its_announcement_before_anything_is_allocated():
     zstandard = pytest.importorskip("zstandard")
     bomb = zstandard.ZstdCompressor().compress(bytes(50_000_000))
@@ -455,9 +456,3 @@ def test_the_chains_of_a_section_are_by_kind_and_name_their_place():
 )
 def test_topk_keeps_its_share_rounded_and_at_least_one(share, n, k):
     assert int((sent(compress.parse([f"topk({share})"]), normal(n)) != 0).sum()) == k
-
-
-def test_the_values_after_topk_are_written_by_the_codec_that_follows():
-    chain = compress.parse(["topk(0.5)", "sign"])
-    assert sent(chain, torch.tensor([1.0, -3.0, 0.0, 5.0])).tolist() == [0, -4, 0, 4]
-    assert chain.nbytes(4) == (1 + 4 + 1, True)  # a bitmap, a scale, two signs

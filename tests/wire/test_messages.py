@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgpack
 import msgspec
@@ -150,117 +150,102 @@ def test_frames_that_are_no_message_are_refused_with_a_reason(frames, reason):
     refused(frames, reason)
 
 
+# Fields of messages that are taken as they are.
+KEYED = {"key": [0, 0, 0, 0]}
+BASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "join": ({"worker": "w"}, decode_from_client),
+    "ready": ({"layout": ""}, decode_from_client),
+    "progress": ({"client": 0, "phase": "x"}, decode_from_client),
+    "reply": ({**KEYED, "form": [], "size": 0}, decode_from_client),
+    "failed": ({**KEYED, "reason": "x"}, decode_from_client),
+    "pull": ({**KEYED, "first": 0, "count": 1}, decode_from_client),
+    "part": ({**KEYED, "index": 0}, decode_from_client),
+    "leave": ({}, decode_from_client),
+    "alive": ({}, decode_from_client),
+    "refuse": ({"reason": "x"}, decode_from_server),
+    "task": ({**KEYED, "form": [], "size": 0}, decode_from_server),
+    "welcome": (
+        {"run": "r", "session": "s", "name": "n", "config": "c", "ids": [0]},
+        decode_from_server,
+    ),
+}
+
+
+def refused_with(message: str, field: str, value: object, match: str = "") -> None:
+    """The message is taken, and not with this value of a field."""
+    fields, decode = BASES[message]
+    decode([raw(t=message, **fields)])
+    refused([raw(t=message, **{**fields, field: value})], match, decode)
+
+
 @pytest.mark.parametrize("number", [-1, (1 << 40) + 1, (1 << 64) - 1, 1.5, "1", None, True])
 @pytest.mark.parametrize(
-    "fields",
+    ("message", "field", "value"),
     [
-        lambda n: {"t": "reply", "key": [n, 0, 0, 0], "form": [], "size": 0},
-        lambda n: {"t": "reply", "key": [0, 0, 0, n], "form": [], "size": 0},
-        lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [], "size": n},
-        lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", n, 0]], "size": 0},
-        lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, n]], "size": 0},
-        lambda n: {
-            "t": "reply",
-            "key": [0, 0, 0, 0],
-            "form": [["x", "state", 0, 0, [["y", "float32", [n]]]]],
-            "size": 0,
-        },
-        lambda n: {"t": "pull", "key": [0, 0, 0, 0], "first": n, "count": 1},
-        lambda n: {
-            "t": "pull",
-            "key": [0, 0, 0, 0],
-            "first": 0,
-            "count": n if n is not True else 0,
-        },
-        lambda n: {"t": "part", "key": [0, 0, 0, 0], "index": n},
-        lambda n: {"t": "join", "worker": "w", "ids": [n]},
-        lambda n: {"t": "join", "worker": "w", "share": [n, 1]},
-        lambda n: {"t": "join", "worker": "w", "slots": n if n is not True else 0},
-        lambda n: {"t": "ready", "layout": "", "sites": [[0, n, 0]]},
-        lambda n: {"t": "beat", "step": n},
-        lambda n: {"t": "leave", "inc": n},
+        ("reply", "key", lambda n: [n, 0, 0, 0]),
+        ("reply", "key", lambda n: [0, 0, 0, n]),
+        ("reply", "size", lambda n: n),
+        ("reply", "form", lambda n: [["x", "state", n, 0]]),
+        ("reply", "form", lambda n: [["x", "state", 0, n]]),
+        ("reply", "form", lambda n: [["x", "state", 0, 0, [["y", "float32", [n]]]]]),
+        ("pull", "first", lambda n: n),
+        ("pull", "count", lambda n: n),
+        ("part", "index", lambda n: n),
+        ("join", "ids", lambda n: [n]),
+        ("join", "share", lambda n: [n, 1]),
+        ("join", "slots", lambda n: n),
+        ("ready", "sites", lambda n: [[0, n, 0]]),
+        ("progress", "step", lambda n: n),
+        ("leave", "inc", lambda n: n),
     ],
 )
-def test_numbers_out_of_range_are_refused_in_every_whole_number_field(fields, number):
-    refused([raw(**fields(number))])
+def test_numbers_out_of_range_are_refused_in_every_whole_number_field(
+    message, field, value, number
+):
+    refused_with(message, field, value(number))
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
-def test_seconds_are_neither_negative_nor_without_end(seconds):
-    refused([raw(t="reply", key=[0, 0, 0, 0], form=[], size=0, seconds=seconds)])
-
-
-def test_purpose_of_a_key_cannot_be_a_path():
-    refused([raw(t="reply", key=[0, 0, 0, 0, "/../../x"], form=[], size=0)], "Invalid enum value")
+NAMES = ["../x", "/x", "a/b", "..", ".", "a\n", "\u202ea", "a\x00"]  # a way out of a folder
+VERSIONS = ["../1-0-0", "1-0", "1-0-0\n", "1-0-0/x", "x", "1-0-0.local"]
+# What would begin a line, or turn the direction of another's text.
+MARKS = ["\n", "\r", "\u202e", "\u2066", "\u200f", "\u2028", "\x85", "\ufeff"]
+MARKED = [text for mark in MARKS for text in (f"{mark}a", f"a{mark}b", f"a{mark}")]
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("message", "field", "values", "match"),
     [
-        {"t": "join", "worker": "w", "holding": [[0, 0, 0, 0]] * 4097},
-        {"t": "join", "worker": "w", "versions": {str(i): "" for i in range(33)}},
-        {"t": "join", "worker": "w", "files": {str(i): "" for i in range(257)}},
-        {"t": "join", "worker": "w" * 129},
-        {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, 0]] * 65, "size": 0},
-        {
-            "t": "reply",
-            "key": [0, 0, 0, 0],
-            "form": [["x", "state", 0, 0, [["y", "float32", [1] * 9]]]],
-            "size": 0,
-        },
-        {"t": "failed", "key": [0, 0, 0, 0], "reason": "x" * 4097},
+        ("reply", "seconds", [float("nan"), float("inf"), -1.0], ""),
+        ("reply", "state", ["xyz", "ab", "f" * 63, "F" * 64, "f" * 64 + "\n"], "state"),
+        ("reply", "key", [[0, 0, 0, 0, "/../../x"]], "Invalid enum value"),
+        ("reply", "form", [[["x", "state", 0, 0]] * 65], ""),
+        ("reply", "form", [[["x", "state", 0, 0, [["y", "float32", [1] * 9]]]]], ""),
+        ("join", "holding", [[[0, 0, 0, 0]] * 4097], ""),
+        ("join", "versions", [{str(i): "" for i in range(33)}], ""),
+        ("join", "files", [{str(i): "" for i in range(257)}], ""),
+        ("join", "worker", ["w" * 129], ""),
+        ("join", "host", ["a\rb", *MARKED], "regex"),
+        ("join", "device", ["\x9b2J"], ""),  # it would move a terminal's cursor
+        ("progress", "phase", ["\x1b[2J"], ""),
+        ("failed", "reason", ["\x1b]0;title\x07", *MARKED], "regex"),
+        ("failed", "reason", ["x" * 4097], ""),
+        ("refuse", "reason", MARKED, "regex"),
+        ("welcome", "run", ["", *NAMES], "run"),
+        ("alive", "run", NAMES, "run"),
+        # So many beats that they would take the processor.
+        ("welcome", "beat_s", [0.0, 1e-9, 0.05, float("nan"), float("inf")], "beat_s"),
+        ("task", "start", VERSIONS, "start"),
+        ("task", "keep", VERSIONS, "keep"),
     ],
-    ids=lambda f: f["t"],
 )
-def test_lists_and_texts_have_a_limit(fields):
-    refused([raw(**fields)])
+def test_texts_lists_and_seconds_have_a_form_and_a_limit(message, field, values, match):
+    for value in values:
+        refused_with(message, field, value, match)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"t": "beat", "phase": "\x1b[2J"},
-        {"t": "join", "worker": "w", "host": "a\rb"},
-        {"t": "join", "worker": "w", "device": "\x9b2J"},
-        {"t": "failed", "key": [0, 0, 0, 0], "reason": "\x1b]0;title\x07"},
-    ],
-    ids=lambda f: f["t"],
-)
-def test_what_would_move_a_terminals_cursor_is_refused(fields):
-    refused([raw(**fields)])
-
-
-@pytest.mark.parametrize(
-    "mark", ["\n", "\r", "\u202e", "\u2066", "\u200f", "\u2028", "\x85", "\ufeff"]
-)
-def test_no_text_of_a_peer_begins_a_line_or_turns_the_direction_of_another(mark):
-    for at in (f"{mark}a", f"a{mark}b", f"a{mark}"):
-        refused([raw(t="failed", key=[0, 0, 0, 0], reason=at)], "regex")
-        refused([raw(t="join", worker="w", host=at)], "regex")
-        refused([raw(t="refuse", reason=at)], "regex", decode_from_server)
-    told = refused([raw(t=f"x{mark}y")], "unknown message type")
-    assert told.isprintable()
-
-
-@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", ".", "", "a\n", "\u202ea", "a\x00"])
-def test_a_run_is_called_by_a_name_that_is_no_way_out_of_a_folder(name):
-    welcome = {"t": "welcome", "session": "s", "name": "n", "config": "c", "ids": [0]}
-    refused([raw(**welcome, run=name)], "run", decode_from_server)
-    if name:
-        refused([raw(t="alive", run=name)], "run", decode_from_server)
-
-
-@pytest.mark.parametrize("version", ["../1-0-0", "1-0", "1-0-0\n", "1-0-0/x", "x", "1-0-0.local"])
-def test_a_states_version_is_three_numbers(version):
-    task = {"t": "task", "key": [1, 0, 0, 0], "form": [], "size": 0}
-    for key in ("start", "keep"):
-        refused([raw(**task, **{key: version})], key, decode_from_server)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.05, float("nan"), float("inf")])
-def test_a_server_cannot_ask_for_so_many_beats_that_they_take_the_processor(seconds):
-    welcome = {"t": "welcome", "run": "r", "session": "s", "name": "n", "config": "c", "ids": [0]}
-    refused([raw(**welcome, beat_s=seconds)], "beat_s", decode_from_server)
+@pytest.mark.parametrize("mark", MARKS)
+def test_an_unknown_type_is_shown_without_what_turns_a_line(mark):
+    assert refused([raw(t=f"x{mark}y")], "unknown message type").isprintable()
 
 
 @settings(max_examples=30)
