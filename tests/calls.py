@@ -43,67 +43,37 @@ FEDERATION = settings(
 PACKAGE = str(Path(fednet.__file__).parent) + "/"
 
 
-class Calls:
-    """Counts, while `counting` is set, how often each thread enters each function of fednet.
-
-    Only threads that start after `install` are counted, and the one that called it.
+def count(directory: Path, tcp: bool) -> tuple[dict[CodeType, float], int]:
+    """Run the federation in `directory`. Return the calls per reply of each function on the way of
+    a reply, and how many threads enter one.
     """
+    counts = Counter[tuple[int, CodeType]]()  # by thread: each has keys of its own
+    counting = False
 
-    def __init__(self) -> None:
-        self.counting = False
-        self._threads: list[Counter[CodeType]] = []
-        self._own = threading.local()
+    def after_round(record: Round) -> None:
+        nonlocal counting
+        counting = FIRST - 1 <= record.round < LAST
 
-    def install(self) -> None:
-        threading.setprofile(self._profile)
-        sys.setprofile(self._profile)
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if counting and event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            counts[threading.get_ident(), frame.f_code] += 1
 
-    def remove(self) -> None:
+    config = configuration.from_mapping(FEDERATION)
+    how = Hosting(Silent(), device="cpu", callback=after_round)
+    directory.mkdir(parents=True)
+    threading.setprofile(profile)  # of threads that start from now on
+    sys.setprofile(profile)
+    try:
+        (_run_over_tcp if tcp else run_in_process)(config, directory, how)
+    finally:
         threading.setprofile(None)
         sys.setprofile(None)
-
-    def after_round(self, record: Round) -> None:
-        self.counting = FIRST - 1 <= record.round < LAST
-
-    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if not self.counting or event != "call":
-            return
-        code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
-            return
-        counts = getattr(self._own, "counts", None)
-        if counts is None:
-            counts = self._own.counts = Counter()
-            self._threads.append(counts)
-        counts[code] += 1
-
-    def per_reply(self) -> dict[CodeType, float]:
-        """Return the calls per reply of each function on the way of a reply."""
-        replies = CLIENTS * (LAST - FIRST + 1)
-        total = sum(self._threads, Counter[CodeType]())
-        return {code: times / replies for code, times in total.items() if times >= MOST * replies}
-
-    def threads(self) -> int:
-        """Return how many threads enter a function on the way of a reply."""
-        way = self.per_reply()
-        return sum(any(code in way for code in counts) for counts in self._threads)
-
-
-def count(directory: Path, tcp: bool) -> Calls:
-    """Run the federation in `directory` and return what was counted."""
-    config = configuration.from_mapping(FEDERATION)
-    calls = Calls()
-    how = Hosting(Silent(), device="cpu", callback=calls.after_round)
-    directory.mkdir(parents=True)
-    calls.install()
-    try:
-        if tcp:
-            _run_over_tcp(config, directory, how)
-        else:
-            run_in_process(config, directory, how)
-    finally:
-        calls.remove()
-    return calls
+    replies = CLIENTS * (LAST - FIRST + 1)
+    total = Counter[CodeType]()
+    for (_, code), times in counts.items():
+        total[code] += times
+    way = {code: times / replies for code, times in total.items() if times >= MOST * replies}
+    return way, len({thread for thread, code in counts if code in way})
 
 
 def _run_over_tcp(config: configuration.Config, directory: Path, how: Hosting) -> None:
@@ -127,12 +97,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", metavar="PACKAGE", help="also name this package's functions")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        calls = count(Path(folder) / "run", options.tcp)
-    way = calls.per_reply()
+        way, threads = count(Path(folder) / "run", options.tcp)
     files = {code: code.co_filename.removeprefix(PACKAGE) for code in way}
     print(
         f"{len(way)} functions in {len(set(files.values()))} files, "
-        f"{sum(way.values()):.0f} calls, on {calls.threads()} threads"
+        f"{sum(way.values()):.0f} calls, on {threads} threads"
     )
     for package in sorted({file.split("/")[0] for file in files.values()}):
         own = [code for code in way if files[code].split("/")[0] == package]

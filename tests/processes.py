@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fednet.launch.parent import die_with_parent
 
@@ -51,7 +52,7 @@ class Rig:
 
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
-        self.all = list[Any]()  # of Command and Forked
+        self.all = list[Forked]()
         self.logs = list[Path]()
 
     def __enter__(self) -> Any:
@@ -65,46 +66,22 @@ class Rig:
                 process.kill()
             process.wait()
 
-    def fork(self, work: Callable[..., int], *args: object) -> Any:
+    def fork(self, work: Callable[..., int], *args: object) -> Forked:
         """Start `work(*args)`, a function of a module. What it returns is the exit status."""
         self.all.append(Forked(work, self._log(), args))
         return self.all[-1]
 
     def start(
-        self,
-        module: str,
-        *words: object,
-        prefix: tuple[str, ...] = (),
-        before: Callable[[], object] | None = None,
-    ) -> Any:
+        self, module: str, *words: object, before: Callable[[], object] | None = None
+    ) -> Forked:
         """Start the command `fednet.cli.MODULE` in a session of its own.
 
-        prefix: a command that starts it, which takes seconds.
         before: a function of a module that the new process calls first.
         """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDNET_")}
-        environment["OMP_NUM_THREADS"] = "1"
-        environment["PYTHONPATH"] = str(ROOT)
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
         own = [f"fednet.cli.{module}", *map(str, words)]
-        if not prefix:
-            return self.fork(_command, own, self.tmp, environment, before)
-        log = self._log()
-        with log.open("w") as file:
-            process = Command(
-                [*prefix, sys.executable, "-m", *own],
-                cwd=self.tmp,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        process.said = log.read_text
-        self.all.append(process)
-        return process
+        return self.fork(_command, own, self.tmp, environment, before)
 
     def ended(self, process: Any) -> tuple[int, str]:
         """Wait for its end. Return its exit status and its output."""
@@ -131,17 +108,12 @@ class Rig:
         return self.logs[-1]
 
 
-class Command(subprocess.Popen[str]):
-    """`said` returns its output so far."""
-
-    said: Callable[[], str]
-
-
 class Forked:
-    """A function in a process of its own, with the methods of `Command`."""
+    """A function in a process of its own. `said` returns its output so far."""
 
     def __init__(self, work: Callable[..., int], log: Path, args: tuple[object, ...]) -> None:
-        _start_forkserver()
+        with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
+            forkserver.ensure_running()  # it imports from this tree: it looks here alone
         log.touch()
         self.process = CONTEXT.Process(target=_forked, args=(work, log, *args))
         self.process.start()
@@ -166,18 +138,6 @@ class Forked:
         if self.returncode is None:
             raise subprocess.TimeoutExpired(str(self.process.name), timeout or 0)
         return self.returncode
-
-
-def _start_forkserver() -> None:
-    """It imports from this tree: it looks at the environment alone."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(ROOT)
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
 
 
 def _forked(work: Callable[..., int], output: Path, *args: Any) -> None:

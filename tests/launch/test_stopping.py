@@ -114,21 +114,17 @@ def test_a_worker_that_the_server_calls_silent_is_replaced(as_before, monkeypatc
 ONCE_SLOW = "faults={schedule: [{round: 2, client: 1, kind: delay, seconds: 600}]}"
 
 
-@pytest.fixture
-def hanging_up(request):
-    """What a process that is started does at SIGHUP, which it has of its parent."""
-    before = signal.signal(signal.SIGHUP, request.param)
-    yield
-    signal.signal(signal.SIGHUP, before)
+def of_a_terminal() -> None:
+    """In a process: what it does at SIGHUP is what a shell leaves it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("hanging_up", [signal.SIG_DFL], indirect=True)
-def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, tmp_path):
+def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(tmp_path):
     with Processes(tmp_path) as started:
-        server = started.server(sets=(ONCE_SLOW,), prefix=("env",))
-        two = [started.client(k, "--faults", prefix=("env",)) for k in range(2)]
+        server = started.server(sets=(ONCE_SLOW,), before=of_a_terminal)
+        two = [started.client(k, "--faults", before=of_a_terminal) for k in range(2)]
         until(lambda: lines(tmp_path / "run" / "rounds.jsonl"), "a round", server, *two)
         two[0].send_signal(signal.SIGHUP)
         assert started.ended(two[0])[0] == 0
