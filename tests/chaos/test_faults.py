@@ -122,17 +122,6 @@ def test_what_loses_no_reply_changes_no_bit(tmp_path, kind, more, useful):
         assert fed.events("rejoined")
 
 
-def test_random_faults_are_the_same_in_any_placement(tmp_path):
-    kinds = ("drop_before_sending", "corrupt", "disconnect", "duplicate")
-    faults = {"random": dict.fromkeys(kinds, 0.2)}
-    changes = {"algorithm": "scaffold", "round": QUICK, "faults": faults}
-    one = finished(tmp_path / "one", "0-3", **changes)
-    three = finished(tmp_path / "three", "0", "1", "2-3", **changes)
-    assert len(one.faults()) >= 4
-    assert sorted(one.faults()) == sorted(three.faults())
-    assert one.hashes() == three.hashes()
-
-
 def test_a_fault_that_struck_before_the_server_died_does_not_strike_again(tmp_path):
     faults = planned("drop_before_sending")
     changes = {"algorithm": "scaffold", "round": QUICK}
@@ -147,15 +136,19 @@ def test_a_fault_that_struck_before_the_server_died_does_not_strike_again(tmp_pa
 
 
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("fedga", marks=pytest.mark.slow)])
-def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path, method):
-    faults = {"random": {"drop_before_training": 0.3}}
-    first = finished(tmp_path / "first", algorithm=method, round=QUICK, faults=faults)
-    assert any(len(completed) < 4 for completed in first.completed())
-    replay = {"replay": str(first.path)}
-    again = finished(tmp_path / "again", "0-3", algorithm=method, faults=replay)
-    assert again.hashes() == first.hashes()
-    assert again.completed() == first.completed()
-    assert [r["dropped"] for r in again.rounds()] == [r["dropped"] for r in first.rounds()]
+def test_random_faults_are_the_same_in_any_placement_and_are_replayed_bit_for_bit(tmp_path, method):
+    kinds = ("drop_before_training", "drop_before_sending", "corrupt", "disconnect", "duplicate")
+    faults = {"random": dict.fromkeys(kinds, 0.25)}
+    changes = {"algorithm": method, "round": QUICK, "faults": faults}
+    one = finished(tmp_path / "one", "0-3", **changes)
+    three = finished(tmp_path / "three", "0", "1", "2-3", **changes)
+    assert {kind for _, _, kind in one.faults()} == set(kinds)
+    assert sorted(one.faults()) == sorted(three.faults())
+    assert one.hashes() == three.hashes()
+    assert any(len(completed) < 4 for completed in one.completed())
+    again = in_process(tmp_path / "again", algorithm=method, faults={"replay": str(one.path)})
+    assert again.hashes() == one.hashes()
+    assert [r["dropped"] for r in again.rounds()] == [r["dropped"] for r in one.rounds()]
     assert again.faults() == []
 
 

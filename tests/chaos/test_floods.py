@@ -47,9 +47,7 @@ def paced(a_second: float) -> Iterator[int]:
         n += 1
 
 
-def flood(
-    address: str, a_second: float, say: Callable[[Mallory, int], object], join: bool = False
-) -> None:
+def flood(address: str, a_second: float, say: Callable[[Mallory, int], object], join: bool) -> None:
     """One connection after the other, over which messages go until the server closes it. join: as
     a worker that hosts client 3.
     """
@@ -70,42 +68,6 @@ def flood(
         if n % 16 == 0 or not join:
             mallory.poll(0)
             mallory.heard.clear()
-
-
-def joins(address: str) -> None:
-    """Joins as large as a header may be, of clients that do not exist."""
-    frame = encode(m.Join(worker="large", ids=[10**9] * (m.MAX_HEADER // 5 - 100)))
-    flood(address, 400, lambda mallory, n: mallory.frames(frame))
-
-
-def bombs(address: str) -> None:
-    """Headers that announce many lists."""
-    frame = b"\xdc\xff\xff" * (m.MAX_HEADER // 3)
-    flood(address, 400, lambda mallory, n: mallory.frames(frame))
-
-
-def beats(address: str) -> None:
-    beat = m.Progress(client=3, phase="training")
-    flood(address, 10_000, lambda mallory, n: mallory.say(beat), join=True)
-
-
-def rounds(address: str) -> None:
-    """A new round is named each time."""
-
-    def say(mallory: Mallory, n: int) -> None:
-        mallory.say(m.Part(key=m.Key(n, 0, 0, 3), index=0))
-
-    flood(address, 10_000, say, join=True)
-
-
-def frames(address: str) -> None:
-    """Messages of more frames than are allowed."""
-
-    def say(mallory: Mallory, n: int) -> None:
-        with contextlib.suppress(zmq.Again):
-            mallory.transport._dealer.send_multipart([b""] * 5, zmq.NOBLOCK)
-
-    flood(address, 20_000, say)
 
 
 def crowd(address: str, most: int, first: bytes, linger_s: float) -> None:
@@ -138,21 +100,40 @@ def crowd(address: str, most: int, first: bytes, linger_s: float) -> None:
             time.sleep(0.05)
 
 
-def idle(address: str) -> None:
-    crowd(address, 2000, b"", 1e9)
+def many_frames(mallory: Mallory, n: int) -> None:
+    """A message of more frames than are allowed."""
+    with contextlib.suppress(zmq.Again):
+        mallory.transport._dealer.send_multipart([b""] * 5, zmq.NOBLOCK)
 
 
-def greetings(address: str) -> None:
-    """Of peers that get no further than their handshake, again and again."""
-    crowd(address, 200, GREETING, 0.05)
+# As large as a header may be, of clients that do not exist; and headers that announce many lists.
+LARGE = encode(m.Join(worker="large", ids=[10**9] * (m.MAX_HEADER // 5 - 100)))
+BOMB = b"\xdc\xff\xff" * (m.MAX_HEADER // 3)
+BEAT = m.Progress(client=3, phase="training")
+FLOODS: dict[str, tuple[float, Callable[[Mallory, int], object], bool]] = {
+    "joins": (400, lambda mallory, n: mallory.frames(LARGE), False),
+    "bombs": (400, lambda mallory, n: mallory.frames(BOMB), False),
+    "beats": (10_000, lambda mallory, n: mallory.say(BEAT), True),
+    # A new round is named each time.
+    "rounds": (
+        10_000,
+        lambda mallory, n: mallory.say(m.Part(key=m.Key(n, 0, 0, 3), index=0)),
+        True,
+    ),
+    "frames": (20_000, many_frames, False),
+}
+CROWDS: dict[str, tuple[int, bytes, float]] = {
+    "idle": (2000, b"", 1e9),
+    "greetings": (200, GREETING, 0.05),  # of peers that get no further than their handshake
+}
 
 
-ATTACKS = (joins, bombs, beats, rounds, frames, idle, greetings)
-
-
-def attack(work: Callable[[str], None], address: str) -> int:
+def attack(name: str, address: str) -> int:
     print("it begins", flush=True)
-    work(address)
+    if name in FLOODS:
+        flood(address, *FLOODS[name])
+    else:
+        crowd(address, *CROWDS[name])
     return 0
 
 
@@ -172,8 +153,8 @@ def test_a_server_lives_through_each_flood_and_lets_honest_clients_in(tmp_path):
         five_rounds()
         calm = memory(fed.last.pid, "VmHWM")
         address = read_server(fed.path)[0]
-        for work in ATTACKS:
-            peer = fed.fork(attack, work, address)
+        for name in (*FLOODS, *CROWDS):
+            peer = fed.fork(attack, name, address)
             fed.until(peer.said)
             five_rounds()
             fed.lose(worker)
@@ -182,6 +163,6 @@ def test_a_server_lives_through_each_flood_and_lets_honest_clients_in(tmp_path):
             assert peer.poll() is None
             fed.lose(peer)
             more = (memory(fed.last.pid, "VmHWM") - calm) / 1e6
-            print(f"{work.__name__:10s} {more:6.1f} MB above the peak in peace", flush=True)
+            print(f"{name:10s} {more:6.1f} MB above the peak in peace", flush=True)
         assert more < MOST_MB
         fed.stop()

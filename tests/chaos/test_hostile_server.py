@@ -181,13 +181,6 @@ def test_a_site_reads_no_data_that_the_server_names(tmp_path, data, key, there):
         assert "there is no" not in text
 
 
-def test_weights_are_read_only_below_what_the_site_names(tmp_path):
-    model = {**CONFIG["model"], "weights": str(tmp_path / "secret.safetensors")}
-    text = refused(Liar(told(model=model)), tmp_path / "state")
-    assert "model.weights" in text
-    assert "without --data" in text
-
-
 def test_what_is_below_the_sites_own_data_may_be_named(tmp_path):
     samples(tmp_path / "x.npz", 40)
     data = {"dataset": "arrays", "path": "x.npz", "partition": {"scheme": "iid"}}
@@ -222,16 +215,6 @@ def test_planned_faults_strike_only_where_the_client_was_started_for_them(tmp_pa
     assert digest([body]) == reply.check
 
 
-def test_allow_covers_evaluations_and_facts(tmp_path):
-    kinds = ("state", "statistics")
-    assert "its evaluations of kind 'accuracy'" in refused(
-        Liar(told()), tmp_path, policy=Policy(allow=kinds)
-    )
-    own = policy(None, samples(tmp_path / "x.npz"), ["delta", "state"])
-    config = told(data=SITE, evaluate={"every": 0}, algorithm="fedsgd")
-    assert "'statistics'" in refused(Liar(config), tmp_path / "state", policy=own)
-
-
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 def test_no_kind_that_is_not_allowed_leaves_for_any_task(tmp_path, exp, purpose):
     own = Policy(allow=("state", "statistics"))
@@ -242,23 +225,6 @@ def test_no_kind_that_is_not_allowed_leaves_for_any_task(tmp_path, exp, purpose)
         server.say(*task(exp, m.Key(2, 0, 0, 0)))
         server.listen(lambda: server.said(m.Reply))
     assert {f.kind for r in server.said(m.Reply) for f in r.form} == {"state", "statistics"}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        told(model={"name": "mlp", "hidden": [200000, 200000]}),
-        told().replace("samples: 40", "samples: 1000000000000"),
-        told().replace("clients: 4", "clients: 1000000000000"),
-        told().replace("schedule: constant", "schedule: step(0,0.1)"),
-        told().replace("threads: 1", "threads: 1000000000"),
-    ],
-    ids=["model", "samples", "clients", "schedule", "threads"],
-)
-def test_numbers_that_this_machine_cannot_follow_are_refused_at_the_start(tmp_path, config):
-    assert config != told()
-    text = refused(Liar(config), tmp_path)
-    assert "free" in text or "expected" in text
 
 
 def test_a_payload_beyond_memory_or_beyond_what_the_run_declares_is_not_asked_for(tmp_path, exp):
@@ -422,30 +388,56 @@ LARGE, LITTLE = {"name": "mlp", "hidden": [5000, 4]}, {"name": "mlp", "hidden": 
 BUDGET = "privacy: {clip: 1.0, noise: 2.0}"
 
 
-def proto(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def proto(first: dict[str, Any], other: dict[str, Any]) -> str:
     """Two models, of which the largest counts."""
-    return {"algorithm": "fedproto", "model": [first, {**other, "clients": "1"}]}
+    return told(algorithm="fedproto", model=[first, {**other, "clients": "1"}])
+
+
+def changed(text: str, other: str) -> str:
+    """Return a configuration with another text, which no configuration of ours has."""
+    config = told()
+    assert text in config
+    return config.replace(text, other)
 
 
 @pytest.mark.parametrize(
     ("text", "config", "says"),
     [
-        ("ids: 1-3", {}, "the policy names clients 1-3, and 0 is none"),
-        ("max_model_mb: 0.0001", {}, "max_model_mb is 0.0001"),
-        ("max_samples: 10", {}, "max_samples is 10"),
-        ("allow: [state]", {}, "'statistics'; this site allows only state"),
-        (BUDGET, {}, "noise 0 at the server"),
-        (BUDGET, {"privacy": {**PRIVATE, "noise": 1.9}}, "noise of at least 2 times the bound"),
-        (BUDGET, {"privacy": {**PRIVATE, "clip": 5.0}}, "privacy.clip: the policy's is 1"),
-        ("max_model_mb: 0.1", proto(LARGE, LITTLE), "has 0.4 MB; the policy's max_model_mb is 0.1"),
-        ("max_model_mb: 0.1", proto(LITTLE, LARGE), "has 0.4 MB; the policy's max_model_mb is 0.1"),
+        ("ids: 1-3", told(), "the policy names clients 1-3, and 0 is none"),
+        ("max_model_mb: 0.0001", told(), "max_model_mb is 0.0001"),
+        ("max_samples: 10", told(), "max_samples is 10"),
+        ("allow: [state]", told(), "'statistics'; this site allows only state"),
+        ("allow: [state, statistics]", told(), "its evaluations of kind 'accuracy'"),
+        (BUDGET, told(), "noise 0 at the server"),
+        (BUDGET, told(privacy={**PRIVATE, "noise": 1.9}), "noise of at least 2 times the bound"),
+        (BUDGET, told(privacy={**PRIVATE, "clip": 5.0}), "privacy.clip: the policy's is 1"),
+        *(
+            ("max_model_mb: 0.1", proto(*two), "has 0.4 MB; the policy's max_model_mb is 0.1")
+            for two in ((LARGE, LITTLE), (LITTLE, LARGE))
+        ),
+        # Whatever the policy: weights of a path that the site does not name.
+        ("", told(model={**LITTLE, "weights": "/secret.safetensors"}), "without --data"),
+        # And numbers that this machine cannot follow.
+        ("", told(model={"name": "mlp", "hidden": [200000, 200000]}), "free"),
+        ("", changed("samples: 40", "samples: 1000000000000"), "free"),
+        ("", changed("clients: 4", "clients: 1000000000000"), "expected"),
+        ("", changed("schedule: constant", "schedule: step(0,0.1)"), "expected"),
+        ("", changed("threads: 1", "threads: 1000000000"), "expected"),
     ],
 )
-def test_the_policy_has_the_last_word(tmp_path, text, config, says):
+def test_the_policy_has_the_last_word_and_what_cannot_be_done_is_refused_at_the_start(
+    tmp_path, text, config, says
+):
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    own = policy(file, None, None)
-    assert says in refused(Liar(told(**config)), tmp_path / "state", policy=own)
+    own = policy(file if text else None, None, None)
+    assert says in refused(Liar(config), tmp_path / "state", policy=own)
+
+
+def test_facts_of_a_sites_own_data_leave_only_where_their_kind_is_allowed(tmp_path):
+    own = policy(None, samples(tmp_path / "x.npz"), ["delta", "state"])
+    config = told(data=SITE, evaluate={"every": 0}, algorithm="fedsgd")
+    assert "'statistics'" in refused(Liar(config), tmp_path / "state", policy=own)
 
 
 def test_the_model_is_tried_on_the_data_of_each_client_of_a_process(tmp_path):

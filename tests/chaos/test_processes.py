@@ -53,11 +53,24 @@ def ended_well(fed: Federation, killed: int = 0) -> None:
     fed.check(killed)
 
 
-def test_a_killed_worker_is_started_again_and_its_task_given_to_another(tmp_path):
-    with run(tmp_path) as fed:
+def test_a_killed_worker_is_started_again_and_its_large_task_given_to_another(tmp_path):
+    """Each client's payload is on record, and the totals are the kernel's. A message to a broken
+    connection is recorded in full, as lost, of which the kernel may have sent a part.
+    """
+    with run(tmp_path, **LARGE, train={}) as fed:
         os.kill(busy(fed), signal.SIGKILL)
-        ended_well(fed, killed=1)
+        assert fed.status() == 0
+        assert fed.hashes() == undisturbed(**LARGE)
         assert len({e["pid"] for e in fed.events("joined")}) == 3
+        fed.check(killed=1)
+        assert all(r["useful"] == r["predicted"] for r in fed.rounds())
+        rows, last = fed.lines("wire.jsonl"), fed.events("kernel")[-1]
+        lost = sum(r["bytes"] for r in rows if r.get("lost"))
+        assert last["received"] == last["booked_up"]
+        assert 0 <= last["booked_down"] - last["sent"] <= lost
+        up = [r for r in rows if r["direction"] == "up" and r["useful"]]
+        # Four replies in each of three rounds, of over 1 MB: in parts.
+        assert sum(sum(r["kinds"].values()) for r in up) > 12_000_000
 
 
 def test_a_killed_server_is_started_again_by_fednet_run(tmp_path):
@@ -158,27 +171,3 @@ def test_two_processes_with_states_of_their_own_share_the_clients(tmp_path):
     assert [r["dropped"] for r in fed.rounds()] == [{}] * 3
     evaluated = [c["client"] for c in fed.lines("clients.jsonl") if c.get("final")]
     assert evaluated == [0, 1, 2, 3, 4]
-
-
-# -- payloads that are sent in parts ---------------------------------------------------------------
-def accounted(fed: Federation) -> None:
-    """Each client's payload is on record, and the totals are the kernel's. A message to a broken
-    connection is recorded in full, as lost, of which the kernel may have sent a part.
-    """
-    assert all(r["useful"] == r["predicted"] for r in fed.rounds())
-    last = fed.events("kernel")[-1]
-    lost = sum(r["bytes"] for r in fed.lines("wire.jsonl") if r.get("lost"))
-    assert last["received"] == last["booked_up"]
-    assert 0 <= last["booked_down"] - last["sent"] <= lost
-
-
-def test_a_worker_is_killed_while_large_payloads_are_sent_and_no_bit_changes(tmp_path):
-    with run(tmp_path, **LARGE, train={}) as fed:
-        os.kill(busy(fed), signal.SIGKILL)
-        assert fed.status() == 0
-        assert fed.hashes() == undisturbed(**LARGE)
-        fed.check(killed=1)
-        accounted(fed)
-        up = [r for r in fed.lines("wire.jsonl") if r["direction"] == "up" and r["useful"]]
-        # Four replies in each of three rounds, of over 1 MB.
-        assert sum(sum(r["kinds"].values()) for r in up) > 12_000_000

@@ -1,4 +1,4 @@
-"""The arithmetic of framing, by hand and against the kernel's own counts."""
+"""The arithmetic of framing against the kernel's own counts."""
 
 from __future__ import annotations
 
@@ -8,31 +8,6 @@ from fednet.transport.base import Closed, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.keys import Keyring, lab, load
 from tests.transport.pairs import LIMIT_S, of, pump
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "plain", "curve"),
-    [
-        (0, 2, 35),
-        (222, 224, 257),  # 222 + 33 = 255: the last with a short length under CURVE
-        (223, 225, 265),
-        (255, 257, 297),
-        (256, 265, 298),
-        (2**20, 2**20 + 9, 2**20 + 42),
-    ],
-)
-def test_a_frame_costs_two_bytes_up_to_255_and_nine_above_and_33_more_under_curve(
-    nbytes, plain, curve
-):
-    assert framing(nbytes) == plain
-    assert framing(nbytes, curve=True) == curve
-
-
-def test_a_connection_costs_what_the_specification_adds_up_to():
-    assert connection_bytes(False, "client") == connection_bytes(False, "server") == (107, 107)
-    assert connection_bytes(True, "client") == (567, 301)
-    assert connection_bytes(True, "server") == (301, 567)
-
 
 UP = [
     [b""],

@@ -5,7 +5,6 @@ reaches.
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import threading
 import time
@@ -163,36 +162,24 @@ def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same
     assert of(seen, Received) == []
 
 
-def test_a_client_says_of_an_address_where_nothing_listens_that_it_is_turned_down(pair):
+def test_a_client_says_why_it_has_no_connection_until_it_has_one(pair):
     client = pair.client()
     pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
     assert client.trouble == ""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        client.reconnect(f"tcp://127.0.0.1:{free.getsockname()[1]}")
-        pump(
-            pair.server,
-            client,
-            until=lambda seen: client.trouble.startswith("nothing is listening"),
-        )
+    with socket.socket() as free, socket.socket() as silent:
+        for one in (free, silent):
+            one.bind(("127.0.0.1", 0))
+        silent.listen()
+        for address, trouble in (
+            (f"127.0.0.1:{free.getsockname()[1]}", "nothing is listening"),
+            ("host.invalid:5555", "the host name is unknown"),  # RFC 2606: never a host's
+            (f"127.0.0.1:{silent.getsockname()[1]}", "no answer so far"),
+        ):
+            client.reconnect(f"tcp://{address}")
+            pump(pair.server, client, until=lambda seen: client.trouble.startswith(trouble))  # noqa: B023
     client.reconnect(pair.server.address)
     pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
     assert client.trouble == ""
-
-
-def test_a_client_says_of_a_name_that_leads_nowhere_that_no_such_host_is_known(pair):
-    client = pair.client()
-    client.reconnect("tcp://host.invalid:5555")  # RFC 2606: never a host's
-    pump(pair.server, client, until=lambda seen: client.trouble == "the host name is unknown")
-
-
-def test_a_client_says_of_a_listener_without_a_word_that_there_is_no_answer(pair):
-    client = pair.client()
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        client.reconnect(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
-        pump(pair.server, client, until=lambda seen: client.trouble == "no answer so far")
 
 
 def test_reconnect_moves_to_another_address(pair, new_pair):
@@ -295,29 +282,6 @@ def hung_up(stream: socket.socket) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_path):
-    before = descriptors.count()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as stack:
-        crowd = [socket.socket() for _ in range(100)]
-        for one in crowd:
-            stack.callback(one.close)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100 + 120, limits[1]))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        pair = Pair(stack)
-        own = descriptors.count()
-        host, port = pair.server.address.removeprefix("tcp://").split(":")
-        for one in crowd:
-            one.connect((host, int(port)))
-            one.sendall(b"\xff")
-            pair.server.poll(0)
-        for _ in range(50):
-            (tmp_path / "file").open("a").close()
-            pair.server.poll(0.002)
-        assert pair.server.refusals["connections"] + pair.server.refusals["stranger"] > 0
-        assert descriptors.count() - own <= pair.server._room
 
 
 def test_peers_that_say_nothing_take_no_descriptor(pair):

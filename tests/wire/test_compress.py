@@ -391,22 +391,6 @@ def test_without_its_package_zstd_names_it(monkeypatch):
         compress.parse(["zstd"])
 
 
-# -- error feedback --------------------------------------------------------------------------------
-@pytest.mark.parametrize("items", [["topk(0.1)"], ["sign"], ["topk(0.1)", "qsgd(4)"]])
-def test_with_feedback_nothing_is_lost_but_only_late(items):
-    chain, source = compress.parse(items), rng(2)
-    assert chain.remembers
-    residual, arrived, wanted = torch.zeros(200), torch.zeros(200), torch.zeros(200)
-    # The same update each round: what arrives on average comes ever closer to it.
-    for _ in range(200):
-        x = torch.linspace(-1, 1, 200)
-        decoded = chain.decode(chain.encode(x + residual, source), 200)
-        residual = x + residual - decoded
-        arrived, wanted = arrived + decoded, wanted + x
-    assert float((arrived - wanted).abs().max()) < 0.1 * 400
-    assert float((sent(chain, x) - x).abs().max()) > 0.4
-
-
 # -- configuration ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("items", "words"),

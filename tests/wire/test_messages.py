@@ -224,6 +224,8 @@ MARKED = [text for mark in MARKS for text in (f"{mark}a", f"a{mark}b", f"a{mark}
         ("join", "versions", [{str(i): "" for i in range(33)}], ""),
         ("join", "files", [{str(i): "" for i in range(257)}], ""),
         ("join", "worker", ["w" * 129], ""),
+        # More samples than a site may have.
+        ("ready", "sites", [[[0, m.MAX_SAMPLES + 1, 0]], [[0, 5, m.MAX_SAMPLES + 1]]], "sites"),
         ("join", "host", ["a\rb", *MARKED], "regex"),
         ("join", "device", ["\x9b2J"], ""),  # it would move a terminal's cursor
         ("progress", "phase", ["\x1b[2J"], ""),
