@@ -238,21 +238,6 @@ def test_a_rate_that_is_not_given_is_the_optimizers(optimizer, lr):
     assert from_mapping({**PARTS, "train": {"optimizer": optimizer, "lr": 0.3}}).train.lr == 0.3
 
 
-def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
-    link = {
-        "profile": "4g",
-        "up_mbps": 2,
-        "step_ms": 7,
-        "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}},
-    }
-    c = from_mapping({**PARTS, "link": link}).link
-    two, four = c.of(2, 5), c.of(4, 5)
-    assert (four.up_mbps, four.down_mbps, four.latency_ms, four.step_ms) == (2, 5, 0, 7)
-    assert (two.up_mbps, two.down_mbps, two.latency_ms) == (2, 9, 85)
-    plain = from_mapping(PARTS).link.of(0, 5)
-    assert (plain.up_mbps, plain.down_mbps, plain.latency_ms) == (None, None, 0)
-
-
 def test_no_is_text_and_not_false(written):
     assert load(written(HEAD + "name: no")).name == "no"
     assert (
@@ -447,11 +432,6 @@ def test_files_under_load_are_found_beside_the_file_that_names_them(written, tmp
     )
     assert c.load == (str(tmp_path / "deep/own_one.py"),)
     assert c.data.options == {"window": 3}
-
-
-def test_mapping_from_elsewhere_imports_nothing(tmp_path):
-    (tmp_path / "bad.py").write_text("raise SystemExit('imported')")
-    from_mapping({**PARTS, "load": [str(tmp_path / "bad.py")]})
 
 
 def test_loaded_file_is_known_by_its_hash_and_runs_once(tmp_path):

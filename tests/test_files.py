@@ -1,4 +1,4 @@
-"""Files that are added to, and files that are made where none is."""
+"""Files that are added to, files that are made where none is, and where they are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from fednet import places
+from fednet.errors import ConfigError
 from fednet.files import Lines, plain_line, read_lines, write_new
 
 
@@ -34,3 +36,10 @@ def test_a_new_file_is_never_written_over(tmp_path):
     with pytest.raises(FileExistsError):
         write_new(path, "two")
     assert path.read_text() == "one"
+
+
+def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it does for such a user
+    with pytest.raises(ConfigError, match=r"XDG_CACHE_HOME.* there is no home directory"):
+        places.cache()

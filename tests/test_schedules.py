@@ -15,13 +15,6 @@ def load(**changes):
     return config.from_mapping({"schedule": "async", "algorithm": "fedbuff", **changes})
 
 
-def test_a_mode_alone_is_enough():
-    made = load(clients=40, clients_per_round=9)
-    assert (made.schedule.mode, made.buffer) == ("async", 4)
-    assert load(schedule={"mode": "async", "buffer": 7}).buffer == 7
-    assert load(schedule={"mode": "semi-sync", "every": 60}).buffer is None
-
-
 @pytest.mark.parametrize(
     ("algorithm", "schedule", "found"),
     [
@@ -29,12 +22,14 @@ def test_a_mode_alone_is_enough():
         ("ca2fl", {"buffer": 3}, ("async", 3)),
         ("fedasync", {}, ("async", 1)),
         ("fedbuff", {"mode": "semi-sync", "every": 60}, ("semi-sync", None)),
+        ("fedbuff", {"mode": "async", "buffer": 7}, ("async", 7)),
         ("fedavg", {}, ("sync", None)),
     ],
 )
 def test_a_method_without_rounds_waits_for_nobody_where_no_mode_is_given(
     algorithm, schedule, found
 ):
+    assert load(clients=40, clients_per_round=9).buffer == 4
     made = config.from_mapping(
         {"algorithm": algorithm, "clients": 10, "participation": 1.0, "schedule": schedule}
     )

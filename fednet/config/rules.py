@@ -275,8 +275,8 @@ def _training(c: Config) -> Iterator[Broken]:
         )
 
 
-def _plans(c: Config, kind: str) -> bool:
-    return kind in c.faults.random or any(f.kind == kind for f in c.faults.schedule)
+def _crashes(c: Config) -> bool:
+    return "crash" in c.faults.random or any(f.kind == "crash" for f in c.faults.schedule)
 
 
 def _schedule(c: Config) -> Iterator[Broken]:
@@ -304,7 +304,7 @@ def _schedule(c: Config) -> Iterator[Broken]:
         without["faults.replay"] = "a run in simulated time is repeatable without it"
     if c.buffer is not None and c.round.min_results > c.buffer:
         without["round.min_results"] = f"{c.buffer} replies make an update"
-    if _plans(c, "crash"):
+    if _crashes(c):
         without["faults"] = (
             "a crash keeps its client away for whole rounds; use drop_before_training, which "
             "loses its task"
@@ -384,7 +384,7 @@ def _absent(c: Config) -> Iterator[Broken]:
     model, trace = c.availability.model, c.availability.trace
     if trace is not None and model != "always":
         yield "availability.trace", f"the model {model} is given too; {KEEP_ONE}"
-    if trace is not None and _plans(c, "crash"):
+    if trace is not None and _crashes(c):
         yield (
             "faults",
             "a crash counts the rounds that a client stays away, and availability.trace the "

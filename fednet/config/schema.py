@@ -101,21 +101,6 @@ class ClientLinkSection(Section, frozen=True, kw_only=True):
     """A named link, for the values that are not given."""
 
 
-PROFILES = {
-    # WebPageTest's connectivity profiles of these names (down/up, round trip): 1.6/0.768 Mbit/s,
-    # 300 ms;
-    "3g": ClientLinkSection(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
-    # 9/9 Mbit/s, 170 ms;
-    "4g": ClientLinkSection(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
-    # 1.5/0.384 Mbit/s, 50 ms.
-    "dsl": ClientLinkSection(up_mbps=0.384, down_mbps=1.5, latency_ms=25.0),
-    # Chrome's former "WiFi" preset: 30/15 Mbit/s, 2 ms.
-    "wifi": ClientLinkSection(up_mbps=15.0, down_mbps=30.0, latency_ms=1.0),
-    # Gigabit Ethernet through one switch.
-    "lan": ClientLinkSection(up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.1),
-}
-
-
 class LinkSection(Section, frozen=True, kw_only=True):
     """The clients' links. Each value may be drawn once per client: lognormal(median, sigma of the
     logarithm) or uniform(low, high).
@@ -143,21 +128,6 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """
     step_ms: NonNegative | Drawn | None = None
     """Time of one training step, in simulated time. [ms]"""
-
-    def of(self, client: int, clients: int) -> ClientLinkSection:
-        """The link of a client: its own values, else those of its own profile, else those of
-        `link`, else those of the profile there. A rate of None has no limit; a delay is one way.
-        Values to be drawn are kept as text: see experiment.links.
-        """
-        own = ids.own(self.per_client, client, clients) or ClientLinkSection()
-        mine = PROFILES.get(own.profile or "", ClientLinkSection())
-        named = PROFILES.get(self.profile or "", ClientLinkSection())
-        chosen = {}
-        for key in ClientLinkSection.__struct_fields__:
-            general = getattr(self, key)  # a delay of 0 counts as not given
-            given = getattr(own, key), getattr(mine, key), general or None, getattr(named, key)
-            chosen[key] = next((value for value in given if value is not None), general)
-        return ClientLinkSection(**chosen)
 
 
 class AvailabilitySection(Section, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,16 +234,3 @@ def dump(mapping: JsonMapping) -> str:
         width=110,
         allow_unicode=True,
     )
-
-
-def walk(
-    node: Node, steps: tuple[str | int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], Node]]:
-    """Yields every node, with the keys and indices that lead to it."""
-    yield steps, node
-    if isinstance(node.value, dict):
-        for key, child in node.value.items():
-            yield from walk(child, (*steps, key))
-    elif isinstance(node.value, list):
-        for i, child in enumerate(node.value):
-            yield from walk(child, (*steps, i))

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import msgspec
-
-from fednet import seeds, world
+from fednet import ids, seeds, world
 from fednet.config import ClientLinkSection, Config, drawn
 from fednet.transport.base import ClientTransport, Frames
 from fednet.transport.shaped import LinkShape, ShapedClient
@@ -23,26 +21,48 @@ from fednet.wire.frames import client_of
 Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 
+PROFILES = {
+    # WebPageTest's connectivity profiles of these names (down/up, round trip): 1.6/0.768 Mbit/s,
+    # 300 ms;
+    "3g": ClientLinkSection(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
+    # 9/9 Mbit/s, 170 ms;
+    "4g": ClientLinkSection(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
+    # 1.5/0.384 Mbit/s, 50 ms.
+    "dsl": ClientLinkSection(up_mbps=0.384, down_mbps=1.5, latency_ms=25.0),
+    # Chrome's former "WiFi" preset: 30/15 Mbit/s, 2 ms.
+    "wifi": ClientLinkSection(up_mbps=15.0, down_mbps=30.0, latency_ms=1.0),
+    # Gigabit Ethernet through one switch.
+    "lan": ClientLinkSection(up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.1),
+}
+
+
 def of(config: Config, client: int) -> ClientLinkSection:
-    """Returns the link of one client, in figures."""
+    """Returns the link of one client, in figures: its own values, else those of its own profile,
+    else those of `link`, else those of the profile there. A rate of None has no limit.
+    """
     section = config.link
-    profile = section.profile
-    if profile is not None and profile.startswith("choice("):
+    profile = section.profile or ""
+    if profile.startswith("choice("):
         names = [name.strip() for name in profile.removeprefix("choice(")[:-1].split(",")]
         rng = seeds.rng(config.seed, "link/profile", 0, client)
-        section = msgspec.structs.replace(section, profile=names[int(rng.integers(len(names)))])
-    found = section.of(client, config.clients)
+        profile = names[int(rng.integers(len(names)))]
+    own = ids.own(section.per_client, client, config.clients) or ClientLinkSection()
+    mine = PROFILES.get(own.profile or "", ClientLinkSection())
+    named = PROFILES.get(profile, ClientLinkSection())
     figures = {}
-    for key in found.__struct_fields__:
-        value = getattr(found, key)
-        if key != "profile" and isinstance(value, str):
+    for key in ("up_mbps", "down_mbps", "latency_ms", "step_ms"):
+        general = getattr(section, key)  # a delay of 0 counts as not given
+        given = getattr(own, key), getattr(mine, key), general or None, getattr(named, key)
+        value = next((value for value in given if value is not None), general)
+        if isinstance(value, str):
             rng = seeds.rng(config.seed, f"link/{key}", 0, client)
             name, first, second = drawn(value)
             if name == "lognormal":
-                figures[key] = first * math.exp(second * rng.standard_normal())
+                value = first * math.exp(second * rng.standard_normal())
             else:
-                figures[key] = float(rng.uniform(first, second))
-    return msgspec.structs.replace(found, profile=None, **figures)
+                value = float(rng.uniform(first, second))
+        figures[key] = value
+    return ClientLinkSection(**figures)
 
 
 def shape(config: Config, client: int) -> LinkShape:

@@ -1,4 +1,6 @@
-"""What a run or a site wrote, and somebody deleted, is missed: it is not made anew in silence."""
+"""What a run or a site wrote, and somebody deleted, is missed: it is not made anew in silence. What
+another release wrote is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from fednet.algorithms.scaffold import Scaffold
 from fednet.errors import CannotGoOn, StateAbsent, StateError, Stopped
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
+from fednet.files import read_record, write_record
+from fednet.records.manifest import FORMAT, read_manifest
 from fednet.server import exports
 from tests.rooms import lines, run, small
 
@@ -104,3 +108,10 @@ def test_it_is_not_said_that_a_checkpoint_is_whole_that_was_removed(tmp_path: Pa
         run(tmp_path, callback=remove, rounds=3)
     with pytest.raises(CannotGoOn, match="has finished rounds but no checkpoint to resume from"):
         run(tmp_path, resume=True, rounds=3)
+
+
+def test_a_run_of_another_release_is_refused_in_a_sentence(tmp_path):
+    file = stopped(tmp_path, rounds=3) / "checkpoint" / "manifest.json"
+    write_record(file, {**read_record(file, ""), "format": FORMAT + 1})
+    with pytest.raises(StateError, match="r: another release of fednet wrote this run"):
+        read_manifest(file.parent)[0]

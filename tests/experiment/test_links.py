@@ -32,6 +32,21 @@ def test_a_figure_is_drawn_once_a_client_from_the_seed():
     assert links.of(other, 0).up_mbps != links.of(config, 0).up_mbps
 
 
+def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
+    link = {
+        "profile": "4g",
+        "up_mbps": 2,
+        "step_ms": 7,
+        "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}},
+    }
+    c = small(clients=5, link=link)
+    two, four = links.of(c, 2), links.of(c, 4)
+    assert (four.up_mbps, four.down_mbps, four.latency_ms, four.step_ms) == (2, 5, 0, 7)
+    assert (two.up_mbps, two.down_mbps, two.latency_ms) == (2, 9, 85)
+    plain = links.of(small(), 0)
+    assert (plain.up_mbps, plain.down_mbps, plain.latency_ms) == (None, None, 0)
+
+
 def test_a_client_may_have_a_profile_of_its_own_or_a_drawn_one():
     config = small(
         clients=3,
@@ -55,30 +70,6 @@ def test_a_share_of_all_clients_may_have_a_link_of_its_own():
     assert [links.of(config, c).up_mbps for c in range(8)] == [9, 9, 1, 1, 9, 9, 9, 9]
     with pytest.raises(ConfigError, match="this share of 2 clients is empty"):
         small(clients=2, link={"per_client": {"1/4": {"up_mbps": 1}}})
-
-
-@pytest.mark.parametrize(
-    ("link", "said"),
-    [
-        (
-            {"up_mbps": "normal(1, 2)"},
-            r"link.up_mbps: expected a float > 0 or lognormal\(median, sigma\) or uniform\(low, "
-            r"high\) or null",
-        ),
-        (
-            {"up_mbps": "uniform(5, 2)"},
-            "link.up_mbps: uniform\\(5, 2\\): expected a finite median above 0, or two finite "
-            "figures above 0 in ascending order.",
-        ),
-        (
-            {"profile": "choice(3g, 5g)"},
-            "link.profile: expected one of 3g, 4g, dsl, wifi, lan or choice",
-        ),
-    ],
-)
-def test_a_link_that_cannot_be_is_refused(link, said):
-    with pytest.raises(ConfigError, match=said):
-        small(link=link)
 
 
 # -- reckoned --------------------------------------------------------------------------------------

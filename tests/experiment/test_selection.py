@@ -23,16 +23,6 @@ def test_the_cohort_is_the_first_m_of_the_rounds_order_ascending() -> None:
     assert cohort(config(round=RoundSection(ask=1.4)), 3) == sorted(int(i) for i in order[:7])
 
 
-@pytest.mark.parametrize(
-    ("share", "clients", "m"),
-    [(0.5, 10, 5), (0.25, 10, 3), (0.24, 10, 2), (0.01, 10, 1), (1.0, 10, 10)],
-)
-def test_m_is_the_share_rounded_half_up_but_at_least_one(
-    share: float, clients: int, m: int
-) -> None:
-    assert len(cohort(config(participation=share, clients=clients), 1)) == m
-
-
 def test_bernoulli_draws_each_client_anew_with_probability_p() -> None:
     some = config(clients=1000, availability=AvailabilitySection(model="bernoulli", p=0.3))
     here = np.array([available(some, t) for t in range(1, 21)])
