@@ -146,7 +146,6 @@ class Registry:
 
 
 def _shipped(module: str) -> bool:
-    """Returns whether a module belongs to fednet itself."""
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -157,7 +156,6 @@ def _written(part: Part) -> tuple[str, str]:
 
 
 def _first_paragraph(docstring: str | None) -> str:
-    """Returns a docstring's first paragraph, in one line."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 

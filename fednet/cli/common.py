@@ -72,7 +72,6 @@ RESUMED = f"{CONFIG}; with --resume also the directory of a run"
 
 
 def _proxy(url: str) -> None:
-    """Sets the variable that every connection reads."""
     if url:
         os.environ["FEDNET_PROXY"] = url
 

@@ -164,7 +164,6 @@ def _data(c: Config) -> Iterator[Broken]:
 
 
 def _needs(c: Config) -> Iterator[Broken]:
-    """Keys that need another key."""
     if c.link.clock == "virtual" and c.link.step_ms is None and c.devices.trace is None:
         step = "the milliseconds of one training step, or devices.trace."
         yield "link.clock", f"virtual needs link.step_ms, {step}"
@@ -203,7 +202,6 @@ def _needs(c: Config) -> Iterator[Broken]:
 
 
 def _per_client(key: str, given: Mapping[str, object], clients: int) -> Iterator[Broken]:
-    """Checks which clients have values of their own."""
     for pattern in given:
         try:
             ids.parse(pattern, "the clients").resolve(clients)

@@ -38,7 +38,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gone(self) -> bool:
         """Returns whether its process is known to have ended: only one of this machine can be."""
-        return self.host == socket.gethostname() and started_at(self.pid) is None
+        return self.host == socket.gethostname() and not running(self.pid)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -49,16 +49,13 @@ def me() -> Holder:
     return Holder(host=socket.gethostname(), pid=os.getpid(), token=secrets.token_hex(8))
 
 
-def started_at(pid: int) -> str | None:
-    """Returns when a process of this machine was started, since ids are used again; None: it has
-    ended.
-    """
+def running(pid: int) -> bool:
+    """Returns whether a process of this machine runs; one that has ended may still have its id."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 # -- a run's directory -----------------------------------------------------------------------------

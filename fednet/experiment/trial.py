@@ -307,7 +307,6 @@ def _called(
     out: torch.Tensor,
     y: torch.Tensor,
 ) -> object:
-    """Returns the result of a function of the task. Raises ConfigError if it fails."""
     try:
         return function(out, y)
     except FednetError:

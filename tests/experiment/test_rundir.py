@@ -34,9 +34,7 @@ def test_beside_finished_runs_a_new_one_is_the_next_in_number(tmp_path):
     begun(tmp_path / "run-2", finished=True)
     assert claim(tmp_path, "run", resume=False) == tmp_path / "run-3"
     begun(tmp_path / "run-3", finished=False)
-    with pytest.raises(
-        ConfigError, match=r"run-3 holds an unfinished run; .*--resume, or"
-    ):
+    with pytest.raises(ConfigError, match=r"run-3 holds an unfinished run; .*--resume, or"):
         claim(tmp_path, "run", resume=False)
 
 

@@ -210,7 +210,7 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_leaves_the_cell_free(thr
         until(lambda: first.why, "its run was started", driver)
         run = int(first.why)
         rig.lose(driver)
-        until(lambda: lock.started_at(run) is None, "its run has ended")
+        until(lambda: not lock.running(run), "its run has ended")
     assert ran(three) == (["done"] * 3, [])
 
 
