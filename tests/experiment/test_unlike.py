@@ -40,11 +40,6 @@ def asked(model: Any, **changes: Any) -> dict[str, Any]:
     }
 
 
-def with_(**more: Any) -> list[dict[str, Any]]:
-    """The two models, of which the first is given more."""
-    return [{**TWO[0], **more}, TWO[1]]
-
-
 def personal(out: Path, name: str, **changes: Any) -> list[dict[str, torch.Tensor]]:
     run = fednet.run({"name": name, **asked(**changes)}, out=out, in_process=True)
     return [load_file(run.dir / "personal" / f"client-{c}.safetensors") for c in range(4)]
@@ -80,30 +75,6 @@ def test_a_list_of_models_is_written_and_read_again() -> None:
     (other,) = again["model"]["others"]
     assert (other["name"], other["clients"], other["hidden"]) == ("mlp", "1", [8])
     assert config.to_mapping(config.from_mapping(again)) == again
-
-
-@pytest.mark.parametrize(
-    ("model", "more", "sentence"),
-    [
-        (TWO, {"algorithm": "fedavg"}, "fedavg sends weights, .* needs one model for all clients"),
-        ([TWO[0], {**TWO[1], "clients": "1-3"}], {}, "client 3 has two models"),
-        ([TWO[0], {**TWO[1], "clients": "1"}], {}, "client 2 has no model"),
-        ([TWO[0], {"name": "mlp"}], {}, "expected a model's name and clients"),
-        ([TWO[0], {**TWO[1], "hiden": [8]}], {}, "hiden"),
-        ([TWO[0], {**TWO[1], "clients": "1-7"}], {}, "there is no client 7"),
-        ({"name": "mlp", "clients": "0-3"}, {}, "there is one model"),
-        (TWO, {"model": {"name": "mlp", "others": TWO}}, "no client is left for the first model"),
-        (with_(adapters={"rank": 2}), {}, "model.adapters.*they name layers of one model"),
-        (with_(base="server"), {}, "model.base.*the server sends one model to all"),
-        (with_(weights="m.safetensors"), {}, "model.weights.*a file has one model's weights"),
-        (with_(buffers="local"), {}, "model.buffers.*each client's model is its own already"),
-        (TWO, {"train": {"only": ["head.*"]}}, "train.only.*it names tensors of one model"),
-        ([TWO[0], {**TWO[1], "base": "server"}], {}, r"model\.others\[0\].*base"),
-    ],
-)
-def test_what_does_not_fit_is_refused(model: Any, more: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        config.from_mapping({**asked(model), **more})
 
 
 def test_models_whose_heads_get_other_widths_are_refused_where_features_cross(
