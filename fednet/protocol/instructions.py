@@ -1,15 +1,10 @@
-"""What the server's side of the protocol answers an event with, and one event's turn, which
-collects that.
-"""
+"""What the server's side of the protocol answers an event with."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import msgspec
 
 from fednet.plain import JsonDict
-from fednet.protocol.workers import Worker
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.ledger import Direction
@@ -91,64 +86,3 @@ class Forget(msgspec.Struct, frozen=True):
 
 
 Instruction = Send | Stray | Store | Arrived | Resolved | Spend | Note | Forget
-
-
-class Turn:
-    """What one event leads to, and what is said to peers that send what cannot be used.
-
-    now: of the event that is being dealt with, on the caller's clock. part: bytes of a payload's
-    parts, but the last. by_conn: the workers, by connection. refused: how many messages were
-    refused. strikes: by connection, messages in this phase that belong to nothing.
-    """
-
-    def __init__(
-        self, run: str, incarnation: int, now: float, part: int, by_conn: Mapping[bytes, Worker]
-    ) -> None:
-        self.run, self.incarnation, self.now, self.part = run, incarnation, now, part
-        self._by_conn = by_conn
-        self.refused = 0
-        self.strikes: dict[bytes, int] = {}
-        self._out: list[Instruction] = []
-
-    def over(self, since: float, patience: float | None) -> bool:
-        """Whether so many seconds have passed since; None: never."""
-        return patience is not None and self.now - since >= patience
-
-    def say(self, *instructions: Instruction) -> None:
-        self._out.extend(instructions)
-
-    def note(self, event: str, /, **fields: object) -> None:
-        """Something for the run's events."""
-        self._out.append(Note(event, fields))
-
-    def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> None:
-        """The message is marked as this run's, and this incarnation's of its server."""
-        marked = msgspec.structs.replace(message, run=self.run, inc=self.incarnation)
-        self._out.append(Send(conn, marked, body))
-
-    def note_refused(self, what: str, reason: str, worker: str, **more: object) -> None:
-        self.refused += 1
-        self.note("refused", what=what, **more, reason=m.clean(reason), worker=worker)
-
-    def refuse(
-        self,
-        conn: bytes,
-        reason: str,
-        what: str = "frame",
-        final: bool = False,
-        unread: bool = False,
-    ) -> None:
-        """Counts a refusal; the sender is told of the first ones."""
-        worker = self._by_conn.get(conn)
-        self.note_refused(what, reason, "" if worker is None else worker.name)
-        if self.strikes.get(conn, 0) < REFUSALS:
-            self.send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
-
-    def strike(self, conn: bytes) -> None:
-        """Counts a message that belongs to nothing."""
-        self.strikes[conn] = self.strikes.get(conn, 0) + 1
-
-    def take(self, stray: str = "") -> list[Instruction]:
-        """The turn is over. stray: why the message belongs to nothing that is under way."""
-        out, self._out = self._out, []
-        return [Stray(stray), *out] if stray else out

@@ -1,8 +1,8 @@
 """The server's side of the protocol: a state machine without I/O.
 
 Events and the time go in, instructions come out: all times are seconds on the caller's clock,
-handed in as `now`. Who is there is in `workers`, what each was handed and how long is waited for it
-in `tasks`, how a payload crosses in `transfers`, what an event is answered with in `instructions`.
+handed in as `now`. What a task is stands in `tasks`, who is there in `workers`, how a payload
+crosses in `transfers`, what an event is answered with in `instructions`, the states in `table`.
 
 What a peer may make the server hold or send is bounded: one join a connection; a form is checked
 before a byte of its body is asked for; parts are granted within a window and a budget; each part of
@@ -12,16 +12,28 @@ a task is sent once a hand-out. Who sends many messages that belong to nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids, as_text
-from fednet.protocol.instructions import Arrived, Forget, Instruction, Send, Store, Turn
-from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
-from fednet.protocol.tasks import Job, Rules, Task, Tasks
-from fednet.protocol.transfers import Receiving
+from fednet.protocol.instructions import (
+    REFUSALS,
+    Arrived,
+    Forget,
+    Instruction,
+    Note,
+    Resolved,
+    Send,
+    Spend,
+    Store,
+    Stray,
+)
+from fednet.protocol.table import ENDED, WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
+from fednet.protocol.tasks import DEATHS, LEFT, STATE_LOST, TRIES, Job, Rules, Task, message_of
+from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
@@ -34,10 +46,14 @@ UNUSED_S = 2.0
 ANSWERED = (TaskState.ARRIVING, TaskState.ARRIVED, TaskState.DONE)
 
 
+class _Final(RemoteProtocolError):
+    """A refusal after which trying again cannot help."""
+
+
 class ServerProtocol:
     """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
     do what it returns. What it knows can be read: the client processes in `roster`, the tasks of
-    the open phase in `tasks`, what was refused in `turn`.
+    the open phase, or of the last one, in `tasks`, by client.
 
     welcome(ids, session): the answer to a join.
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
@@ -45,6 +61,8 @@ class ServerProtocol:
     that the method declares. rules: until a phase gives its own.
     part: bytes of a payload's parts, but the last. open: how many clients there may be, where more
     may join the run while it goes on.
+    refused: how many messages were refused. strikes: by connection, messages in this round that
+    belong to nothing.
     """
 
     def __init__(
@@ -64,18 +82,30 @@ class ServerProtocol:
         class_names: str = "",
         open: int | None = None,
     ) -> None:
-        self.run, self.incarnation, self.clients = run, incarnation, clients
-        self._most = max(clients, open or 0)
-        self._asking: dict[int, bytes] = {}  # ids that ask to join the run: over which connection
-        self._key_refusal = key_refusal
+        self.run, self.incarnation, self.clients, self.part = run, incarnation, clients, part
+        self.now = now  # of the event that is being dealt with
+        self.rules = rules or Rules()
+        self.round, self.phase = 0, 0
+        self.purpose: m.Purpose = "train"
+        self.tasks: dict[int, Task] = {}
         self.roster = Roster(now)
-        self.turn = Turn(run, incarnation, now, part, self.roster.by_conn)
-        self.tasks = Tasks(self.turn, self.roster, rules or Rules())
-        self._welcome = welcome
+        self.sites = Sites(class_names)
+        self.refused = 0
+        self.strikes: dict[bytes, int] = {}
+        self._out: list[Instruction] = []
+        self._welcome, self._key_refusal, self._declared = welcome, key_refusal, declared
         self._alive = m.Alive(run=run, inc=incarnation)
         self._files = dict(files or {})
-        self._layout, self._declared = layout, declared
-        self.sites = Sites(class_names)
+        self._layout = layout
+        self._most = max(clients, open or 0)
+        self._asking: dict[int, bytes] = {}  # ids that ask to join the run: over which connection
+        self._done = 0  # tasks of this phase
+        self._last: dict[int, str] = {}  # client -> the worker of its last task
+        self._leaving: list[Task] = []  # tasks whose clients go away
+        self._waiting: dict[int, Task] = {}  # by client
+        self._places = 0  # how many tasks were to be handed out
+        # By worker, "" for all: the waiting tasks of its clients in order. Some may wait no more.
+        self._queues: dict[str, deque[Task]] = {}
         # By client, whose replies come in, in parts: those that may be granted more, and those of
         # which parts that were granted have not come.
         self._wanting: dict[int, Task] = {}
@@ -92,39 +122,90 @@ class ServerProtocol:
         now: float,
     ) -> list[Instruction]:
         """Opens a phase. What is left of the phase before is cancelled."""
-        self.turn.now = now
-        self.turn.strikes.clear()
-        self.tasks.begin(round, phase, purpose, jobs, rules)
-        self.tasks.expire()
-        return self.turn.take()
+        self.now = now
+        self._cancel("the phase is over")
+        self.strikes.clear()
+        self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
+        self.tasks, self._leaving, self._done = {}, [], 0
+        self._add(sorted(jobs, key=lambda job: (-job.cost, job.client)))
+        self._expire()
+        return self._taken()
+
+    def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
+        """Adds tasks to those under way, each its client's only one and of the round that it names.
+        round: the newest.
+        """
+        self.now = now
+        if round > self.round:
+            self.strikes.clear()
+        self.round = round
+        self._add(jobs)
+        return self._taken()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
-        """The reply was whole and sound."""
-        self.turn.now = now
-        self.tasks.accept(key)
-        return self.turn.take()
+        """The reply was whole and sound, and counts."""
+        self.now = now
+        t = self._current(key)
+        if t is None or t.status is not TaskState.ARRIVED:
+            return []
+        t.change(TaskEvent.ACCEPTED)
+        self._done += 1
+        worker = self.roster.workers.get(t.worker)
+        if worker is not None:
+            worker.lacks.discard(key.client)
+            word = "evaluated" if key.purpose == "evaluate" else "answered for"
+            worker.did = word, key.client, key.round
+        self._out.append(Resolved(key))
+        first = self.rules.first
+        if first is not None and self._done >= first:
+            self._cancel(f"not among the first {first}")
+        self._assign(worker)
+        return self._taken()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
         """The reply was not what was declared: it is billed, and the task is given out again a few
         times at most.
         """
-        self.turn.now = now
-        self.tasks.reject(key, reason)
-        return self.turn.take()
-
-    def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
-        """More tasks in the phase that is open, each of the round that it names."""
-        self.turn.now = now
-        if round > self.tasks.round:
-            self.turn.strikes.clear()
-        self.tasks.add(round, jobs)
-        return self.turn.take()
+        self.now = now
+        t = self._current(msgspec.structs.replace(key, purpose=self.purpose))
+        if t is not None and t.key != key:  # the evaluation within the task, which gates nothing
+            self._out.append(Spend(t.judge_conn, "up", key, "refused"))
+            self._note_refused("reply", reason, t.worker, client=key.client, round=key.round)
+        elif t is not None and t.status is TaskState.ARRIVED:
+            self._refuse_task(t, reason)
+        return self._taken()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
-        self.turn.now = now
-        self.tasks.cancel(reason)
-        return self.turn.take()
+        self.now = now
+        self._cancel(reason)
+        return self._taken()
+
+    def turn_away(self, reason: str, now: float) -> list[Instruction]:
+        """The clients that ask to join the run cannot."""
+        self.now = now
+        for conn in sorted(set(self._asking.values())):
+            self.strikes.pop(conn, None)  # by asking, for which it gets no answer
+            self._refuse(conn, f"join: {reason}", "join", final=True)
+        self._asking.clear()
+        return self._taken()
+
+    def finish(self, over: bool, reason: str = "") -> list[Instruction]:
+        """Tells all workers that the run is over, or that this server stops with rounds left to
+        do.
+        """
+        for worker in self.roster.workers.values():
+            if worker.conn is not None:
+                self._send(worker.conn, m.End(over=over, reason=m.clean(reason, 4000)))
+        return self._taken()
+
+    # -- what is known -----------------------------------------------------------------------------
+    def open(self) -> list[Task]:
+        return [t for t in self.tasks.values() if t.status not in ENDED]
+
+    def arrived(self) -> list[int]:
+        """Returns the clients whose replies were accepted."""
+        return sorted(c for c, t in self.tasks.items() if t.status is TaskState.DONE)
 
     def clients_wanted(self) -> int:
         """Returns how many clients the run has with those that ask to join it. Their ids have to
@@ -135,26 +216,77 @@ class ServerProtocol:
             wanted += 1
         return wanted
 
-    def turn_away(self, reason: str, now: float) -> list[Instruction]:
-        """The clients that ask to join the run cannot."""
-        self.turn.now = now
-        for conn in sorted(set(self._asking.values())):
-            self.turn.strikes.pop(conn, None)  # by asking, for which it gets no answer
-            self.turn.refuse(conn, f"join: {reason}", "join", final=True)
-        self._asking.clear()
-        return self.turn.take()
+    def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
+        """Returns a row for each open task. offset: from the server's clock to that of `since`."""
+        rows: list[dict[str, object]] = []
+        for t in sorted(self.open(), key=lambda t: t.job.client):
+            client, left = t.job.client, self.rules.deadline
+            doing = (t.status.value, 0, 0)
+            worker = self.roster.workers.get(t.worker)
+            if worker is not None:
+                doing = worker.doing.get(client, doing if t.running else ("queued", 0, 0))
+                if t.status is TaskState.ARRIVING:
+                    doing = ("uploading", *doing[1:])
+                if left is not None and t.running:
+                    left -= self.now - t.since
+            elif client in self.roster.hosting:  # its workers are at other tasks
+                doing = ("queued", 0, 0)
+            elif t.status is TaskState.WAITING:
+                until, _ = self.roster.missed(client, t.since, self.rules.join)
+                left = None if until is None else until - self.now
+            rows.append(
+                {
+                    "client": client,
+                    "host": "" if worker is None else worker.host,
+                    "pid": 0 if worker is None else worker.pid,
+                    "device": "" if worker is None else worker.device,
+                    "phase": doing[0],
+                    "step": doing[1],
+                    "steps": doing[2],
+                    "since": t.since + offset,
+                    "deadline_s": left,
+                }
+            )
+        return rows
 
-    def finish(self, over: bool, reason: str = "") -> list[Instruction]:
-        """Tells all workers that the run is over, or that this server stops with rounds left to
-        do.
-        """
-        for w in self.roster.workers.values():
-            if w.conn is not None:
-                self.turn.send(
-                    w.conn,
-                    m.End(over=over, reason=m.clean(reason, 4000)),
-                )
-        return self.turn.take()
+    # -- what an event leads to --------------------------------------------------------------------
+    def _taken(self) -> list[Instruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _note(self, event: str, /, **fields: object) -> None:
+        """Something for the run's events."""
+        self._out.append(Note(event, fields))
+
+    def _send(self, conn: bytes, message: m.Message, body: Content | None = None) -> None:
+        """The message is marked as this run's, and this incarnation's of its server."""
+        marked = msgspec.structs.replace(message, run=self.run, inc=self.incarnation)
+        self._out.append(Send(conn, marked, body))
+
+    def _note_refused(self, what: str, reason: str, worker: str, **more: object) -> None:
+        self.refused += 1
+        self._note("refused", what=what, **more, reason=m.clean(reason), worker=worker)
+
+    def _refuse(
+        self, conn: bytes, reason: str, what: str, final: bool = False, unread: bool = False
+    ) -> None:
+        """Counts a refusal; the sender is told of the first ones."""
+        self._note_refused(what, reason, self.roster.worker_of(conn))
+        if self.strikes.get(conn, 0) < REFUSALS:
+            self._send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
+
+    def _over(self, since: float, patience: float | None) -> bool:
+        """Whether so many seconds have passed since; None: never."""
+        return patience is not None and self.now - since >= patience
+
+    def _current(self, key: Key) -> Task | None:
+        """The task of that key; None for a late one, or one of another phase."""
+        t = self.tasks.get(key.client)
+        return t if t is not None and t.key == key else None
+
+    def _held(self, worker: Worker) -> list[Task]:
+        """What a worker was handed and has not answered in full, by client."""
+        return [self.tasks[client] for client in sorted(worker.held)]
 
     # -- the transport's events --------------------------------------------------------------------
     def received(
@@ -166,73 +298,250 @@ class ServerProtocol:
         user: str | None = None,
     ) -> list[Instruction]:
         """A decoded message. What breaks the protocol is refused with a reason, counted, and
-        changes nothing.
+        changes nothing. The first instruction is `Stray` where the message belongs to nothing that
+        is under way.
         """
-        self.turn.now = now
+        self.now = now
         try:
             if isinstance(message, m.Join):
                 stray = self._join(conn, message, user)
             else:
                 stray = self._from_worker(conn, message, body)
         except RemoteProtocolError as broken:
-            self.turn.refuse(conn, str(broken), str(message.__struct_config__.tag))
+            final = isinstance(broken, _Final)
+            self._refuse(conn, str(broken), str(message.__struct_config__.tag), final)
             stray = "refused"
-        self.tasks.depart()
+        if self._leaving:
+            self._depart()
         if stray:
-            self.turn.strike(conn)
-        return self.turn.take(stray)
+            self.strikes[conn] = self.strikes.get(conn, 0) + 1
+            self._out.insert(0, Stray(stray))
+        return self._taken()
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
-        self.turn.now = now
-        self.turn.refuse(conn, reason, unread=True)
-        self.turn.strike(conn)
+        """A message that cannot be read: noise, or a reply that its worker sends again whenever it
+        is refused. After `REFUSALS` of these the tasks that the worker is at are refused.
+        """
+        self.now = now
+        self._refuse(conn, reason, "frame", unread=True)
+        self.strikes[conn] = self.strikes.get(conn, 0) + 1
         worker = self.roster.by_conn.get(conn)
-        if worker is not None:
-            self.tasks.unread(worker, reason)
-        return self.turn.take()
+        for t in () if worker is None else self._held(worker):
+            if t.running:
+                t.unread = (t.unread + 1) % REFUSALS
+                if not t.unread:
+                    unread = f"{REFUSALS} messages that cannot be read"
+                    self._refuse_task(t, f"{unread}, the last: {reason}")
+        return self._taken()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
         """The connection is gone. why: the reason, where this side ended it."""
-        self.turn.now = now
-        self.turn.strikes.pop(conn, None)
+        self.now = now
+        self.strikes.pop(conn, None)
         for client in [i for i, asked_over in self._asking.items() if asked_over == conn]:
             del self._asking[client]
-        worker = self.roster.part(conn, closed=True)
+        self.roster.joined.discard(conn)
+        worker = self.roster.by_conn.get(conn)
         if worker is not None:
             why = why or "connection closed"
-            self._away(worker, WorkerEvent.CLOSED, why, self.tasks.rules.closed)
-        self.turn.say(Forget(conn))
-        return self.turn.take()
+            self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
+        self._out.append(Forget(conn))
+        return self._taken()
 
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
-        self.turn.now = now
-        silent, closed = self.tasks.rules.silent, self.tasks.rules.closed
+        self.now = now
+        silent, closed = self.rules.silent, self.rules.closed
         for worker in list(self.roster.workers.values()):
             if worker.here and silent is not None and now - worker.heard > silent:
                 # The silence was its time to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
-                self.tasks.give_on(worker)
-            elif worker.gone_at is not None and self.turn.over(worker.gone_at, closed):
-                self.tasks.give_on(worker)
+                self._give_on(worker)
+            elif worker.gone_at is not None and self._over(worker.gone_at, closed):
+                self._give_on(worker)
                 if worker.state is WorkerState.AWAY:
                     self.roster.forget(worker)
-            elif worker.gone_at is not None and self.turn.over(worker.gone_at, silent):
+            elif worker.gone_at is not None and self._over(worker.gone_at, silent):
                 # It may be awaited for ever, but not where others can do its tasks.
-                self.tasks.replace(worker, self.roster.hosting)
-        self.tasks.expire()
-        self.tasks.assign()
+                self._replace(worker, self.roster.hosting)
+        self._expire()
+        self._assign()
         self._grant()
-        return self.turn.take()
+        return self._taken()
+
+    # -- who comes and goes ------------------------------------------------------------------------
+    def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
+        """Lets a worker in, for the first time or back: what it still holds goes on, what it lost
+        on the way is handed out again. Returns "refused" if it is to ask again, else "".
+        """
+        if conn in self.roster.joined:
+            raise RemoteProtocolError("join: this connection has joined already")
+        ids = frozenset(join.ids)
+        if join.share is not None:
+            share = "{}/{}".format(*join.share)
+            try:
+                ids = frozenset(Ids(share, share=join.share).resolve(self.clients))
+            except (ConfigError, ZeroDivisionError) as broken:
+                raise _Final(f"join: {broken}") from None
+        old = self.roster.workers.get(join.worker)
+        try:
+            self._check_join(join, ids, user, old)
+        except RemoteProtocolError as objection:
+            known = {i for i in ids if i < self.clients}
+            self.roster.refused(known, str(objection).removeprefix("join: "))
+            raise
+        if new := sorted(i for i in ids if i >= self.clients):
+            self._ask(conn, join, new)
+            return "refused"
+        if old is not None and old.conn is not None:
+            self._out.append(Forget(old.conn, hang_up=True))
+            self.roster.disconnect(old)
+            self._restart_uploads(old)
+        worker = self.roster.enter(conn, join, ids, user, self.now)
+        self._queues.pop(worker.name, None)  # it may host other clients now
+        self._send(conn, self._welcome(sorted(ids), worker.session))
+        self._note(
+            "joined" if old is None else "rejoined",
+            worker=worker.name,
+            clients=sorted(ids),
+            host=worker.host,
+            pid=worker.pid,
+            device=worker.device,
+            versions=join.versions,
+        )
+        unwanted = set(join.holding)
+        for t in self._held(worker):
+            if t.job.client not in ids:
+                self._take_back(t, TaskEvent.LOST, "lost")
+            elif t.key not in unwanted:
+                self._take_back(t, TaskEvent.LOST, "lost", same_attempt=True)
+            else:
+                unwanted.discard(t.key)
+                if t.job.client not in worker.queue:
+                    worker.queue.append(t.job.client)
+        # Of an earlier server's tasks this one may ask again.
+        if join.inc == self.incarnation:
+            for key in sorted(unwanted):
+                self._send(conn, m.Cancel(key=key))
+        return ""
+
+    def _check_join(
+        self, join: m.Join, ids: frozenset[int], user: str | None, old: Worker | None
+    ) -> None:
+        """Raises RemoteProtocolError for a worker that this server cannot let in. old: a worker of
+        that name.
+        """
+        if join.speaks != m.PROTOCOL:
+            release = join.versions.get("fednet", "")
+            named = f" (fednet {m.clean(release)})" if release else ""
+            raise _Final(
+                f"join: the client{named} speaks version {join.speaks} of the protocol, this "
+                f"server version {m.PROTOCOL}; install the same release of fednet on both sides."
+            )
+        bad = sorted(i for i in ids if not 0 <= i < self._most)
+        if bad or not ids:
+            known = f"this federation has ids 0 to {self._most - 1}."
+            raise _Final(f"join: client id {bad[0] if bad else 'missing'}; {known}")
+        if len(ids) > m.MAX_IDS:  # by a share
+            raise _Final(
+                f"join: {len(ids)} clients in one process, at most {m.MAX_IDS} are allowed; "
+                "start several with --id K/N."
+            )
+        if missing := [f for f, sha in self._files.items() if sha not in join.files.values()]:
+            raise _Final(
+                f"join: this federation needs {', '.join(missing)} loaded on the client too "
+                "(--load), with the same content."
+            )
+        if strangers := sorted(i for i in ids if self._key_refusal(user, i)):
+            raise _Final(f"join: this key may not speak for client {strangers[0]}.")
+        workers, limit = self.roster.workers, self.roster.limit
+        if old is not None:
+            if old.user != user or (old.here and old.session != join.session):
+                raise RemoteProtocolError("join: a worker of that name is connected.")
+            return
+        if len(workers) >= limit:
+            for gone in list(workers.values()):
+                if gone.conn is None and not gone.held:
+                    self.roster.forget(gone)
+        if len(workers) >= limit:
+            raise RemoteProtocolError(f"join: {limit} workers are connected already.")
+
+    def _ask(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
+        """A worker asks that clients join the run, which are not in it yet: it tries again until
+        they are.
+        """
+        if any(self._asking.get(i) != conn for i in new):
+            named = {"worker": join.worker, "host": join.host, "pid": join.pid}
+            self._note("asked_to_join", clients=list(new), **named)
+        self._asking.update(dict.fromkeys(new, conn))
+        reason = f"client(s) {as_text(new)} join the run when a round ends"
+        missing = [i for i in range(self.clients, new[-1]) if i not in self._asking]
+        if missing:
+            reason += f", once client(s) {as_text(missing)} ask to join too"
+        self._send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
+
+    def _ready(self, worker: Worker, ready: m.Ready) -> None:
+        """Data and model are in place there."""
+        if self._layout and ready.layout != self._layout:
+            raise _Final(
+                "ready: the model built there has other tensors than the server's; the same "
+                "configuration, files and torch are needed on both sides."
+            )
+        if unlike := self.sites.unlike(ready.sites):
+            raise _Final(unlike)
+        for event, fields in self.sites.take(worker, ready.sites):
+            self._note(event, **fields)
+        if worker.state is WorkerState.READY:
+            return
+        self.roster.came(worker, WorkerEvent.READY, WorkerState.READY)
+        self._note("ready", **worker.named())
+        # A new process is ready: it need not wait until the one before it is given up.
+        for gone in list(self.roster.workers.values()):
+            if gone.gone_at is not None:
+                if gone.ids <= worker.ids:
+                    self._note("superseded", **gone.named(), by=worker.name)
+                self._replace(gone, worker.ids)
+        self._assign()
 
     def _away(self, worker: Worker, event: WorkerEvent, why: str, patience: float | None) -> None:
-        self.roster.away(worker, event, why, patience, self.turn.now)
-        self.tasks.pause(worker)
-        self.turn.note("away", **worker.named(), why=why)
+        """The worker is not there any more. patience: how long its clients may take to come back
+        before they count as lost.
+        """
+        self.roster.away(worker, event, why, patience, self.now)
+        if worker.conn is None:
+            self._restart_uploads(worker)
+        self._note("away", **worker.named(), why=why)
 
-    # -- from a worker -----------------------------------------------------------------------------
+    def _restart_uploads(self, worker: Worker) -> None:
+        """Its connection is closed: when it is back, its replies are announced again."""
+        for t in self._held(worker):
+            if t.status is TaskState.ARRIVING:
+                self._out.append(Spend(t.up_conn, "up", t.key, "cut short"))
+                t.change(TaskEvent.RESTARTED)
+                worker.queue.insert(0, t.job.client)
+
+    def _give_on(self, worker: Worker) -> None:
+        """The worker is away and did not come back in time: its tasks are lost."""
+        held = self._held(worker)
+        for t in held:
+            self._call_off(t)
+        self._lose(held)
+        worker.queue.clear()
+
+    def _replace(self, gone: Worker, ids: Collection[int]) -> None:
+        """Other workers are ready for these clients of a worker that is away, and get its tasks."""
+        gone.replaced |= gone.ids.intersection(ids)
+        self._lose([t for t in self._held(gone) if t.job.client in gone.replaced])
+
+    def _lose(self, held: list[Task]) -> None:
+        """These tasks were lost with their worker. Only a running one may be the reason. Those
+        behind it start to run as it is taken back, so this is asked beforehand.
+        """
+        for t, running in [(t, t.running) for t in held]:
+            self._take_back(t, TaskEvent.LOST, "lost", died=running)
+
+    # -- from a worker: each returns why the message belongs to nothing that is under way, or "" ---
     def _from_worker(self, conn: bytes, message: m.Message, body: Content | None) -> str:
-        """Returns why the message belongs to nothing that is under way, or ""."""
         worker = self.roster.by_conn.get(conn)
         if worker is None:
             raise RemoteProtocolError("a message before a join")
@@ -243,359 +552,442 @@ class ServerProtocol:
                 f"a message for incarnation {message.inc} of this server, which is "
                 f"{self.incarnation}"
             )
-        worker.heard = self.turn.now
+        worker.heard = self.now
         if worker.state is WorkerState.SILENT:
-            self.roster.back(worker)
-            self.turn.note("back", **worker.named())
+            before = WorkerState.READY if worker.prepared else WorkerState.WELCOMED
+            self.roster.came(worker, WorkerEvent.HEARD, before)
+            self._note("back", **worker.named())
         if isinstance(message, m.BEATS):
-            if isinstance(message, m.Slots):
-                worker.slots = min(message.slots, SLOTS)
-                self.roster.recount(worker)
-                self.tasks.run_heads(worker)
-                self.tasks.assign()
-            elif isinstance(message, m.Progress) and message.client in worker.ids:
-                self._progress(worker, message)
-            self.turn.say(Send(conn, self._alive))
+            self._beat(worker, message)
+            self._out.append(Send(conn, self._alive))
             return ""
         if isinstance(message, m.Ready):
-            return self._ready(conn, worker, message)
+            self._ready(worker, message)
+            return ""
         if isinstance(message, m.Leave):
-            self._leave(conn, worker, message.reason)
+            self._note("left", **worker.named())
+            why = f"left: {message.reason}" if message.reason else "left"
+            self._away(worker, WorkerEvent.LEFT, why, self.rules.closed)
+            self._give_on(worker)
             return ""
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
         # Revoked since it joined; the key may still speak for others.
         if why := self._key_refusal(worker.user, key.client):
-            self.roster.leave_out(worker, key.client, why, self.turn.now)
-            t = self.tasks.by_client.get(key.client)
-            if t is not None and t.worker == worker.name and t.status in WITH_WORKER:
-                self.tasks.take_back(t, TaskEvent.REVOKED, why)  # it waits for another worker
+            self.roster.leave_out(worker, key.client, why, self.now)
+            if key.client in worker.held:  # it waits for another worker
+                self._take_back(self.tasks[key.client], TaskEvent.REVOKED, why)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
         if isinstance(message, m.Reply):
             return self._reply(conn, worker, message, body)
         if isinstance(message, m.Part):
             return self._part(conn, message, body)
         if isinstance(message, m.Pull):
-            return self._pull(conn, worker, message)
+            return self._pull(conn, message)
         assert isinstance(message, m.Failed)
         return self._failed(worker, message)
 
-    def _progress(self, worker: Worker, progress: m.Progress) -> None:
-        client, tasks = progress.client, self.tasks
-        # Its link is slow, not its worker, which is free for the next.
-        if progress.phase == m.UPLOADING:
-            tasks.start_next(worker, client)
-            tasks.assign(worker)
-        t = tasks.by_client.get(client)
-        if t is not None and client in worker.queue:
-            t.heard = self.turn.now
-        worker.doing[client] = progress.phase, progress.step, progress.steps
+    def _beat(self, worker: Worker, beat: m.Message) -> None:
+        if isinstance(beat, m.Slots):
+            worker.slots = min(beat.slots, SLOTS)
+            self._next(worker)
+            self._assign()
+        elif isinstance(beat, m.Progress) and beat.client in worker.ids:
+            # Its link is slow, not its worker, which is free for the next.
+            if beat.phase == m.UPLOADING:
+                self._next(worker, beat.client)
+                self._assign(worker)
+            if beat.client in worker.queue:
+                self.tasks[beat.client].heard = self.now
+            worker.doing[beat.client] = beat.phase, beat.step, beat.steps
 
-    def _leave(self, conn: bytes, worker: Worker, reason: str) -> None:
-        self.turn.note("left", **worker.named())
-        self.roster.part(conn)
-        why = f"left: {reason}" if reason else "left"
-        self._away(worker, WorkerEvent.LEFT, why, self.tasks.rules.closed)
-        self.tasks.give_on(worker)
-
-    # -- joining: each returns why the message was refused, or "" --------------------------------
-    def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
-        """Lets a worker in: for the first time, or back."""
-        if conn in self.roster.joined:
-            raise RemoteProtocolError("join: this connection has joined already")
-        try:
-            ids = frozenset(
-                Ids("{}/{}".format(*join.share), share=join.share).resolve(self.clients)
-                if join.share is not None
-                else join.ids
-            )
-        except (ConfigError, ZeroDivisionError) as broken:
-            self.turn.refuse(conn, f"join: {broken}", "join", final=True)
-            return "refused"
-        old = self.roster.workers.get(join.worker)
-        reason, final = self._objection(join, ids, user, old)
-        if reason:
-            self.turn.refuse(conn, reason, "join", final)
-            known = {i for i in ids if i < self.clients}
-            self.roster.refused(known, reason.removeprefix("join: "))
-            return "refused"
-        if new := sorted(i for i in ids if i >= self.clients):
-            self._ask(conn, join, new)
-            return "refused"
-        if old is not None and old.conn is not None:
-            self.turn.say(Forget(old.conn, hang_up=True))
-        worker = self.roster.enter(conn, join, ids, user, self.turn.now)
-        self.turn.send(conn, self._welcome(sorted(ids), worker.session))
-        self.turn.note(
-            "joined" if old is None else "rejoined",
-            worker=worker.name,
-            clients=sorted(ids),
-            host=worker.host,
-            pid=worker.pid,
-            device=worker.device,
-            versions=join.versions,
-        )
-        self._pick_up(worker, set(join.holding), join.inc == self.turn.incarnation)
-        return ""
-
-    def _ask(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
-        """A worker asks that clients join the run, which are not in it yet: it tries again until
-        they are.
-        """
-        if any(self._asking.get(i) != conn for i in new):
-            named = {"worker": join.worker, "host": join.host, "pid": join.pid}
-            self.turn.note("asked_to_join", clients=list(new), **named)
-        self._asking.update(dict.fromkeys(new, conn))
-        reason = f"client(s) {as_text(new)} join the run when a round ends"
-        missing = [i for i in range(self.clients, new[-1]) if i not in self._asking]
-        if missing:
-            reason += f", once client(s) {as_text(missing)} ask to join too"
-        self.turn.send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
-
-    def _objection(
-        self, join: m.Join, ids: frozenset[int], user: str | None, old: Worker | None
-    ) -> tuple[str, bool]:
-        """(why this server cannot let that worker in, or ""; whether it never can). old: a worker
-        of that name.
-        """
-        if join.speaks != m.PROTOCOL:
-            return foreign(join.speaks, join.versions.get("fednet", "")), True
-        bad = sorted(i for i in ids if not 0 <= i < self._most)
-        if bad or not ids:
-            known = f"this federation has ids 0 to {self._most - 1}."
-            return f"join: client id {bad[0] if bad else 'missing'}; {known}", True
-        if len(ids) > m.MAX_IDS:  # by a share
-            return (
-                f"join: {len(ids)} clients in one process, at most {m.MAX_IDS} are allowed; "
-                "start several with --id K/N."
-            ), True
-        if missing := [f for f, sha in self._files.items() if sha not in join.files.values()]:
-            return (
-                f"join: this federation needs {', '.join(missing)} loaded on the client too "
-                "(--load), with the same content."
-            ), True
-        if strangers := sorted(i for i in ids if self._key_refusal(user, i)):
-            return f"join: this key may not speak for client {strangers[0]}.", True
-        if old is not None:
-            taken = old.user != user or (old.here and old.session != join.session)
-            return "join: a worker of that name is connected." if taken else "", False
-        if len(self.roster.workers) >= self.roster.limit:
-            self.roster.make_room({w.worker for w in self.tasks.open()})
-        if len(self.roster.workers) >= self.roster.limit:
-            return f"join: {self.roster.limit} workers are connected already.", False
-        return "", False
-
-    def _ready(self, conn: bytes, worker: Worker, ready: m.Ready) -> str:
-        """Data and model are in place there."""
-        if self._layout and ready.layout != self._layout:
-            self.turn.refuse(
-                conn,
-                "ready: the model built there has other tensors than the server's; the same "
-                "configuration, files and torch are needed on both sides.",
-                "ready",
-                final=True,
-            )
-            return "refused"
-        if unlike := self.sites.unlike(ready.sites):
-            self.turn.refuse(conn, unlike, "ready", final=True)
-            return "refused"
-        for event, fields in self.sites.take(worker, ready.sites):
-            self.turn.note(event, **fields)
-        if worker.state is WorkerState.READY:
-            return ""
-        self.roster.ready(worker)
-        self.turn.note("ready", **worker.named())
-        self._supersede(worker)
-        return ""
-
-    def _pick_up(self, worker: Worker, holding: set[Key], ours: bool) -> None:
-        """A worker is back: what it still holds goes on, what it lost on the way is handed out
-        again. ours: this server handed out what it holds, and can tell what is not wanted any more;
-        of an earlier one's tasks it may ask again.
-        """
-        kept: set[Key] = set()
-        for w in self.tasks.held_by(worker):
-            if w.job.client not in worker.ids:
-                self.tasks.take_back(w, TaskEvent.LOST, "lost")
-            elif self.tasks.key(w) not in holding:
-                self.tasks.take_back(w, TaskEvent.LOST, "lost", same_attempt=True)
-            else:
-                kept.add(self.tasks.key(w, "train"))
-                if w.status is TaskState.ARRIVING:  # it announces its reply again
-                    self.tasks.restart_upload(w)
-                if w.job.client not in worker.queue:
-                    worker.queue.append(w.job.client)
-                    self.roster.recount(worker)
-        for key in sorted(holding) if ours else ():
-            if msgspec.structs.replace(key, purpose="train") not in kept:
-                self.turn.send(worker.conn or b"", m.Cancel(key=key))
-
-    def _supersede(self, worker: Worker) -> None:
-        """A new process is ready: it need not wait until the one before it is given up."""
-        for gone in list(self.roster.workers.values()):
-            if gone.gone_at is not None:
-                if gone.ids <= worker.ids:
-                    self.turn.note("superseded", **gone.named(), by=worker.name)
-                self.tasks.replace(gone, worker.ids)
-        self.tasks.assign()
-
-    # -- payloads: each returns why the message belongs to nothing that is under way, or "" --------
     def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: Content | None) -> str:
         """A reply, whole or announced."""
-        key, tasks, turn = reply.key, self.tasks, self.turn
-        w = tasks.current(key)
+        key = reply.key
+        t = self._current(msgspec.structs.replace(key, purpose=self.purpose))
         if (
-            w is None
-            or w.worker != worker.name
-            or w.status is not TaskState.HANDED
-            or reply.inc != turn.incarnation
+            t is None
+            or t.worker != worker.name
+            or t.status is not TaskState.HANDED
+            or reply.inc != self.incarnation
         ):
-            state = "doubled" if w is not None and w.status in ANSWERED else "late"
-            turn.note(state, client=key.client, round=key.round, worker=worker.name)
-            if reply.size > self.turn.part and state == "late":
-                turn.send(conn, m.Cancel(key=key))
+            state = "doubled" if t is not None and t.status in ANSWERED else "late"
+            self._note(state, client=key.client, round=key.round, worker=worker.name)
+            if reply.size > self.part and state == "late":
+                self._send(conn, m.Cancel(key=key))
             return state
-        cut = w.job.short(reply.size)
-        ends = (reply.size, cut if reply.size <= turn.part else reply.size)
-        agrees = sum([f.size for f in reply.form]) == reply.size and (
-            len(body) in ends if body is not None else not 0 < reply.size <= turn.part
-        )
+        cut: int | None = None  # bytes of it that cross before its planned cut
+        for fault in t.job.faults:
+            if fault.kind == t.job.lost == "drop_during_upload":
+                cut = before_cut(reply.size, fault.amount)
+        if body is None:
+            agrees = not 0 < reply.size <= self.part
+        else:
+            agrees = len(body) == reply.size or (reply.size <= self.part and len(body) == cut)
+        agrees = agrees and sum([f.size for f in reply.form]) == reply.size
         # Evaluated within the training task: small, beside the reply, gates nothing.
-        if key.purpose != tasks.purpose:
-            if key.purpose != "evaluate" or not w.job.judge or not agrees or body is None:
+        if key != t.key:
+            if key.purpose != "evaluate" or not t.job.judge or not agrees or body is None:
                 raise RemoteProtocolError(
                     f"an evaluation of client {key.client} that was not asked for"
                 )
-            if w.judge_conn:
+            if t.judge_conn:
                 return "doubled"
             self._declared(key, reply.form)
-            w.judge_conn = conn
-            turn.say(Store(key, 0, body, reply.size))
-            turn.say(Arrived(reply, worker.name, turn.now - w.since, conn, None))
+            t.judge_conn = conn
+            self._out.append(Store(key, 0, body, reply.size))
+            self._out.append(Arrived(reply, worker.name, self.now - t.since, conn, None))
             return ""
         try:
             if not agrees:
                 raise RemoteProtocolError("reply: announced sizes do not agree")
             self._declared(key, reply.form)
         except RemoteProtocolError as broken:
-            tasks.refuse(w, str(broken), True)
+            self._refuse_task(t, str(broken))
             return "refused"
-        w.change(TaskEvent.ANNOUNCED)
-        w.run(turn.now)  # though one before it was dropped without a word, and seems to
-        w.reply, w.up_conn, w.moved = reply, conn, turn.now
-        w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
-        tasks.start_next(worker, key.client)
+        t.change(TaskEvent.ANNOUNCED)
+        t.run(self.now)  # though one before it was dropped without a word, and seems to
+        t.reply, t.up_conn, t.moved = reply, conn, self.now
+        leaves = t.job.leaves
+        until = None if leaves is None or leaves.at is not None else leaves.up
+        t.up = Receiving(reply.size, self.part, until=until, short=cut)
+        self._next(worker, key.client)
         if body is not None and len(body) < reply.size:
-            w.up.ended = True
+            t.up.ended = True
         elif body is not None or reply.size == 0:
-            turn.say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
-            self._whole(w, reply)
+            self._out.append(Store(key, 0, memoryview(b"") if body is None else body, reply.size))
+            self._whole(t, worker, reply)
         else:
-            self._wanting[key.client] = w
+            self._wanting[key.client] = t
             self._grant()
-        tasks.assign(worker)
-        return ""
-
-    def _failed(self, worker: Worker, failed: m.Failed) -> str:
-        """The worker could not do its task."""
-        w = self.tasks.current(failed.key)
-        self.turn.note(
-            "failed",
-            client=failed.key.client,
-            round=failed.key.round,
-            purpose=failed.key.purpose,
-            worker=worker.name,
-            reason=failed.reason,
-        )
-        if (
-            w is None
-            or failed.key.purpose != self.tasks.purpose
-            or w.worker != worker.name
-            or w.status not in WITH_WORKER
-        ):
-            return "late"
-        if failed.base and w.job.with_base is not None:
-            self.tasks.take_back(w, TaskEvent.LACKED, "given out again")
-            w.job = w.job.with_base()
-            self.tasks.assign()
-            return ""
-        if failed.lacks:
-            self.tasks.elsewhere(w, worker, failed)
-            return ""
-        self.tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
+        self._assign(worker)
         return ""
 
     def _part(self, conn: bytes, part: m.Part, body: Content | None) -> str:
         """The next part of a reply that was announced."""
-        w = self.tasks.current(part.key)
-        if w is None or w.up is None or w.reply is None or w.status is not TaskState.ARRIVING:
+        t = self._current(part.key)
+        if t is None or t.status is not TaskState.ARRIVING or t.up_conn != conn:
             return "late"
-        if part.key.purpose != self.tasks.purpose or w.up_conn != conn:
-            return "late"
+        assert t.up is not None
+        assert t.reply is not None
         try:
-            start = w.up.take(part.index, body)
+            start = t.up.take(part.index, body)
         except RemoteProtocolError as broken:
-            self.tasks.refuse(w, str(broken), True)
+            self._refuse_task(t, str(broken))
             return ""
         if start is None or body is None:
             return "doubled"
-        w.heard = w.moved = self.turn.now
-        if w.up.ended:
+        t.heard = t.moved = self.now
+        if t.up.ended:
             return ""
-        self.turn.say(Store(part.key, start, body, w.reply.size))
-        if w.up.whole:
-            self._whole(w, w.reply)
+        self._out.append(Store(part.key, start, body, t.reply.size))
+        if t.up.whole:
+            self._whole(t, self.roster.by_conn[conn], t.reply)
         else:
-            self._wanting.setdefault(part.key.client, w)
+            self._wanting.setdefault(part.key.client, t)
         self._grant()
         return ""
 
-    def _whole(self, w: Task, reply: m.Reply) -> None:
-        w.change(TaskEvent.WHOLE)
-        taken_s = self.turn.now - w.since
-        self.turn.say(Arrived(reply, w.worker, taken_s, w.up_conn, w.conn))
+    def _whole(self, t: Task, worker: Worker, reply: m.Reply) -> None:
+        t.change(TaskEvent.WHOLE)
+        worker.held.discard(t.job.client)
+        taken_s = self.now - t.since
+        self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn))
 
     def _grant(self) -> None:
         """Grants parts of replies that come in, within the window and the budget, first to the
         client that has waited longest. The time does not depend on how many wait.
         """
-        now, turn = self.turn.now, self.turn
-        self._asked = {c: t for c, t in self._asked.items() if _ahead(t)}
-        free = BUDGET - sum([_ahead(t) for t in self._asked.values() if now - t.moved < UNUSED_S])
+        free = BUDGET
+        for client, t in list(self._asked.items()):
+            if t.up is None or not t.up.ahead:
+                del self._asked[client]
+            elif self.now - t.moved < UNUSED_S:
+                free -= t.up.ahead
         while free > 0 and self._wanting:
             client, t = next(iter(self._wanting.items()))
-            parts = t.up.grant(free) if t.up is not None else None
+            parts = None if t.up is None else t.up.grant(free)
             if parts is None:  # it is whole, has ended, or has enough on its way
                 del self._wanting[client]
                 continue
             first, count = parts
-            turn.send(t.up_conn, m.Pull(key=self.tasks.key(t), first=first, count=count))
+            self._send(t.up_conn, m.Pull(key=t.key, first=first, count=count))
             self._asked[client] = t
             free -= count
 
-    def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
+    def _pull(self, conn: bytes, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
-        w, turn = self.tasks.current(pull.key), self.turn
-        if w is None or w.down is None or w.status is not TaskState.HANDED:
+        t = self._current(pull.key)
+        if t is None or t.down is None or t.status is not TaskState.HANDED or t.conn != conn:
             return "late"
-        if pull.key.purpose != self.tasks.purpose or w.worker != worker.name or w.conn != conn:
-            return "late"
-        parts = w.down.pulled(pull.first, pull.count)
+        parts = t.down.pulled(pull.first, pull.count)
         for index, data in parts or ():
-            turn.send(conn, m.Part(key=pull.key, index=index), data)
+            self._send(conn, m.Part(key=pull.key, index=index), data)
         return "" if parts is not None else "doubled"
 
+    def _failed(self, worker: Worker, failed: m.Failed) -> str:
+        """The worker could not do its task."""
+        key, t = failed.key, self._current(failed.key)
+        self._note(
+            "failed",
+            client=key.client,
+            round=key.round,
+            purpose=key.purpose,
+            worker=worker.name,
+            reason=failed.reason,
+        )
+        if t is None or t.worker != worker.name or t.status not in WITH_WORKER:
+            return "late"
+        if failed.base and t.job.with_base is not None:
+            self._take_back(t, TaskEvent.LACKED, "given out again")
+            t.job = t.job.with_base()
+        elif failed.lacks:
+            # It lacks what the task starts from: another worker may have it. If there is none, the
+            # client is dropped: as lost if it lacks a state of this round only.
+            hosts = self.roster.hosting.get(key.client, {})
+            t.refused_by.add(worker.name)
+            if t.job.bound:
+                others = any(name not in t.refused_by for name in hosts)
+                reason = f"lost: {failed.reason}"
+            else:
+                worker.lacks.add(key.client)
+                others = any(key.client not in x.lacks for x in hosts.values())
+                state_lost = t.job.start and not failed.base
+                reason = f"{STATE_LOST if state_lost else 'failed: '}{failed.reason}"
+            if others:
+                self._take_back(t, TaskEvent.LACKED, "its state is elsewhere")
+            else:
+                self._drop(t, TaskEvent.LACKED, reason)
+        else:
+            what = "damaged" if failed.again else "failed"
+            self._refuse_task(t, failed.reason, failed.again, what)
+        self._assign()
+        return ""
 
-def _ahead(t: Task) -> int:
-    """Parts of a reply that were granted and have not come."""
-    return 0 if t.up is None else t.up.ahead
+    # -- handing out -------------------------------------------------------------------------------
+    def _add(self, jobs: Iterable[Job]) -> None:
+        """These are to be handed out in this order, after those that wait already; one that is
+        handed out again keeps its place. If a client had a task of the same round, the new one is
+        its next attempt.
+        """
+        for job in jobs:
+            round, attempt = job.round or self.round, 0
+            last = self.tasks.get(job.client)
+            if last is not None:
+                if last.key.round == round:
+                    attempt = last.key.attempt + 1
+                self._done -= last.status is TaskState.DONE
+            key = Key(round, self.phase, attempt, job.client, self.purpose)
+            self._places += 1
+            t = Task(job, key, self._places, since=self.now)
+            self.tasks[job.client] = self._waiting[job.client] = t
+            if job.leaves is not None:
+                self._leaving.append(t)
+        self._queues.clear()
+        self._assign()
 
+    def _assign(self, only: Worker | None = None) -> None:
+        """Hands waiting tasks to free workers, in their order. only: the one worker that has more
+        room now; this costs no look at the other tasks.
+        """
+        roster, waiting = self.roster, self._waiting
+        slots = roster.free_slots
+        if not slots or not waiting:
+            return
+        name = "" if only is None else only.name
+        queue = self._queues.get(name)
+        if queue is None:
+            clients = waiting if only is None else [c for c in only.ids if c in waiting]
+            tasks = sorted([waiting[c] for c in clients], key=lambda t: t.place)
+            queue = self._queues[name] = deque(tasks)
+        passed: list[Task] = []
+        while queue and roster.free_slots and (only is None or only.free):
+            t = queue.popleft()
+            if t.status is not TaskState.WAITING:
+                continue
+            # A task more than a worker has slots for waits in its queue, but never the last tasks.
+            worker = self._worker_for(t, ahead=len(waiting) > slots)
+            if worker is None:
+                passed.append(t)
+            else:
+                del waiting[t.job.client]
+                self._hand(t, worker)
+        queue.extendleft(reversed(passed))
 
-def foreign(speaks: int, release: str) -> str:
-    """Why two sides do not understand each other, and what to do."""
-    named = f" (fednet {m.clean(release)})" if release else ""
-    return (
-        f"join: the client{named} speaks version {speaks} of the protocol, this server version "
-        f"{m.PROTOCOL}; install the same release of fednet on both sides."
-    )
+    def _worker_for(self, t: Task, ahead: bool) -> Worker | None:
+        """Who gets a task, of those that host its client: not one that failed at it, nor one that
+        lacks the state that it starts from, if there are others; among equally free ones the one
+        that has the client's data in memory. A bound task goes to the worker of its client's last
+        task, while that worker can do it. ahead: also a worker that has no slot free for it.
+        """
+        client = t.job.client
+        hosts = list(self.roster.hosting.get(client, {}).values())
+        last = self.roster.workers.get(self._last.get(client, ""))
+        if (
+            t.job.bound
+            and last is not None
+            and last.name not in t.refused_by
+            and client in last.ids - last.replaced
+        ):
+            hosts = [x for x in hosts if x is last]
+        elif len(hosts) > 1:
+            if t.job.start:
+                hosts = [x for x in hosts if client not in x.lacks] or hosts
+            hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
+        more = 1 if ahead else 0
+        room = [x for x in hosts if len(x.queue) < x.slots + more]
+        return min(
+            room, key=lambda x: (len(x.queue) / x.slots, x is not last, x.name), default=None
+        )
+
+    def _hand(self, t: Task, worker: Worker) -> None:
+        assert worker.conn is not None
+        job, client = t.job, t.job.client
+        t.change(TaskEvent.ASSIGNED)
+        t.worker, t.conn = worker.name, worker.conn
+        until = None  # bytes of the task that cross before its client goes away
+        if job.leaves is not None and job.leaves.down is not None:
+            until = job.leaves.down * self.part
+        t.down = Sending(job.body, self.part, until=until)
+        worker.queue.append(client)
+        worker.held.add(client)
+        worker.did = "was asked for", client, t.key.round
+        self.roster.recount(worker)
+        self._last[client] = worker.name
+        t.running = len(worker.queue) <= worker.slots
+        t.since = t.heard = self.now
+        faults = [] if t.struck else list(job.faults)
+        t.struck = True
+        for f in faults:
+            self._note(
+                "fault",
+                round=t.key.round,
+                client=client,
+                kind=f.kind,
+                amount=f.amount,
+                worker=worker.name,
+            )
+        task = message_of(
+            job, t.key, keep=job.keep, deadline=self.rules.deadline, faults=[*faults, *job.pace]
+        )
+        self._send(worker.conn, task, t.down.beside() if t.down.inline else None)
+
+    def _next(self, worker: Worker, done: int | None = None) -> None:
+        """The first tasks of the worker's queue run, as many as it has slots, and their deadlines.
+        done: a client whose task takes no slot any more.
+        """
+        if done is not None:
+            if done in worker.queue:
+                worker.queue.remove(done)
+            worker.doing.pop(done, None)
+        self.roster.recount(worker)
+        for client in worker.queue[: worker.slots]:
+            self.tasks[client].run(self.now)
+
+    # -- taking back -------------------------------------------------------------------------------
+    def _refuse_task(self, t: Task, reason: str, again: bool = True, what: str = "refused") -> None:
+        """Records a useless reply as wasted. The task is handed out again, a few times at most."""
+        if t.up_conn:
+            self._out.append(Spend(t.up_conn, "up", t.key, what))
+            t.up_conn = b""
+        t.refusals += 1
+        t.refused_by.add(t.worker)
+        if (worker := self.roster.workers.get(t.worker)) is not None:
+            worker.did = "failed for", t.key.client, t.key.round
+        event = TaskEvent.FAILED
+        if what == "refused":
+            event = TaskEvent.REFUSED
+            self._note_refused("reply", reason, t.worker, client=t.key.client, round=t.key.round)
+            self._call_off(t)  # its worker may still wait to be asked for the rest
+        if again and t.refusals < TRIES:
+            self._take_back(t, event, "given out again")
+        else:
+            self._drop(t, event, f"{what}: {reason}")
+        self._assign()
+
+    def _take_back(
+        self,
+        t: Task,
+        event: TaskEvent,
+        reason: str,
+        same_attempt: bool = False,
+        died: bool = False,
+    ) -> None:
+        """Takes a task from its worker, to be handed out again. What crossed for it is wasted.
+        died: its worker was lost while running it, perhaps because of it.
+        """
+        t.deaths += died
+        if t.job.lost and t.struck:
+            self._drop(t, event, f"lost: {t.job.lost}")
+        elif t.deaths >= DEATHS:
+            self._drop(t, event, f"failed: its worker was lost {DEATHS} times at this task")
+        else:
+            self._let_go(t, reason)
+            t.change(event, TaskState.WAITING)
+            if not same_attempt:
+                t.key = msgspec.structs.replace(t.key, attempt=t.key.attempt + 1)
+            self._waiting[t.job.client] = t
+            self._queues.clear()
+
+    def _cancel(self, reason: str) -> None:
+        for t in self.open():
+            self._drop(t, TaskEvent.CANCELLED, reason)
+
+    def _drop(self, t: Task, event: TaskEvent, reason: str) -> None:
+        """The client does not take part in this phase any more."""
+        if t.status in WITH_WORKER:
+            self._call_off(t)
+        self._let_go(t, reason)
+        self._waiting.pop(t.job.client, None)
+        t.change(event, TaskState.DROPPED)
+        self._out.append(Resolved(t.key, reason))
+
+    def _call_off(self, t: Task) -> None:
+        worker = self.roster.workers.get(t.worker)
+        if worker is not None and worker.conn is not None:
+            self._send(worker.conn, m.Cancel(key=t.key))
+
+    def _let_go(self, t: Task, reason: str) -> None:
+        """Records what crossed as wasted, and frees the worker's slot."""
+        if t.conn:
+            self._out.append(Spend(t.conn, "down", t.key, reason))
+        if t.up_conn:
+            self._out.append(Spend(t.up_conn, "up", t.key, reason))
+        worker = self.roster.workers.get(t.worker)
+        if worker is not None:
+            worker.held.discard(t.job.client)
+            self._next(worker, t.job.client)
+
+    # -- how long the server waits -----------------------------------------------------------------
+    def _depart(self) -> None:
+        """Drops the tasks of clients that went away."""
+        for t in self._leaving:
+            leaves = t.job.leaves
+            if leaves is None or t.status in (TaskState.ARRIVED, *ENDED):
+                continue
+            if leaves.at is not None:
+                gone = self.now >= leaves.at
+            elif t.up is not None:
+                gone = t.up.cut
+            elif t.down is not None:
+                gone = t.down.cut or (leaves.down is None and leaves.up == 0 and t.down.whole)
+            else:
+                gone = False
+            if gone:
+                self._drop(t, TaskEvent.LEFT, LEFT)
+
+    def _expire(self) -> None:
+        """Takes back, or drops, tasks for which the server has waited long enough."""
+        self._depart()
+        for t in self.open():
+            if t.status in WITH_WORKER and t.running:
+                if self._over(t.since, self.rules.deadline):
+                    self._drop(t, TaskEvent.DEADLINE, "deadline")
+                elif t.job.lost and self._over(t.heard, self.rules.closed):
+                    # A planned fault: the worker goes on with its other clients.
+                    self._drop(t, TaskEvent.SILENCED, f"lost: {t.job.lost}")
+            elif t.status is TaskState.WAITING and t.job.client not in self.roster.hosting:
+                until, why = self.roster.missed(t.job.client, t.since, self.rules.join)
+                if until is not None and self.now >= until:
+                    self._drop(t, TaskEvent.ABSENT, why)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from fednet.errors import RemoteProtocolError
@@ -22,10 +23,10 @@ SHOWN = 1000  # rows on client processes, connected or not, that are shown
 REFUSED = "refused: "  # before the reason for which a client's process was not let in
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
-    """A client process. `queue`: tasks it was handed and has not answered, in order; the first
-    `slots` are running.
+    """A client process. held: clients whose tasks it was handed and has not answered in full;
+    queue: those of them that take a slot, in order; the first `slots` are running.
     """
 
     name: str
@@ -48,7 +49,9 @@ class Worker:
     joined_at: float = 0.0
     gone_at: float | None = None  # since when it is silent or away
     listed: frozenset[int] = frozenset()  # the clients for which `Roster.hosting` names it
+    held: set[int] = field(default_factory=set)
     queue: list[int] = field(default_factory=list)
+    free: int = 0  # slots, if it may be handed a task, to be begun or one ahead
     # client -> phase, step, steps
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     user: str | None = None
@@ -75,24 +78,6 @@ class Worker:
         return {"worker": self.name, "clients": ids, "host": self.host, "pid": self.pid}
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """Why a site's clients are not there. seen: when it was last heard of, None: never. did: see
-    `Worker`.
-    """
-
-    why: str
-    host: str = ""
-    pid: int = 0
-    joined: float | None = None
-    seen: float | None = None
-    did: tuple[str, int, int] | None = None
-
-    @classmethod
-    def of(cls, x: Worker, why: str) -> Absence:
-        return cls(why, x.host, x.pid, x.joined_at, x.heard, x.did)
-
-
 class Roster:
     """limit: of workers. now: when this server started; until an id has been there once, its
     absence counts from then.
@@ -108,11 +93,10 @@ class Roster:
         # id -> when it counts as lost, since its last worker went
         self._lost_at: dict[int, float] = {}
         self._known: set[int] = set()  # ids that were ready once
-        # By id, of those that nobody hosts now: why not. What was refused counts until it has come.
-        self._absent: dict[int, Absence] = {}
-        # By name: slots of workers that may be handed a task, to be begun or one ahead.
-        self.free: dict[str, int] = {}
-        self.free_slots = 0
+        # By id, of those that nobody hosts now: why not, and their worker as it was then, if there
+        # was one. What was refused counts until it has come.
+        self._absent: dict[int, tuple[str, Worker | None]] = {}
+        self.free_slots = 0  # of all workers
         # By id: the workers, by name, that are ready and host it. No id without a worker.
         self.hosting: dict[int, dict[str, Worker]] = {}
 
@@ -123,10 +107,10 @@ class Roster:
 
     def recount(self, worker: Worker) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
-        self.free_slots -= self.free.pop(worker.name, 0)
-        if worker.ready and len(worker.queue) <= worker.slots:
-            self.free[worker.name] = worker.slots
-            self.free_slots += worker.slots
+        self.free_slots -= worker.free
+        room = worker.state is WorkerState.READY and len(worker.queue) <= worker.slots
+        worker.free = worker.slots if room else 0
+        self.free_slots += worker.free
 
     def _changes(self, worker: Worker) -> None:
         """The worker came, went, or hosts other clients."""
@@ -152,7 +136,7 @@ class Roster:
         """
         preparing = [x.joined_at for x in self.workers.values() if x.here and client in x.ids]
         absence = self._absent.get(client)
-        why = "" if absence is None else f": {absence.why}"
+        why = "" if absence is None else f": {absence[0]}"
         if not preparing and client in self._known:
             until = self._lost_at.get(client, since)
             return (None if math.isinf(until) else until), f"lost{why}"
@@ -167,46 +151,43 @@ class Roster:
         """
         connected = [x for x in self.workers.values() if x.here]
         hosted = self.present().union(*[x.ids for x in connected if not x.ready])
-        never = Absence("has not connected")
-        absent: dict[Absence, list[int]] = {}
+        never = ("has not connected", None)
+        absent: dict[tuple[str, Worker | None], list[int]] = {}
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
                 absent.setdefault(self._absent.get(client, never), []).append(client)
-        known = [
-            (sorted(x.ids), Absence.of(x, "" if x.ready else "getting ready"), True)
-            for x in connected[: max(0, SHOWN - len(absent))]
-        ]
-        known += [(ids, away, False) for away, ids in list(absent.items())[:SHOWN]]
-        return [
-            {
-                "clients": ranges(ids),
-                "connected": is_connected,
-                "host": x.host,
-                "pid": x.pid,
-                "since": None if x.joined is None else x.joined + offset,
-                "seen": None if x.seen is None else x.seen + offset,
-                "did": "" if x.did is None else "{} client {} in round {}".format(*x.did),
-                "round": None if x.did is None else x.did[2],
-                "why": x.why,
-            }
-            for ids, x, is_connected in known
-        ]
+        rows: list[dict[str, object]] = []
+
+        def show(ids: Sequence[int], why: str, x: Worker | None, connected: bool) -> None:
+            did = None if x is None else x.did
+            rows.append(
+                {
+                    "clients": ranges(ids),
+                    "connected": connected,
+                    "host": "" if x is None else x.host,
+                    "pid": 0 if x is None else x.pid,
+                    "since": None if x is None else x.joined_at + offset,
+                    "seen": None if x is None else x.heard + offset,
+                    "did": "" if did is None else "{} client {} in round {}".format(*did),
+                    "round": None if did is None else did[2],
+                    "why": why,
+                }
+            )
+
+        for x in connected[: max(0, SHOWN - len(absent))]:
+            show(sorted(x.ids), "" if x.ready else "getting ready", x, True)
+        for (why, gone), ids in list(absent.items())[:SHOWN]:
+            show(ids, why, gone, False)
+        return rows
 
     # -- coming ------------------------------------------------------------------------------------
-    def make_room(self, busy: Container[str]) -> None:
-        """Forgets the workers that are gone, but those with these names."""
-        for gone in list(self.workers.values()):
-            if gone.conn is None and gone.name not in busy:
-                self.forget(gone)
-
     def enter(
         self, conn: bytes, join: m.Join, ids: frozenset[int], user: str | None, now: float
     ) -> Worker:
         """Lets a worker in: for the first time, or back over another connection."""
-        old = self.workers.get(join.worker)
-        if old is not None and old.conn is not None:
-            self.by_conn.pop(old.conn, None)
-        worker = old or Worker(join.worker, secrets.token_hex(8), ids, conn, now)
+        worker = self.workers.get(join.worker)
+        if worker is None:
+            worker = Worker(join.worker, secrets.token_hex(8), ids, conn, now)
         worker.change(WorkerEvent.JOINED)
         worker.prepared = False
         worker.conn = conn
@@ -227,33 +208,24 @@ class Roster:
         self._changes(worker)
         return worker
 
-    def ready(self, worker: Worker) -> None:
-        worker.change(WorkerEvent.READY)
-        worker.prepared = True
-        self._known |= worker.ids
-        self._came(worker)
-
-    def back(self, worker: Worker) -> None:
-        """It was silent, and is heard again."""
-        worker.change(
-            WorkerEvent.HEARD, WorkerState.READY if worker.prepared else WorkerState.WELCOMED
-        )
+    def came(self, worker: Worker, event: WorkerEvent, to: WorkerState) -> None:
+        """It is ready, or was silent and is heard again."""
+        worker.change(event, to)
         worker.gone_at = None
         worker.replaced.clear()
-        self._came(worker)
+        if to is WorkerState.READY:
+            worker.prepared = True
+            self._known |= worker.ids
+        for i in worker.ids:
+            self._absent.pop(i, None)
+        self._changes(worker)
 
     # -- going -------------------------------------------------------------------------------------
-    def part(self, conn: bytes, closed: bool = False) -> Worker | None:
-        """The connection leads to a worker no more: that worker, which is then to be put `away`.
-        closed: the connection is gone; else it may not be joined over again.
-        """
-        if closed:
-            self.joined.discard(conn)
-        worker = self.by_conn.pop(conn, None)
-        if worker is None or worker.conn != conn:
-            return None
-        worker.conn = None
-        return worker
+    def disconnect(self, worker: Worker) -> None:
+        """Its connection leads to it no more, and may not be joined over again."""
+        if worker.conn is not None:
+            del self.by_conn[worker.conn]
+            worker.conn = None
 
     def away(
         self, worker: Worker, event: WorkerEvent, why: str, patience: float | None, now: float
@@ -262,8 +234,10 @@ class Roster:
         count as lost.
         """
         worker.change(event)
+        if event is not WorkerEvent.SILENT:
+            self.disconnect(worker)
         worker.gone_at = now
-        self._absent |= dict.fromkeys(worker.ids, Absence.of(worker, why))
+        self._absent |= dict.fromkeys(worker.ids, (why, copy(worker)))
         self._changes(worker)
         for i in worker.ids:
             self._lost_at[i] = float("inf") if patience is None else now + patience
@@ -274,7 +248,7 @@ class Roster:
         """
         worker.ids -= {client}
         worker.left_out |= {client}
-        self._absent[client] = Absence.of(worker, why)
+        self._absent[client] = why, copy(worker)
         self._lost_at[client] = now
         self._changes(worker)
 
@@ -282,13 +256,8 @@ class Roster:
         """Somebody who would host these ids was not let in."""
         for i in ids:
             known = self._absent.get(i)
-            if i not in self.hosting and (known is None or known.why.startswith(REFUSED)):
-                self._absent[i] = Absence(f"{REFUSED}{reason}")
-
-    def _came(self, worker: Worker) -> None:
-        for i in worker.ids:
-            self._absent.pop(i, None)
-        self._changes(worker)
+            if i not in self.hosting and (known is None or known[0].startswith(REFUSED)):
+                self._absent[i] = f"{REFUSED}{reason}", None
 
     def forget(self, worker: Worker) -> None:
         worker.change(WorkerEvent.FORGOTTEN)

@@ -419,7 +419,7 @@ class ServerIO:
         # Nobody reads any more: what the kernel has received beside what was read.
         for name, (_, received) in traffic.items():
             if isinstance(name, bytes):
-                where = {"reason": "the server stopped", "round": self.protocol.tasks.round}
+                where = {"reason": "the server stopped", "round": self.protocol.round}
                 self.link.undecoded(name, received, **where)
         self.link.settle_counted(NOBODY)
         self._flush()
@@ -441,10 +441,10 @@ class ServerIO:
             if self._tasks_left:  # with the last one
                 if not self._sent_any:  # the event shows how long a restarted server took to it
                     self._sent_any = True
-                    self._log.tell("first_task", {"round": self.protocol.tasks.round})
-                self._at("broadcasting", self.protocol.tasks.round)
+                    self._log.tell("first_task", {"round": self.protocol.round})
+                self._at("broadcasting", self.protocol.round)
                 self._tasks_left = False
-            alone = not self.protocol.roster.workers and not self.protocol.tasks.by_client
+            alone = not self.protocol.roster.workers and not self.protocol.tasks
             came = self.transport.poll(timeout_s)
             self._now.listened(not self.inline, alone=alone)
             for event in came:
@@ -460,7 +460,7 @@ class ServerIO:
                     self._leave()
                     self.link.ended(conn)
                     self._do(self.protocol.closed(conn, self._now(), event.why))
-                    where = {"round": self.protocol.tasks.round, "worker": worker}
+                    where = {"round": self.protocol.round, "worker": worker}
                     self.link.undecoded(conn, event.received, **where)
                     self.link.closed(conn, awaited=True, **where)
                     self._hung_up.discard(conn)
@@ -486,8 +486,8 @@ class ServerIO:
             self.link.settle_counted(NOBODY)
         if now >= self._shown_at:
             protocol, offset = self.protocol, time.time() - now
-            self.snapshot["waiting"] = protocol.tasks.waiting(offset)
-            self.snapshot["arrived"] = protocol.tasks.arrived()
+            self.snapshot["waiting"] = protocol.waiting(offset)
+            self.snapshot["arrived"] = protocol.arrived()
             self.snapshot["sites"] = protocol.roster.sites(protocol.clients, offset)
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
@@ -524,8 +524,8 @@ class ServerIO:
             key: m.Key | None = getattr(message, "key", None) if stray else None
             if key is not None and (
                 stray == "refused"
-                or key.round > self.protocol.tasks.round
-                or self.protocol.turn.strikes.get(conn, 0) > REFUSALS
+                or key.round > self.protocol.round
+                or self.protocol.strikes.get(conn, 0) > REFUSALS
             ):
                 self.link.refused(conn, frames)
             else:
@@ -593,7 +593,7 @@ class ServerIO:
         """Takes a whole reply in, and accepts or rejects it."""
         key = arrived.reply.key
         worker = self.protocol.roster.workers[arrived.worker]
-        job = self.protocol.tasks.by_client[key.client].job
+        job = self.protocol.tasks[key.client].job
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
         try:
             reply = self.inbox.take(arrived.reply, arrived.taken_s, (job.check, job.start), place)

@@ -75,7 +75,7 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         model_check=check,
         base_sha256=experiment.sha256 or None,
         clients_sha256=last.clients_sha256,
-        refused=rounds.io.protocol.turn.refused,
+        refused=rounds.io.protocol.refused,
         privacy=spent,
         provenance=provenance(experiment, command, switches, str(rounds.host.device)),
     )

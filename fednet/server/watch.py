@@ -173,7 +173,7 @@ class Watch:
                 missing = [c for c in range(protocol.clients) if c not in joined]
                 who = {"here": sorted(here), "coming": sorted(joined - here), "missing": missing}
             self.status("running", **{what: ranges(ids) for what, ids in who.items()})
-            round = protocol.tasks.round
+            round = protocol.round
             self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
 
     def check_request(self) -> None:
@@ -193,9 +193,9 @@ class Watch:
         write_status(
             self._directory.path,
             state=state,
-            round=self._awaiting - 1 if self._awaiting else protocol.tasks.round,
+            round=self._awaiting - 1 if self._awaiting else protocol.round,
             rounds=self._rounds,
-            phase=protocol.tasks.purpose,
+            phase=protocol.purpose,
             waiting=[] if over else snapshot["waiting"],
             arrived=[] if over else snapshot["arrived"],
             sites=[] if over else snapshot["sites"],

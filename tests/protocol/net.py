@@ -168,7 +168,7 @@ class Net:
                 if payload in self.bad:
                     pending.extend(self.server.reject(key, "bad", self.now))
                 else:
-                    main = key.purpose == self.server.tasks.purpose
+                    main = key.purpose == self.server.purpose
                     taken = self.done if main else self.judged
                     taken[key] = payload
                     bill = []
@@ -177,7 +177,7 @@ class Net:
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
                 key, server = i.key, self.server
-                if key.phase == server.tasks.phase and key.purpose == server.tasks.purpose:
+                if key.phase == server.phase and key.purpose == server.purpose:
                     self.resolved.append(i)
             elif isinstance(i, s.Spend):
                 if i.direction == "up":

@@ -34,7 +34,7 @@ def test_more_tasks_go_out_under_their_own_round_and_nothing_is_called_off():
     s, out = later()
     assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(2, round=2)]
     assert sent(out, m.Cancel) == []
-    assert {w.job.client for w in s.tasks.open()} == {0, 1, 2}
+    assert {w.job.client for w in s.open()} == {0, 1, 2}
 
 
 def test_a_reply_of_an_earlier_round_counts():

@@ -88,11 +88,14 @@ def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
     assert [(x.inc, x.key) for x in sent(c.reply(*reply(3)), m.Reply)] == [(2, key())]
 
 
-def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_starts_from_its_beginning():
+@pytest.mark.parametrize("heard", [True, False], ids=["of the end", "of the next alone"])
+def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in_full(heard):
     c = working()
     c.reply(*reply(2 * m.PART))
     c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=1), None, 0.0)
-    c.opened(2.0)  # the end of the last connection was not heard of
+    if heard:
+        c.closed(1.0)
+    c.opened(2.0)
     second = msgspec.structs.replace(WELCOME, inc=2)
     assert [type(x) for x in sent(c.received(second, None, 2.0))] == [m.Ready]
     out = c.received(task(3, inc=2), memoryview(bytes(3)), 2.0)
@@ -118,8 +121,19 @@ def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
     assert [type(i) for i in out] == [Cancelled, Booked, Given]
 
 
-def test_an_empty_reply_that_is_to_be_cut_is_not_sent():
-    assert working().reply(*reply(0), share=0.5) == []
+@pytest.mark.parametrize(
+    ("size", "sent_of_it"),
+    [(0, []), (10, [5]), (3 * m.PART, [m.PART, m.PART // 2])],
+    ids=["nothing to cut", "beside its announcement", "in parts"],
+)
+def test_a_reply_that_is_to_be_cut_is_sent_up_to_there_and_then_forgotten(size, sent_of_it):
+    c = working()
+    out = c.reply(*reply(size), share=0.5)
+    if size > m.PART:
+        out += c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=3), None, 0.0)
+    assert [len(i.body) for i in out if isinstance(i, Out) and i.body] == sent_of_it
+    assert [i for i in out if isinstance(i, Booked)] == [Booked("up", key(), False)][:size]
+    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_a_payload_is_let_go_of_once_its_task_is_done():
@@ -203,6 +217,10 @@ def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(mess
     assert c.task_state(key()) is ClientTaskState.GONE
     assert Given in map(type, c.received(task(3), memoryview(b"abc"), 0.0))
     assert c.received(message, None, 0.0) == [Stray("doubled")]  # it is being done
+    coming = task(2 * m.PART, key=key(1))
+    c.received(coming, None, 0.0)
+    (failed,) = sent(c.received(msgspec.structs.replace(coming, form=form(1)), None, 0.0))
+    assert (failed.key, failed.again) == (key(1), True)
 
 
 def test_a_welcome_comes_once_a_join_and_other_clients_are_another_run():

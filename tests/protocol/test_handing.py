@@ -24,7 +24,7 @@ def idle(one: ServerProtocol) -> list[tuple[int, str]]:
     free = [x for x in one.roster.workers.values() if x.ready and len(x.queue) < x.slots]
     return [
         (t.job.client, x.name)
-        for t in one.tasks.open()
+        for t in one.open()
         if t.status is TaskState.WAITING and not t.job.bound
         for x in free
         if t.job.client in x.ids and x.name not in t.refused_by and t.job.client not in x.lacks
@@ -65,10 +65,10 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         do(one.begin(round, 0, "train", jobs, rules, now))
 
     def add() -> None:
-        at_work = {t.job.client for t in one.tasks.open()}
+        at_work = {t.job.client for t in one.open()}
         some = [c for c in draw.sample(range(CLIENTS), 3) if c not in at_work]
         do(one.add(round, [job(c) for c in some], now))
-        assert len({one.tasks.key(t) for t in one.tasks.open()}) == len(at_work) + len(some)
+        assert len({t.key for t in one.open()}) == len(at_work) + len(some)
 
     def answer() -> None:
         if not handed:
@@ -77,8 +77,8 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         said = m.Reply(run="r", inc=1, key=key, form=form(3), size=3)
         do(say(one, conn, said, now, BODY))
         if draw.random() < 0.8:
-            t = one.tasks.current(key)
-            counts = t is not None and t.status is TaskState.ARRIVED
+            t = one.tasks.get(key.client)
+            counts = t is not None and t.key == key and t.status is TaskState.ARRIVED
             do(one.accept(key, now))
             name = one.roster.worker_of(conn)
             if counts:
@@ -156,9 +156,9 @@ def test_a_clients_second_task_of_a_round_is_another_attempt_and_counts_as_one_w
         key = m.Key(1, 0, attempt, 0)
         say(one, b"0", m.Reply(run="r", inc=1, key=key, form=form(3), size=3), 0.0, BODY)
         one.accept(key, 0.0)
-        assert [t.job.client for t in one.tasks.open()] == [1]  # two of one client are not two
+        assert [t.job.client for t in one.open()] == [1]  # two of one client are not two
         one.add(1, [job(0)], 0.0)
-        assert one.tasks.key(one.tasks.by_client[0]) == m.Key(1, 0, attempt + 1, 0)
+        assert one.tasks[0].key == m.Key(1, 0, attempt + 1, 0)
 
 
 def test_each_reply_is_followed_by_a_task_of_the_phase_that_is_open():
@@ -197,7 +197,7 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
 
     looks = []
     monkeypatch.setattr(one.roster, "workers", Looked(one.roster.workers))
-    monkeypatch.setattr(one.tasks, "by_client", Looked(one.tasks.by_client))
+    monkeypatch.setattr(one, "tasks", Looked(one.tasks))
     monkeypatch.setattr(one.roster, "hosting", Counted(one.roster.hosting))
     # The first clients' tasks, which are handed out first, wait for the slowest worker.
     for k in reversed(range(workers)):
@@ -206,7 +206,7 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
             said = m.Reply(run="r", inc=1, key=m.Key(1, 0, 0, queue[0]), form=form(3), size=3)
             say(one, b"%d" % k, said, 0.0, BODY)
             one.accept(said.key, 0.0)
-    assert all(one.tasks.by_client[k].status is TaskState.DONE for k in range(many))
+    assert all(one.tasks[k].status is TaskState.DONE for k in range(many))
     assert len(looks) <= 2 * many
     looks.clear()
     for k in range(many):  # as in a run without rounds, where each reply leads to a task
@@ -214,5 +214,5 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
         said = m.Reply(run="r", inc=1, key=m.Key(k + 2, 0, 0, k), form=form(3), size=3)
         say(one, next(iter(one.roster.hosting[k].values())).conn, said, 0.0, BODY)
         one.accept(said.key, 0.0)
-        assert one.tasks.by_client[k].status is TaskState.DONE
+        assert one.tasks[k].status is TaskState.DONE
     assert len(looks) <= 2 * many

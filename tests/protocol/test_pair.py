@@ -345,7 +345,7 @@ class Federation(RuleBasedStateMachine):
         self.net.begin(list(self.jobs.values()), self.rules, self.round)
 
     def over(self):
-        return not self.net.server.tasks.open()
+        return not self.net.server.open()
 
     # -- what happens ------------------------------------------------------------------------------
     @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), n=st.integers(1, 6))
@@ -454,7 +454,7 @@ class Federation(RuleBasedStateMachine):
         # A slot is taken by an open task only.
         for worker in self.net.server.roster.workers.values():
             for client in worker.queue:
-                assert self.net.server.tasks.by_client[client].status in WITH_WORKER
+                assert self.net.server.tasks[client].status in WITH_WORKER
             assert len(worker.queue) == len(set(worker.queue))
         # Nobody is asked twice at a time.
         asked = [c for worker in self.net.server.roster.workers.values() for c in worker.queue]
@@ -477,7 +477,7 @@ class Federation(RuleBasedStateMachine):
         assert [name for name in net.ledger.open() if len(name) == 4] == []
         assert all(not w.queue for w in net.server.roster.workers.values())
         server = net.server
-        assert all(w.status in ENDED for w in server.tasks.by_client.values())
+        assert all(w.status in ENDED for w in server.tasks.values())
         assert net.spool == {}
 
     def teardown(self):
@@ -500,7 +500,7 @@ class Federation(RuleBasedStateMachine):
             net.settle()
             net.pass_time(1.0)
         else:
-            raise AssertionError(f"the phase does not end: {net.server.tasks.waiting()}")
+            raise AssertionError(f"the phase does not end: {net.server.waiting()}")
         self.each_client_resolves_at_most_once_and_done_is_what_was_sent()
         self.check_end()
         net.settle()

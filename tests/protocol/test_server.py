@@ -260,19 +260,19 @@ def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message
     s = server()
     ready(s)
     s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
-    before = s.tasks.waiting()
+    before = s.waiting()
     out = say(s, b"1", message)
     assert out[0] == Stray("refused")
     assert reason in refusal(out)
-    assert s.tasks.waiting() == before
-    assert s.turn.refused == 1
+    assert s.waiting() == before
+    assert s.refused == 1
 
 
 def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     s = server()
     ready(s, ids=(0, 1, 2))
     s.begin(1, 0, "train", [job(k) for k in range(4)], Rules(), 0.0)
-    rows = {w["client"]: w["phase"] for w in s.tasks.waiting()}
+    rows = {w["client"]: w["phase"] for w in s.waiting()}
     assert rows == {0: "handed", 1: "queued", 2: "queued", 3: "waiting"}
 
 
@@ -282,7 +282,7 @@ def test_peer_is_told_of_its_first_refusals():
         told += len(sent(s.undecodable(b"1", "noise", 0.0), m.Refuse))
     assert told == REFUSALS
     s.closed(b"1", 0.0)
-    assert s.turn.strikes == {}
+    assert s.strikes == {}
 
 
 def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
@@ -388,7 +388,7 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
     say(s, b"1", verdict, body=memoryview(b"ok"))
     out = s.reject(verdict.key, "not finite", 0.0)
     assert Spend(b"1", "up", verdict.key, "refused") in out
-    assert s.tasks.by_client[0].status is TaskState.HANDED
+    assert s.tasks[0].status is TaskState.HANDED
 
 
 # -- who gets what ---------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
     ready(s, b"1", "a", [0, 1])
     ready(s, b"2", "b", [0, 1])
     s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
-    assert (s.tasks.by_client[0].worker, s.tasks.by_client[1].worker) == ("a", "b")
+    assert (s.tasks[0].worker, s.tasks[1].worker) == ("a", "b")
     out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="broken", again=True))
     assert sent(out, m.Task) == []
     out = say(s, b"2", reply(1), body=memoryview(b"abc"))
@@ -449,7 +449,7 @@ def test_first_k_closes_the_phase():
         Resolved(key(2), "not among the first 1"),
     ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
-    assert s.tasks.open() == []
+    assert s.open() == []
 
 
 @pytest.mark.parametrize("given", ["", "key expired", "key revoked"])
@@ -493,14 +493,14 @@ def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_drop
     s = server()  # started at 0
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
     s.tick(20.0)
-    assert [row["deadline_s"] for row in s.tasks.waiting()] == [40.0]
+    assert [row["deadline_s"] for row in s.waiting()] == [40.0]
     s = begun(rules=Rules(closed=30.0))
     s.closed(b"1", 10.0)
     s.tick(20.0)
     s.begin(2, 0, "train", [job(0)], Rules(closed=30.0), 20.0)
-    assert [row["deadline_s"] for row in s.tasks.waiting()] == [20.0]
+    assert [row["deadline_s"] for row in s.waiting()] == [20.0]
     s.begin(3, 0, "train", [job(0)], Rules(closed=None, join=None), 20.0)
-    assert [row["deadline_s"] for row in s.tasks.waiting()] == [20.0]  # it went before that
+    assert [row["deadline_s"] for row in s.waiting()] == [20.0]  # it went before that
 
 
 def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_its_patience():
@@ -521,7 +521,7 @@ def test_a_client_that_may_be_away_for_ever_is_never_lost():
     s.closed(b"1", 1.0)
     s.begin(2, 0, "train", [job(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
-    assert [row["deadline_s"] for row in s.tasks.waiting()] == [None]
+    assert [row["deadline_s"] for row in s.waiting()] == [None]
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -536,7 +536,7 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     assert given_to(s.tick(1.0)) == ([b"2"] if others else [])
     assert s.roster.present() == ({0} if others else set())
     # It is not there for what comes later.
-    assert given_to(s.begin(2, 0, "train", [job(1)], s.tasks.rules, 1.5)) == []
+    assert given_to(s.begin(2, 0, "train", [job(1)], s.rules, 1.5)) == []
     assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
     assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), "lost: left")]
 
@@ -583,7 +583,7 @@ def test_task_that_kills_its_workers_ends():
     for n in range(2, 3 + DEATHS):
         s.closed(b"%d" % (n - 1), now)
         out = [*ready(s, b"%d" % n, f"w{n}", [0], now), *s.tick(now)]
-        if s.tasks.by_client[0].status is TaskState.DROPPED:
+        if s.tasks[0].status is TaskState.DROPPED:
             break
     why = f"failed: its worker was lost {DEATHS} times at this task"
     assert of(out, Resolved) == [Resolved(key(0, DEATHS - 1), why)]
@@ -602,7 +602,7 @@ def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
     say(s, b"2", reply(0, attempt=1), 2.0, memoryview(b"abc"))
     s.accept(key(0, 1), 2.0)
     # From then on it is not asked for what it has not.
-    out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.tasks.rules, 3.0)
+    out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.rules, 3.0)
     assert given_to(out) == [b"2"]
 
 
@@ -631,7 +631,7 @@ def test_a_bound_task_goes_to_the_worker_of_the_task_before_however_busy_it_is()
     ready(s, b"2", "idle", [0, 1])
     say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
     s.accept(key(0), 1.0)
-    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], s.tasks.rules, 2.0)) == [b"1"]
+    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], s.rules, 2.0)) == [b"1"]
 
 
 def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_later():
@@ -639,7 +639,7 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
     ready(s, b"2", "idle", [0])
     say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
     s.accept(key(0), 1.0)
-    s.begin(1, 0, "train", [job(0, bound=True)], s.tasks.rules, 2.0)
+    s.begin(1, 0, "train", [job(0, bound=True)], s.rules, 2.0)
     assert given_to(lacking(b"1", 0, 0, 3.0, s)) == [b"2"]  # an earlier server gave it the last
     assert of(lacking(b"2", 0, 1, 4.0, s), Resolved) == [Resolved(key(0, 1), "lost: not here")]
     assert not any(x.lacks for x in s.roster.workers.values())
@@ -654,7 +654,7 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
         s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)])
     )
     assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
-    assert s.tasks.by_client[1].worker == "v" or s.tasks.by_client[1].status is TaskState.WAITING
+    assert s.tasks[1].worker == "v" or s.tasks[1].status is TaskState.WAITING
 
 
 def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
@@ -717,7 +717,7 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     assert [x.key.client for x in sent(out, m.Task)] == [0, 1]  # one at work, one ahead
     out = say(s, b"1", m.Slots(run="r", inc=1, slots=3), 5.0)
     assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
-    assert [s.tasks.by_client[i].running for i in range(4)] == [True, True, True, False]
+    assert [s.tasks[i].running for i in range(4)] == [True, True, True, False]
     assert [(x.key.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
     # Their turn came at 5.
     assert [(x.key.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [
@@ -787,7 +787,7 @@ def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_i
     assert s.roster.workers["w"].queue == [0, 1]
     s.closed(b"1", 1.0)
     s.tick(1.0)
-    assert [s.tasks.by_client[i].deaths for i in range(3)] == [1, 0, 0]
+    assert [s.tasks[i].deaths for i in range(3)] == [1, 0, 0]
 
 
 def test_no_process_is_given_more_than_it_can_be_working_on():
@@ -885,12 +885,12 @@ def test_among_free_workers_the_least_busy_and_then_the_one_that_had_the_client_
     ready(s, b"1", "a", range(3), slots=2)
     ready(s, b"2", "b", range(3))
     s.begin(1, 0, "train", [job(i, cost=3 - i) for i in range(3)], Rules(), 0.0)
-    assert [s.tasks.by_client[i].worker for i in range(3)] == ["a", "b", "a"]
+    assert [s.tasks[i].worker for i in range(3)] == ["a", "b", "a"]
     for conn, client in ((b"1", 0), (b"2", 1), (b"1", 2)):
         say(s, conn, reply(client), body=memoryview(b"abc"))
         s.accept(key(client), 0.0)
     s.begin(2, 0, "train", [job(1)], Rules(), 0.0)
-    assert s.tasks.by_client[1].worker == "b"  # which has its data in memory
+    assert s.tasks[1].worker == "b"  # which has its data in memory
 
 
 def test_of_a_task_only_its_worker_sends_the_reply_and_only_over_one_connection_its_parts():
@@ -911,9 +911,9 @@ def test_a_task_that_starts_from_a_state_goes_to_a_worker_that_has_it():
     start = job(0, start="1-0-0")
     s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
     assert given_to(lacking(b"1", 0, 0, 1.0, s)) == [b"2"]
-    s.begin(2, 0, "train", [job(1, cost=9), start], s.tasks.rules, 2.0)
-    assert s.tasks.by_client[1].worker == "b"
-    assert s.tasks.by_client[0].status is TaskState.WAITING  # for b, though a is free
+    s.begin(2, 0, "train", [job(1, cost=9), start], s.rules, 2.0)
+    assert s.tasks[1].worker == "b"
+    assert s.tasks[0].status is TaskState.WAITING  # for b, though a is free
 
 
 def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
@@ -925,7 +925,7 @@ def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
     out = say(s, b"1", reply(0), body=memoryview(b"abc"))
     assert "may not speak for client 0 any more" in refusal(out)
     assert of(out, Arrived) == []
-    assert s.tasks.by_client[0].status is TaskState.WAITING
+    assert s.tasks[0].status is TaskState.WAITING
     assert len(of(say(s, b"1", reply(1), body=memoryview(b"abc")), Arrived)) == 1
 
 
@@ -937,10 +937,10 @@ def test_parts_of_senders_that_are_slow_count_in_the_budget():
         part = m.Part(run="r", inc=1, key=key(i), index=0)
         say(s, b"%d" % i, part, 1.5, memoryview(bytes(m.PART)))
     s.tick(0.1 + UNUSED_S)
-    first = [s.tasks.by_client[i].up.ahead for i in range(16)]
+    first = [s.tasks[i].up.ahead for i in range(16)]
     assert first == [3] * 16
     # What was granted to the others at second 1.5 is theirs for as long.
-    assert sum(s.tasks.by_client[i].up.ahead for i in range(16, 40)) <= 2 * (64 - sum(first))
+    assert sum(s.tasks[i].up.ahead for i in range(16, 40)) <= 2 * (64 - sum(first))
 
 
 def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it():

@@ -110,7 +110,7 @@ def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_sh
     io, rows, client = served
     peer = client(0)
     before = len(rows)
-    part = m.Part(run="run", inc=1, key=m.Key(io.protocol.tasks.round, 0, 0, 0), index=0)
+    part = m.Part(run="run", inc=1, key=m.Key(io.protocol.round, 0, 0, 0), index=0)
     for _ in range(REFUSALS + 7):
         peer.send([encode(part), b"body"])
     io._step(0.0)
