@@ -345,6 +345,7 @@ class ServerProtocol:
         if worker is not None:
             why = why or "connection closed"
             self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
+            self._restart_uploads(worker)
         self._out.append(Forget(conn))
         return self._taken()
 
@@ -356,9 +357,9 @@ class ServerProtocol:
             if worker.here and silent is not None and now - worker.heard > silent:
                 # The silence was its time to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
-                self._give_on(worker)
+                self._lose(worker, worker.held)
             elif worker.gone_at is not None and self._over(worker.gone_at, closed):
-                self._give_on(worker)
+                self._lose(worker, worker.held)
                 if worker.state is WorkerState.AWAY:
                     self.roster.forget(worker)
             elif worker.gone_at is not None and self._over(worker.gone_at, silent):
@@ -387,7 +388,7 @@ class ServerProtocol:
         try:
             self._check_join(join, ids, user, old)
         except RemoteProtocolError as objection:
-            known = {i for i in ids if i < self.clients}
+            known = {i for i in ids if 0 <= i < self.clients}
             self.roster.refused(known, str(objection).removeprefix("join: "))
             raise
         if new := sorted(i for i in ids if i >= self.clients):
@@ -417,8 +418,6 @@ class ServerProtocol:
                 self._take_back(t, TaskEvent.LOST, "lost", same_attempt=True)
             else:
                 unwanted.discard(t.key)
-                if t.job.client not in worker.queue:
-                    worker.queue.append(t.job.client)
         # Of an earlier server's tasks this one may ask again.
         if join.inc == self.incarnation:
             for key in sorted(unwanted):
@@ -508,8 +507,6 @@ class ServerProtocol:
         before they count as lost.
         """
         self.roster.away(worker, event, why, patience, self.now)
-        if worker.conn is None:
-            self._restart_uploads(worker)
         self._note("away", **worker.named(), why=why)
 
     def _restart_uploads(self, worker: Worker) -> None:
@@ -518,26 +515,19 @@ class ServerProtocol:
             if t.status is TaskState.ARRIVING:
                 self._out.append(Spend(t.up_conn, "up", t.key, "cut short"))
                 t.change(TaskEvent.RESTARTED)
-                worker.queue.insert(0, t.job.client)
-
-    def _give_on(self, worker: Worker) -> None:
-        """The worker is away and did not come back in time: its tasks are lost."""
-        held = self._held(worker)
-        for t in held:
-            self._call_off(t)
-        self._lose(held)
-        worker.queue.clear()
 
     def _replace(self, gone: Worker, ids: Collection[int]) -> None:
         """Other workers are ready for these clients of a worker that is away, and get its tasks."""
         gone.replaced |= gone.ids.intersection(ids)
-        self._lose([t for t in self._held(gone) if t.job.client in gone.replaced])
+        self._lose(gone, gone.replaced)
 
-    def _lose(self, held: list[Task]) -> None:
-        """These tasks were lost with their worker. Only a running one may be the reason. Those
-        behind it start to run as it is taken back, so this is asked beforehand.
+    def _lose(self, worker: Worker, clients: Collection[int]) -> None:
+        """The tasks of these clients are lost with their worker. Only a running one may be the
+        reason. Those behind it start to run as it is taken back, so this is asked beforehand.
         """
-        for t, running in [(t, t.running) for t in held]:
+        lost = [(t, t.running) for t in self._held(worker) if t.job.client in clients]
+        for t, running in lost:
+            self._call_off(t)
             self._take_back(t, TaskEvent.LOST, "lost", died=running)
 
     # -- from a worker: each returns why the message belongs to nothing that is under way, or "" ---
@@ -568,7 +558,7 @@ class ServerProtocol:
             self._note("left", **worker.named())
             why = f"left: {message.reason}" if message.reason else "left"
             self._away(worker, WorkerEvent.LEFT, why, self.rules.closed)
-            self._give_on(worker)
+            self._lose(worker, worker.held)
             return ""
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:
@@ -624,7 +614,7 @@ class ServerProtocol:
         if body is None:
             agrees = not 0 < reply.size <= self.part
         else:
-            agrees = len(body) == reply.size or (reply.size <= self.part and len(body) == cut)
+            agrees = len(body) in (reply.size, cut)
         agrees = agrees and sum([f.size for f in reply.form]) == reply.size
         # Evaluated within the training task: small, beside the reply, gates nothing.
         if key != t.key:
@@ -653,12 +643,10 @@ class ServerProtocol:
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
         self._next(worker, key.client)
-        if body is not None and len(body) < reply.size:
-            t.up.ended = True
-        elif body is not None or reply.size == 0:
+        if reply.size == 0 or (body is not None and len(body) == reply.size):
             self._out.append(Store(key, 0, memoryview(b"") if body is None else body, reply.size))
             self._whole(t, worker, reply)
-        else:
+        elif body is None:  # else it was cut, as planned
             self._wanting[key.client] = t
             self._grant()
         self._assign(worker)
@@ -679,8 +667,6 @@ class ServerProtocol:
         if start is None or body is None:
             return "doubled"
         t.heard = t.moved = self.now
-        if t.up.ended:
-            return ""
         self._out.append(Store(part.key, start, body, t.reply.size))
         if t.up.whole:
             self._whole(t, self.roster.by_conn[conn], t.reply)
@@ -890,7 +876,6 @@ class ServerProtocol:
         """Records a useless reply as wasted. The task is handed out again, a few times at most."""
         if t.up_conn:
             self._out.append(Spend(t.up_conn, "up", t.key, what))
-            t.up_conn = b""
         t.refusals += 1
         t.refused_by.add(t.worker)
         if (worker := self.roster.workers.get(t.worker)) is not None:
@@ -971,7 +956,7 @@ class ServerProtocol:
             elif t.up is not None:
                 gone = t.up.cut
             elif t.down is not None:
-                gone = t.down.cut or (leaves.down is None and leaves.up == 0 and t.down.whole)
+                gone = t.down.cut or (leaves.up == 0 and t.down.whole)
             else:
                 gone = False
             if gone:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fednet.protocol.tasks import LEFT, Leaves
 from fednet.wire import messages as m
 from tests.protocol.net import PART, Net, job
@@ -40,15 +42,28 @@ def test_at_its_second_its_task_is_called_off_and_what_crossed_was_spent():
     assert net.done == {}
 
 
-def test_a_reply_that_was_whole_before_its_second_counts():
+@pytest.mark.parametrize("size", [6, 20 * PART])
+def test_a_reply_that_was_whole_before_its_second_counts(size):
     net = Net(1)
     site = net.site("w", [0])
     net.begin([job(0, leaves=Leaves(at=net.now + 5.0))])
     net.settle()
     (key,) = site.given
-    site.answer(key, b"answer")
+    site.answer(key, bytes(size))
     net.settle()
     net.pass_time(9.0)
+    assert resolved(net) == [(0, "")]
+
+
+def test_a_reply_that_is_whole_before_its_departure_is_noticed_counts():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, leaves=Leaves(at=net.now + 5.0))])
+    net.settle()
+    (key,) = site.given
+    net.now += 5.1
+    site.answer(key, b"answer")
+    net.settle()
     assert resolved(net) == [(0, "")]
 
 
@@ -70,14 +85,15 @@ def test_one_that_leaves_before_its_reply_is_called_off_once_its_task_is_there()
     assert not site.given
 
 
-def test_one_that_leaves_while_its_task_comes_is_sent_no_more_of_it():
+@pytest.mark.parametrize("parts", [0, 6])
+def test_one_that_leaves_while_its_task_comes_is_sent_no_more_of_it(parts):
     net = Net(1)
     net.site("w", [0])
-    net.begin([job(0, 20 * PART, leaves=Leaves(down=6))])
+    net.begin([job(0, 20 * PART, leaves=Leaves(down=parts))])
     net.settle()
     assert resolved(net) == ASKED
     (row,) = [r for r in net.rows if r["type"] == "task"]
-    assert sum(row["kinds"].values()) == 6 * PART
+    assert sum(row["kinds"].values()) == parts * PART
 
 
 def test_one_that_leaves_while_it_sends_is_asked_for_no_more_of_it():

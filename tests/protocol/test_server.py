@@ -152,6 +152,7 @@ def test_join_that_can_never_be_let_in_is_refused_for_good(join, reason):
     assert [x.final for x in sent(out, m.Refuse)] == [True]
     assert out[0] == Stray("refused")
     assert s.roster.workers == {}
+    assert set(s.roster._absent) <= {*range(4)}  # nothing is kept of ids that are made up
 
 
 @pytest.mark.parametrize("speaks", [0, m.PROTOCOL + 1])
@@ -271,16 +272,34 @@ def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message
 def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     s = server()
     ready(s, ids=(0, 1, 2))
-    s.begin(1, 0, "train", [job(k) for k in range(4)], Rules(), 0.0)
-    rows = {w["client"]: w["phase"] for w in s.waiting()}
-    assert rows == {0: "handed", 1: "queued", 2: "queued", 3: "waiting"}
+    s.begin(1, 0, "train", [job(k, cost=9 - k % 3) for k in (2, 1, 3, 0)], Rules(), 0.0)
+
+    def rows() -> list[tuple]:
+        return [(row["client"], row["phase"]) for row in s.waiting()]
+
+    assert rows() == [(0, "handed"), (1, "queued"), (2, "queued"), (3, "waiting")]
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9))
+    assert rows()[0] == (0, "training")
+    say(s, b"1", reply(0), body=memoryview(b"abc"))
+    s.accept(key(0), 0.0)
+    s.begin(2, 0, "train", [job(0)], Rules(), 0.0)
+    assert rows() == [(0, "handed")]
 
 
-def test_peer_is_told_of_its_first_refusals():
-    s, told = server(), 0
-    for _ in range(REFUSALS + 5):
-        told += len(sent(s.undecodable(b"1", "noise", 0.0), m.Refuse))
-    assert told == REFUSALS
+def test_peer_is_told_of_its_first_refusals_in_each_round():
+    s = server()
+
+    def told() -> int:
+        noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS + 5)]
+        return sum(len(sent(out, m.Refuse)) for out in noise)
+
+    assert told() == REFUSALS
+    s.begin(1, 0, "train", [], Rules(), 0.0)
+    assert told() == REFUSALS
+    s.add(1, [], 0.0)
+    assert told() == 0
+    s.add(2, [], 0.0)
+    assert told() == REFUSALS
     s.closed(b"1", 0.0)
     assert s.strikes == {}
 
@@ -978,3 +997,58 @@ def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
     say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 6.0)
     assert of(s.tick(15.0), Resolved) == []
     assert [i.reason for i in of(s.tick(17.0), Resolved)] == ["lost: a planned fault"]
+
+
+def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answered():
+    s = server()
+    ready(s, b"1", "a", [0])
+    s.begin(1, 0, "train", [job(0, 3 * m.PART)], Rules(), 0.0)
+    ready(s, b"2", "b", [0])
+    pull = m.Pull(run="r", inc=1, key=key(), first=0, count=1)
+    failed = m.Failed(run="r", inc=1, key=key(), reason="x")
+    assert [say(s, b"2", message)[0] for message in (pull, failed)] == [Stray("late")] * 2
+    assert len(sent(say(s, b"1", pull), m.Part)) == 1
+    say(s, b"1", reply(0), body=memoryview(b"abc"))
+    for _ in range(2):
+        late = [say(s, b"1", message)[0] for message in (replace(pull, first=1), failed)]
+        assert late == [Stray("late")] * 2
+        s.accept(key(), 0.0)
+
+
+def test_a_worker_that_was_silent_before_it_was_ready_is_not_ready_when_it_is_heard_again():
+    s = server()
+    say(s, b"1", m.Join(worker="w", ids=[0]))
+    s.tick(11.0)
+    say(s, b"1", m.Alive(run="r", inc=1), 12.0)
+    assert s.roster.present() == frozenset()
+    assert given_to(s.begin(1, 0, "train", [job(0)], Rules(), 12.0)) == []
+    assert given_to(say(s, b"1", m.Ready(run="r", inc=1, layout="L"), 13.0)) == [b"1"]
+
+
+def test_a_worker_that_is_back_with_more_clients_is_given_their_tasks_as_it_answers():
+    s = server()
+    ready(s, b"1", "w", [0, 1])
+    s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
+    session = s.roster.workers["w"].session
+    say(s, b"1", reply(0), body=memoryview(b"abc"))
+    s.accept(key(0), 0.0)
+    s.closed(b"1", 0.0)
+    ready(s, b"2", "w", range(4), inc=1, session=session, holding=[key(1)])
+    assert s.roster.workers["w"].queue == [1, 2]
+    out = say(s, b"2", reply(1), body=memoryview(b"abc"))
+    s.accept(key(1), 0.0)
+    out += say(s, b"2", reply(2), body=memoryview(b"abc"))
+    assert [t.key.client for t in sent(out, m.Task)] == [3]
+
+
+def test_an_upload_takes_no_slot_also_when_its_connection_has_ended():
+    s = server()
+    ready(s, ids=range(4))
+    s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
+    say(s, b"1", reply(0, 3 * m.PART))
+    out = s.closed(b"1", 1.0)
+    assert Spend(b"1", "up", key(0), "cut short") in out
+    session = s.roster.workers["w"].session
+    ready(s, b"2", ids=range(4), inc=1, session=session, holding=[key(0), key(1), key(2)])
+    assert s.roster.workers["w"].queue == [1, 2]
+    assert sent(say(s, b"2", reply(0, 3 * m.PART)), m.Pull)
