@@ -307,7 +307,23 @@ class ClientLoop:
             moved = True
             now = time.monotonic()
             if isinstance(event, Received):
-                self._receive(event, now)
+                try:
+                    message, body = self.link.receive(CONNECTION, event.frames)
+                except RemoteProtocolError as broken:
+                    log.warning("a message of the server is damaged, connecting again: %s", broken)
+                    self._follow([p.Reconnect()])  # the server may wait for an answer to it
+                    continue
+                instructions: list[p.Instruction] = []
+                stray = ""
+                try:
+                    instructions = self.protocol.received(message, body, now)
+                except RemoteProtocolError as broken:
+                    log.warning("refused a message of the server: %s", broken)
+                    stray = "refused"
+                if instructions and isinstance(instructions[0], p.Stray):
+                    stray = instructions[0].reason
+                self.link.book(CONNECTION, message, body, event.frames, stray)
+                self._follow(instructions)
             elif isinstance(event, Opened):
                 self._connected = True
                 self.link.opened(CONNECTION)
@@ -354,25 +370,6 @@ class ClientLoop:
         self.book.close()
 
     # -- messages ----------------------------------------------------------------------------------
-    def _receive(self, event: Received, now: float) -> None:
-        try:
-            message, body = self.link.receive(CONNECTION, event.frames)
-        except RemoteProtocolError as broken:
-            log.warning("a message of the server is damaged, connecting again: %s", broken)
-            self._follow([p.Reconnect()])  # the server may wait for an answer to it
-            return
-        instructions: list[p.Instruction] = []
-        stray = ""
-        try:
-            instructions = self.protocol.received(message, body, now)
-        except RemoteProtocolError as broken:
-            log.warning("refused a message of the server: %s", broken)
-            stray = "refused"
-        if instructions and isinstance(instructions[0], p.Stray):
-            stray = instructions[0].reason
-        self.link.book(CONNECTION, message, body, event.frames, stray)
-        self._follow(instructions)
-
     def _follow(self, instructions: list[p.Instruction]) -> None:
         for i in instructions:
             if isinstance(i, p.Out):

@@ -195,21 +195,24 @@ def _descend(
     scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
     module, device, trained = scratch.module, scratch.device, descent.trained
     assert recipe.lr is not None
-    own: list[torch.Tensor] = [scratch.parameters[name] for name in trained]
+    own: list[torch.Tensor] = list(map(scratch.parameters.__getitem__, trained))
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
     parameters = [*own, *others]
-    groups = [group for group in (own, others) if group]
-    made = [
-        optimizer(
-            recipe.optimizer,
-            group,
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-        )
-        for group in groups
-    ]
+    groups: list[list[torch.Tensor]] = []
+    made: list[Optimizer] = []
+    for group in (own, others):
+        if group:
+            groups.append(group)
+            made.append(
+                optimizer(
+                    recipe.optimizer,
+                    group,
+                    lr=recipe.lr,
+                    momentum=recipe.momentum,
+                    weight_decay=recipe.weight_decay,
+                )
+            )
     memory = descent.memory
     stepped: dict[str, tuple[torch.Tensor, Optimizer]] = {}  # by name: the tensor, and by what
     if memory is not None:

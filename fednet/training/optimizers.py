@@ -47,7 +47,12 @@ class SGD:
     def step(self, pull: float = 0.0) -> None:
         """One step along the gradients that there are. pull: is added to the weight decay."""
         group = self.group
-        moved = [p for p in group["params"] if p.grad is not None]
+        moved: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for p in group["params"]:
+            if p.grad is not None:
+                moved.append(p)
+                gradients.append(p.grad)
         buffers: list[torch.Tensor | None] = [None] * len(moved)
         if self.state:  # torch's function begins with all buffers or with none
             buffers = [
@@ -55,7 +60,7 @@ class SGD:
             ]
         sgd(
             moved,
-            [p.grad for p in moved],
+            gradients,
             buffers,
             fused=group["fused"],
             weight_decay=group["weight_decay"] + pull,

@@ -1,16 +1,23 @@
-"""How many tasks may run on a device at once. The device is made up, with a few bytes."""
+"""How many tasks may run on a device at once. The device is made up, with a few bytes; in a client
+process with two of them each is the processor.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 
 import pytest
 import torch
 
-from fednet.client import slots
+from fednet.client import join, slots
+from fednet.client.policy import Policy
 from fednet.client.slots import MOST, PAUSES_S, NoRoom, Slots
-
-LIMIT_S = 20.0  # nothing is expected to take so long: it bounds a test that would hang
+from fednet.client.worker import Worker
+from fednet.experiment import placement
+from tests.chaos.mallory import LIMIT_S
+from tests.chaos.test_hostile import CONFIG, in_thread, serve
 
 
 class Fake:
@@ -181,3 +188,48 @@ def test_clients_that_are_packed_run_together_from_the_first_task_on_and_nothing
     assert (s.limit(0), s.limit(1)) == (1, 2)
     s.pack(1)
     assert s.limit(1) == 2  # what was measured stays
+
+
+@pytest.mark.timeout(120)
+def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkeypatch):
+    alone = serve(tmp_path / "alone", None)
+    monkeypatch.setattr(placement, "place", lambda device: ["cpu", "cpu"])
+    # Room for four, says the first; there is none for two.
+    monkeypatch.setattr(join, "memory_of", lambda device, share: Fake(100, 20))
+    work, changed, short = Worker.work, threading.Condition(), []
+    at_work, done = Counter(), Counter()
+
+    def crowded(self, task, body, step):
+        with changed:
+            at_work[self] += 1
+            changed.notify_all()
+            # Both have been measured: four tasks at once, so two at one device.
+            if task.key.round >= 3 and not short:
+                changed.wait_for(lambda: short or sum(at_work.values()) == CONFIG["clients"], 10.0)
+            full = at_work[self] > 1
+            if full:
+                short.append(task.key)
+                changed.notify_all()
+        try:
+            if full:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return work(self, task, body, step)
+        finally:
+            with changed:
+                at_work[self] -= 1
+                done[self] += 1
+
+    monkeypatch.setattr(Worker, "work", crowded)
+    directory = tmp_path / "shared"
+    server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
+    limit = time.monotonic() + LIMIT_S
+    while join.read_server(directory) is None:
+        assert server.is_alive(), served
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    ended = join.main("0-3", Policy(), run=directory, device="auto", state=directory / "state")
+    server.join(LIMIT_S)
+    assert ended == 0
+    assert served["result"]["model_sha256"] == alone["model_sha256"]
+    assert len(done) == 2  # both devices were used
+    assert short  # and more were tried at once than fit

@@ -1,0 +1,149 @@
+"""Runs in one process and by the command: what they show while they go, hold in memory, and may
+change when they go on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import fednet
+from fednet import data
+from fednet.errors import ConfigError
+from fednet.experiment import build as experiment
+from fednet.records.manifest import read_manifest
+from fednet.report import status
+from fednet.server.inbox import Inbox
+from tests.rooms import hashes, lines, run, small
+
+
+def test_a_callback_is_told_of_every_round_once_its_record_is_saved(tmp_path):
+    told, saved = [], []
+
+    def callback(record):
+        told.append(record["round"])
+        saved.append(len(lines(tmp_path / "r" / "rounds.jsonl")))
+
+    run(tmp_path, rounds=3, callback=callback)
+    assert (told, saved) == ([1, 2, 3], [1, 2, 3])
+
+
+def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
+    seen = []
+
+    def callback(record):
+        found = status.read(tmp_path / "r")
+        seen.append((found.state, found.rounds, *status.alive(found, tmp_path / "r", time.time())))
+
+    directory = run(tmp_path, callback=callback)
+    assert [(state, rounds, live) for state, rounds, live, _ in seen] == [("running", 2, True)] * 2
+    found = status.read(directory)
+    assert (found.state, found.round, status.alive(found, directory, time.time())) == (
+        "done",
+        2,
+        (False, "finished"),
+    )
+    assert "finished after round 2 of 2" in status.show(directory)
+
+
+def test_the_model_that_is_read_back_is_the_one_that_was_judged(tmp_path):
+    directory = run(tmp_path, rounds=3, train={"lr": 0.5})
+    module = fednet.open_run(directory).model()
+    exp = experiment.build(small())
+    with torch.no_grad():
+        right = module(exp.data.inputs(exp.data.test[0])).argmax(1) == exp.data.test[1]
+    assert right.float().mean().item() == pytest.approx(
+        fednet.open_run(directory).rounds[-1].test_accuracy
+    )
+
+
+def test_server_and_clients_have_the_data_in_memory_once(tmp_path, monkeypatch):
+    loaded = []
+    load = data.load
+
+    def counted(*of):
+        loaded.append(load(*of))
+        return loaded[-1]
+
+    monkeypatch.setattr(data, "load", counted)
+    assert len(lines(run(tmp_path, rounds=1) / "rounds.jsonl")) == 1
+    assert len(loaded) == 1
+
+
+def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_payloads(
+    tmp_path, monkeypatch
+):
+    """Payloads of 1.5 MB, more than a part: in one process none of them is on disk."""
+    large = {"model": {"name": "mlp", "hidden": [600, 600]}}
+    calm = run(tmp_path / "calm", **large)
+    take, taken = Inbox.take, []
+
+    def taken_in(inbox, reply, *more):
+        if reply.key.purpose == "train":
+            taken.append(reply.key.round)
+            if len(taken) == 5:
+                raise KeyError("a crash in the second round")
+        return take(inbox, reply, *more)
+
+    monkeypatch.setattr(Inbox, "take", taken_in)
+    with pytest.raises(KeyError):
+        run(tmp_path / "cut", **large)
+    assert not list((tmp_path / "cut").rglob("*.bin"))
+    again = run(tmp_path / "cut", resume=True, **large)
+    assert hashes(again) == hashes(calm)
+    useful = [
+        sorted(
+            (r["round"], r["client"], r["direction"], r["kinds"]["state"])
+            for r in lines(directory / "wire.jsonl")
+            if r["useful"] and "state" in r["kinds"]
+        )
+        for directory in (again, calm)
+    ]
+    assert useful[0] == useful[1]
+    assert taken == [1, 1, 1] + [2] * (2 + 3)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "exponential(0.5)", "step(1, 0.5)"])
+def test_a_run_with_more_rounds_has_the_bits_of_one_that_had_them_from_the_start(
+    tmp_path: Path, schedule: str
+) -> None:
+    train = {"train": {"schedule": schedule}}
+    whole = run(tmp_path / "whole", rounds=4, **train)
+    run(tmp_path / "more", rounds=2, **train)
+    more = run(tmp_path / "more", rounds=4, resume=True, **train)
+    assert len(set(hashes(whole))) == 4
+    assert hashes(more) == hashes(whole)
+    # The run's clock goes on where it was.
+    taken = sum(row["seconds"] for row in lines(more / "rounds.jsonl"))
+    assert read_manifest(more / "checkpoint")[0].seconds == pytest.approx(taken)
+
+
+def test_where_the_rates_depend_on_all_rounds_a_run_cannot_have_other_rounds(
+    tmp_path: Path,
+) -> None:
+    train = {"train": {"schedule": "cosine"}}
+    first = run(tmp_path, rounds=3, **train)
+    before = hashes(first)
+    for rounds in (2, 6):
+        with pytest.raises(ConfigError, match=r"train.schedule: cosine .* Keep rounds=3"):
+            run(tmp_path, rounds=rounds, resume=True, **train)
+    assert hashes(run(tmp_path, rounds=3, resume=True, **train)) == before
+
+
+ALONE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+@pytest.mark.long
+def test_without_a_loopback_a_run_ends_at_once_with_the_cause(tmp_path: Path) -> None:
+    if subprocess.run([*ALONE, "true"], capture_output=True).returncode:
+        pytest.skip("needs a network of its own")
+    words = [sys.executable, "-m", "fednet.cli.main", "run", "--quiet", "--out", str(tmp_path)]
+    done = subprocess.run([*ALONE, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "this machine's network has no loopback: 127.0.0.1 cannot be reached" in done.stderr
+    assert "no client joined" not in done.stderr
