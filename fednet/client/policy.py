@@ -91,25 +91,6 @@ class Policy:
         return cls(data=data, download=True, faults=True, local=True)
 
     # -- before a run ------------------------------------------------------------------------------
-    def check_ids(self, welcomed: Sequence[int], asked: numbers.Ids, config: Config) -> None:
-        """Raises ConfigError if the server makes this process host other clients than it asked for,
-        or some that the policy does not name.
-        """
-        wanted = asked.resolve(config.clients)
-        if tuple(sorted(welcomed)) != wanted:
-            raise ConfigError(
-                f"the server wants this process to host client(s) {numbers.as_text(welcomed)}; it "
-                f"was started for client(s) {numbers.as_text(wanted)}, and serves no other."
-            )
-        if self.ids is not None:
-            served = self.ids.resolve(config.clients) if self.ids.share else self.ids.listed
-            beyond = sorted(set(wanted) - set(served))
-            if beyond:
-                raise ConfigError(
-                    f"--id {asked.text}: the policy names clients {self.ids.text}, and {beyond[0]} "
-                    f"is none of them."
-                )
-
     def read(self, text: str) -> Config:
         """Returns the configuration that a server sent. Raises ConfigError if it gives text to
         parts of this site's own that may name a file here, before any of them sees it.

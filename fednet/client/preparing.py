@@ -213,12 +213,26 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
 
 def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     """Returns the configuration of a run as it holds at this site. Raises ConfigError if the site
-    does not take part in such a run.
+    does not take part in such a run, and if the server makes this process host other clients than
+    it asked for, or some that the policy does not name.
     """
     from fednet.models.start import received
 
     config = received(policy.read(welcome.config))
-    policy.check_ids(welcome.ids, asked, config)
+    wanted = asked.resolve(config.clients)
+    if tuple(sorted(welcome.ids)) != wanted:
+        raise ConfigError(
+            f"the server wants this process to host client(s) {numbers.as_text(welcome.ids)}; it "
+            f"was started for client(s) {numbers.as_text(wanted)}, and serves no other."
+        )
+    if policy.ids is not None:
+        served = policy.ids.resolve(config.clients) if policy.ids.share else policy.ids.listed
+        beyond = sorted(set(wanted) - set(served))
+        if beyond:
+            raise ConfigError(
+                f"--id {asked.text}: the policy names clients {policy.ids.text}, and {beyond[0]} "
+                f"is none of them."
+            )
     return policy.applied_to(config)
 
 

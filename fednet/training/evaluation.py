@@ -38,10 +38,6 @@ class Counts:
     n: int = 0
     more: Callable[[], Mapping[str, Any]] = dict
 
-    @classmethod
-    def none(cls, classes: int) -> Counts:
-        return cls(np.zeros((2, classes), dtype=np.int64))
-
     @property
     def accuracy(self) -> float:
         """Correct over total, 0..1; 0 without samples."""

@@ -8,6 +8,7 @@ starts each round.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -27,7 +28,6 @@ from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descen
 from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
-from fednet.training.tasks.classification import weighted
 from fednet.wire.payload import Run, Samples
 
 
@@ -82,7 +82,9 @@ class ClientHost:
         self.train_config = train_config = setting.config.train_of(client_id)
         self.task = setting.task
         if train_config.class_weights:
-            self.task = weighted(setting.task, train_config.class_weights, self.device)
+            own = copy.copy(setting.task)  # a `Classification`, says the configuration
+            own.class_weights = torch.tensor(train_config.class_weights, device=self.device)  # type: ignore[attr-defined]
+            self.task = own
         self.n = splits.n
         self.lr = train_config.lr_at(round, setting.config.rounds)
         self.momentum = float(train_config.momentum)
@@ -124,7 +126,6 @@ class ClientHost:
 
     def fresh(self, purpose: str, k: int) -> Tensors:
         """Returns a fresh random initialisation of the model, from the stream (purpose, k)."""
-        assert self.setting.factory is not None
         seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
         return Tensors.of(self.setting.factory(seed), self.layout)
 
@@ -267,7 +268,7 @@ class ClientHost:
         """
         data = self.test if data is None else data
         if data is None:
-            return Counts.none(self.classes)
+            return Counts(np.zeros((2, self.classes), dtype=np.int64))
         evaluated = self.model(model) if isinstance(model, Tensors) else model
         with drawing(self.scratch.module, self.device):  # a function may call the module
             size = self.setting.config.evaluate.batch_size

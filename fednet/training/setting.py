@@ -68,9 +68,9 @@ class Setting:
     config: Config
     task: Task
     classes: int
+    factory: Callable[[int], nn.Module]
     counts_width: int = 1
     more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    factory: Callable[[int], nn.Module] | None = None
     normalise: Callable[[Inputs, torch.device], Inputs] | None = None
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
     features: int = 0
@@ -79,7 +79,6 @@ class Setting:
 
     def module(self) -> nn.Module:
         """Returns a new module of the model, as it was initialised."""
-        assert self.factory is not None
         return self.factory(self.config.seed)
 
     @functools.cached_property

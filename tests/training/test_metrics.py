@@ -88,7 +88,7 @@ def test_the_built_in_metrics_are_those_worked_by_hand():
 def test_what_is_not_defined_is_left_out():
     only_positive = SCORES * np.array([0, 1])[:, None, None]
     assert values(["auc", "perplexity"], scores=only_positive) == {"perplexity": math.exp(2.0)}
-    assert Counts.none(3).metrics(["perplexity"]) == {}
+    assert Counts(np.zeros((2, 3))).metrics(["perplexity"]) == {}
 
 
 def drawn(n: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -69,6 +69,7 @@ def host(module=None, x=None, y=None, augment=None, rounds=10, round=1, client=0
         config=config,
         task=Squares(),
         classes=1,
+        factory=lambda seed: copy.deepcopy(module),
         augment=augment,
     )
     x = torch.tensor([[1.0], [2.0]]) if x is None else x

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +14,6 @@ from fednet.registry import task
 
 if TYPE_CHECKING:
     from fednet.tensors import Inputs
-    from fednet.training.tasks import Task
 
 
 BINS = 1000  # of a class's probability, 0..1
@@ -101,17 +98,6 @@ class Classification:
             )
         axis = axes[0] if len(axes) == 1 else self.class_axis
         return outputs if axis == -1 else outputs.movedim(1, -1)
-
-
-def weighted(task: Task, weights: Sequence[float], device: torch.device) -> Task:
-    """Returns the task with these weights of the classes in its loss; the task itself if there are
-    none.
-    """
-    if not weights or not isinstance(task, Classification):
-        return task
-    own = copy.copy(task)
-    own.class_weights = torch.tensor(weights, device=device)
-    return own
 
 
 def possible_axes(outputs: torch.Tensor, y: torch.Tensor) -> list[int]:
