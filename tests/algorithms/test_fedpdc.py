@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fednet.tensors import mean
@@ -11,13 +13,6 @@ from tests.algorithms.harness import begun, close, same
 def forced(f, p):
     """The federation with the accuracies the server remembers set to p for everyone."""
     f.servers[-1] = f.server.replace(p=dict.fromkeys(range(4), p))
-    return f
-
-
-def accuracies(f, values):
-    """Makes the server measure these accuracies, in the order of replies."""
-    left = iter(values)
-    f.io.evaluate = lambda x: type("Counts", (), {"accuracy": next(left)})
     return f
 
 
@@ -41,7 +36,9 @@ def test_a_model_weighs_what_it_gets_right_of_the_public_set():
     ],
 )
 def test_all_count_alike_with_a_warning_only_where_no_model_gets_anything_right(p, weights):
-    f = accuracies(begun("fedpdc"), p).rounds(1)
+    f, left = begun("fedpdc"), iter(p)
+    f.io.evaluate = lambda x: SimpleNamespace(accuracy=next(left))  # in the order of replies
+    f.rounds(1)
     assert len({f.ups[i].run.n for i in range(4)}) > 1
     assert close(f.server.x, mean((f.ups[i].x, w) for i, w in enumerate(weights) if w))
     assert ["all count alike" in text for text in f.io.warnings] == [True] * (not any(p))

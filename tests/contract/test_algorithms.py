@@ -28,7 +28,6 @@ CARRIER = {
     "array": torch.Tensor,
 }
 FAST = {"feddc": {"iterations": 2, "ft_epochs": 1}, "feddcplus": {"iterations": 2, "ft_epochs": 1}}
-MLP = {"name": "mlp", "hidden": [16]}
 BATCH_NORM = {"name": "vgg11", "norm": "batch", "width": 8}
 
 
@@ -51,14 +50,6 @@ def small(**changes):
 def one_round(name):
     """Return a run of one round, for tests that only look at it."""
     return small(rounds=1).run(name, **options(name))
-
-
-def imaged(model, **changes):
-    x, y = images(24, shape=(3, 32, 32))
-    parts = [range(12), range(12, 24)]
-    return Federation(
-        clients=2, model=model, data=(x, y), parts=parts, rounds=2, public=10, **changes
-    )
 
 
 def finite(state):
@@ -167,7 +158,9 @@ def test_samples_count_in_its_weight_where_they_count_in_what_it_makes_of_replie
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_works_with_batch_normalisation(name):
-    run = imaged(BATCH_NORM).run(name, **options(name))
+    data, parts = images(24, shape=(3, 32, 32)), [range(12), range(12, 24)]
+    f = Federation(clients=2, model=BATCH_NORM, data=data, parts=parts, rounds=2, public=10)
+    run = f.run(name, **options(name))
     finite(run.servers[-1])
     before, after = (run.algorithm.shared_model(s) for s in (run.servers[0], run.servers[-1]))
     averaged = after is not None and name not in ("fedsgd", "local")  # of a trained model

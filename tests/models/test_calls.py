@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import fednet
-from fednet.models.calls import outputs
+from fednet.cli.main import main
+from fednet.models.calls import outputs, prepared
+from fednet.training.tasks.classification import Classification
 from tests.processes import Federation, crashes
 from tests.rooms import lines
 
@@ -142,8 +144,6 @@ def test_the_tensor_that_a_run_computes_with(returned, expected):
 
 
 def test_a_model_that_cannot_be_called_by_name_is_said_to_get_one_dict(tmp_path, capsys):
-    from fednet.cli.main import main
-
     file = tmp_path / "misnamed.py"
     file.write_text(OWN.replace('"lengths": lengths', '"sizes": lengths'))
     mapping = {"name": "x", **settings("named", "calls"), "load": [str(file)]}
@@ -152,17 +152,6 @@ def test_a_model_that_cannot_be_called_by_name_is_said_to_get_one_dict(tmp_path,
     assert main(["run", "--check", str(config), "--out", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Its forward has no parameter sizes, so it gets one dict of all inputs" in said
-
-
-def killed(out: Path, own: str, changes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of a run with two workers, whose server dies once."""
-    out.mkdir(parents=True)
-    (out / "own.py").write_text(own)
-    with Federation(out, faults=crashes((2, "evaluating"))) as fed:
-        fed.mapping = {**changes, "name": fed.mapping["name"], "faults": fed.mapping["faults"]}
-        fed.supervisor(2, "--load", out / "own.py")
-        assert fed.status() == 0, fed.output()
-        return fed.rounds()
 
 
 @pytest.mark.parametrize("server", ["alone", pytest.param("killed", marks=pytest.mark.long)])
@@ -174,9 +163,14 @@ def test_void_pixels_are_in_no_count_and_a_killed_server_goes_on_with_the_same_b
     assert [sum(r["total_by_class"]) for r in alone] == [40 * 16 * 15] * 3
     assert alone[-1]["total_by_class"][1] > 40 * 15  # squares of 25 pixels, some partly void
     assert alone[-1]["test_accuracy"] > 0.9
-    if server == "killed":
-        again = killed(tmp_path / "k", example("squares.py"), settings("unet", "squares"))
-        assert hashes(again) == hashes(alone)
+    if server == "alone":
+        return
+    (tmp_path / "own.py").write_text(example("squares.py"))
+    with Federation(tmp_path, faults=crashes((2, "evaluating"))) as fed:
+        fed.mapping = settings("unet", "squares", name="run", faults=fed.mapping["faults"])
+        fed.supervisor(2, "--load", tmp_path / "own.py")
+        assert fed.status() == 0, fed.output()
+        assert hashes(fed.rounds()) == hashes(alone)
 
 
 @pytest.mark.parametrize(("model", "dataset"), [("bert", "texts"), ("gpt2", "nextword")])
@@ -189,9 +183,6 @@ def test_models_of_transformers_train_unwrapped(tmp_path, model, dataset):
 
 def test_the_loss_of_gpt2_is_the_one_that_it_computes_itself():
     transformers = pytest.importorskip("transformers")
-    from fednet.models.calls import prepared
-    from fednet.training.tasks.classification import Classification
-
     sizes = {"vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)

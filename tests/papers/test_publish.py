@@ -137,16 +137,13 @@ def test_rows_at_other_settings_than_the_papers_are_not_kept(tmp_path):
     kept = {0: None, 1: "rounds=2", 2: "train.lr=1", 3: "rounds=2, train.lr=1"}
     rows = [{**ROW, "seed": seed, "changed": changed} for seed, changed in kept.items()]
     results.merge(tmp_path / "feddpc-table2.csv", rows, results.FIXED)
-    points = [dict.fromkeys(results.CURVE) | {**curve_of(r), "round": 1} for r in rows]
+    own = ("method", "dataset", "heterogeneity", "seed")
+    points = [dict.fromkeys(results.CURVE) | {k: r[k] for k in own} | {"round": 1} for r in rows]
     results.merge(tmp_path / "feddpc-table2-curves.csv", points, results.CURVE)
     publish.keep("feddpc/table2", "full", tmp_path, tmp_path / "kept")
     for name in ("feddpc-table2.csv", "feddpc-table2-curves.csv"):
         found = results.read_csv(tmp_path / "kept" / "results" / name)
         assert [r["seed"] for r in found] == [0, 1], name
-
-
-def curve_of(row):
-    return {k: row[k] for k in ("method", "dataset", "heterogeneity", "seed")}
 
 
 def test_remarks_are_of_tables_and_at_most_ten_lines_each():
