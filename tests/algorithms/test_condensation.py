@@ -1,5 +1,5 @@
-"""Condensation by gradient matching. Reduced setting throughout: K = 20, real batches of
-32, or less.
+"""Condensation by gradient matching. Reduced setting throughout: real batches of 32, and few
+iterations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fednet.algorithms.condensation import (
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 
-REDUCED = Condensation(iterations=20, real_batch=32)
+REDUCED = Condensation(iterations=5, real_batch=32)
 
 
 class Conv(nn.Module):

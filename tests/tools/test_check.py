@@ -218,29 +218,22 @@ def test_method_that_is_fedavg_after_all_is_said_to_be(checked):
     assert any("killed in update 3 and resumed, it gives the same bits" in line for line in said)
 
 
-def test_method_that_divides_by_all_clients_has_to_know_of_more(checked):
+def test_method_that_divides_by_all_clients_and_takes_no_buffers_of_theirs_is_said_to(checked):
     body = """
     def server_update(self, accumulator, server, cohort, host):
         share = accumulator.x.count / host.clients
-        return server.replace(x=server.x + share * (accumulator.x.mean() - server.x))
+        step = share * (accumulator.x.mean() - server.x)
+        return server.replace(x=server.x + step)  # with the buffers of server.x
 """
     more = """
     def with_more_clients(self, server, before, now):
         return server
 """
     note = "NOTE: server_update uses the number of clients, and with_more_clients is not defined."
-    assert checked(method("chk-all", body)).count(note) == 1
-    assert note not in checked(method("chk-more", body + more))
-
-
-def test_method_that_never_takes_the_clients_buffers_is_said_to(checked):
-    body = """
-    def server_update(self, accumulator, server, cohort, host):
-        step = accumulator.x.mean() - server.x
-        return server.replace(x=server.x + step)  # with the buffers of server.x
-"""
-    said = checked(method("chk-buffers", body))
+    said = checked(method("chk-all", body))
+    assert said.count(note) == 1
     assert said.count("NOTE: the global model's BatchNorm statistics never change") == 1
+    assert note not in checked(method("chk-more", body + more))
 
 
 def test_a_reply_that_is_refused_is_named_rather_than_the_loss_that_it_leaves(checked):
