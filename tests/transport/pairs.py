@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import ExitStack
 
@@ -22,6 +23,25 @@ class Pair:
         client = ZmqClient(self.server.address, **options)
         self.stack.callback(client.close, 0)
         return client
+
+    def stranger(self, source: str = "127.0.0.1") -> socket.socket:
+        """A plain connection to the server, over which nothing was said."""
+        host, port = self.server.address.removeprefix("tcp://").split(":")
+        address = (host, int(port))
+        one = socket.create_connection(address, timeout=LIMIT_S, source_address=(source, 0))
+        return self.stack.enter_context(one)
+
+    def ends(self, one: socket.socket) -> bool:
+        """Whether the server ends the connection."""
+        one.settimeout(0.05)
+        for _ in range(10):
+            self.server.poll(0)
+            try:
+                if not one.recv(64):
+                    return True
+            except TimeoutError:
+                continue
+        return False
 
 
 def pump(server: ServerTransport, *clients: ClientTransport, until) -> list[tuple[object, Event]]:

@@ -22,24 +22,9 @@ EACH = 3
 
 
 def stranger(pair: Pair, address: str = "127.0.0.1") -> socket.socket:
-    host, port = pair.server.address.removeprefix("tcp://").split(":")
-    one = socket.create_connection((host, int(port)), timeout=5, source_address=(address, 0))
-    pair.stack.callback(one.close)
+    one = pair.stranger(address)
     one.sendall(b"\xff")  # and no more of a handshake
     return one
-
-
-def ends(pair: Pair, one: socket.socket) -> bool:
-    """Whether the server ends the connection."""
-    one.settimeout(0.05)
-    for _ in range(10):
-        pair.server.poll(0)
-        try:
-            if not one.recv(64):
-                return True
-        except TimeoutError:
-            continue
-    return False
 
 
 def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(new_pair):
@@ -51,12 +36,12 @@ def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(
         pytest.skip("this system has one address of its own")
     crowd = [stranger(pair) for _ in range(EACH + 2)]
     pump(pair.server, until=lambda seen: pair.server.refusals["each"] == EACH)
-    assert [ends(pair, one) for one in crowd] == [True] * EACH + [False] * (EACH - 1)
-    assert not ends(pair, other)
+    assert [pair.ends(one) for one in crowd] == [True] * EACH + [False] * (EACH - 1)
+    assert not pair.ends(other)
     assert pair.server.send(conn, [b"still"])
     crowd.pop().close()  # and who has gone is counted no more
     pump(pair.server, until=lambda seen: len(pair.server._links) == EACH)
-    assert not ends(pair, stranger(pair))
+    assert not pair.ends(stranger(pair))
     assert pair.server.refusals["each"] == EACH
 
 

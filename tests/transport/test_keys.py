@@ -24,7 +24,7 @@ from fednet.transport.keys import (
 )
 from fednet.transport.zeromq import sockets
 from fednet.transport.zeromq.client import TELL_ENDED, ZmqClient
-from tests.transport.pairs import Pair, joined, of, pump
+from tests.transport.pairs import joined, of, pump
 
 
 def test_a_servers_pair_is_secret_on_disk_and_never_overwritten(tmp_path):
@@ -238,34 +238,32 @@ def test_a_server_that_merely_ends_is_not_taken_for_one_with_another_key(tmp_pat
         assert told[0].startswith("the server ends each connection in its handshake")
 
 
-def test_strangers_with_giant_handshakes_are_hung_up_on_and_whoever_has_a_key_gets_in(tmp_path):
+def test_strangers_with_giant_handshakes_are_hung_up_on_and_whoever_has_a_key_gets_in(
+    tmp_path, new_pair
+):
     (file, _) = lab(tmp_path, 1)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     giant = b"\x06" + (2**20).to_bytes(8, "big")  # the header of a command frame
-    with ExitStack() as stack:
-        pair = Pair(stack, keyring=Keyring(tmp_path))
-        host, port = pair.server.address.removeprefix("tcp://").split(":")
-        strangers = [
-            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
-        ]
+    pair = new_pair(keyring=Keyring(tmp_path))
+    strangers = [pair.stranger() for _ in range(20)]
+    for one in strangers:
+        one.sendall(greeting + giant)
+        one.setblocking(False)
+    gone = set()
+
+    def push(seen) -> bool:
         for one in strangers:
-            one.sendall(greeting + giant)
-            one.setblocking(False)
-        gone = set()
+            try:
+                one.send(bytes(2**14))
+            except BlockingIOError:
+                pass
+            except OSError:
+                gone.add(one)
+        return len(gone) == len(strangers)
 
-        def push(seen) -> bool:
-            for one in strangers:
-                try:
-                    one.send(bytes(2**14))
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    gone.add(one)
-            return len(gone) == len(strangers)
-
-        pump(pair.server, until=push)
-        assert pair.server.refusals["stranger"] > 0
-        joined(pair, keys=load(file))
+    pump(pair.server, until=push)
+    assert pair.server.refusals["stranger"] > 0
+    joined(pair, keys=load(file))
 
 
 def test_a_client_that_was_given_another_servers_key_never_connects(tmp_path, new_pair):

@@ -8,8 +8,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -24,7 +22,7 @@ from fednet.transport.base import (
 from fednet.transport.zeromq.client import ZmqClient
 from fednet.transport.zeromq.server import ZmqServer
 from fednet.transport.zeromq.sockets import SEND_MESSAGES
-from tests.transport.pairs import LIMIT_S, Pair, joined, of, pump, spoken
+from tests.transport.pairs import LIMIT_S, joined, of, pump, spoken
 
 
 def test_frames_arrive_as_sent_both_ways_small_and_large(pair):
@@ -249,7 +247,7 @@ def test_a_frame_above_the_limit_ends_the_connection(pair):
 def test_connections_beyond_the_limit_are_hung_up_and_counted(new_pair):
     pair = new_pair(max_connections=1)
     client, conn = joined(pair)
-    with raw(pair.server.address) as stranger:
+    with pair.stranger() as stranger:
         stranger.sendall(b"\xff")
         pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
         while stranger.recv(64):  # greeting, then the end
@@ -257,50 +255,37 @@ def test_connections_beyond_the_limit_are_hung_up_and_counted(new_pair):
     assert pair.server.send(conn, [b"still"])
 
 
-def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first():
-    with ExitStack() as stack:
-        pair = Pair(stack, max_connections=4)  # of which the first has two descriptors
-        _client, conn = joined(pair)
-        first, second = (stack.enter_context(raw(pair.server.address)) for _ in range(2))
-        for one in (first, second):
-            one.sendall(b"\xff")
-        spoken(pair)
-        assert pair.server.refusals["connections"]
-        assert hung_up(first)
-        assert not hung_up(second)
-        spoken(pair)
-        assert hung_up(second)
-        assert pair.server.send(conn, [b"still"])
-
-
-def hung_up(stream: socket.socket) -> bool:
-    """Whether the other end has ended the connection."""
-    stream.settimeout(0.2)
-    try:
-        while stream.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    return True
+def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first(new_pair):
+    pair = new_pair(max_connections=4)  # of which the first has two descriptors
+    _client, conn = joined(pair)
+    first, second = (pair.stranger() for _ in range(2))
+    for one in (first, second):
+        one.sendall(b"\xff")
+    spoken(pair)
+    assert pair.server.refusals["connections"]
+    assert pair.ends(first)
+    assert not pair.ends(second)
+    spoken(pair)
+    assert pair.ends(second)
+    assert pair.server.send(conn, [b"still"])
 
 
 def test_peers_that_say_nothing_take_no_descriptor(pair):
     client, _conn = joined(pair)
     before = descriptors.count()
-    with ExitStack() as stack:
-        crowd = [stack.enter_context(raw(pair.server.address)) for _ in range(50)]
-        late, _ = joined(pair)
-        # what these two took: a socket each here, the newest client's two ends and a second handle
-        assert descriptors.count() - before < len(crowd) + 20
-        crowd[0].sendall(greeting())
-        pump(pair.server, client, late, until=lambda seen: len(pair.server._links) == 3)
-        assert crowd[0].recv(64)
+    crowd = [pair.stranger() for _ in range(50)]
+    late, _ = joined(pair)
+    # what these two took: a socket each here, the newest client's two ends and a second handle
+    assert descriptors.count() - before < len(crowd) + 20
+    crowd[0].sendall(greeting())
+    pump(pair.server, client, late, until=lambda seen: len(pair.server._links) == 3)
+    assert crowd[0].recv(64)
 
 
 def test_what_is_kept_of_connections_that_ended_is_bounded(new_pair):
     pair = new_pair()
     for _ in range(12):
-        with raw(pair.server.address) as stranger:
+        with pair.stranger() as stranger:
             stranger.sendall(greeting())
             assert stranger.recv(64)
             assert stranger.recv(43)
@@ -355,13 +340,6 @@ def test_what_is_no_address_between_processes_is_an_error(address):
         ZmqClient(address)
 
 
-@contextmanager
-def raw(address: str) -> Iterator[socket.socket]:
-    host, port = address.removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as stream:
-        yield stream
-
-
 def greeting() -> bytes:
     """ZMTP 3.0's, and a READY, of a DEALER with no security."""
     ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
@@ -380,7 +358,7 @@ def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(
     pair = new_pair(max_unfinished_bytes=3 * 2**20)
     client, conn = joined(pair)
     frame = b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)  # long, and more to follow
-    with raw(pair.server.address) as stranger:
+    with pair.stranger() as stranger:
         stranger.sendall(greeting())
         if first:
             assert stranger.recv(64)  # the server's greeting
@@ -417,7 +395,7 @@ def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(
 )
 def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent, counted_as):
     client, _conn = joined(pair)
-    with raw(pair.server.address) as stranger:
+    with pair.stranger() as stranger:
         stranger.sendall(bytes_sent)
         seen = pump(pair.server, client, until=lambda seen: pair.server.refusals[counted_as])
     assert seen == []
