@@ -70,8 +70,21 @@ def joined(pair: Pair, **options) -> tuple[ZmqClient, bytes]:
 
 def spoken(pair: Pair, **options) -> tuple[ZmqClient, bytes]:
     """A client that has sent a message and takes no part, and its conn."""
+    client = opened(pair, **options)
+    return client, said(pair, client, b"join").conn
+
+
+def opened(pair: Pair, **options) -> ZmqClient:
+    """A client that has a connection and has sent nothing."""
     client = pair.client(**options)
     pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
-    assert client.send([b"join"])
-    seen = pump(pair.server, client, until=lambda seen: of(seen, Received, pair.server))
-    return client, of(seen, Received, pair.server)[0].conn
+    return client
+
+
+def said(pair: Pair, client: ZmqClient, *frames: bytes) -> Received:
+    """Send a message. Return what came, at the server and nowhere else."""
+    assert client.send(list(frames))
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
+    (message,) = of(seen, Received)
+    assert of(seen, Received, pair.server) == [message]
+    return message

@@ -7,7 +7,7 @@ import pytest
 from fednet.transport.base import Closed, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.keys import Keyring, lab, load
-from tests.transport.pairs import LIMIT_S, of, pump
+from tests.transport.pairs import LIMIT_S, of, pump, said
 
 UP = [
     [b""],
@@ -38,9 +38,7 @@ def test_the_kernel_counts_the_same_bytes_on_both_sides_while_open_and_after_clo
             [*client.traffic().values(), *pair.server.traffic().values()] == handshakes
         ),
     )
-    client.send(UP[0])
-    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
-    conn = of(seen, Received)[0].conn
+    conn = said(pair, client, *UP[0]).conn
     pair.server.vouch(conn)
     for frames in UP[1:]:
         client.send(frames)

@@ -10,7 +10,7 @@ import pytest
 from fednet.cli.main import main
 from fednet.errors import ConfigError
 from fednet.transport import keys
-from fednet.transport.base import Closed, Opened, Received
+from fednet.transport.base import Closed, Opened
 from fednet.transport.keys import (
     KEY_LENGTH,
     Keyring,
@@ -24,7 +24,7 @@ from fednet.transport.keys import (
 )
 from fednet.transport.zeromq import sockets
 from fednet.transport.zeromq.client import TELL_ENDED, ZmqClient
-from tests.transport.pairs import joined, of, pump
+from tests.transport.pairs import joined, of, opened, pump, said
 
 
 def test_a_servers_pair_is_secret_on_disk_and_never_overwritten(tmp_path):
@@ -168,11 +168,8 @@ def test_a_message_carries_the_key_that_its_sender_proved(tmp_path, new_pair):
     pair = new_pair(keyring=Keyring(tmp_path))
     for file in files[:2]:
         keys = load(file)
-        client = pair.client(keys=keys)
-        pump(pair.server, client, until=lambda seen, client=client: of(seen, Opened, client))
-        client.send([b"header", bytes(2**20)])
-        (message,) = of(pump(pair.server, client, until=lambda seen: of(seen, Received)), Received)
-        assert message.user == keys.public
+        client = opened(pair, keys=keys)
+        assert said(pair, client, b"header", bytes(2**20)).user == keys.public
 
 
 def test_an_unknown_key_never_connects_and_both_sides_are_told(tmp_path, new_pair):

@@ -22,7 +22,7 @@ from fednet.transport.base import (
 from fednet.transport.zeromq.client import ZmqClient
 from fednet.transport.zeromq.server import ZmqServer
 from fednet.transport.zeromq.sockets import SEND_MESSAGES
-from tests.transport.pairs import LIMIT_S, joined, of, pump, spoken
+from tests.transport.pairs import LIMIT_S, joined, of, opened, pump, said, spoken
 
 
 def test_frames_arrive_as_sent_both_ways_small_and_large(pair):
@@ -89,9 +89,7 @@ def test_a_client_does_not_queue_while_there_is_no_connection(pair):
     client = pair.client()
     assert client.send([b"too early"]) is False
     pump(pair.server, client, until=lambda seen: of(seen, Opened))
-    client.send([b"in time"])
-    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
-    assert [event.frames[0] for event in of(seen, Received)] == [b"in time"]
+    assert said(pair, client, b"in time").frames == (b"in time",)
 
 
 def test_more_than_the_high_water_mark_to_a_peer_that_does_not_read_is_queued_then_delivered(pair):
@@ -144,9 +142,7 @@ def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(p
     assert of(seen, Closed, pair.server) == [Closed(conn)]
     assert [type(e) for w, e in seen if w is client] == [Closed, Opened]
     assert of(seen, Closed, other) == []
-    client.send([b"again"])
-    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
-    assert of(seen, Received)[0].conn not in (conn, kept)
+    assert said(pair, client, b"again").conn not in (conn, kept)
 
 
 def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same_port(new_pair):
@@ -161,8 +157,7 @@ def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same
 
 
 def test_a_client_says_why_it_has_no_connection_until_it_has_one(pair):
-    client = pair.client()
-    pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+    client = opened(pair)
     assert client.trouble == ""
     with socket.socket() as free, socket.socket() as silent:
         for one in (free, silent):
@@ -187,9 +182,7 @@ def test_reconnect_moves_to_another_address(pair, new_pair):
     seen = pump(other.server, client, pair.server, until=lambda seen: len(seen) == 3)
     assert [type(e) for w, e in seen if w is client] == [Closed, Opened]
     assert of(seen, Closed, pair.server) == [Closed(conn)]
-    client.send([b"hello"])
-    seen = pump(other.server, client, until=lambda seen: of(seen, Received))
-    assert of(seen, Received, other.server)[0].frames == (b"hello",)
+    assert said(other, client, b"hello").frames == (b"hello",)
 
 
 def test_what_was_sent_to_a_connection_that_ended_does_not_reach_the_next(new_pair):
@@ -200,14 +193,11 @@ def test_what_was_sent_to_a_connection_that_ended_does_not_reach_the_next(new_pa
     assert client.send([b"lost"])
     second = new_pair(first.server.address)
     pump(second.server, client, until=lambda seen: of(seen, Opened, client))
-    client.send([b"join"])
-    seen = pump(second.server, client, until=lambda seen: of(seen, Received))
-    assert [event.frames for event in of(seen, Received)] == [(b"join",)]
+    assert said(second, client, b"join").frames == (b"join",)
 
 
 def test_wake_from_another_thread_ends_a_poll_without_limit(pair):
-    client = pair.client()
-    pump(pair.server, client, until=lambda seen: of(seen, Opened))
+    client = opened(pair)
     for end in (pair.server, client):
         thread = threading.Thread(target=end.wake)
         thread.start()
@@ -231,9 +221,7 @@ def test_a_message_of_three_frames_or_of_very_many_ends_its_connection_and_no_ot
     assert address.startswith("127.0.0.1:")
     assert client.send([b"1", b"2", b"3"]) is False
     assert pair.server.send(conn, []) is False
-    other.send([b"fine"])
-    seen = pump(pair.server, other, until=lambda seen: of(seen, Received))
-    assert [event.frames for event in of(seen, Received)] == [(b"fine",)]
+    assert said(pair, other, b"fine").frames == (b"fine",)
 
 
 def test_a_frame_above_the_limit_ends_the_connection(pair):
@@ -399,9 +387,7 @@ def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent,
         stranger.sendall(bytes_sent)
         seen = pump(pair.server, client, until=lambda seen: pair.server.refusals[counted_as])
     assert seen == []
-    client.send([b"fine"])
-    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
-    assert [event.frames for event in of(seen, Received)] == [(b"fine",)]
+    assert said(pair, client, b"fine").frames == (b"fine",)
 
 
 def test_a_port_in_use_is_an_error_that_says_so(pair):
