@@ -135,6 +135,7 @@ def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path):
         fed.lose(fed.last)
         fed.server(resume=True)
         ended_well(fed)
+        assert [(r["attempt"], r["useful"]) for r in fed.replies(1)] == [(0, True)]
 
 
 def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(tmp_path):
