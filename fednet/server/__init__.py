@@ -1,6 +1,6 @@
 """The server's process: rounds, exchanges, replies, checkpoints, books, and its I/O.
 
 Imported by `launch`, `tools` and `cli`; never by `client`, and it imports nothing of
-`client`. Read in this order: process, rounds, round, exchange, aggregation,
+`client`. Read in this order: process, session, rounds, exchange, aggregation,
 evaluation, asynchronous, io, inbox, books, checkpoint.
 """

@@ -34,12 +34,12 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
 from fednet.robust import stack
-from fednet.server import exports
+from fednet.server.exchange import Exchange, leave_out
 from fednet.server.inbox import Reply
 from fednet.wire.payload import Payload, run_of
 
 if TYPE_CHECKING:
-    from fednet.server.exchange import Exchange, Exchanges
+    from fednet.server.session import Session
 
 GROWTH = 1e6
 OUTLIER = 1e3
@@ -47,24 +47,15 @@ ENOUGH = 3  # replies: of fewer none can have less than half
 
 
 class Aggregation:
-    """noise: what the server adds to a sum of clipped updates. before, server: the state that the
-    round and that this exchange began with.
-    """
+    """before: the state that the round began with; this exchange began with `server`."""
 
-    def __init__(
-        self,
-        exchanges: Exchanges,
-        exchange: Exchange,
-        before: State,
-        server: State,
-        noise: privacy.Noise | None,
-    ) -> None:
-        self.experiment = experiment = exchanges.experiment
-        self.config, self.method, self.host = experiment.config, exchanges.method, exchanges.host
-        self.exchanges, self.exchange, self.server = exchanges, exchange, server
-        self._noise = noise
-        self._fill = filling(experiment, before)  # buffers for replies without any
-        self._shared = self.method.shared_model(server)
+    def __init__(self, session: Session, exchange: Exchange, before: State) -> None:
+        self.session, self.exchange, self.server = session, exchange, exchange.before.server
+        self.config, self.method, self.host = session.config, session.method, session.host
+        self.experiment = session.experiment
+        self._up = self.method.exchanges[exchange.index].up
+        self._fill = filling(self.experiment, before)  # buffers for replies without any
+        self._shared = self.method.shared_model(self.server)
         self._stacked = stack.needs_stack(self.config)
         # Under secure aggregation the count is in the masked vector: privacy.secagg.max_samples.
         # With clipping, or a rule that bears malicious clients, all replies count the same.
@@ -78,10 +69,10 @@ class Aggregation:
         # the model's norm, not the update's (which `privacy.updates` gives).
         self._norms: dict[int, dict[str, float]] = {}
         self._runs: dict[int, Run | None] = {}
-        self._images: dict[int, Samples] = {}  # condensed ones, by client
+        self.condensed: dict[int, Samples] = {}  # images, by client
         self._counts: dict[int, int] = {}  # samples, where they count for fewer than were sent
         self._reported, self._warnings = dict(self.host.reported), list(self.host.warnings)
-        self._versions = versions(server)
+        self._versions = versions(self.server)
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
 
     @property
@@ -95,11 +86,6 @@ class Aggregation:
                 found[client] = dataclasses.replace(run, n=n)
         return found
 
-    @property
-    def condensed(self) -> dict[int, Samples]:
-        """Condensed images, by client, of the replies that count."""
-        return {client: x for client, x in self._images.items() if client in self._replies}
-
     def add(self, client: int, reply: Reply) -> None:
         """Takes the next reply, in ascending order of the clients."""
         self._replies[client] = reply
@@ -110,11 +96,14 @@ class Aggregation:
                 for name in up.fields:
                     value = getattr(up, name)
                     if isinstance(value, Tensors):
-                        norms[name] = norm(value)
+                        norms[name] = math.sqrt(value.square)
             self._runs[client] = run_of(up)
-            images = exports.condensed(up)
-            if images is not None:
-                self._images[client] = images
+            for name, field in up.fields.items():
+                value = getattr(up, name)
+                if field.kind != "condensed" or not isinstance(value, Samples):
+                    continue
+                if isinstance(value.x, torch.Tensor) and value.x.dim() == 4:
+                    self.condensed[client] = value
             if self._accumulator is not None:
                 self._accumulator = self._added(self._accumulator, client, up)
         except Exception as broken:
@@ -155,28 +144,24 @@ class Aggregation:
         self.host.reported, self.host.warnings = dict(self._reported), list(self._warnings)
         accumulator = self.method.init_accumulator(self.server, self.exchange.index)
         if self._stacked:
-            fields = self.method.exchanges[self.exchange.index].up.fields
-            kinds = {name: f.kind for name, f in fields.items() if f.form == "tensors"}
+            kinds = {name: f.kind for name, f in self._up.fields.items() if f.form == "tensors"}
             accumulator = stack.with_stacks(accumulator, self._shared, kinds)
         return accumulator
 
     def _read(self, client: int) -> Payload:
-        """The client's reply; its samples are no more than its site first declared.
-
-        Tensors that came from a GPU of this process stay there if they are only added, in whose
-        memory nothing else may be put before.
+        """The client's reply; its samples are no more than its site first declared. Tensors that
+        came from a GPU of this process stay there if they are only added.
         """
         reply, exp = self._replies[client], self.experiment
         up = reply.take_payload()
         if up is not None:
             self.exchange.asked[client].memory.update(reply.remembered)
         else:
-            received = self.exchanges.sent.get(client)
             up = exp.up.decode(
-                self.method.exchanges[self.exchange.index].up,
+                self._up,
                 reply.message.form,
                 reply.body(),
-                received if received is not None else exp.agreed,
+                self.session.sent.get(client, exp.agreed),
                 fill=self._fill,
                 sound=True,
                 past=self.exchange.past(client, "up", reply.message.key.round),
@@ -188,16 +173,17 @@ class Aggregation:
                 continue
             if self.method.only_sums:
                 for part in (value.vector, value.buffers, value.counters):
+                    # Until then nothing else may be put into their memory.
                     part.record_stream(torch.cuda.current_stream(value.device))
             else:
                 moved[name] = value.to("cpu")
         if moved:
             up = dataclasses.replace(up, **moved)
-        declared = self.exchanges.io.protocol.sites.declared.get(client)
+        declared = self.session.io.protocol.sites.declared.get(client)
         return up if declared is None else _lowered(up, declared)
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
-        sent, staleness = self.exchanges.sent.get(client), self.exchange.asked[client].staleness
+        sent, staleness = self.session.sent.get(client), self.exchange.asked[client].staleness
         if client in self._counts:
             up = _lowered(up, self._counts[client])
         if self.config.privacy.clip is not None:
@@ -223,9 +209,9 @@ class Aggregation:
         try:
             if self._stacked:
                 accumulator = stack.with_sums(accumulator, self.config, clients)
-            if self._noise is not None:
+            if self.session.noise is not None:
                 section, round = self.config.privacy, self.exchange.round
-                accumulator = privacy.noised(accumulator, section, self._noise, round)
+                accumulator = privacy.noised(accumulator, section, self.session.noise, round)
             self.host.begin(self.exchange.round, self.exchange.index, clients)
             after = self.method.server_update(accumulator, self.server, clients, self.host)
             x, shared = self.method.shared_model(after), self.experiment.shared
@@ -236,9 +222,15 @@ class Aggregation:
                 after = self.method.with_model(after, x.with_buffers(self._fill))
         except Exception as broken:
             return None, f"its reply gives no model: {_theirs(broken)}", None
-        wrong = self._unsound(after)
-        if wrong:
-            return None, f"its reply gives no model: {wrong}", None
+        for f in dataclasses.fields(after):
+            value = getattr(after, f.name)
+            if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):
+                return None, f"its reply gives no model: {f.name} is not finite", None
+        norm = 0.0 if x is None else math.sqrt(x.square)
+        most = GROWTH * max(1.0, math.sqrt(self.experiment.agreed.square))
+        if norm > most:
+            found = f"a model of norm {norm:.3g}, where {most:.3g} is {GROWTH:g} times its first"
+            return None, f"its reply gives no model: {found}", None
         return after, "", None
 
     # -- who is left out, and who counts less ------------------------------------------------------
@@ -251,7 +243,7 @@ class Aggregation:
         Lowers the sample counts of clients that would weigh more than `round.max_share`.
         """
         if len(self._norms) >= ENOUGH:
-            least = 1.0 if self._shared is None else max(1.0, norm(self._shared))
+            least = 1.0 if self._shared is None else max(1.0, math.sqrt(self._shared.square))
             for name in next(iter(self._norms.values())):
                 median = statistics.median_low([norms[name] for norms in self._norms.values()])
                 most = OUTLIER * max(least, median)
@@ -275,13 +267,12 @@ class Aggregation:
     def _drop(self, client: int, reason: str) -> None:
         del self._replies[client]
         self.left_out[client] = reason
+        self.condensed.pop(client, None)
         self._accumulator = None
-        self.exchanges.leave_out(self.exchange, client, reason)
+        leave_out(self.session, self.exchange, client, reason)
 
     def _drop_unsound(self, wrong: str) -> None:
-        """Leaves out those whose replies give no sound state by themselves; where each alone does,
-        the one with the largest values.
-        """
+        """Leaves out whose reply alone gives no sound state, or else the one of largest values."""
         alone = {c: self._try((c,))[1] for c in self._replies}
         bad = {c: reason for c, reason in alone.items() if reason}
         if not bad:
@@ -289,18 +280,6 @@ class Aggregation:
             bad = {largest: wrong}
         for client, reason in bad.items():
             self._drop(client, reason)
-
-    def _unsound(self, after: State) -> str:
-        """Why this is no state to go on from, or ""."""
-        for f in dataclasses.fields(after):
-            value = getattr(after, f.name)
-            if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):
-                return f"{f.name} is not finite"
-        x = self.method.shared_model(after)
-        most = GROWTH * max(1.0, norm(self.experiment.agreed))
-        if x is not None and norm(x) > most:
-            return f"a model of norm {norm(x):.3g}, where {most:.3g} is {GROWTH:g} times its first"
-        return ""
 
     def _finite(self, value: object) -> bool:
         """Rows of a PerClient are what clients sent, and were checked when it came."""
@@ -359,17 +338,10 @@ def versions(state: State) -> dict[str, int]:
 
 
 def filling(experiment: Experiment, before: State) -> Tensors:
-    """Returns the model whose buffers replace those that clients do not send. before: the state
-    that the round began with.
-    """
+    """The model whose buffers replace those that clients do not send."""
     x = experiment.algorithm.shared_model(before)
     whole = x is not None and x.layout == experiment.shared
     return x if x is not None and whole else experiment.agreed
-
-
-def norm(value: Tensors) -> float:
-    """The Euclidean norm of its parameters."""
-    return math.sqrt(value.square)
 
 
 def share_of_one(experiment: Experiment, replies: int) -> float | None:
@@ -429,9 +401,7 @@ def _size(up: Payload) -> float:
 
 
 def _theirs(broken: Exception) -> str:
-    """What a reply brought about, and where. What is the server's own trouble (its disk, its
-    memory, its state) is raised again.
-    """
+    """What a reply brought about, and where; raises again what is the server's own trouble."""
     own = isinstance(broken, (OSError, torch.OutOfMemoryError)) or no_memory(broken)
     brought = RemoteProtocolError, WrongPart
     fednets = isinstance(broken, FednetError) and not isinstance(broken, brought)

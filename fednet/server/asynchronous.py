@@ -30,13 +30,24 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Replay
-from fednet.protocol.tasks import LEFT, STATE_LOST, Job
+from fednet.protocol.tasks import LEFT, Job
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
-from fednet.server.exchange import POLL_S, Asked, Exchange
+from fednet.server.exchange import (
+    POLL_S,
+    Asked,
+    Exchange,
+    ask,
+    begins_again,
+    check_states,
+    complete_task,
+    may_stop,
+    prepared,
+    record_bills,
+    waiting,
+)
 from fednet.server.io import LEFT_OUT
-from fednet.server.round import OpenRound
-from fednet.server.rounds import Rounds
+from fednet.server.rounds import OpenRound, Rounds
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
 
@@ -168,11 +179,7 @@ class Updates:
 
     def __init__(self, rounds: Rounds) -> None:
         self.rounds, self.config, self.io = rounds, rounds.config, rounds.io
-        self.progress, self.carried, self.exchanges = (
-            rounds.progress,
-            rounds.carried,
-            rounds.exchanges,
-        )
+        self.session, self.progress, self.carried = rounds.session, rounds.progress, rounds.carried
         self.clock, self.replay = rounds.clock, rounds.faults.replay
         self.tasks: dict[int, Asked] = {}
         self.opened: Exchange
@@ -186,7 +193,7 @@ class Updates:
             config.buffer,
             config.schedule.every,
             lambda round: selection.order(config, round, selection.available(config, round)),
-            self.exchanges.world.comes,
+            self.session.world.comes,
             round=self.progress.round + 1,
             at=self.progress.at,
         )
@@ -220,7 +227,7 @@ class Updates:
             round = self._made()
             self._save_tasks()
             progress.at = self.schedule.at
-            early = rounds.may_open_early(round) and not rounds.attendance.short()
+            early = rounds.may_open_early(round) and not rounds.too_few()
             if early:
                 self._next_round(round)
             rounds.conclude(round)
@@ -228,7 +235,7 @@ class Updates:
             if more and not early:
                 self._next_round(round)
         self.io.cancel("the run ends")
-        self.exchanges.record_bills(self.tasks.values(), LEFT_OUT)
+        record_bills(self.session, self.tasks.values(), LEFT_OUT)
         while self.io.outcomes:
             self.io.unused(self.io.outcomes.popleft())
         rounds.end()
@@ -240,18 +247,18 @@ class Updates:
 
     def _open(self) -> None:
         """Opens a round: tasks go to those who are free."""
-        self.rounds.attendance.gather(self.schedule.round)
-        residuals = dict(self.carried.residuals)
-        self.opened = self.exchanges.prepared(self.schedule.round, 0, (), residuals, 0.0)
+        self.rounds.gather(self.schedule.round)
+        self.opened = prepared(self.session, self.schedule.round, 0, (), self.carried, 0.0)
         self.given, self._since = [], time.monotonic()
         self._second = self.schedule.at
         self._step(self.schedule.at)
 
     def _take_up(self) -> None:
         """What an earlier server had under way goes on."""
-        experiment, progress, jobs = self.rounds.experiment, self.progress, []
+        session, progress, jobs = self.session, self.progress, []
+        experiment = session.experiment
         for client, saved in sorted(progress.under_way.items()):
-            exchange = self.exchanges.prepared(saved.round, 0, (), {}, saved.at)
+            exchange = prepared(session, saved.round, 0, (), self.carried, saved.at)
             exchange.opened -= progress.at - saved.at
             down = self.rounds.sent_down[f"sent-{saved.sent}"]
             assert isinstance(down, SentDown)
@@ -272,17 +279,18 @@ class Updates:
                 bytes.fromhex(saved.sent),
                 start=saved.start,
                 state=self.carried.states.get(client, ""),
-                keep=self.rounds.durable.get(client, ""),
+                keep=session.durable.get(client, ""),
                 enrol=down.enrol,
+                round=saved.round,
             )
-            task = exchange.asked[client] = Asked(saved.round, job, saved.at)
-            self.exchanges.complete_task(exchange, task, job, seen)
+            task = exchange.asked[client] = Asked(job, saved.at)
+            complete_task(session, exchange, task, seen)
             task.bytes, task.enrolled = saved.bytes, saved.enrolled
             self.schedule.training[client] = saved.round
             self._under_way(client, task)
             if not task.over:
                 jobs.append(job)
-        self.io.begin((self.schedule.round, 0, "train"), jobs, self.exchanges.rules())
+        self.io.begin((self.schedule.round, 0, "train"), jobs, waiting(session))
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""
@@ -291,7 +299,7 @@ class Updates:
         for client in sorted(self.schedule.training):
             task, job = self.tasks[client], self.tasks[client].job
             self.progress.under_way[client] = UnderWay(
-                round=task.round,
+                round=task.job.round,
                 at=task.at,
                 start=job.start,
                 sent=job.check.hex(),
@@ -314,14 +322,7 @@ class Updates:
         jobs = []
         for whom in given:
             self.opened.at, self.opened.opened = at, time.monotonic()
-            task = self.exchanges.ask(
-                self.opened,
-                whom,
-                self.carried.server,
-                self.carried.versions.get(whom, ""),
-                self.carried.states.get(whom, ""),
-                self.rounds.durable.get(whom, ""),
-            )
+            task = ask(self.session, self.opened, whom)
             self._under_way(whom, task)
             self.given.append(whom)
             if not task.over:
@@ -334,9 +335,8 @@ class Updates:
 
     def _under_way(self, client: int, task: Asked) -> None:
         self.tasks[client] = task
-        task.job.round = task.round
-        if self.replay is not None and (client, task.round) not in self._counted:
-            task.drop("not counted")  # the record says when it ended
+        if self.replay is not None and (client, task.job.round) not in self._counted:
+            task.reason = "not counted"  # the record says when it ended
             return
         if task.over:
             self._ended.append(client)
@@ -353,28 +353,22 @@ class Updates:
         if client is not None and reason:
             task = self.tasks[client]
             self.dropped[client] = reason
-            task.drop(reason)
-            if reason.startswith(STATE_LOST):
-                self._state_lost(task.round, client, reason)
-            self.rounds.directory.event("dropped", task.round, client, reason=reason)
-            self.exchanges.record_bills([task])
+            task.reason = reason
+            round, before, residuals = task.job.round, self.carried, self.opened.residuals
+            if begins_again(self.session, round, client, reason, residuals):
+                # Its next task starts from an initial state.
+                versions = {c: v for c, v in before.versions.items() if c != client}
+                states = {c: s for c, s in before.states.items() if c != client}
+                self.carried = replace(before, versions=versions, states=states)
+                self.opened.before = self.carried
+                self.restarted.append(client)
+            else:
+                check_states(self.session, round, self.dropped, len(before.versions))
+            self.session.files.event("dropped", round, client, reason=reason)
+            record_bills(self.session, [task])
             if reason.startswith("failed"):
-                self.exchanges.may_stop(task.round, client, reason.removeprefix("failed: "))
+                may_stop(self.session, round, client, reason.removeprefix("failed: "))
         self._step(at, client, bool(reason))
-
-    def _state_lost(self, round: int, client: int, reason: str) -> None:
-        """A client no longer has the state that its task started from: its next task starts from
-        an initial one, or the run may end.
-        """
-        versions, states = self.carried.versions, self.carried.states
-        if not self.exchanges.begins_again(round, client, reason, self.opened.residuals):
-            return self.exchanges.check_states(round, self.dropped, len(versions))
-        self.carried = replace(
-            self.carried,
-            versions={c: v for c, v in versions.items() if c != client},
-            states={c: s for c, s in states.items() if c != client},
-        )
-        self.restarted.append(client)
 
     # -- what happens next -------------------------------------------------------------------------
     def _event(self) -> tuple[float, int | None, str]:
@@ -392,7 +386,7 @@ class Updates:
                 return self._now(), client, self.tasks[client].reason
             if self._now() >= wakes:
                 return self._now(), None, ""
-            self.rounds.watch.check()
+            self.session.watch.check()
 
     def _event_on_clock(self, clock: VirtualClock) -> tuple[float, int | None, str]:
         """In the order of the virtual clock, whatever order replies arrive in."""
@@ -405,7 +399,7 @@ class Updates:
                 task = self.tasks[client]
                 up = 0 if task.reply is None else reply_bytes(task.reply)
                 self._order.known(client, *self._end(clock, client, up, task.reason))
-            self.rounds.watch.check()
+            self.session.watch.check()
 
     def _event_on_record(self, replay: Replay) -> tuple[float, int | None, str]:
         """In the order that another run has on record. No client: the update is to be made."""
@@ -422,11 +416,11 @@ class Updates:
             ended = self._next_ended(POLL_S)
             if ended is not None:
                 self._here.add(ended)
-            self.rounds.watch.check()
+            self.session.watch.check()
         self._here.remove(client)
         if task.reason:
             raise CannotGoOn(
-                f"faults.replay: client {client} completed its task of round {task.round}, and "
+                f"faults.replay: client {client} completed its task of round {task.job.round}, and "
                 f"here did not: {task.reason}"
             )
         return self._now(), client, ""
@@ -443,10 +437,11 @@ class Updates:
             return None
         key = outcome.key
         task = self.tasks.get(key.client)
-        if key.purpose != "train" or task is None or task.round != key.round or task.over:
+        if key.purpose != "train" or task is None or task.job.round != key.round or task.over:
             self.io.unused(outcome)  # of a task that has ended already
             return None
-        task.take(outcome)
+        task.reply, task.evaluation = outcome.reply, outcome.evaluation
+        task.reason = outcome.reason
         return key.client
 
     def _end(self, clock: VirtualClock, client: int, up: int, lost: str) -> tuple[float, str]:
@@ -456,7 +451,7 @@ class Updates:
         task, deadline = self.tasks[client], self.config.round.deadline
         if lost and lost != LEFT:
             return task.at + clock.patience, lost
-        slow, delay = self.rounds.faults.time(task.round, 0, client)
+        slow, delay = self.rounds.faults.time(task.job.round, 0, client)
         took = clock.seconds(client, task.job.cost, task.bytes, up, slow, delay, at=task.at)
         latest = math.inf if deadline is None else task.at + deadline
         end = math.inf if lost else task.at + sum(took.values())
@@ -470,21 +465,21 @@ class Updates:
         """Aggregates what came, as a round does with its replies."""
         rounds, came, at = self.rounds, self.schedule.came, self.schedule.at
         number, cohort = self.schedule.round, tuple(sorted(came))
+        residuals, at_opened = self.opened.residuals, self.opened.at
         exchange = Exchange(
-            number, 0, "train", cohort, self.opened.residuals, self._since, self.opened.at
+            number, 0, "train", cohort, self.carried, residuals, self._since, at_opened
         )
         for client in cohort:
             task = exchange.asked[client] = self.tasks.pop(client)
             task.staleness = number - came[client]
         exchange.restarted, self.restarted = self.restarted, []
-        round = OpenRound.begun(self.carried, exchange)
+        round = OpenRound.begun(exchange)
         record = round.record
         record.selected = self.given
-        here = self.exchanges.world.here(self._second)
+        here = self.session.world.here(self._second)
         if here is not None:
             record.set(second=self._second, here=sum(here))
-        aggregation = rounds.aggregate(round, exchange.done.items())
-        if not rounds.finish(round, aggregation):
+        if not rounds.aggregate(round, exchange.done.items()):
             # Its clients are free again: by the record a replay knows that, too.
             round.dropped |= dict.fromkeys(exchange.done, "the update was discarded")
         record.completed = [c for c in came if c in record.completed]

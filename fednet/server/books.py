@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 
 from fednet.descriptors import synced
-from fednet.files import checked, opened, read_rows, repair, write_all, write_aside
+from fednet.files import Lines, checked, opened, read_rows, repair, write_all, write_aside
 from fednet.records.manifest import RunProgress
 from fednet.wire.ledger import Account, Bill, Ledger, Row
 from fednet.wire.messages import Key, Purpose
@@ -28,30 +28,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WriteAheadLog:
-    """The file of one run. fsync: lines are there after a power cut too."""
+    """The file of one run. fsync: lines are there after a power cut too. book: `wire.jsonl`."""
 
-    def __init__(self, path: Path, fsync: bool) -> None:
-        self.path = path
+    HOW = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+    def __init__(self, path: Path, fsync: bool, book: Lines) -> None:
+        self.path, self._book = path, book
         self._fsync = fsync
         repair(path)
-        self._file = self._open()
+        self._file = opened(path, self.HOW)
         self._size, self._kept = path.stat().st_size, 0  # bytes; of these, of the last `keep`
 
-    def _open(self) -> int:
-        return opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def accounts(self) -> dict[tuple[int, int], Account]:
-        """Returns the accounts that earlier servers left open, by incarnation and number; the last
-        line of each counts.
-        """
-        return {(a.incarnation, a.number): a for a in read_rows(self.path, _decode)}
-
     def note(self, ledger: Ledger) -> None:
-        """Writes the accounts that have changed, before their bytes leave."""
+        """Writes new rows of the book, and the accounts that have changed, before bytes leave."""
+        self._book.flush()
         accounts = ledger.changed()
         if not accounts:
             return
-        text = _lines(accounts)
+        text = b"".join(map(checked, map(_encode, accounts)))
         write_all(self._file, text)
         if self._fsync:
             synced(self._file, self.path)
@@ -62,17 +56,14 @@ class WriteAheadLog:
 
     def keep(self, ledger: Ledger) -> None:
         """Rewrites the file with the open accounts alone."""
-        text = _lines(ledger.under_way())
+        text = b"".join(map(checked, map(_encode, ledger.under_way())))
         write_aside(self.path, text, fsync=self._fsync)
         os.close(self._file)
-        self._file, self._size, self._kept = self._open(), len(text), len(text)
+        self._file = opened(self.path, self.HOW)
+        self._size = self._kept = len(text)
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _lines(accounts: Iterable[Account]) -> bytes:
-    return b"".join([checked(_encode(a)) for a in accounts])
 
 
 def recover(
@@ -89,7 +80,8 @@ def recover(
     may not have arrived: its bytes are an upper bound.
     """
     bills: dict[Key, Bill] = {}
-    open_accounts = flight.accounts()
+    # The last line of each counts.
+    open_accounts = {(a.incarnation, a.number): a for a in read_rows(flight.path, _decode)}
     under_way = set(progress.tasks()) if progress is not None else set()
     for row in rows:
         ledger.recall(row)

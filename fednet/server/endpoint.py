@@ -56,16 +56,6 @@ def beat_seconds(config: Config) -> float:
     return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
 
 
-def waiting_rules(config: Config) -> Rules:
-    """How long to wait for clients before the first phase."""
-    section = config.round
-    return Rules(
-        closed=section.lost.closed,
-        silent=section.lost.silent,
-        join=section.join_s(),
-    )
-
-
 def check_bind(
     bind: str, curve: bool, insecure: bool, keyed: str = "security.curve: true and --keys DIR"
 ) -> None:
@@ -191,11 +181,12 @@ def listening(
                 f"--id K --server {reached_at(transport.address, socket.gethostname())}{keys}"
             )
 
+    lost = config.round.lost
     return Endpoint(
         transport,
         keyring,
         beat_seconds(config),
-        waiting_rules(config),
+        Rules(closed=lost.closed, silent=lost.silent, join=config.round.join_s()),
         announce=announce,
         listen=lambda experiment: transport.listen(),
         alone=note is not None,

@@ -1,49 +1,54 @@
-"""Exchanges of a round: a broadcast, and the replies to it.
+"""Exchanges of a round: a broadcast, and the replies to it. So is an evaluation by all clients.
 
-    ask      encode what goes to each client, and make its task
-    open     hand the tasks to the protocol
-    replies  wait, and yield each reply that counts, in ascending client id
-    record_bills   record in the books which replies were useful
+    open_exchange   encode what goes to each client, and hand the tasks to the protocol
+    replies         wait, and yield each reply that counts, in ascending client id
+    record_bills    record in the books which replies were useful
 
-What the replies are added to is the caller's. An evaluation by all clients is an exchange too.
+What the replies are added to is the caller's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
+import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
 
 from fednet import seeds
-from fednet import world as worlds
 from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
 from fednet.errors import CannotGoOn, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes, task_bytes
-from fednet.experiment.evaluations import EvaluationReply, counts_by_model, evaluation_due
-from fednet.experiment.evaluations import evaluated_clients as asked_to_evaluate
+from fednet.experiment.evaluations import (
+    EvaluationReply,
+    counts_by_model,
+    evaluated_clients,
+    evaluation_due,
+)
 from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
-from fednet.server.endpoint import waiting_rules
 from fednet.server.inbox import Reply
-from fednet.server.io import LEFT_OUT, Outcome
-from fednet.server.session import Session
+from fednet.server.io import LEFT_OUT
 from fednet.training.evaluation import Counts
-from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compressors.base import Memory
-from fednet.wire.messages import Fault, Field, Key, Purpose
+from fednet.wire.messages import Fault, Key, Purpose
 from fednet.wire.payload import weights_of
+
+if TYPE_CHECKING:
+    from fednet.server.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -67,68 +72,56 @@ class RunState:
 class Asked:
     """What one client is asked, and what became of it.
 
-    round: of its task. at: the second of the run at which it was asked. bytes: of the task, on the
-    virtual clock. leaves_s: seconds after which the client is gone. training_s: where devices have
-    a pace. staleness: updates since the model that it starts from, where training waits for nobody.
-    memory: what compressors remember of messages with it once its reply counts. over: its part is
-    over; reply, evaluation: what came of it; reason: why its reply does not count, "" as long as it
-    does. took_s: on the virtual clock; times: the same, by what it was spent on.
+    at: the second of the run at which it was asked. bytes: of the task, on the virtual clock.
+    leaves_s: seconds after which the client is gone. staleness: updates since the model that it
+    starts from, where training waits for nobody. memory: what compressors remember of messages with
+    it once its reply counts. reply, evaluation: what came of its task; reason: why its reply does
+    not count, "" as long as it does. times: how long it took on the virtual clock, by what the time
+    was spent on.
     """
 
-    round: int
     job: Job
     at: float = 0.0
     bytes: int = 0
     leaves_s: float = math.inf
-    training_s: float | None = None
     enrolled: bool = False
     staleness: int | None = None
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
-    over: bool = False
     reply: Reply | None = None
     evaluation: Reply | None = None
     reason: str = ""
-    took_s: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
-    def take(self, outcome: Outcome) -> None:
-        self.over = True
-        self.reply, self.evaluation = outcome.reply, outcome.evaluation
-        self.reason = outcome.reason
-
-    def drop(self, reason: str) -> None:
-        """Its part is over, and its reply, if there is one, does not count."""
-        self.over = True
-        self.reason = reason
+    @property
+    def over(self) -> bool:
+        return self.reply is not None or bool(self.reason)
 
 
 @dataclass
 class Exchange:
-    """cohort: in ascending order. asked: by client, in that order once all are asked. residuals:
-    what compressed broadcasts have left out, and what compressors remember. opened: on the
-    monotonic clock; at: the second of the run. found: replies that earlier servers received, by
-    client and purpose. restarted: clients that had lost their state, and were asked again from an
-    initial one. evaluated: the clients also evaluate what they trained.
+    """cohort: in ascending order. before: what it starts from. asked: by client, in the order of
+    the cohort once all are asked. residuals: what compressed broadcasts have left out, and what
+    compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
+    that earlier servers received, by client and purpose. encoding: seconds. judge: see `Job`.
+    restarted: clients that had lost their state, and were asked again from an initial one.
     """
 
     round: int
     index: int
     purpose: Purpose
     cohort: tuple[int, ...]
+    before: RunState
     residuals: dict[str, torch.Tensor]
     opened: float
     at: float = 0.0
     asked: dict[int, Asked] = field(default_factory=dict)
     found: dict[tuple[int, str], Reply] = field(default_factory=dict)
     encoding: float = 0.0
-    evaluated: bool = False
+    judge: bool = False
     restarted: list[int] = field(default_factory=list)
-    # The task of a client whose state is lost, from its initial state; None: it cannot have one.
-    # It is given the exchange: if it held it, the round's models would stay until the garbage
-    # collector next runs, which is seldom.
-    initial_task: Callable[[Exchange, int], Job] | None = None
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
+    based: dict[bytes, Job] = field(default_factory=dict)  # see `with_base`
 
     @property
     def done(self) -> dict[int, Reply]:
@@ -140,442 +133,401 @@ class Exchange:
         """By client: why it did not complete the exchange."""
         return {client: asked.reason for client, asked in self.asked.items() if asked.reason}
 
+    @property
+    def virtual_times(self) -> dict[int, float]:
+        """By client: the seconds after which its part was over on the virtual clock."""
+        found = {}
+        for client, asked in self.asked.items():
+            if asked.times:
+                found[client] = sum(asked.times.values())
+            elif asked.reason == LEFT:
+                found[client] = math.inf
+        return found
+
     def past(self, client: int, way: str, round: int) -> Memory:
         """What is remembered with a client of earlier messages that way."""
         memory = self.asked[client].memory
         return Memory(self.residuals, memory, f"client {client}/{way}/{self.index}/", round)
 
 
-class Exchanges:
-    """Opens exchanges, one after the other, and waits for their replies.
-
-    sent: filled with the weights that each client was sent with its last task. blamed: who broke a
-    protocol of secure aggregation: by client, in which round, and how.
+# -- opening ---------------------------------------------------------------------------------------
+def open_exchange(
+    session: Session, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
+) -> Exchange:
+    """Encodes each client's task of an exchange and hands them to the protocol. at: the second of
+    the run.
     """
+    exchange = prepared(session, round, index, cohort, before, at)
+    for client in cohort:
+        ask(session, exchange, client)
+    for (client, purpose), reply in exchange.found.items():
+        if client not in exchange.asked and purpose == "train":
+            why = "clients joined, and this one is not in the round any more"
+            session.io.record_bill(reply.bill, False, why)
+    rules, jobs = waiting(session), [a.job for a in exchange.asked.values() if not a.over]
+    exchange.encoding = time.monotonic() - exchange.opened
+    here = sum(1 for a in exchange.asked.values() if a.reply is not None)
+    if rules.first is not None and here:  # what an earlier server received is among the first
+        if here >= rules.first:
+            for job in jobs:
+                exchange.asked[job.client].reason = f"not among the first {rules.first}"
+            jobs = []
+        rules = dataclasses.replace(rules, first=max(1, rules.first - here))
+    session.io.begin((round, index, "train"), jobs, rules)
+    return exchange
 
-    def __init__(self, session: Session) -> None:
-        self.experiment, self.config = session.experiment, session.config
-        self.method = session.experiment.algorithm
-        self.host: ServerHost = session.host
-        self.directory, self.io, self.watch = session.files, session.io, session.watch
-        self.run, self.samples, self.sent = session.run_id, session.samples, session.sent
-        self.faults, self.clock = session.faults, session.clock
-        self.world = worlds.of(self.config) if self.clock is None else self.clock.world
-        self.alone = session.endpoint.alone
-        self.blamed: dict[int, tuple[int, str]] = {}
 
-    # -- opening -----------------------------------------------------------------------------------
-    def open(
-        self,
-        round: int,
-        index: int,
-        cohort: Sequence[int],
-        before: RunState,
-        keep: Mapping[int, str],
-        at: float,
-    ) -> Exchange:
-        """Encodes each client's task of an exchange and hands them to the protocol. before: what it
-        starts from. keep: by client, the version of its state that it must not delete yet. at: the
-        second of the run.
-        """
-        exchange = self.prepared(round, index, cohort, dict(before.residuals), at)
-        for client in cohort:
-            known = before.versions.get(client, ""), before.states.get(client, "")
-            self.ask(exchange, client, before.server, *known, keep.get(client, ""))
-        if index == 0:  # a later exchange needs what the client kept of this round
-            exchange.initial_task = lambda e, c: self.ask(e, c, before.server, "", "", "").job
-        for (client, purpose), reply in exchange.found.items():
-            if client not in exchange.asked and purpose == "train":
-                why = "clients joined, and this one is not in the round any more"
-                self.io.record_bill(reply.bill, False, why)
-        rules, jobs = self.rules(), [a.job for a in exchange.asked.values() if not a.over]
-        exchange.encoding = time.monotonic() - exchange.opened
-        here = sum(1 for a in exchange.asked.values() if a.reply is not None)
-        if rules.first is not None and here:  # what an earlier server received is among the first
-            rules = dataclasses.replace(rules, first=max(1, rules.first - here))
-            if here >= (self.config.first or 0):
-                for job in jobs:
-                    exchange.asked[job.client].drop(f"not among the first {self.config.first}")
-                jobs = []
-        self.io.begin((round, index, "train"), jobs, rules)
-        return exchange
+def prepared(
+    session: Session, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
+) -> Exchange:
+    """An exchange in which nobody is asked yet."""
+    config, residuals = session.config, dict(before.residuals)
+    session.host.begin(round, index, cohort)
+    if config.schedule.mode == "sync":
+        session.sent.clear()
+    session.sent.remembered = residuals
+    opened = time.monotonic()
+    exchange = Exchange(round, index, "train", tuple(cohort), before, residuals, opened, at)
+    if config.evaluate.clients == "auto" and index == session.method.main_exchange:
+        exchange.judge = evaluation_due(config, round)
+    with session.io:
+        exchange.found = session.io.inbox.found(round, index)
+    return exchange
 
-    def prepared(
-        self,
-        round: int,
-        index: int,
-        cohort: Sequence[int],
-        residuals: dict[str, torch.Tensor],
-        at: float,
-    ) -> Exchange:
-        """An exchange in which nobody is asked yet."""
-        self.host.begin(round, index, cohort)
-        if self.config.schedule.mode == "sync":
-            self.sent.clear()
-        self.sent.remembered = residuals
-        exchange = Exchange(round, index, "train", tuple(cohort), residuals, time.monotonic(), at)
-        if self.config.evaluate.clients == "auto" and index == self.method.main_exchange:
-            exchange.evaluated = evaluation_due(self.config, round)
-        with self.io:
-            exchange.found = self.io.inbox.found(round, index)
-        return exchange
 
-    def rules(self) -> Rules:
-        """How long is waited for whom."""
-        section = self.config.round
-        # Then who counts is not for the clock here to say.
-        virtual = self.clock is not None or self.faults.replay is not None
+def waiting(session: Session) -> Rules:
+    """How long is waited for whom."""
+    section = session.config.round
+    # Then who counts is not for the clock here to say.
+    virtual = session.clock is not None or session.faults.replay is not None
+    return Rules(
+        deadline=None if virtual else section.deadline,
+        closed=section.lost.closed,
         # A client that trains in this very thread sends no heartbeat.
-        silent = None if self.io.inline else section.lost.silent
-        return dataclasses.replace(
-            waiting_rules(self.config),
-            deadline=None if virtual else section.deadline,
-            silent=silent,
-            first=None if virtual else self.config.first,
-        )
+        silent=None if session.io.inline else section.lost.silent,
+        join=section.join_s(),
+        first=None if virtual else session.config.first,
+    )
 
-    # -- a client's task ---------------------------------------------------------------------------
-    def ask(
-        self, exchange: Exchange, client: int, server: State, start: str, state: str, keep: str
-    ) -> Asked:
-        """Asks a client, also for the second time: encodes its task, once for clients in a row that
-        get the same. start, state, keep: see `Job`.
-        """
-        round, index = exchange.round, exchange.index
-        asked = exchange.asked[client] = Asked(round, Job(client), exchange.at)
-        down, last = self.method.broadcast(server, index, client), exchange.last
-        # Where bytes depend on what a client remembers, each has its own.
-        if (
-            last is not None
-            and not self.experiment.down.shared
-            and all(getattr(last[0], name) is getattr(down, name) for name in down.fields)
-        ):
-            _, encoded, check = last
-        else:
-            encoded = self.experiment.down.encode(
-                down,
-                lambda name: seeds.rng(self.config.seed, f"compress/down/{index}/{name}", round),
-                exchange.residuals,
-                self.experiment.agreed,
-                exchange.cache,
-                slot=f"{index}/",
-                past=exchange.past(client, "down", round),
-            )
-            check = encoded.body.check()
-            exchange.last = down, encoded, check
-        form: Sequence[Field] = encoded.form
-        enrol, body = 0, encoded.body
-        enrolment = self.method.enroll(server, client, self.host) if not (start or index) else None
-        if enrolment is not None:
-            asked.enrolled = True
-            given = self.experiment.down.encode(enrolment)
-            form = [*given.form, *encoded.form]
-            enrol = len(given.form)
-            body = Body([*given.body.segments, *encoded.body.segments])
-            check = body.check()
-        job = Job(client, form, body, check, start=start, state=state, keep=keep, enrol=enrol)
-        if self.experiment.base_comes and not (start or index):
-            job = with_base(self.experiment, job, {})
-        self.complete_task(exchange, asked, job, encoded.seen)
+
+# -- a client's task -------------------------------------------------------------------------------
+def ask(session: Session, exchange: Exchange, client: int, again: bool = False) -> Asked:
+    """Asks a client: encodes its task, once for clients in a row that get the same. again: it has
+    lost its state, and starts from its initial one.
+    """
+    exp, method, before = session.experiment, session.method, exchange.before
+    round, index = exchange.round, exchange.index
+    job = Job(client, round=round)
+    if not again:
+        job.start, job.state = before.versions.get(client, ""), before.states.get(client, "")
+        job.keep = session.durable.get(client, "")
+    asked = exchange.asked[client] = Asked(job, exchange.at)
+    if exchange.purpose == "evaluate":
+        assert exchange.last is not None
+        _, encoded, job.check = exchange.last
+        job.form, job.body = encoded.form, encoded.body
+        job.cost, job.judge = task_cost(session, client, method.main_exchange), exchange.judge
+        if exp.base_comes and not job.start:
+            asked.job = with_base(exp, job, exchange.based)
+        elif exp.base_comes:
+            job.with_base = functools.partial(with_base, exp, job, exchange.based)
         return asked
 
-    def complete_task(self, exchange: Exchange, asked: Asked, job: Job, down: Payload) -> None:
-        """Adds to a task how long it takes, the faults planned for it and when its client leaves;
-        finds the reply that an earlier server received. down: what the client is sent.
-        """
-        client, round, index = job.client, exchange.round, exchange.index
-        asked.job = job
-        weights = weights_of(down)
-        if weights is not None:
-            self.sent[client] = weights
-        job.cost = self.cost(client, index)
-        job.judge = exchange.evaluated
-        job.bound = self.method.in_memory and index > 0
-        if self.world.step_s is not None:
-            asked.training_s = self.world.step_s[client] * job.cost
-            if self.clock is None:  # the device waits for the rest of its time
-                job.pace = [Fault("pace", asked.training_s)]
-        reply = exchange.found.get((client, "train"))
-        if reply is not None and reply.record.task == (job.check, job.start):
-            asked.over = True
-            asked.reply, asked.evaluation = reply, exchange.found.get((client, "evaluate"))
-        elif reply is not None:
-            self.io.record_bill(reply.bill, False, "the answer to another task")
-            exchange.found.pop((client, "train"))
-            exchange.found.pop((client, "evaluate"), None)
-        if self.clock is not None:
-            asked.bytes = task_bytes(self.run, Key(round, index, 0, client), job)
-        since, why = self.blamed.get(client, (round, ""))
-        out = self.faults.out(round, index, [client]).get(client)
-        if since < round:
-            asked.drop(f"blamed in round {since}: {why}")
-        elif out is not None:
-            asked.drop(out)
-
-        # A client that leaves in the middle of its task; who is gone already is not asked.
-        until = self.world.until(client, exchange.at)
-        asked.leaves_s = 0.0 if until is None else until - exchange.at
-        leaves = None
-        if math.isfinite(asked.leaves_s) and self.faults.replay is None:
-            if not asked.leaves_s and not asked.over:
-                asked.drop(LEFT)
-            if self.clock is None:
-                leaves = Leaves(at=exchange.opened + asked.leaves_s)
-            else:
-                slow, delay = self.faults.time(round, index, client)
-                leaves = self.clock.leaving(client, job.cost, asked.bytes, exchange.at, slow, delay)
-        if not asked.over:
-            job.leaves = leaves
-            job.faults = self.faults.of(round, index, client)
-            job.lost = drops(job.faults)
-        if self.experiment.base_comes and (index or job.start):
-            job.with_base = lambda: with_base(self.experiment, job, {})
-
-    def cost(self, client: int, index: int) -> int:
-        """SGD steps of the client's task: the longest are handed out first."""
-        train, method = self.config.train_of(client), self.method
-        if method.in_memory and index != method.main_exchange:
-            return 0
-        if train.steps is not None:
-            return train.steps
-        federation = self.experiment.federation
-        n = len(federation.parts[client]) if federation is not None else self.samples(client)
-        return train.epochs * batch_count(n or 0, train.batch_size)
-
-    # -- collecting --------------------------------------------------------------------------------
-    def replies(self, exchange: Exchange) -> Iterator[tuple[int, Reply]]:
-        """Waits for all of an exchange. Yields each client whose reply counts, in ascending id, as
-        soon as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where
-        a client could not do its task and the configuration says to stop.
-        """
-        for client in sorted(exchange.dropped):
-            self._note_dropped(exchange, client)
-        clock = self.clock if exchange.purpose == "train" else None
-        if clock is not None:
-            for client in exchange.cohort:
-                self._wait_for(exchange, client)
-            self._check_states(exchange)
-            self._decide(exchange, clock)
-        for client in exchange.cohort:
-            self._wait_for(exchange, client)
-            asked = exchange.asked[client]
-            if asked.reply is not None and not asked.reason:
-                yield client, asked.reply
-            elif asked.reason.startswith("failed"):
-                self.may_stop(exchange.round, client, asked.reason.removeprefix("failed: "))
-        if clock is None:
-            self._check_states(exchange)
-
-    def _wait_for(self, exchange: Exchange, client: int) -> None:
-        """Waits until that client's part is over, and takes what comes of others meanwhile."""
-        name = exchange.round, exchange.index, exchange.purpose
-        while not exchange.asked[client].over:
-            outcome = self.io.wait(POLL_S)
-            if outcome is not None:
-                key = outcome.key
-                if (key.round, key.phase, key.purpose) != name:
-                    self.io.unused(outcome)
-                elif not (outcome.reason and self._restarts(exchange, key.client, outcome.reason)):
-                    exchange.asked[key.client].take(outcome)
-                    if outcome.reason:
-                        self._note_dropped(exchange, key.client)
-            self.watch.check()
-
-    def _note_dropped(self, exchange: Exchange, client: int) -> None:
-        reason = exchange.asked[client].reason
-        self.directory.event("dropped", exchange.round, client, reason=reason)
-
-    def _decide(self, exchange: Exchange, clock: VirtualClock) -> None:
-        """On the virtual clock: who was in time."""
-        for client, asked in exchange.asked.items():
-            if asked.reply is not None and not asked.reason:
-                asked.times = clock.seconds(
-                    client,
-                    self.cost(client, exchange.index),
-                    asked.bytes,
-                    reply_bytes(asked.reply),
-                    *self.faults.time(exchange.round, exchange.index, client),
-                    at=exchange.at,
-                )
-                asked.took_s = sum(asked.times.values())
-            elif asked.reason == LEFT:
-                asked.took_s = math.inf
-        if self.faults.replay is not None:
-            return
-        leaves = {c: a.leaves_s for c, a in exchange.asked.items()}
-        for client, reason in clock.late(virtual_times(exchange), leaves).items():
-            if exchange.asked[client].reason != reason:
-                exchange.asked[client].drop(reason)
-                self._note_dropped(exchange, client)
-
-    # -- clients that have lost their state --------------------------------------------------------
-    def _restarts(self, exchange: Exchange, client: int, reason: str) -> bool:
-        """Whether a client whose state is lost got its task again, from its initial state."""
-        again = exchange.initial_task
-        if again is None or not exchange.asked[client].job.start:
-            return False
-        if not self.begins_again(exchange.round, client, reason, exchange.residuals):
-            return False
-        exchange.restarted.append(client)
-        self.io.add(exchange.round, [again(exchange, client)])
-        return True
-
-    def begins_again(
-        self, round: int, client: int, reason: str, residuals: dict[str, torch.Tensor]
-    ) -> bool:
-        """Whether a client that was dropped for that reason begins again. What compressors remember
-        of earlier messages with it no longer holds, and is removed from residuals.
-        """
-        if not reason.startswith(STATE_LOST) or self.config.round.state_lost != "restart":
-            return False
-        with self.io:  # replies are decoded with them
-            for name in [n for n in residuals if n.startswith(f"client {client}/")]:
-                del residuals[name]
-        reason = reason.removeprefix(STATE_LOST)
-        self.directory.event("restarted", round, client, reason=reason)
-        log.warning("round %d: client %d begins again: %s", round, client, reason)
-        return True
-
-    def _check_states(self, exchange: Exchange) -> None:
-        started = sum(1 for a in exchange.asked.values() if a.job.start)
-        self.check_states(exchange.round, exchange.dropped, started)
-
-    def check_states(self, round: int, dropped: Mapping[int, str], started: int) -> None:
-        """Raises StateError where the run ends because clients have lost their states. started:
-        how many were to start from one. Where others start the clients, a few that say so are not
-        believed: a single false report would end the run.
-        """
-        lost = {c: why for c, why in dropped.items() if why.startswith(STATE_LOST)}
-        if not lost:
-            return
-        if self.alone and (2 * len(lost) <= started or len(lost) == 1 < self.config.clients):
-            return
-        first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
-        raise StateError(
-            f"round {round}: {len(lost)} of the {started} clients that start from a state of their "
-            f"own have lost it: clients {as_text(lost)}. {first}. Was the server "
-            f"restored from an older copy? Then restore the clients' states of the same time, or "
-            f"let these clients start again with --set round.state_lost=restart (the results "
-            f"differ)."
+    down, last = method.broadcast(before.server, index, client), exchange.last
+    # Where bytes depend on what a client remembers, each has its own.
+    same = last is not None and all(map(operator.is_, vars(last[0]).values(), vars(down).values()))
+    if last is not None and same and not exp.down.shared:
+        _, encoded, job.check = last
+    else:
+        encoded = exp.down.encode(
+            down,
+            lambda name: seeds.rng(session.config.seed, f"compress/down/{index}/{name}", round),
+            exchange.residuals,
+            exp.agreed,
+            exchange.cache,
+            slot=f"{index}/",
+            past=exchange.past(client, "down", round),
         )
-
-    # -- its end -----------------------------------------------------------------------------------
-    def leave_out(self, exchange: Exchange, client: int, reason: str) -> None:
-        """A reply that was accepted turned out to be unusable: the client counts as one that did
-        not complete the exchange, and a resume asks it again.
-        """
-        asked = exchange.asked[client]
-        asked.drop(f"refused: {reason}")
-        self._note_dropped(exchange, client)
-        if asked.reply is not None:
-            with self.io:
-                self.io.inbox.revoke(asked.reply.message.key)
-        self.may_stop(exchange.round, client, reason)
-
-    def may_stop(self, round: int, client: int, reason: str) -> None:
-        """Raises CannotGoOn where one client that cannot go on ends the run."""
-        if self.config.round.on_error == "stop":
-            raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
-
-    def record_bills(self, all: Iterable[Asked], left_out: str = "") -> None:
-        """Records in the books which replies, and tasks, were useful, now that this is known.
-        left_out: why none is that has no reason of its own. The book has the reason only of a reply
-        that an earlier server received.
-        """
-        with self.io:
-            for asked in all:
-                reply, reason = asked.reply, asked.reason or left_out
-                if reply is not None:
-                    why = reason if reply.earlier else LEFT_OUT
-                    self.io.record_bill(reply.bill, not reason, why, asked.staleness)
-
-    # -- evaluations by clients --------------------------------------------------------------------
-    def evaluations(self, exchange: Exchange) -> dict[int, dict[str, Counts]]:
-        """What the clients that completed an exchange found in evaluating their models, of those
-        that were asked to. In a training exchange the model that came down is the one before the
-        round: what they found for it is named `received`, where that of an evaluation is `global`.
-        """
-        found = {}
-        for client, reply in exchange.done.items():
-            training = exchange.purpose == "train"
-            evaluation = exchange.asked[client].evaluation if training else reply
-            if evaluation is None:
-                continue
-            counts = evaluation.take_payload()
-            if not isinstance(counts, EvaluationReply):
-                body = evaluation.body()
-                form, kind = evaluation.message.form, self.experiment.evaluation_reply
-                counts = self.experiment.up.decode(kind, form, body)
-            by_model = counts_by_model(counts, self.experiment.setting.more)
-            if training and "global" in by_model:
-                by_model = {"received": by_model.pop("global"), **by_model}
-            found[client] = by_model
-        return found
-
-    def evaluate(
-        self, round: int, down: Payload, carried: RunState, keep: Mapping[int, str], final: bool
-    ) -> dict[int, dict[str, Counts]]:
-        """Asks the `evaluated_clients` to evaluate their models, and the one in `down`, and waits
-        for them.
-        """
-        exp = self.experiment
-        encoded = exp.exact.encode(down)
-        check = encoded.body.check()
-        clients = tuple(asked_to_evaluate(self.config))
-        index = len(self.method.exchanges)
-        exchange = Exchange(round, index, "evaluate", clients, {}, time.monotonic())
-        shared: dict[bytes, Job] = {}
-
-        def ask(exchange: Exchange, client: int, start: str) -> Job:
-            job = Job(
-                client,
-                encoded.form,
-                encoded.body,
-                check,
-                cost=self.cost(client, self.method.main_exchange),
-                start=start,
-                state=carried.states.get(client, "") if start else "",
-                keep=keep.get(client, "") if start else "",
-                judge=final,
-            )
-            if exp.base_comes:
-                whole = with_base(exp, job, shared)
-                job = structs.replace(job, with_base=lambda: whole) if start else whole
-            exchange.asked[client] = Asked(round, job)
-            return job
-
-        exchange.initial_task = lambda e, c: ask(e, c, "")
-        jobs = [ask(exchange, client, carried.versions.get(client, "")) for client in clients]
-        if final:
-            self.io.link.ledger.final = round, index
-        rules = dataclasses.replace(self.rules(), deadline=None, first=None)
-        self.io.begin((round, index, "evaluate"), jobs, rules)
-        for _ in self.replies(exchange):
-            pass
-        self.record_bills(exchange.asked.values())
-        if exchange.dropped:
-            self.directory.event("not_evaluated", round, clients=sorted(exchange.dropped))
-        return self.evaluations(exchange)
+        job.check = encoded.body.check()
+        exchange.last = down, encoded, job.check
+    job.form, job.body = encoded.form, encoded.body
+    if not (job.start or index):
+        enrolment = method.enroll(before.server, client, session.host)
+        if enrolment is not None:
+            asked.enrolled = True
+            given = exp.down.encode(enrolment)
+            job.form, job.enrol = [*given.form, *encoded.form], len(given.form)
+            job.body = Body([*given.body.segments, *encoded.body.segments])
+            job.check = job.body.check()
+        if exp.base_comes:
+            asked.job = with_base(exp, job, exchange.based)
+    complete_task(session, exchange, asked, encoded.seen)
+    return asked
 
 
-def virtual_times(exchange: Exchange) -> dict[int, float]:
-    """By client: the seconds after which its part was over on the virtual clock."""
-    return {c: a.took_s for c, a in exchange.asked.items() if a.took_s is not None}
+def complete_task(session: Session, exchange: Exchange, asked: Asked, down: Payload) -> None:
+    """Adds to a task how long it takes, the faults planned for it and when its client leaves;
+    finds the reply that an earlier server received. down: what the client is sent.
+    """
+    exp, clock, faults, job = session.experiment, session.clock, session.faults, asked.job
+    client, round, index = job.client, exchange.round, exchange.index
+    if (weights := weights_of(down)) is not None:
+        session.sent[client] = weights
+    job.cost, job.judge = task_cost(session, client, index), exchange.judge
+    job.bound = session.method.in_memory and index > 0
+    if exp.base_comes and (index or job.start):
+        job.with_base = functools.partial(with_base, exp, job, exchange.based)
+    if session.world.step_s is not None and clock is None:
+        # The device waits for the rest of its time.
+        job.pace = [Fault("pace", session.world.step_s[client] * job.cost)]
+    reply = exchange.found.get((client, "train"))
+    if reply is not None and reply.record.task == (job.check, job.start):
+        asked.reply, asked.evaluation = reply, exchange.found.get((client, "evaluate"))
+    elif reply is not None:
+        session.io.record_bill(reply.bill, False, "the answer to another task")
+        exchange.found.pop((client, "train"))
+        exchange.found.pop((client, "evaluate"), None)
+    if clock is not None:
+        asked.bytes = task_bytes(session.run_id, Key(round, index, 0, client), job)
+    since, why = session.blamed.get(client, (round, ""))
+    out = faults.out(round, index, [client]).get(client, "")
+    asked.reason = f"blamed in round {since}: {why}" if since < round else out
+
+    # A client that leaves in the middle of its task; who is gone already is not asked.
+    until = session.world.until(client, exchange.at)
+    asked.leaves_s = 0.0 if until is None else until - exchange.at
+    leaves = None
+    if math.isfinite(asked.leaves_s) and faults.replay is None:
+        if not asked.leaves_s and not asked.over:
+            asked.reason = LEFT
+        if clock is None:
+            leaves = Leaves(at=exchange.opened + asked.leaves_s)
+        else:
+            slow, delay = faults.time(round, index, client)
+            leaves = clock.leaving(client, job.cost, asked.bytes, exchange.at, slow, delay)
+    if not asked.over:
+        job.leaves = leaves
+        job.faults = faults.of(round, index, client)
+        job.lost = drops(job.faults)
 
 
-def with_base(experiment: Experiment, job: Job, shared: dict[bytes, Job]) -> Job:
-    """The task with the model that training starts from before its payload. shared: of tasks with
-    the same payload, by its digest, so that it is put together once.
+def with_base(experiment: Experiment, job: Job, based: dict[bytes, Job]) -> Job:
+    """The task with the model that training starts from before its payload. based: of tasks with
+    the same payload, by its digest, so that it is put together once; a task that held its exchange
+    would keep a round's models until the garbage collector next runs.
     """
     base = experiment.base
-    if base is None:
-        return job
-    made = shared.get(job.check)
+    assert base is not None
+    made = based.get(job.check)
     if made is None:
         body = Body([*base.body.segments, *job.body.segments])
         form, enrol = (*base.form, *job.form), job.enrol + len(base.form)
-        made = Job(job.client, form, body, body.check(), enrol=enrol)
-        shared[job.check] = made
+        made = based[job.check] = Job(job.client, form, body, body.check(), enrol=enrol)
     return structs.replace(
         job, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
     )
+
+
+def task_cost(session: Session, client: int, index: int) -> int:
+    """SGD steps of the client's task: the longest are handed out first."""
+    train, method = session.config.train_of(client), session.method
+    if method.in_memory and index != method.main_exchange:
+        return 0
+    if train.steps is not None:
+        return train.steps
+    federation = session.experiment.federation
+    n = len(federation.parts[client]) if federation is not None else session.samples(client)
+    return train.epochs * batch_count(n or 0, train.batch_size)
+
+
+# -- collecting ------------------------------------------------------------------------------------
+def replies(session: Session, exchange: Exchange) -> Iterator[tuple[int, Reply]]:
+    """Waits for all of an exchange. Yields each client whose reply counts, in ascending id, as soon
+    as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where a client
+    could not do its task and the configuration says to stop.
+    """
+    for client in sorted(exchange.dropped):
+        note_dropped(session, exchange, client)
+    if session.clock is not None and exchange.purpose == "train":
+        for client in exchange.cohort:
+            while not exchange.asked[client].over:
+                take_outcome(session, exchange)
+        decide(session, exchange, session.clock)
+    for client in exchange.cohort:
+        while not exchange.asked[client].over:
+            take_outcome(session, exchange)
+        asked = exchange.asked[client]
+        if asked.reply is not None and not asked.reason:
+            yield client, asked.reply
+        elif asked.reason.startswith("failed"):
+            may_stop(session, exchange.round, client, asked.reason.removeprefix("failed: "))
+    started = sum(1 for a in exchange.asked.values() if a.job.start)
+    check_states(session, exchange.round, exchange.dropped, started)
+
+
+def take_outcome(session: Session, exchange: Exchange) -> None:
+    """Takes the next outcome. A client whose state is lost gets its task again, from its initial
+    state; not in a later exchange, which needs what the client kept of this round.
+    """
+    outcome = session.io.wait(POLL_S)
+    if outcome is not None:
+        key, reason = outcome.key, outcome.reason
+        name = exchange.round, exchange.index, exchange.purpose
+        if (key.round, key.phase, key.purpose) != name:
+            session.io.unused(outcome)
+        elif (
+            exchange.asked[key.client].job.start
+            and not (exchange.purpose == "train" and exchange.index)
+            and begins_again(session, key.round, key.client, reason, exchange.residuals)
+        ):
+            exchange.restarted.append(key.client)
+            asked = ask(session, exchange, key.client, again=True)
+            session.io.add(exchange.round, [asked.job])
+        else:
+            asked = exchange.asked[key.client]
+            asked.reply, asked.evaluation, asked.reason = outcome.reply, outcome.evaluation, reason
+            if reason:
+                note_dropped(session, exchange, key.client)
+    session.watch.check()
+
+
+def note_dropped(session: Session, exchange: Exchange, client: int) -> None:
+    reason = exchange.asked[client].reason
+    session.files.event("dropped", exchange.round, client, reason=reason)
+
+
+def decide(session: Session, exchange: Exchange, clock: VirtualClock) -> None:
+    """On the virtual clock: who was in time."""
+    for client, asked in exchange.asked.items():
+        if asked.reply is not None and not asked.reason:
+            asked.times = clock.seconds(
+                client,
+                asked.job.cost,
+                asked.bytes,
+                reply_bytes(asked.reply),
+                *session.faults.time(exchange.round, exchange.index, client),
+                at=exchange.at,
+            )
+    if session.faults.replay is not None:
+        return
+    leaves = {c: a.leaves_s for c, a in exchange.asked.items()}
+    for client, reason in clock.late(exchange.virtual_times, leaves).items():
+        if exchange.asked[client].reason != reason:
+            exchange.asked[client].reason = reason
+            note_dropped(session, exchange, client)
+
+
+# -- clients that have lost their state ------------------------------------------------------------
+def begins_again(
+    session: Session, round: int, client: int, reason: str, residuals: dict[str, torch.Tensor]
+) -> bool:
+    """Whether a client that was dropped for that reason begins again. What compressors remember of
+    earlier messages with it no longer holds, and is removed from residuals.
+    """
+    if not reason.startswith(STATE_LOST) or session.config.round.state_lost != "restart":
+        return False
+    with session.io:  # replies are decoded with them
+        for name in [n for n in residuals if n.startswith(f"client {client}/")]:
+            del residuals[name]
+    reason = reason.removeprefix(STATE_LOST)
+    session.files.event("restarted", round, client, reason=reason)
+    log.warning("round %d: client %d begins again: %s", round, client, reason)
+    return True
+
+
+def check_states(session: Session, round: int, dropped: Mapping[int, str], started: int) -> None:
+    """Raises StateError where the run ends because clients have lost their states. started: how
+    many were to start from one. Where others start the clients, a few that say so are not believed:
+    a single false report would end the run.
+    """
+    lost = {c: why for c, why in dropped.items() if why.startswith(STATE_LOST)}
+    few = 2 * len(lost) <= started or len(lost) == 1 < session.config.clients
+    if not lost or (session.endpoint.alone and few):
+        return
+    first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
+    raise StateError(
+        f"round {round}: {len(lost)} of the {started} clients that start from a state of their "
+        f"own have lost it: clients {as_text(lost)}. {first}. Was the server restored from an "
+        f"older copy? Then restore the clients' states of the same time, or let these clients "
+        f"start again with --set round.state_lost=restart (the results differ)."
+    )
+
+
+# -- its end ---------------------------------------------------------------------------------------
+def leave_out(session: Session, exchange: Exchange, client: int, reason: str) -> None:
+    """A reply that was accepted turned out to be unusable: the client counts as one that did not
+    complete the exchange, and a resume asks it again.
+    """
+    asked = exchange.asked[client]
+    asked.reason = f"refused: {reason}"
+    note_dropped(session, exchange, client)
+    if asked.reply is not None:
+        with session.io:
+            session.io.inbox.revoke(asked.reply.message.key)
+    may_stop(session, exchange.round, client, reason)
+
+
+def may_stop(session: Session, round: int, client: int, reason: str) -> None:
+    """Raises CannotGoOn where one client that cannot go on ends the run."""
+    if session.config.round.on_error == "stop":
+        raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
+
+
+def record_bills(session: Session, all: Iterable[Asked], left_out: str = "") -> None:
+    """Records in the books which replies, and tasks, were useful, now that this is known. left_out:
+    why none is that has no reason of its own. The book has the reason only of a reply that an
+    earlier server received.
+    """
+    with session.io:
+        for asked in all:
+            reply, reason = asked.reply, asked.reason or left_out
+            if reply is not None:
+                why = reason if reply.earlier else LEFT_OUT
+                session.io.record_bill(reply.bill, not reason, why, asked.staleness)
+
+
+# -- evaluations by clients ------------------------------------------------------------------------
+def evaluations(session: Session, exchange: Exchange) -> dict[int, dict[str, Counts]]:
+    """What the clients that completed an exchange found in evaluating their models, of those that
+    were asked to. In a training exchange the model that came down is the one before the round: what
+    they found for it is named `received`, where that of an evaluation is `global`.
+    """
+    exp, training, found = session.experiment, exchange.purpose == "train", {}
+    for client, reply in exchange.done.items():
+        evaluation = exchange.asked[client].evaluation if training else reply
+        if evaluation is None:
+            continue
+        counts = evaluation.take_payload()
+        if not isinstance(counts, EvaluationReply):
+            form = evaluation.message.form
+            counts = exp.up.decode(exp.evaluation_reply, form, evaluation.body())
+        by_model = counts_by_model(counts, exp.setting.more)
+        if training and "global" in by_model:
+            by_model = {"received": by_model.pop("global"), **by_model}
+        found[client] = by_model
+    return found
+
+
+def evaluate(
+    session: Session, round: int, down: Payload, before: RunState, final: bool
+) -> dict[int, dict[str, Counts]]:
+    """Asks the `evaluated_clients` to evaluate their models, and the one in `down`, and waits for
+    them.
+    """
+    encoded = session.experiment.exact.encode(down)
+    clients, index = tuple(evaluated_clients(session.config)), len(session.method.exchanges)
+    exchange = Exchange(round, index, "evaluate", clients, before, {}, time.monotonic())
+    exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
+    for client in clients:
+        ask(session, exchange, client)
+    if final:
+        session.io.link.ledger.final = round, index
+    rules = dataclasses.replace(waiting(session), deadline=None, first=None)
+    jobs = [asked.job for asked in exchange.asked.values()]
+    session.io.begin((round, index, "evaluate"), jobs, rules)
+    for _ in replies(session, exchange):
+        pass
+    record_bills(session, exchange.asked.values())
+    if exchange.dropped:
+        session.files.event("not_evaluated", round, clients=sorted(exchange.dropped))
+    return evaluations(session, exchange)

@@ -24,23 +24,9 @@ from fednet.models import adapters
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
 from fednet.training.setting import Splits
-from fednet.wire.payload import Payload, Samples
+from fednet.wire.payload import Samples
 
 FOLDER = "condensed"
-
-
-def condensed(up: Payload) -> Samples | None:
-    """The condensed images of a reply; None where it has none."""
-    for name, field in up.fields.items():
-        samples = getattr(up, name)
-        if (
-            field.kind == "condensed"
-            and isinstance(samples, Samples)
-            and isinstance(samples.x, torch.Tensor)
-            and samples.x.dim() == 4
-        ):
-            return samples
-    return None
 
 
 def keep_condensed(directory: Path, client: int, images: Samples) -> None:

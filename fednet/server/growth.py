@@ -62,9 +62,9 @@ def grown(config: Config, method: Algorithm, server: State, before: int) -> Stat
     if config.clients < before:
         refusals = ["clients can be added, and not removed."]
     for client in range(min(before, config.clients)):
-        was = roles(old, client)
-        for key, value in roles(config, client).items():
-            if value != was[key]:
+        now = roles(config, client)
+        for key, value in roles(old, client).items():
+            if value != now[key]:
                 refusals.append(f"{key}: it would be another for client {client}.")
     if refusals:
         raise ConfigError(

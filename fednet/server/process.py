@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +20,10 @@ from fednet.ids import as_text
 from fednet.records import Summary, reading
 from fednet.server.asynchronous import run_updates
 from fednet.server.endpoint import Endpoint
-from fednet.server.evaluation import Evaluator
-from fednet.server.exchange import Exchanges
 from fednet.server.rounds import Rounds, run_rounds
 from fednet.server.session import Session
 from fednet.server.summary import finish, write
-from fednet.server.watch import (
-    Hosting,
-    handle_stop_signals,
-    remember_stop,
-    stop_raises,
-    third_press_kills,
-)
+from fednet.server.watch import Hosting, handle_stop_signals, stop_raises
 from fednet.training.samples import FEW
 from fednet.world import held_out
 
@@ -48,9 +39,8 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     with stop_raises():
         switches = determinism.set_switches(config.train)
         session = Session(config, directory, endpoint, how)
-        exchanges = Exchanges(session)
-        rounds = Rounds(session, exchanges, Evaluator(session, exchanges))
-        handle_stop_signals(third_press_kills(functools.partial(remember_stop, session.watch)))
+        rounds = Rounds(session)
+        handle_stop_signals(session.watch.on_signal)
         over, why, crashed, join = False, "", False, False
         try:
             begin(session, rounds)
@@ -74,7 +64,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         finally:
             session.close(over, why, crashed)
             if join:  # a signal may have come since the round ended
-                session.watch.check_request()
+                session.watch.check(show=False)
     try:
         whole = write(directory, summary)
     except OSError as broken:
@@ -103,7 +93,7 @@ def begin(session: Session, rounds: Rounds) -> None:
         session.files.append(resumed[1].records)
     if session.experiment.federation is not None:
         write_json(session.directory / "partition.json", session.experiment.federation.to_json())
-    rounds.begin(resumed, session.added)
+    rounds.begin()
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:

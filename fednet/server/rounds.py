@@ -11,32 +11,48 @@ clients train meanwhile; the records and the bits are the same either way.
 from __future__ import annotations
 
 import math
+import operator
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 
 import torch
 
-from fednet.algorithms.base import State, Tensors
+from fednet import records
+from fednet.algorithms.base import State
+from fednet.algorithms.secure import Secure
 from fednet.buffers import collect_in_time
+from fednet.config import Config
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
-from fednet.experiment import privacy
+from fednet.experiment import privacy, selection
+from fednet.experiment.build import Experiment
+from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import on_disk
 from fednet.ids import as_text
+from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records import reading
 from fednet.records.manifest import RunProgress
-from fednet.server import exports
+from fednet.records.rows import TIMES
+from fednet.server import evaluation, exports
 from fednet.server.aggregation import Aggregation, filling
-from fednet.server.evaluation import Evaluator, client_lines
-from fednet.server.exchange import Exchanges, RunState
+from fednet.server.exchange import (
+    POLL_S,
+    Exchange,
+    RunState,
+    evaluations,
+    open_exchange,
+    record_bills,
+    replies,
+)
 from fednet.server.growth import clients_from_next_round
 from fednet.server.inbox import Reply
-from fednet.server.round import OpenRound, add_exchange, fitted, predict, reached
 from fednet.server.session import Session
-from fednet.server.watch import Attendance
-from fednet.wire.ledger import Tally, add_kinds
+from fednet.training.evaluation import Counts
+from fednet.wire.ledger import Kinds, Tally, add_kinds
 from fednet.wire.messages import clean
+from fednet.wire.payload import Run
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
@@ -50,9 +66,11 @@ def run_rounds(rounds: Rounds) -> None:
     while round is not None:
         rounds.exchange(round)
         ahead = None
-        early = rounds.may_open_early(round)
-        if early and rounds.attendance.ready(rounds.second(round.virtual)):
-            ahead = rounds.open(round.number + 1, round.after, round.virtual)
+        # No waiting for clients now: the round would be recorded late.
+        if rounds.may_open_early(round) and not rounds.too_few():
+            at = rounds.second(round.virtual)
+            if rounds.begins_at(at) <= at:
+                ahead = rounds.open(round.number + 1, round.after, round.virtual)
         rounds.conclude(round)
         if ahead is None and rounds.more(round.number):
             ahead = rounds.open(round.number + 1, round.after)
@@ -60,33 +78,67 @@ def run_rounds(rounds: Rounds) -> None:
     rounds.end()
 
 
+@dataclass
+class OpenRound:
+    """One round, from its selection to its record: each step adds what it found.
+
+    before, after: what it starts from, and what came of it so far; a void round changes nothing.
+    started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
+    that the clients train in, once it is open. base: the second of the run at which its virtual
+    time began. runs: of the replies that counted. reports: by the clients; reported: by the method.
+    """
+
+    number: int
+    before: RunState
+    after: RunState
+    started: float
+    exchange: Exchange
+    main: Exchange
+    record: records.Round
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
+    virtual: float = 0.0
+    virtual_split: dict[str, float] = field(default_factory=dict)
+    base: float = 0.0
+    predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
+    dropped: dict[int, str] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)
+    evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    reported: JsonDict = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, first: Exchange) -> OpenRound:
+        """A round whose first exchange is open."""
+        record = records.Round(round=first.round, selected=list(first.cohort))
+        return cls(first.round, first.before, first.before, first.opened, first, first, record)
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each client that could not do its task, or whose reply was unusable."""
+        return [
+            clean(f"client {client}: {reason.replace(f'client {client}: ', '', 1)}")
+            for client, reason in sorted(self.dropped.items())
+            if reason.startswith(("failed", "refused", "damaged"))
+        ]
+
+
 class Rounds:
     """One server process's part in a run, as steps that a driver (`run_rounds`, or `run_updates` in
     asynchronous.py) takes in its order.
 
-    carried: the state after the last round that is over; `begin` sets it. durable: versions of the
-    clients' states in the last checkpoint. sent_down: in a run without rounds, what went down with
-    the tasks under way, by the name that it has in a checkpoint. callbacks: take each record.
+    carried: the state after the last round that is over; `begin` sets it. sent_down: in a run
+    without rounds, what went down with the tasks under way, by the name that it has in a
+    checkpoint.
     """
 
-    def __init__(self, session: Session, exchanges: Exchanges, evaluator: Evaluator) -> None:
-        self.experiment, self.config = session.experiment, session.config
-        self.method, self.host = session.experiment.algorithm, session.host
-        self.directory, self.checkpoints = session.files, session.checkpoints
+    def __init__(self, session: Session) -> None:
+        self.session, self.config, self.method = session, session.config, session.method
         self.io, self.faults, self.clock = session.io, session.faults, session.clock
-        self.watch, self.display = session.watch, session.watch.display
-        self.exchanges, self.evaluator = exchanges, evaluator
-        self.resources, self.callbacks = session.resources, session.callbacks
+        self.display = session.how.display
         self.progress = RunProgress(run=session.run_id, clients=self.config.clients)
         self.carried: RunState
-        self.durable: dict[int, str] = {}
         self.sent_down: dict[str, State] = {}
-        self.attendance = Attendance(
-            self.config, self.exchanges.world, self.watch, self.faults.replay
-        )
-        self.attendance.alone = self.exchanges.alone
-        key, drawn = self.checkpoints.folder / "noise.key", self.checkpoints.exists
-        self._noise = privacy.noise_of(self.config, "server", key, drawn)
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self._clients_then = self.config.clients  # from the next round on
@@ -94,23 +146,18 @@ class Rounds:
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
-    def begin(
-        self,
-        resumed: tuple[State, RunProgress, dict[str, torch.Tensor]] | None,
-        added: Sequence[int],
-    ) -> None:
-        """Fresh state, or what a checkpoint holds. added: clients that join the run now."""
-        if resumed is None:
-            first = self.method.init_server(
-                self.experiment.setting.initial.select(self.experiment.shared)
-            )
-            server = on_disk(self.method.prepare(first, self.host), self.checkpoints.rows)
+    def begin(self) -> None:
+        """Fresh state, or what a checkpoint holds."""
+        session, experiment, added = self.session, self.session.experiment, self.session.added
+        if session.resumed is None:
+            first = self.method.init_server(experiment.agreed)
+            server = on_disk(self.method.prepare(first, session.host), session.checkpoints.rows)
             self.carried = RunState(server, {}, {}, {})
         else:
-            server, progress, residuals = resumed
+            server, progress, residuals = session.resumed
             self.progress = progress
             self.carried = RunState(server, progress.versions, progress.states, residuals)
-            self.sent_down = self.checkpoints.sent(progress.under_way)
+            self.sent_down = session.checkpoints.sent(progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
@@ -118,10 +165,10 @@ class Rounds:
         if added:
             self.progress.new += len(added)
             # Before the checkpoint: after a crash in between it is written once more
-            self.directory.event("clients_added", self.progress.round, clients=list(added))
+            session.files.event("clients_added", self.progress.round, clients=list(added))
             self.display.note(f"client(s) {as_text(added)} join the run")
-        for event in reading.events(self.directory.path, "blamed"):
-            self.exchanges.blamed.setdefault(event["client"], (event["round"], event["reason"]))
+        for event in reading.events(session.directory, "blamed"):
+            session.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.save()
 
     def run(self, drive: Callable[[Rounds], None]) -> None:
@@ -129,6 +176,7 @@ class Rounds:
         CannotGoOn, with everything saved.
         """
         progress, section, n = self.progress, self.config.round, self.config.clients
+        watch = self.session.watch
         if progress.finished:
             return
         try:
@@ -136,11 +184,12 @@ class Rounds:
             # resume each task waits for its own client.
             if not progress.round:
                 start = n if section.start == "all" else section.start
-                self.watch.await_clients(start, section.join_s(self.attendance.alone))
+                watch.await_clients(start, section.join_s(self.session.endpoint.alone))
             elif progress.new:
                 new = range(n - progress.new, n)
-                self.watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
-            self.resources.since(self.io.client_processes())  # what it took until now
+                watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
+            # What it took until now.
+            self.session.resources.since(self.io.client_processes())
             drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
@@ -158,13 +207,11 @@ class Rounds:
         """
         self._clients_then = clients_from_next_round(self.io, self.config, round.after.server)
         stop, evaluate = self.config.stop, self.config.evaluate
+        limits = stop.accuracy, stop.patience, stop.megabytes, stop.seconds
         return (
             round.number < self.config.rounds
             and self._clients_then == self.config.clients
-            and stop.accuracy is None
-            and stop.patience is None
-            and stop.megabytes is None
-            and stop.seconds is None
+            and all(limit is None for limit in limits)
             and not (evaluate.every and evaluate.clients == "all")
         )
 
@@ -175,91 +222,141 @@ class Rounds:
                 f"the run goes to its end without client(s) {as_text(self._lost)}, whose state was "
                 f"lost (since round {min(self._lost.values())})"
             )
-        lines = self.evaluator.last(self.progress, self.carried, self.durable)
+        lines = evaluation.evaluate_run(self.session, self.progress, self.carried)
         self.progress.finished = True
         self.save({"clients": lines})
 
-    # -- a round's exchanges -----------------------------------------------------------------------
-    def open(self, number: int, carried: RunState, ahead: float = 0.0) -> OpenRound:
-        """Selects a round's cohort, once there are clients, and opens its first exchange. ahead:
-        virtual seconds of a round that is not recorded yet.
-        """
-        self.attendance.gather(number)
-        base = self.second(ahead)
-        at = self.attendance.wait(base)
-        if math.isinf(at):
-            self.save()
-            raise CannotGoOn(self.attendance.never(base))
-        cohort, here = self.attendance.cohort(number, at)
-        self.display.round_started(number, self.config.rounds, cohort)
-        self.exchanges.sent.fill = filling(self.experiment, carried.server)
-        first = self.exchanges.open(number, 0, cohort, carried, self.durable, at)
-        round = OpenRound.begun(carried, first)
-        if here is not None:
-            round.record.set(second=at, here=here)
-        if self.clock is not None:
-            round.base, round.virtual = base, at - base
-        return round
-
+    # -- when a round begins -----------------------------------------------------------------------
     def second(self, ahead: float = 0.0) -> float:
-        """The second of the run, on the run's clock."""
+        """The second of the run, on the run's clock. ahead: virtual seconds of a round that is not
+        recorded yet.
+        """
         if self.clock is not None:
             return self.progress.virtual + ahead
         return self.progress.seconds + time.monotonic() - self._recorded
 
+    def begins_at(self, second: float) -> float:
+        """The second from this one on at which as many clients are available as a round needs, by
+        their traces; infinite: never.
+        """
+        if self.faults.replay is not None:
+            return second
+        return self.session.world.when(self.config.round.min_results, second)
+
+    def too_few(self) -> bool:
+        """Whether fewer clients are connected than a round needs, and `round.join` sets no limit:
+        then they are waited for, or the round would be void, and a few void rounds end a run.
+        """
+        section = self.config.round
+        bound = section.join_s(self.session.endpoint.alone)
+        return bound is None and self.session.watch.present() < section.min_results
+
+    def gather(self, round: int) -> None:
+        """Waits while there are too few."""
+        if self.too_few():
+            least = self.config.round.min_results
+            self.session.watch.await_clients(least, None, round=round)
+
+    def open(self, number: int, carried: RunState, ahead: float = 0.0) -> OpenRound:
+        """Selects a round's cohort, once there are clients, and opens its first exchange. ahead:
+        see `second`.
+        """
+        session = self.session
+        self.gather(number)
+        base, began = self.second(ahead), time.monotonic()
+        at = self.begins_at(base)
+        if math.isinf(at):
+            self.save()
+            raise CannotGoOn(
+                f"after second {base:g} of the run there are never {self.config.round.min_results} "
+                f"clients at once (availability.trace)."
+            )
+        if self.config.link.clock == "real":
+            while (left := at - base - (time.monotonic() - began)) > 0:
+                session.watch.check()
+                time.sleep(min(POLL_S, left))
+        here = session.world.here(at)
+        if here is not None and self.faults.replay is not None:
+            cohort = self.faults.replay.selected(number)
+        else:
+            cohort = selection.cohort(self.config, number, here)
+        self.display.round_started(number, self.config.rounds, cohort)
+        session.sent.fill = filling(session.experiment, carried.server)
+        round = OpenRound.begun(open_exchange(session, number, 0, cohort, carried, at))
+        if here is not None:
+            round.record.set(second=at, here=sum(here))
+        if self.clock is not None:
+            round.base, round.virtual = base, at - base
+        return round
+
+    # -- a round's exchanges -----------------------------------------------------------------------
     def exchange(self, round: OpenRound) -> None:
         """All exchanges of a round whose first is open."""
         last, going = len(self.method.exchanges) - 1, True
         while going:
-            aggregation = self.aggregate(round, self.exchanges.replies(round.exchange))
-            add_exchange(round.seconds, round.exchange)
-            round.add_times(self.clock)
-            going = self.finish(round, aggregation) and round.exchange.index < last
+            arriving = replies(self.session, round.exchange)
+            going = self.aggregate(round, arriving) and round.exchange.index < last
             if going:
                 completed, index = sorted(round.exchange.done), round.exchange.index + 1
                 at = self.second() if self.clock is None else round.base + round.virtual
-                round.exchange = self.exchanges.open(
-                    round.number, index, completed, round.after, self.durable, at
+                round.exchange = open_exchange(
+                    self.session, round.number, index, completed, round.after, at
                 )
                 if index == self.method.main_exchange:
                     round.main = round.exchange
 
-    def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, Reply]]) -> Aggregation:
-        """Adds up the replies to the exchange that is open, as they come."""
-        before, server = round.before.server, round.after.server
-        aggregation = Aggregation(self.exchanges, round.exchange, before, server, self._noise)
+    def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, Reply]]) -> bool:
+        """Adds up the replies to the exchange that is open, as they come, and makes the next server
+        state of them. Returns False if there are too few results: the round is void then.
+        """
+        session, exchange, record = self.session, round.exchange, round.record
+        aggregation = Aggregation(session, exchange, round.before.server)
         for client, reply in replies:
             aggregation.add(client, reply)
             reported = reply.message.reported
             if reported:
                 round.reports.setdefault(client, {}).update(reported)
-        return aggregation
-
-    def finish(self, round: OpenRound, aggregation: Aggregation) -> bool:
-        """Makes the next server state of the replies. Returns False if there are too few results:
-        the round is void then.
-        """
-        exchange, host = round.exchange, self.host
-        least, began = self.config.round.min_results, time.monotonic()
+        if self.config.schedule.mode == "sync":
+            add_times(session, round)
+        host, least, began = session.host, self.config.round.min_results, time.monotonic()
         if len(exchange.done) >= least:
             self.faults.at("aggregating", round.number)
         server = aggregation.result(least)
-        self.exchanges.record_bills(exchange.asked.values())
+        record_bills(session, exchange.asked.values())
         if self.method.in_memory:  # who broke its protocol is left out from now on
             for client, why in sorted((aggregation.left_out | host.blamed).items()):
-                if client not in self.exchanges.blamed:
-                    self.exchanges.blamed[client] = round.number, why
-                    self.directory.event("blamed", round.number, client, reason=why)
+                if client not in session.blamed:
+                    session.blamed[client] = round.number, why
+                    session.files.event("blamed", round.number, client, reason=why)
                     host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
-        predict(self.experiment, exchange, round.after.server, round.predicted)
+        predict(session.experiment, exchange, round.predicted)
         round.runs |= aggregation.runs
-        round.add_result(server)
-        if server is not None:
+        done = exchange.done
+        round.dropped |= exchange.dropped
+        if exchange.restarted:
+            record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
+        record.completed_by_phase = [*record.completed_by_phase, sorted(done)]
+        if server is None:
+            # A void round never was: what its broadcast left out is not owed to those whose state
+            # goes back with it.
+            record.set(void=True, completed=[])
+            round.after = round.before
+        else:
+            if exchange is round.main:
+                record.completed = sorted(done)
+            versions, states = dict(round.after.versions), dict(round.after.states)
+            memory: dict[str, torch.Tensor] = {}  # goes with the state that the client came to
+            for client, reply in done.items():
+                if reply.message.kept:
+                    versions[client] = reply.message.key.version
+                    states[client] = reply.message.state
+                    memory |= exchange.asked[client].memory
+            round.after = RunState(server, versions, states, {**exchange.residuals, **memory})
             for client, images in aggregation.condensed.items():
-                exports.keep_condensed(self.directory.path, client, images)
+                exports.keep_condensed(session.directory, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
         if exchange.index == self.method.main_exchange:
-            round.evaluated = self.exchanges.evaluations(exchange)
+            round.evaluated = evaluations(session, exchange)
         round.reported, round.warnings = dict(host.reported), list(host.warnings)
         return server is not None
 
@@ -269,43 +366,16 @@ class Rounds:
         no further round is tried, and ClientsJoin where clients join before the next one.
         """
         self._concluding, began = True, time.monotonic()
-        progress, after = self.progress, round.after
-        self.carried = after
+        session, config, progress, after = self.session, self.config, self.progress, round.after
+        record, self.carried = round.record, after
         progress.versions, progress.states = dict(after.versions), dict(after.states)
-        progress.void = progress.void + 1 if round.record.void else 0
-        model = self.evaluator.evaluate(round, self.durable)
+        progress.void = progress.void + 1 if record.void else 0
+        model = evaluation.evaluate(session, round)
         self.faults.at("evaluating", round.number)
         evaluated_at = time.monotonic()
         round.seconds["evaluating"] += evaluated_at - began
-        self.record(round, model, evaluated_at)
-        self.evaluator.stopped(round, progress)
-        each = self.config.record.clients == "each"
-        clients = client_lines(round, self.config) if each else []
-        lines = {"rounds": [round.record.line()], "clients": clients}
-        join = self._clients_then > self.config.clients
-        due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
-        if due or join or self.watch.requested:
-            self.save(lines)
-        else:
-            self._append(lines)
-        self.directory.event("round", round.number, completed=len(round.record.completed))
-        self._concluding = False
-        self.faults.at("between", round.number)
-        self.io.book_round(round.number)
-        self._show(round)
-        collect_in_time()
-        if reason := round.abort_reason(self.config, progress.void):
-            self.io.cancel("the run ends")
-            self.save()
-            raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
-        if join and self.more(round.number):
-            raise ClientsJoin(self.config.clients, self._clients_then)
-        progress.stopped = reached(self.config, progress) or ""
 
-    def record(self, round: OpenRound, model: Tensors | None, evaluated_at: float) -> None:
-        """Completes the round's record. model: as it was evaluated, at `evaluated_at`."""
-        progress, record = self.progress, round.record
-        hashes = self.evaluator.hashes(round.after, model)
+        hashes = evaluation.hashes(session, after, model)
         tally = self.take_tally(round.number, progress.tasks())
         for direction, kinds in round.predicted.items():
             add_kinds(progress.predicted.setdefault(direction, {}), kinds)
@@ -325,16 +395,40 @@ class Rounds:
             seconds_virtual=round.virtual if self.clock else None,
             seconds_by_phase=fitted(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
-            resources=self.resources.since(self.io.client_processes()),
+            resources=session.resources.since(self.io.client_processes()),
             bytes_up=tally.spent["up"],
             bytes_down=tally.spent["down"],
             useful=tally.useful,
-            predicted=round.predicted if self.experiment.predictable else None,
+            predicted=round.predicted if session.experiment.predictable else None,
             **hashes,
             algorithm=round.reported | ({"warnings": round.warnings} if round.warnings else {}),
         )
         progress.round, progress.new = round.number, 0
-        self.evaluator.best(progress, record, model)
+        evaluation.note_best(session, progress, record, model)
+        if reached(config, progress) is not None:
+            evaluation.evaluate_last(session, round, progress)
+        lines = {"rounds": [record.line()], "clients": list[JsonDict]()}
+        if config.record.clients == "each":
+            lines["clients"] = evaluation.client_lines(session, round)
+        join = self._clients_then > config.clients
+        due = round.number % config.checkpoint.every == 0 or round.number == config.rounds
+        if due or join or session.watch.requested:
+            self.save(lines)
+        else:
+            self._append(lines)
+        session.files.event("round", round.number, completed=len(record.completed))
+        self._concluding = False
+        self.faults.at("between", round.number)
+        self.io.book_round(round.number)
+        self._show(round)
+        collect_in_time()
+        if reason := abort_reason(config, round, progress.void):
+            self.io.cancel("the run ends")
+            self.save()
+            raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
+        if join and self.more(round.number):
+            raise ClientsJoin(config.clients, self._clients_then)
+        progress.stopped = reached(config, progress) or ""
 
     def take_tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
@@ -347,10 +441,8 @@ class Rounds:
         return tally
 
     def _show(self, round: OpenRound) -> None:
-        """Shows the record, and in sentences whose state was lost, the first of the clients that
-        failed and how many more there are, and who began again.
-        """
-        name = f"round {round.number}"
+        """Shows the record, and in sentences who lost its state, failed, or began again."""
+        name, how = f"round {round.number}", self.session.how
         self.display.round_done(round.record)
         for client, reason in sorted(round.dropped.items()):
             if reason.startswith(STATE_LOST):
@@ -360,7 +452,7 @@ class Rounds:
                 self._lost.setdefault(client, round.number)
         for client in round.record.completed:
             self._lost.pop(client, None)
-        failures = round.failures()
+        failures = round.failures
         for text in failures[:SHOWN]:
             self.display.note(f"{name}: {text}")
         if len(failures) > SHOWN:
@@ -368,30 +460,149 @@ class Rounds:
         if again := round.record.restarted:
             text = f"client(s) {as_text(again)} had lost their state and began again"
             self.display.note(f"{name}: {text}")
-        for callback in self.callbacks:
-            callback(round.record)
+        self.session.tracker.round(round.record)
+        if how.callback is not None:
+            how.callback(round.record)
 
     # -- saving ------------------------------------------------------------------------------------
     def save(self, lines: dict[str, list[JsonDict]] | None = None) -> None:
         """Checkpoint first, with the records in it; then the records to their files, and what is
         spooled may go.
         """
-        self.progress.lengths = self.directory.flush(self.config.checkpoint.fsync)
-        self.progress.records = lines or {}
-        self.checkpoints.save(
+        session, progress = self.session, self.progress
+        progress.lengths = session.files.flush(self.config.checkpoint.fsync)
+        progress.records = lines or {}
+        session.checkpoints.save(
             self.carried.server,
-            self.progress,
+            progress,
             self.carried.residuals,
             self.sent_down,
-            lambda point: self.faults.at(point, self.progress.round),
+            lambda point: self.faults.at(point, progress.round),
         )
-        self.durable = dict(self.progress.versions)
+        session.durable = dict(progress.versions)
         self._append(lines or {})
 
     def _append(self, lines: dict[str, list[JsonDict]]) -> None:
-        self.directory.append(lines)
-        self.directory.flush()
+        self.session.files.append(lines)
+        self.session.files.flush()
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
         with self.io:
             self.io.inbox.clear(self.progress.round, under_way)
+
+
+def predict(experiment: Experiment, open: Exchange, sums: Kinds) -> None:
+    """Adds what an exchange's messages amount to by the declarations, of who completed it."""
+    if not experiment.predictable:
+        return
+    method, clients = experiment.algorithm, sorted(open.done)
+    exchange = method.exchanges[open.index]
+    if experiment.base is not None and open.index == 0:
+        first = sum(1 for c in clients if not open.asked[c].job.start)
+        if first:
+            raw = sum(field.raw for field in experiment.base.form)
+            add_kinds(sums["down"], {BASE: first * raw})
+    # Where no payload depends on its client, all are alike, and the first stands for them.
+    alike = not experiment.sized_by_client
+    for client in clients[:1] if alike else clients:
+        whose, exact = clients if alike else [client], None
+        if isinstance(method, Secure):
+            exact = method.exact(open.before.server, open.round, client)
+        enrolled = sum([open.asked[c].enrolled for c in whose])
+        for way, kind, times, sizes in (
+            ("down", exchange.down, len(whose), exact),
+            ("up", exchange.up, len(whose), exact),
+            ("down", method.Enrolment, enrolled, None),
+        ):
+            if kind is not None and times:
+                each = experiment.predicted(kind, way, client, sizes, open.round)
+                add_kinds(sums[way], {name: times * n for name, n in each.items()})
+
+
+def add_times(session: Session, round: OpenRound) -> None:
+    """Adds what the open exchange took until now, `encoding` of it before its tasks went out. Of
+    the rest the client whose reply came last says how much was its own training, evaluating and
+    encoding; sending, down and up, is what else passed between hand-out and arrival; all before the
+    hand-out, and what its site did besides, is waiting. Then its time on the virtual clock, and
+    that of the clients' devices.
+    """
+    exchange, seconds = round.exchange, round.seconds
+    took = time.monotonic() - exchange.opened
+    seconds["encoding"] += exchange.encoding
+    left = max(0.0, took - exchange.encoding)
+    timed = [r for r in exchange.done.values() if r.message.split]
+    last = max(timed, key=operator.attrgetter("arrived"), default=None)
+    if last is not None:
+        shares = dict(zip(SPLIT, last.message.split))
+        shares["sending"] = last.record.taken_s - last.message.seconds
+        left -= taken(seconds, shares, left)
+    seconds["waiting"] += left
+
+    step_s, clock = session.world.step_s, session.clock
+    if step_s is not None:
+        trained = [step_s[c] * exchange.asked[c].job.cost for c in exchange.done]
+        if trained:
+            round.record.training_s = (round.record.training_s or 0.0) + sum(trained)
+    if clock is not None:
+        times, leaves = exchange.virtual_times, {c: a.leaves_s for c, a in exchange.asked.items()}
+        splits = {c: a.times for c, a in exchange.asked.items() if a.times}
+        span = clock.span(times, bool(set(exchange.dropped) - set(times)), leaves)
+        round.virtual += span
+        for name, part in clock.split(splits, times, span, leaves).items():
+            round.virtual_split[name] = round.virtual_split.get(name, 0.0) + part
+
+
+def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
+    """Adds shares of a time, none below 0 and no more than `limit` together; a client says what it
+    likes. Returns their sum.
+    """
+    total = 0.0
+    for name, share in shares.items():
+        part = min(max(share, 0.0), limit - total) if math.isfinite(share) else 0.0
+        into[name] += part
+        total += part
+    return total
+
+
+def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
+    """The split of a round that began `early` seconds before it counts: what its clients had the
+    time for then is left out, first of waiting.
+    """
+    out = dict(seconds)
+    for name in ("waiting", "sending", "training", "encoding", "evaluating"):
+        cut = min(early, out[name])
+        out[name] -= cut
+        early -= cut
+    out["waiting"] = max(0.0, out["waiting"] + elapsed - sum(out.values()))
+    return out
+
+
+def abort_reason(config: Config, round: OpenRound, void: int) -> str:
+    """Why another try could not help, after so many void rounds in a row; "" where it could."""
+    whose, selected = round.failures, len(round.record.selected)
+    everybody = round.record.void and len(whose) == selected > 0
+    # One client that fails whenever it is asked alone must not end a federation of many.
+    if everybody and (selected > 1 or config.clients == 1):
+        return f"no client could do its task in round {round.number}: {whose[0]}"
+    if void < config.round.void_rounds:
+        return ""
+    few = f"{void} rounds in a row had fewer than {config.round.min_results} results"
+    return few + "".join(f" ({first})" for first in whose[:1])
+
+
+def reached(config: Config, progress: RunProgress) -> str | None:
+    """Why the run need not go on; None where it must."""
+    stop = config.stop
+    spent = sum(progress.totals.get(way, 0) for way in ("up", "down"))
+    if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
+        return f"{progress.best_of} accuracy {progress.best:.4f} reached".lstrip()
+    if stop.patience is not None and progress.best is not None:
+        since = progress.round - progress.best_round
+        if since >= stop.patience:
+            return f"no better {stop.metric} than in round {progress.best_round}"
+    if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
+        return f"{spent / 1e6:.4g} MB spent"
+    seconds = progress.virtual if config.link.clock == "virtual" else progress.seconds
+    if stop.seconds is not None and seconds >= stop.seconds:
+        return f"{seconds:.4g} s spent"
+    return None

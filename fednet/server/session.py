@@ -1,5 +1,5 @@
-"""What one server process has open, and its parts share. The parts themselves, `Exchanges`,
-`Evaluator` and `Rounds`, are built on it in process.py.
+"""What one server process has open. The steps of a run work on it: see exchange.py, evaluation.py
+and rounds.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from fednet import config as configuration
 from fednet import loading
+from fednet import world as worlds
 from fednet.algorithms.state import State
 from fednet.config import Config
 from fednet.data.site import class_names
@@ -35,7 +36,7 @@ from fednet.files import read_lines, write_aside
 from fednet.models.start import pinned
 from fednet.plain import JsonMapping
 from fednet.protocol.server import ServerProtocol
-from fednet.records import Round, reading
+from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server.books import WriteAheadLog, recover
 from fednet.server.checkpoint import Checkpoints
@@ -47,6 +48,7 @@ from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting, Watch
 from fednet.training.hosts import ServerHost
+from fednet.training.setting import Pair
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
@@ -56,13 +58,23 @@ from fednet.wire.messages import WHOLE
 
 class Session:
     """One server process's directory, connections, protocol, books, clock and host, each built
-    after those that it needs; `close` ends what is open. files: the run's directory.
+    after those that it needs; `close` ends what is open.
+
+    files: the run's directory. added: clients that join the run with this resume. resumed: what the
+    checkpoint held. sent: the weights that each client was sent with its last task. blamed: who
+    broke a protocol of secure aggregation: by client, in which round, and how. durable: versions of
+    the clients' states in the last checkpoint. noise: what the server adds to a sum of clipped
+    updates. test, validation: the server's inputs and labels, where it has them and evaluates.
+    measured_over: whose inputs BatchNorm's statistics are measured over, `public` or `test`; None
+    where there is no need to, or where the sites have all samples. own_model: what a client's own
+    model is: `personal`, or `local` where the method keeps none.
     """
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self.logs = log_to(directory / "log" / "server.log")
         self.experiment = exp = build.build(config, how.data)
+        self.method = exp.algorithm
         privacy.check(exp)
         device = placement.place(how.device)[0]
         on_gpu = device.startswith("cuda")
@@ -91,22 +103,36 @@ class Session:
             self.events,
             endpoint.pump,
             self.faults.at,
-            self._write_down,
+            functools.partial(self.flight.note, self.link.ledger),
         )
-        self.watch = Watch(self.files, self.io, how.display, config.rounds, how.until)
+        self.watch = Watch(directory, self.io, how, config.rounds)
         self.tracker = Trackers(config, directory, how.display.note)
-        self.callbacks: list[Callable[[Round], None]] = [self.tracker.round]
-        if how.callback is not None:
-            self.callbacks.append(how.callback)
+        federation = exp.federation
+        public = None if federation is None else federation.public_data()
         self.host = ServerHost(
-            exp.setting,
-            lambda: exp.scratch(device),
-            config.training_clients,
-            exp.federation.public_data() if exp.federation is not None else None,
-            device,
+            exp.setting, lambda: exp.scratch(device), config.training_clients, public, device
         )
         self.clock = VirtualClock(config) if config.link.clock == "virtual" else None
+        self.world = worlds.of(config) if self.clock is None else self.clock.world
         self.resources = Resources(gpus=on_gpu)
+        self.blamed: dict[int, tuple[int, str]] = {}
+        self.durable: dict[int, str] = {}
+        key, drawn = self.checkpoints.folder / "noise.key", self.checkpoints.exists
+        self.noise = privacy.noise_of(config, "server", key, drawn)
+        self.own_model = "personal" if self.method.personalised else "local"
+        self.test: Pair | None = None
+        self.validation: Pair | None = None
+        if federation is not None and config.evaluate.every:
+            data, held = federation.data, federation.validation_data()
+            if data.n_test:
+                self.test = data.inputs(data.test[0], device), data.test[1].to(device)
+            if held is not None:
+                self.validation = held.inputs(held.train[0], device), held.train[1].to(device)
+        self.measured_over: str | None = None
+        if exp.uncalibrated and public is not None:
+            self.measured_over = "public"
+        elif exp.uncalibrated and self.test is not None:
+            self.measured_over = "test"
 
     def _open_directory(self) -> None:
         """Opens the run's directory, and loads its checkpoint if there is one. What earlier servers
@@ -117,7 +143,7 @@ class Session:
         clear_run(directory)
         own = functools.partial(lock.check, directory)
         self.checkpoints = Checkpoints(directory / "checkpoint", config.checkpoint.fsync, own)
-        self.added = range(0)  # clients that join the run with this resume
+        self.added = range(0)
         self.resumed: tuple[State, RunProgress, dict[str, torch.Tensor]] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
@@ -189,7 +215,7 @@ class Session:
         curve = self.config.security.curve
         ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
         flight = self.directory / "checkpoint" / "flight.jsonl"
-        self.flight = WriteAheadLog(flight, self.config.checkpoint.fsync)
+        self.flight = WriteAheadLog(flight, self.config.checkpoint.fsync, self.files.wire)
         rows, progress = read_lines(self.files.wire.path), self.resumed[1] if self.resumed else None
         self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.on_record(), progress)
         self.files.wire.flush()
@@ -202,11 +228,6 @@ class Session:
             connection_bytes(curve, "server"),
             self.endpoint.part,
         )
-
-    def _write_down(self) -> None:
-        """Hands all rows to the operating system."""
-        self.files.wire.flush()
-        self.flight.note(self.link.ledger)
 
     def samples(self, client: int) -> int | None:
         """How many samples a client trains on; None while that is unknown."""

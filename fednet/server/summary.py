@@ -19,32 +19,31 @@ from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary, reading
 from fednet.report import metrics, open_run
-from fednet.server.evaluation import model_hashes
+from fednet.server.evaluation import model_hashes, newest
 from fednet.server.exports import keep_adapters, keep_class_means, keep_personal, save_model
 from fednet.server.rounds import Rounds
 
 
 def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Summary:
     """Writes the models; returns the server's part of the summary."""
-    experiment, directory = rounds.experiment, rounds.directory.path
-    config, progress = rounds.config, rounds.progress
-    server, evaluator = rounds.carried.server, rounds.evaluator
-    model = evaluator.newest(server)
+    session, config, progress = rounds.session, rounds.config, rounds.progress
+    experiment, directory, server = session.experiment, session.directory, rounds.carried.server
+    model = newest(session, server)
     check = None
     if model is not None:
         about = {}
         if not rounds.method.has_global:  # clients share only a part of the model
             about["trained"] = " ".join(model.layout.names)
-        if evaluator.calibrated_by:
-            about["batch_norm"] = f"measured over the {evaluator.calibrated_by} inputs"
+        if session.measured_over:
+            about["batch_norm"] = f"measured over the {session.measured_over} inputs"
         named = experiment.state_dict(model)
         check = save_model(directory / "model.safetensors", named, about)
         keep_adapters(directory, experiment, model)
     keep_class_means(directory, experiment)
     gone = keep_personal(directory, progress.run, progress.versions, experiment, model, server)
     for client, reason in gone.items():
-        rounds.directory.event("no_personal", progress.round, client, reason=reason)
-    rounds.directory.flush()
+        session.files.event("no_personal", progress.round, client, reason=reason)
+    session.files.flush()
     rounds.take_tally(progress.round)  # the last evaluation
     lines = open_run(directory).rounds
     last = next(reversed(lines), Round())
@@ -66,7 +65,7 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         useful=progress.useful,
         predicted=progress.predicted if experiment.predictable else None,
         predicted_is="exact" if all(chain.fixed for chain in chains) else "a bound",
-        own_model=evaluator.own_model,
+        own_model=session.own_model,
         metrics=next((r.metrics for r in reversed(lines) if r.metrics), None),
         client_metrics=progress.client_metrics or None,
         confusion=progress.confusion or None,
@@ -75,9 +74,9 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         model_check=check,
         base_sha256=experiment.sha256 or None,
         clients_sha256=last.clients_sha256,
-        refused=rounds.io.protocol.refused,
+        refused=session.io.protocol.refused,
         privacy=spent,
-        provenance=provenance(experiment, command, switches, str(rounds.host.device)),
+        provenance=provenance(experiment, command, switches, str(session.host.device)),
     )
 
 

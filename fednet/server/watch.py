@@ -6,7 +6,6 @@ it is started with.
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from fednet.config import Config
 from fednet.errors import CannotGoOn, Stopped, StopRequested, raise_stop, signal_name, stop_signals
-from fednet.experiment import selection
-from fednet.experiment.faults import Replay
-from fednet.experiment.rundir import RunDirectory, write_status
+from fednet.experiment.rundir import write_status
 from fednet.ids import ranges
 from fednet.plain import JsonMapping
 from fednet.records.rows import Round, Row
 from fednet.server.io import ServerIO
-from fednet.world import World
 
 
 class Watcher(Protocol):
@@ -68,13 +63,8 @@ class Hosting:
     on_event: Callable[[str, JsonMapping], None] | None = None
 
 
-Handler = Callable[[int, FrameType | None], None]
-Before = Handler | int | signal.Handlers | None  # what a signal did
-
-
-def remember_stop(watch: Watch, number: int, _: FrameType | None) -> None:
-    """A signal handler for when there is something to save: `Watch.check` looks for the request."""
-    watch.requested = signal_name(number), number == signal.SIGINT
+Handler = Callable[[int, FrameType | None], object]
+Before = Callable[[int, FrameType | None], object] | int | None  # what a signal did
 
 
 def handle_stop_signals(handler: Handler) -> dict[int, Before]:
@@ -97,28 +87,6 @@ def stop_signals_handled(handler: Handler) -> Iterator[None]:
             signal.signal(number, was)
 
 
-# One press of Ctrl-C may come twice: from the terminal, and passed on by the parent process.
-TOGETHER_S = 0.3
-
-
-def third_press_kills(handler: Handler) -> Handler:
-    """The handler, but the third Ctrl-C interrupts whatever runs: a user's own part may never
-    return.
-    """
-    presses = list[float]()
-
-    def on(number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == signal.SIGINT and (not presses or now - presses[-1] > TOGETHER_S):
-            presses.append(now)
-        if len(presses) >= 3:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            raise KeyboardInterrupt
-        handler(number, frame)
-
-    return on
-
-
 @contextlib.contextmanager
 def stop_raises() -> Iterator[None]:
     """Inside, a request to stop ends the work at once, and is raised as Stopped. For what happens
@@ -136,33 +104,41 @@ def stopped_by(asked: StopRequested) -> Stopped:
     return Stopped(f"{asked}; continue with --resume.", asked.exit_status == 130)
 
 
-LOOK_S = 0.2  # how often a waiting server looks for a request to stop
+# One press of Ctrl-C may come twice: from the terminal, and passed on by the parent process.
+TOGETHER_S = 0.3
 
 
 class Watch:
-    """requested: the signal that asked for a stop, and whether it was Ctrl-C. until: on the
-    monotonic clock, when to stop.
-    """
+    """requested: the signal that asked for a stop, and whether it was Ctrl-C."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        io: ServerIO,
-        display: Watcher,
-        rounds: int,
-        until: float | None = None,
-    ) -> None:
-        self._directory, self._io, self.display, self._rounds = directory, io, display, rounds
+    def __init__(self, directory: Path, io: ServerIO, how: Hosting, rounds: int) -> None:
+        self._directory, self._io, self._how, self._rounds = directory, io, how, rounds
         self.requested: tuple[str, bool] | None = None
-        self.until = until
         self._status_at, self._began = 0.0, time.monotonic()
         self._awaiting = 0  # the round before which clients are awaited
+        self._presses: list[float] = []  # of Ctrl-C
 
-    def check(self) -> None:
-        """Raises Stopped if a stop was requested; writes status.json every second."""
-        self.check_request()
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler for when there is something to save: `check` looks for the request. The
+        third Ctrl-C interrupts whatever runs: a user's own part may never return.
+        """
+        now, presses = time.monotonic(), self._presses
+        if number == signal.SIGINT and (not presses or now - presses[-1] > TOGETHER_S):
+            presses.append(now)
+        if len(presses) >= 3:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        self.requested = signal_name(number), number == signal.SIGINT
+
+    def check(self, show: bool = True) -> None:
+        """Raises Stopped if a stop was requested; with `show`, writes status.json every second."""
         now = time.monotonic()
-        if now - self._status_at >= 1.0:
+        if self._how.until is not None and now >= self._how.until:
+            self.requested = ("the time of --until is over", False)
+        if self.requested is not None:
+            why, by_keyboard = self.requested
+            raise Stopped(f"stopped: {why}; continue with --resume.", by_keyboard=by_keyboard)
+        if show and now - self._status_at >= 1.0:
             self._status_at = now
             protocol, who = self._io.protocol, {}
             if self._awaiting:
@@ -174,16 +150,8 @@ class Watch:
                 who = {"here": sorted(here), "coming": sorted(joined - here), "missing": missing}
             self.status("running", **{what: ranges(ids) for what, ids in who.items()})
             round = protocol.round
-            self.display.progress({**self._io.snapshot, "round": round, "rounds": self._rounds})
-
-    def check_request(self) -> None:
-        """Raises Stopped if a stop was requested."""
-        if self.until is not None and time.monotonic() >= self.until:
-            self.requested = ("the time of --until is over", False)
-        if self.requested is not None:
-            raise Stopped(
-                f"stopped: {self.requested[0]}; continue with --resume.",
-                by_keyboard=self.requested[1],
+            self._how.display.progress(
+                {**self._io.snapshot, "round": round, "rounds": self._rounds}
             )
 
     def status(self, state: str, **who: object) -> None:
@@ -191,7 +159,7 @@ class Watch:
         protocol, snapshot = self._io.protocol, self._io.snapshot
         over = state == "done"
         write_status(
-            self._directory.path,
+            self._directory,
             state=state,
             round=self._awaiting - 1 if self._awaiting else protocol.round,
             rounds=self._rounds,
@@ -227,67 +195,10 @@ class Watch:
             if not noted and time.monotonic() - self._began > 2.0:
                 all = self._io.protocol.clients if among is None else len(among)
                 there = f"{self.present(among)} of {all} are here"
-                self.display.note(f"waiting for clients: {there}, {wanted} are needed")
+                self._how.display.note(f"waiting for clients: {there}, {wanted} are needed")
                 noted = True
             self._io.rest(0.05, lambda: self.present(among) >= wanted)
             self.check()
         self._awaiting = 0
         if among is None and until is not None and not self.present():
             raise CannotGoOn(f"no client joined within {join_s:g} s (round.join).")
-
-
-class Attendance:
-    """Which clients are there when a round begins, by availability traces and by connections. at: a
-    second of the run. alone: the clients are started by others.
-    """
-
-    def __init__(self, config: Config, world: World, watch: Watch, replay: Replay | None) -> None:
-        self._config, self._world, self._watch, self._replay = config, world, watch, replay
-        self._sleeps, self.alone = config.link.clock == "real", False
-
-    def ready(self, at: float) -> bool:
-        """Whether as many clients are there as a round needs."""
-        return self._when(at) <= at and not self.short()
-
-    def gather(self, round: int) -> None:
-        """Where `round.join` sets no limit, waits until as many clients are there as a round needs:
-        with fewer it would be void, and a few void rounds end a run.
-        """
-        if self.short():
-            least = self._config.round.min_results
-            self._watch.await_clients(least, None, round=round)
-
-    def short(self) -> bool:
-        """Whether `gather` would wait."""
-        bound = self._config.round.join_s(self.alone)
-        return bound is None and self._watch.present() < self._config.round.min_results
-
-    def wait(self, at: float) -> float:
-        """The second of the run at which as many clients are there as a round needs; infinite:
-        never. On the real clock this waits until then.
-        """
-        when, began = self._when(at), time.monotonic()
-        while self._sleeps and math.isfinite(when) and time.monotonic() - began < when - at:
-            self._watch.check()
-            time.sleep(min(LOOK_S, max(0.0, when - at - (time.monotonic() - began))))
-        return when
-
-    def never(self, at: float) -> str:
-        """The error where no further round can begin."""
-        return (
-            f"after second {at:g} of the run there are never {self._config.round.min_results} "
-            f"clients at once (availability.trace)."
-        )
-
-    def cohort(self, round: int, at: float) -> tuple[list[int], int | None]:
-        """The clients that the round asks; how many are there, where that depends on the time."""
-        here = self._world.here(at)
-        count = None if here is None else sum(here)
-        if here is not None and self._replay is not None:
-            return self._replay.selected(round), count
-        return selection.cohort(self._config, round, here), count
-
-    def _when(self, at: float) -> float:
-        if self._replay is not None:
-            return at
-        return self._world.when(self._config.round.min_results, at)

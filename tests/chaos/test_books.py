@@ -12,7 +12,7 @@ import pytest
 from fednet.errors import Stopped
 from fednet.report import costs
 from fednet.report.read import open_run
-from fednet.server.exchange import Exchanges
+from fednet.server import exchange as exchanges
 from tests.processes import Federation, crashes, finished, lines, planned
 from tests.rooms import run, summary
 
@@ -68,14 +68,14 @@ def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
     tmp_path, monkeypatch, late
 ):
     changes = {"link": VIRTUAL, "rounds": 3, "round": {"deadline": 0.8 if late else None}}
-    decide, stops = Exchanges._decide, iter([False, True])
+    decide, stops = exchanges.decide, iter([False, True])
 
-    def stopped(self, exchange, clock):
+    def stopped(*arguments):
         if next(stops, False):
             raise Stopped("stopped: SIGTERM; continue with --resume.")
-        decide(self, exchange, clock)
+        decide(*arguments)
 
-    monkeypatch.setattr(Exchanges, "_decide", stopped)
+    monkeypatch.setattr(exchanges, "decide", stopped)
     with pytest.raises(Stopped):
         run(tmp_path, **changes)
     directory = run(tmp_path, resume=True, **changes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
 
 import pytest
 
+from fednet.algorithms.fedga import FedGA
 from fednet.errors import StateError, Stopped
 from tests.processes import Federation, crashes
 from tests.rooms import lines, run
@@ -72,6 +74,41 @@ def test_a_restored_server_names_the_clients_whose_states_are_gone_or_starts_the
     assert again == set(events) != set()
     assert len(events) == len(again)  # each once: then it has a state again
     assert not any(r["dropped"] for r in rounds) or changes is ASYNC
+
+
+@pytest.mark.parametrize(("method", "lost_at"), [("fedper", "evaluation"), ("fedga", "exchange")])
+def test_a_state_lost_before_an_evaluation_is_begun_again_and_one_within_a_round_is_not(
+    tmp_path, monkeypatch, method, lost_at
+):
+    """The second exchange of a round needs what the client kept of the first."""
+
+    def lose() -> None:
+        shutil.rmtree(next((tmp_path / "r" / "state").glob("*/client-0")))
+
+    def ask(self, server, phase, client_id):
+        if phase == 1 and client_id == 0:
+            lose()
+        return broadcast(self, server, phase, client_id)
+
+    broadcast = FedGA.broadcast
+    monkeypatch.setattr(FedGA, "broadcast", ask)
+    expected = contextlib.nullcontext()
+    if lost_at == "exchange":
+        expected = pytest.raises(StateError, match="have lost it: clients 0")
+    with expected:
+        run(
+            tmp_path,
+            callback=lambda record: lose() if record.round == 2 else None,
+            algorithm={"name": method},
+            evaluate={"clients": "all"},
+            round={"state_lost": "restart"},
+        )
+    events = lines(tmp_path / "r" / "events.jsonl")
+    again = [(e["round"], e["client"]) for e in events if e["type"] == "restarted"]
+    finals = [r for r in lines(tmp_path / "r" / "clients.jsonl") if r.get("final")]
+    evaluated = lost_at == "evaluation"
+    assert again == ([(2, 0)] if evaluated else [])
+    assert [r["client"] for r in finals] == ([0, 1, 2] if evaluated else [])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.experiment import links
-from fednet.server.round import TIMES, fitted, taken
+from fednet.server.rounds import TIMES, fitted, taken
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.frames import encode

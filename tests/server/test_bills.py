@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fednet.files import Lines, plain_line, read_rows
 from fednet.records.manifest import RunProgress, UnderWay
 from fednet.server import books
 from fednet.server.books import WriteAheadLog, recover
-from fednet.wire.ledger import Ledger, Row
+from fednet.wire.ledger import Account, Ledger, Row
 from fednet.wire.messages import Key
 
 KEY = Key(2, 0, 0, 7)
@@ -37,6 +39,10 @@ def row(direction: str, type: str, incarnation: int, nbytes: int, **more: object
 
 def under_way(incarnation: int, number: int, direction: str, type: str, nbytes: int) -> Row:
     return row(direction, type, incarnation, nbytes, useful=False, number=number)
+
+
+def flight_in(folder: Path) -> WriteAheadLog:
+    return WriteAheadLog(folder / "flight.jsonl", False, Lines(folder / "wire.jsonl", plain_line))
 
 
 TASK, REPLY = ("down", "task"), ("up", "reply")
@@ -85,7 +91,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
 ) -> None:
     booked, open_rows, own, written, useful = case
     rows: list[Row] = []
-    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+    flight = flight_in(tmp_path)
     for r in open_rows:
         flight.path.write_text(flight.path.read_text() + line(r))
     ledger = Ledger(rows.append, 4, numbered=True)
@@ -117,7 +123,7 @@ def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it
 
     monkeypatch.setattr(books, "write_aside", counted)
     monkeypatch.setattr(books, "LONG", 1000)
-    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+    flight = flight_in(tmp_path)
     ledger = Ledger([].append, 1, numbered=True)
     sizes = []
     for client in range(200):
@@ -159,7 +165,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
 
     rows: list[Row] = []
     ledger = Ledger(rows.append, 1, numbered=True)
-    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+    flight = flight_in(tmp_path)
     for client in range(3):
         sent(client)
     flight.note(ledger)
@@ -171,7 +177,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
     monkeypatch.undo()
     with flight.path.open("a") as file:
         file.write(line(under_way(1, 9, *TASK, 100))[:-20])
-    again = WriteAheadLog(flight.path, False)
+    again = flight_in(tmp_path)
     later = Ledger(rows.append, 2, numbered=True)
     bills = recover(again, later, list(rows), set(), None)
     found = {key.client: [(a.kinds, a.count) for a in bill] for key, bill in bills.items()}
@@ -185,12 +191,11 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
     again.keep(later)
     sent(3)
     again.note(ledger)
-    assert {a.client for a in again.accounts().values()} == {1, 2, 3}
+    open_accounts = read_rows(again.path, msgspec.json.Decoder(Account).decode)
+    assert {account.client for account in open_accounts} == {1, 2, 3}
 
 
 def line(value: Row) -> str:
-    from fednet.files import plain_line
-
     return plain_line(value).decode()
 
 
@@ -198,7 +203,7 @@ def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_
     tmp_path: Path,
 ) -> None:
     rows: list[Row] = []
-    flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+    flight = flight_in(tmp_path)
     lines = [under_way(1, 1, *TASK, 100), under_way(1, 2, *REPLY, 30)]
     flight.path.write_text("".join(map(line, lines)))
     ledger = Ledger(rows.append, 2, numbered=True)
@@ -214,7 +219,7 @@ def test_useful_rows_of_a_task_that_waits_for_its_reply_are_useful_again(tmp_pat
     waits = UnderWay(round=2, at=0.0, start="", sent="")
     bills = []
     for under_way in ({7: waits}, {}):
-        flight = WriteAheadLog(tmp_path / "flight.jsonl", False)
+        flight = flight_in(tmp_path)
         progress = RunProgress(run="r", round=2, under_way=under_way)
         ledger = Ledger([].append, 2, numbered=True)
         bills.append(recover(flight, ledger, [row(*TASK, 1, 100)], set(), progress))

@@ -14,7 +14,7 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.experiment.build import build
 from fednet.experiment.evaluations import DetailedEvaluationReply
 from fednet.report import figures
-from fednet.server.evaluation import summed
+from fednet.server.evaluation import pooled
 from fednet.tools import killed
 from fednet.training.evaluation import Counts
 from fednet.training.tasks.classification import Classification
@@ -188,12 +188,14 @@ def test_counts_that_a_client_cannot_have_are_refused(more, why):
 
 def test_a_client_with_a_lower_weight_counts_for_fewer_samples():
     def counts(right, n):
-        return Counts(np.zeros((2, 1)), 2.0 * n, n, lambda: {"n": n, "c": np.array([right])})
+        more = {"n": n, "c": np.array([right])}
+        return {"own": Counts(np.array([[right], [n]]), 2.0 * n, n, lambda: more)}
 
     clients = {0: counts(3, 4), 1: counts(50, 100)}
-    assert summed(clients, {0: 4, 1: 100}).more() == {"n": 104, "c": np.array([53])}
-    lower = summed(clients, {0: 4, 1: 10})
-    assert (lower.more(), lower.loss) == ({"n": 14, "c": np.array([8])}, 28.0)
+    accuracy, whole = pooled(clients, None)["own"]
+    assert (accuracy, whole.more()) == (53 / 104, {"n": 104, "c": np.array([53])})
+    accuracy, lower = pooled(clients, 0.5)["own"]
+    assert (accuracy, lower.more(), lower.loss) == (5 / 8, {"n": 8, "c": np.array([5])}, 16.0)
 
 
 def accuracy_and_f1(counts):

@@ -207,11 +207,11 @@ class Killed(BaseException):
 def killed_before_its_end(out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """A run that has all replies of its first round on the disk, and makes nothing of them."""
 
-    def dies(self: Rounds, round: Any, aggregation: Any) -> None:
+    def dies(self: Aggregation, least: int) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rounds, "finish", dies)
+        patch.setattr(Aggregation, "result", dies)
         with pytest.raises(Killed):
             run(out, **changes)
 

@@ -158,9 +158,10 @@ def test_a_task_that_is_resumed_has_the_time_that_is_left_of_its_client(
     run(tmp_path, rounds=2, **real)
     begin, hand_out, left = Rounds.begin, ServerIO.begin, []
 
-    def later(self: Rounds, resumed: Any, added: Any) -> None:
-        resumed[1].at += 4000
-        begin(self, resumed, added)
+    def later(self: Rounds) -> None:
+        assert self.session.resumed is not None
+        self.session.resumed[1].at += 4000
+        begin(self)
 
     def handed(self: ServerIO, name: Any, jobs: Any, rules: Any) -> None:
         left.extend(job.leaves.at - time.monotonic() for job in jobs)
