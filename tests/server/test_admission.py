@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from fednet.algorithms.base import Payload, Weights
-from fednet.config import from_mapping
-from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.server.endpoint import text_for_clients
+from fednet.errors import RemoteProtocolError
 from fednet.server.inbox import HeldMemory, Reply, ReplyRecord, Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
-from fednet.wire.frames import encode
 from fednet.wire.messages import Key
 
 LAYOUT = Layout(
@@ -76,17 +73,3 @@ def test_a_buffer_that_the_model_began_with_may_be_infinite():
     admit((0.0, 0.0, 0.0), (0.0, INF), exempt)
     with pytest.raises(RemoteProtocolError, match="a value is not finite"):
         admit((0.0, NAN, 0.0), (0.0, INF), exempt)
-
-
-def test_a_configuration_that_no_client_would_take_is_refused_before_any_waits():
-    links = {str(k): {"up_mbps": 1.5} for k in range(3000)}
-    with pytest.raises(
-        ConfigError,
-        match=r"the configuration that clients are sent has .* at most 258048 are allowed",
-    ):
-        text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
-    links = {"0-2999": {"up_mbps": 1.5}}
-    sent = text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
-    ids = list(range(3000))
-    whole = sent + "#" * (258048 - len(sent))
-    assert encode(m.Welcome(run="r", session="s", name="n", config=whole, ids=ids))

@@ -107,46 +107,29 @@ def test_a_mean_over_all_clients_is_divided_by_their_new_number(method, field):
 
 
 @pytest.mark.parametrize(
-    ("given", "more", "says"),
+    ("clients", "given", "says"),
     [
-        ({}, {"clients": 2}, "clients: 2, and the run has 3: clients can be added"),
+        (2, {}, "clients: 2, and the run has 3: clients can be added"),
+        (5, {"privacy": {"clip": 1.0, "noise": 1.0}}, "privacy.noise: its guarantee"),
         (
-            {"privacy": {"clip": 1.0, "noise": 1.0}},
-            {},
-            "privacy.noise: its guarantee",
-        ),
-        (
+            5,
             {"privacy": {"secagg": {"protocol": "secagg", "max_samples": 20}}},
-            {},
             "privacy.secagg.protocol: a round that",
         ),
-        (
-            {"algorithm": {"name": "scaffold", "variates": "random"}},
-            {},
-            "algorithm.variates: no client can join",
-        ),
-        (
-            {"train": {"per_client": {"1/2": {"epochs": 2}}}},
-            {},
-            "train.per_client: it would be another for client 1",
-        ),
-        (
-            {"faults": {"malicious": {"clients": 0.4}}},
-            {},
-            "faults.malicious.clients: it would be another for client",
-        ),
-        ({"evaluate": {"held_out": 0.3}}, {}, "evaluate.held_out: it would be another for client"),
+        (5, {"algorithm": {"name": "scaffold", "variates": "random"}}, "algorithm.variates: no"),
+        (5, {"train": {"per_client": {"1/2": {"epochs": 2}}}}, "train.per_client: it would be"),
+        (5, {"faults": {"malicious": {"clients": 0.4}}}, "faults.malicious.clients: it would be"),
+        (5, {"evaluate": {"held_out": 0.3}}, "evaluate.held_out: it would be another for client"),
     ],
 )
-def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, given, more, says):
+def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, clients, given, says):
     first = changes(tmp_path / "data", rounds=1, **given)
     directory = run(tmp_path / "run", **first)
     names = ("config.yaml", "summary.json", "rounds.jsonl", "partition.json")
-    there = {name: (directory / name) for name in names if (directory / name).exists()}
-    before = {name: path.read_bytes() for name, path in there.items()}
+    before = {p: p.read_bytes() for p in (directory / name for name in names) if p.exists()}
     with pytest.raises(ConfigError, match=re.escape(says)):
-        run(tmp_path / "run", **merged(first, {"clients": 5, "rounds": 2, **more}), resume=True)
-    assert {name: path.read_bytes() for name, path in there.items()} == before
+        run(tmp_path / "run", **merged(first, {"clients": clients, "rounds": 2}), resume=True)
+    assert {path: path.read_bytes() for path in before} == before
     run(tmp_path / "run", **merged(first, {"rounds": 2}), resume=True)  # goes on as it was
     assert len(hashes(directory)) == 2
 

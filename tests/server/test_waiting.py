@@ -10,7 +10,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet.errors import CannotGoOn
-from fednet.server import endpoint, watch
+from fednet.server import watch
 
 
 class Clock(contextlib.nullcontext[None]):
@@ -43,8 +43,8 @@ def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gi
     clock, notes = Clock(after=100), []
     monkeypatch.setattr(watch, "time", clock)
     round = configuration.from_mapping({"clients": 3, "round": section}).round
-    display = SimpleNamespace(note=notes.append)
-    watching = watch.Watch(SimpleNamespace(), clock, display, 1)  # type: ignore[arg-type]
+    how = SimpleNamespace(display=SimpleNamespace(note=notes.append), until=None)
+    watching = watch.Watch(SimpleNamespace(), clock, how, 1)  # type: ignore[arg-type]
     watching.check = lambda: None  # type: ignore[method-assign]
     if gives_up:
         with pytest.raises(CannotGoOn, match=gives_up):
@@ -53,24 +53,3 @@ def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gi
     watching.await_clients(2, round.join_s(alone))
     assert clock.looks == 100
     assert notes == ["waiting for clients: 0 of 3 are here, 2 are needed"]
-
-
-def test_fednet_server_is_one_whose_clients_others_start(tmp_path):
-    config = configuration.from_mapping({})
-    transport = SimpleNamespace(keyring=None, listen=lambda: None)
-    assert endpoint.listening(config, tmp_path, transport, print).alone
-    assert not endpoint.listening(config, tmp_path, transport).alone
-
-
-def test_how_clients_join_names_a_place_they_can_reach_and_the_keys(tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "here")
-    for keyring, address in (
-        (None, "tcp://10.0.0.0:1"),
-        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://0.0.0.0:1"),
-    ):
-        bound = SimpleNamespace(keyring=keyring, address=address, listen=lambda: None)
-        made = endpoint.listening(configuration.from_mapping({}), tmp_path, bound, said.append)  # type: ignore[arg-type]
-        made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
-    ends = [line.partition("--server ")[2] for line in said]
-    assert ends == ["tcp://10.0.0.0:1", "tcp://here:1 --keys FILE"]

@@ -1,0 +1,79 @@
+"""What a server's endpoint says of itself: to clients that join, and how often it is heard from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fednet.config import from_mapping
+from fednet.errors import ConfigError
+from fednet.server import endpoint
+from fednet.wire import messages as m
+from fednet.wire.frames import encode
+
+
+def beat(clients: int = 10, **lost: object) -> float:
+    return endpoint.beat_seconds(from_mapping({"clients": clients, "round": {"lost": lost}}))
+
+
+@pytest.mark.parametrize(
+    ("clients", "lost", "seconds"),
+    [
+        (10, {}, 1.5),
+        (10, {"closed": 1.0}, 0.5),
+        (10, {"silent": 2.0, "closed": 9}, 0.5),
+        (10, {"beat": 30, "closed": 60, "silent": None}, 30),  # as configured
+        (10, {"closed": None, "silent": None}, 2.0),
+        # Of thousands each is heard as seldom as the patience allows; silent: 10.
+        (1500, {}, 1.5),
+        (2000, {}, 2.0),
+        (10_000, {}, 2.5),
+        (50_000, {"silent": None}, 50.0),
+        (100_000, {"silent": None}, 60.0),
+        (5000, {"beat": 1.0}, 1.0),
+    ],
+)
+def test_heartbeats_are_often_enough_for_the_patience_and_seldom_enough_for_thousands(
+    clients, lost, seconds
+):
+    assert beat(clients, **lost) == seconds
+
+
+def test_not_so_seldom_that_one_who_is_alive_counts_as_lost():
+    with pytest.raises(ConfigError, match=r"round.lost.beat: 6 s: round.lost.silent of 10 s"):
+        beat(beat=6, closed=60)
+
+
+def test_it_has_the_patience_of_the_configuration_and_says_how_clients_join(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "here")
+    lost = {"silent": None, "closed": 60, "beat": 30}
+    config = from_mapping({"round": {"lost": lost}})
+    for keyring, address in (
+        (None, "tcp://10.0.0.0:1"),
+        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://0.0.0.0:1"),
+    ):
+        bound = SimpleNamespace(keyring=keyring, address=address, listen=lambda: None)
+        assert not endpoint.listening(config, tmp_path, bound).alone  # type: ignore[arg-type]
+        made = endpoint.listening(config, tmp_path, bound, said.append)  # type: ignore[arg-type]
+        assert made.alone
+        assert made.rules is not None
+        assert (made.rules.silent, made.rules.closed, made.beat_s) == (None, 60, 30)
+        made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
+    ends = [line.partition("--server ")[2] for line in said]
+    assert ends == ["tcp://10.0.0.0:1", "tcp://here:1 --keys FILE"]
+
+
+def test_a_configuration_that_no_client_would_take_is_refused_before_any_waits():
+    links = {str(k): {"up_mbps": 1.5} for k in range(3000)}
+    with pytest.raises(
+        ConfigError,
+        match=r"the configuration that clients are sent has .* at most 258048 are allowed",
+    ):
+        endpoint.text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
+    links = {"0-2999": {"up_mbps": 1.5}}
+    sent = endpoint.text_for_clients(from_mapping({"clients": 3000, "link": {"per_client": links}}))
+    ids = list(range(3000))
+    whole = sent + "#" * (258048 - len(sent))
+    assert encode(m.Welcome(run="r", session="s", name="n", config=whole, ids=ids))
