@@ -368,7 +368,6 @@ class Rounds:
         self._concluding, began = True, time.monotonic()
         session, config, progress, after = self.session, self.config, self.progress, round.after
         record, self.carried = round.record, after
-        progress.versions, progress.states = dict(after.versions), dict(after.states)
         progress.void = progress.void + 1 if record.void else 0
         model = evaluation.evaluate(session, round)
         self.faults.at("evaluating", round.number)
@@ -469,17 +468,18 @@ class Rounds:
         """Checkpoint first, with the records in it; then the records to their files, and what is
         spooled may go.
         """
-        session, progress = self.session, self.progress
+        session, progress, carried = self.session, self.progress, self.carried
         progress.lengths = session.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
+        progress.versions, progress.states = dict(carried.versions), dict(carried.states)
         session.checkpoints.save(
-            self.carried.server,
+            carried.server,
             progress,
-            self.carried.residuals,
+            carried.residuals,
             self.sent_down,
             lambda point: self.faults.at(point, progress.round),
         )
-        session.durable = dict(progress.versions)
+        session.durable = progress.versions
         self._append(lines or {})
 
     def _append(self, lines: dict[str, list[JsonDict]]) -> None:
