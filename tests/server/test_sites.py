@@ -76,3 +76,16 @@ def test_the_data_of_each_client_of_a_process_are_looked_through(tmp_path, chang
     site_data(tmp_path / "data", 1, **changed)
     with pytest.raises(FednetError, match=f"client 1, in .*client-1: .*{says}"):
         run(tmp_path, data=data)
+
+
+def test_a_site_with_a_huge_test_set_has_half_of_the_clients_accuracy_at_most(tmp_path):
+    """Of 20, 20 and 300 samples, as the sites say, the last count as 40."""
+    data = site_data(tmp_path / "data", 0, 1)
+    site_data(tmp_path / "data", 2, n=300)
+    directory = run(tmp_path, data=data, evaluate={"clients": "auto"}, rounds=1)
+    rows = [row for row in lines(directory / "clients.jsonl") if not row.get("final")]
+    right = sum(r["accuracy_personal"] * min(r["tested_personal"], 40) for r in rows)
+    (record,) = lines(directory / "rounds.jsonl")
+    assert record["client_accuracy"]["personal"] == pytest.approx(right / 80, rel=1e-12)
+    plain = sum(r["correct_personal"] for r in rows) / 340
+    assert record["client_accuracy"]["personal"] != pytest.approx(plain, rel=1e-3)
