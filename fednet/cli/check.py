@@ -14,10 +14,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "--quiet")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.tools import check
 
     for line in check.check(args.file, args.data):
         if not args.quiet:
             print(line, flush=True)
-    return 0

@@ -191,7 +191,7 @@ def execute(prog: str, verb: Any, words: Sequence[str], ends: bool) -> int:
     # No command opens a window, and what a notebook asks of its own processes need not be here.
     os.environ.pop("MPLBACKEND", None)
     out = args.out if prog in WRITING else None
-    return guarded(prog, lambda: int(verb.run(args)), out, ends)
+    return guarded(prog, lambda: int(verb.run(args) or 0), out, ends)
 
 
 def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: bool = False) -> int:

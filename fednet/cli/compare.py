@@ -33,9 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.report import tables
 
     runs = opened(args.runs)
     print(tables.compare(runs, args.target, args.by, args.bytes, args.format, args.label))
-    return 0

@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.report import figures
 
     runs = opened(args.runs)
@@ -65,4 +65,3 @@ def run(args: argparse.Namespace) -> int:
         target=args.target,
     )
     print(caption)
-    return 0

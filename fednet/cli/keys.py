@@ -99,7 +99,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     try:
         _do(args)
     except BrokenPipeError:
@@ -110,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
             f"{'a file' if args.does in ('client', 'trust') else 'a folder'} that keys can be "
             f"written to."
         ) from closed
-    return 0
 
 
 def _do(args: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet import loading
 
     loading.load_parts(args.load)
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         entries = registry.ALL[args.what].entries()
         table(("name", "what it is"), [(e.name, e.summary) for e in entries])
-    return 0
 
 
 def _algorithms(args: argparse.Namespace) -> None:

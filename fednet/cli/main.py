@@ -12,7 +12,8 @@ import fednet
 from fednet.cli.common import WRONG_COMMAND, execute
 from fednet.errors import complain, unknown
 
-# What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
+# What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args)`, which returns the
+# exit status, or None for 0.
 VERBS = {
     "run": "run a whole federation on this machine",
     "list": "list algorithms, models, datasets, partitions, compressors, tasks, metrics and keys",

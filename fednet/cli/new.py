@@ -18,7 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     name = re.sub(r"[^a-z0-9_-]+", "-", args.file.stem.lower()).strip("-") or "mine"
     if args.file.suffix != ".py":
         raise ConfigError(f"{args.file}: expected a file whose name ends in .py.")
@@ -40,4 +40,3 @@ def run(args: argparse.Namespace) -> int:
             f"{args.file}: there is such a file already; nothing is overwritten."
         ) from None
     print(f"{args.file}: {args.what} {name!r}; now `fednet check {args.file}`.")
-    return 0

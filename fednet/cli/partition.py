@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     config = configured(args)
     from fednet import data as rooms
     from fednet import registry
@@ -53,4 +53,3 @@ def run(args: argparse.Namespace) -> int:
         figures.partition_file(counts, data.names, args.out)
     if args.export:
         write_aside(args.export, json.dumps(federation.export()))
-    return 0

@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.serve.queue import OPEN, Queue
 
     queue = Queue(args.at)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.does == "cancel":
         entry = queue.cancel(args.number)
         print(f"run {entry.number} ({entry.name}) cancelled")
-        return 0
+        return
     else:
         entries = queue.entries()
         rows = [(str(entry.number), entry.name, entry.state, entry.reason) for entry in entries]
@@ -69,6 +69,5 @@ def run(args: argparse.Namespace) -> int:
             print(
                 f"No server is running for {args.at}: `fednet serve {args.at}` continues the queue."
             )
-        return 0
+        return
     print(f"{entry.number}" if args.quiet else f"run {entry.number} ({entry.name}) submitted")
-    return 0

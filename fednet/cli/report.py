@@ -61,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "--quiet")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.report import page
 
     runs = opened(args.runs)
@@ -69,4 +69,3 @@ def run(args: argparse.Namespace) -> int:
     page.write(runs, out)
     if not args.quiet:
         print(out)
-    return 0

@@ -42,7 +42,7 @@ def place() -> Path:
     return Path(os.environ.get("FEDNET_SERVE") or "serve")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.cli.metrics import address
     from fednet.experiment import placement
     from fednet.experiment.rundir import writable
@@ -76,4 +76,3 @@ def run(args: argparse.Namespace) -> int:
     finally:
         server.shutdown()
         server.server_close()
-    return 0

@@ -46,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet.sweep import grid as sweep
 
     if args.config is None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     tasks = sweep.runs(made, args.out, args.load, args.set)
     if args.plan:
         print(sweep.plan(tasks))
-        return 0
+        return
     say = speaker(args.quiet)
     options = ["--workers", str(args.workers)] if args.workers else []
     options += ["--in-process"] if args.in_process else []
@@ -76,4 +76,3 @@ def run(args: argparse.Namespace) -> int:
         say("writing one page over all cells")
         runs = [open_run(path) for path in done]
         say(str(page.write(runs, tasks[0].folder / "report.html")))
-    return 0

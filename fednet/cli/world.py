@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from fednet import world
 
     kind = args.kind or world.kind(args.trace)
@@ -75,4 +75,3 @@ def run(args: argparse.Namespace) -> int:
             silent = max(pair[which].longest_silence() for pair in pairs)
             ways.append((name, *(f"{v:.3g}" for v in figures), f"{silent} s"))
         table(("way", "mean Mbit/s", "5 %", "median", "95 %", "longest silence"), ways)
-    return 0

@@ -201,13 +201,11 @@ def _needs(c: Config) -> Iterator[Broken]:
         )
 
 
-def _per_client(key: str, given: Mapping[str, object], clients: int) -> Iterator[Broken]:
-    for pattern in given:
-        try:
-            ids.parse(pattern, "the clients").resolve(clients)
-        except ConfigError as wrong:
-            said = str(wrong).removeprefix(f"the clients {pattern}: ")
-            yield f"{key}.{pattern}", said
+def _ids(key: str, pattern: str, clients: int) -> Iterator[Broken]:
+    try:
+        ids.parse(pattern, "the clients").resolve(clients)
+    except ConfigError as wrong:
+        yield key, str(wrong).removeprefix(f"the clients {pattern}: ")
 
 
 def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSection]]:
@@ -219,7 +217,8 @@ def _trainings(c: Config) -> Iterator[tuple[str, TrainSection | ClientTrainSecti
 
 def _training(c: Config) -> Iterator[Broken]:
     train = c.train
-    yield from _per_client("train.per_client", train.per_client, c.clients)
+    for pattern in train.per_client:
+        yield from _ids(f"train.per_client.{pattern}", pattern, c.clients)
     for where, section in _trainings(c):
         if section.class_weights and c.task != "classification":
             expected = f"expected task: classification, got {c.task!r}."
@@ -325,8 +324,9 @@ def _models(c: Config) -> Iterator[Broken]:
                 f"model.others[{place}]",
                 "expected a model's name and clients, such as {name: mlp, clients: 5-9}.",
             )
-        key = f"model.others[{place}].clients"
-        mine = set(ids.parse(str(entry["clients"]), key).resolve(c.clients))
+        pattern = str(entry["clients"])
+        yield from _ids(f"model.others[{place}].clients", pattern, c.clients)
+        mine = set(ids.parse(pattern).resolve(c.clients))
         if both := mine & seen:
             yield "model", f"client {min(both)} {two}"
         seen |= mine
@@ -334,7 +334,8 @@ def _models(c: Config) -> Iterator[Broken]:
     if not left:
         yield "model", f"no client is left for the first model, {c.model.name}."
     if c.model.clients is not None:
-        given = set(ids.parse(c.model.clients, "model.clients").resolve(c.clients))
+        yield from _ids("model.clients", c.model.clients, c.clients)
+        given = set(ids.parse(c.model.clients).resolve(c.clients))
         if both := given & seen:
             yield "model", f"client {min(both)} {two}"
         if left - given:
@@ -358,7 +359,8 @@ def _links(c: Config) -> Iterator[Broken]:
         for key in ("up_mbps", "down_mbps", "profile"):
             if c.link.trace is not None and getattr(link, key) is not None:
                 yield f"{where}.{key}", f"link.trace gives the rates; {KEEP_ONE}"
-    yield from _per_client("link.per_client", c.link.per_client, c.clients)
+    for pattern in c.link.per_client:
+        yield from _ids(f"link.per_client.{pattern}", pattern, c.clients)
     for where, link in links.items():
         for key in ("up_mbps", "down_mbps", "latency_ms", "step_ms"):
             figure = getattr(link, key)
