@@ -120,7 +120,10 @@ def parse(text: str, what: str = "--id") -> Ids:
 
 def own(given: Mapping[str, V], client: int, clients: int) -> V | None:
     """Returns the first value in `given`, by ids or a share of all, that is this client's."""
-    return next((v for text, v in given.items() if client in _members(text, clients)), None)
+    for text, value in given.items():
+        if client in _members(text, clients):
+            return value
+    return None
 
 
 @functools.lru_cache(maxsize=1024)
