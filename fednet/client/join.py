@@ -22,13 +22,12 @@ from fednet.client.slots import MOST, memory_of
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
-from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
+from fednet.wire import messages as m
 
 if TYPE_CHECKING:
     from fednet.client.loop import Prepared
     from fednet.transport.keys import KeyPair
-    from fednet.wire import messages as m
 
 LEFT = -1  # instead of an exit status: this process was asked to end before the run did
 
@@ -118,7 +117,7 @@ def main(
     finally:
         loop.close()
         states.release()
-    if isinstance(end, p.TurnedAway):
+    if isinstance(end, m.Refuse):
         raise ConfigError(f"the server refused this client: {end.reason}")
     if lacking := loop.lacking:
         complain(

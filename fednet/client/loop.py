@@ -216,7 +216,7 @@ class ClientLoop:
         self.protocol = protocol
         self.transport = transport
         self.prepared: Prepared | None = None
-        self.ended: p.Ended | p.TurnedAway | None = None
+        self.ended: m.End | m.Refuse | None = None
         self.error: BaseException | None = None  # ends the process
         self.lacking: set[int] = set()
         self.book = Book()
@@ -252,7 +252,7 @@ class ClientLoop:
     # -- the loop ----------------------------------------------------------------------------------
     def run(
         self, say: Callable[[str], None] = lambda line: None, give_up_s: float | None = None
-    ) -> p.Ended | p.TurnedAway:
+    ) -> m.End | m.Refuse:
         """Works until the run is over or this process is asked to leave.
 
         say(sentence) is called after each round, when no server answers, and when one does again.
@@ -347,7 +347,7 @@ class ClientLoop:
         self._follow(self.protocol.tick(now))
         if self._leaving and self.ended is None:
             self._follow(self.protocol.leave())
-            self.ended = p.Ended(False, "asked to leave")
+            self.ended = m.End(over=False, reason="asked to leave")
         if self._run is not None and not self._connected and now - self._searched_at > FIND_S:
             self._searched_at = now
             if not (self._run / "summary.json").exists():
@@ -398,11 +398,11 @@ class ClientLoop:
             elif isinstance(i, p.Reconnect):
                 found = None if self._run is None else read_server(self._run)
                 self.transport.reconnect(None if found is None else found[0])
-            elif isinstance(i, p.NotYet):
+            elif isinstance(i, m.Refuse) and not i.final:
                 if i.reason != self._not_yet:
                     self._lines.say(f"not in the run yet: {i.reason.removeprefix('join: ')}")
                 self._not_yet = i.reason
-            elif isinstance(i, p.TurnedAway) or (isinstance(i, p.Ended) and i.over):
+            elif isinstance(i, m.Refuse) or (isinstance(i, m.End) and i.over):
                 self.ended = i
 
     def _answer(self, done: Done) -> None:

@@ -18,7 +18,7 @@ from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
-from fednet.wire.messages import PART, WHOLE
+from fednet.wire.messages import PART, WHOLE, Refuse
 
 # Neither side hears the other while it works, and neither can be lost.
 SLOW_BEAT_S = 3600.0
@@ -32,7 +32,7 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
     from fednet.client.policy import Policy
     from fednet.client.preparing import prepare
     from fednet.client.slots import memory_of
-    from fednet.protocol.client import ClientProtocol, TurnedAway
+    from fednet.protocol.client import ClientProtocol
     from fednet.protocol.tasks import Rules
     from fednet.transport.inproc import Inproc
 
@@ -84,7 +84,7 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         moved = loop.step(0.0)
         if loop.error is not None:
             raise loop.error
-        if isinstance(loop.ended, TurnedAway):
+        if isinstance(loop.ended, Refuse):
             raise ConfigError(loop.ended.reason)
         return moved
 

@@ -73,28 +73,6 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The run is over; with `over` false its server stopped, and a later one goes on."""
-
-    over: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnedAway:
-    """The server refused this client for good."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """The server refused this client for now: it joins again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reconnect:
     """End the connection and make another one."""
 
@@ -108,9 +86,9 @@ class Booked:
     whole: bool = True
 
 
-Instruction = (
-    Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | NotYet | Reconnect | Booked
-)
+# Two of the server's messages are passed on: that the run is over, or its server stops; and that
+# this process is refused, for good or for now.
+Instruction = Out | Stray | Welcomed | Given | Cancelled | Reconnect | Booked | m.End | m.Refuse
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -216,11 +194,11 @@ class ClientProtocol:
         elif isinstance(message, m.Refuse):
             if message.final:
                 self._change(ClientEvent.TURNED_AWAY)
-                self._out.append(TurnedAway(message.reason))
+                self._out.append(message)
             elif self.state is ClientState.JOINING:
                 self._rejoin_at = now + self._rejoin_s
                 self._rejoin_s = min(2 * self._rejoin_s, REJOIN_MOST_S)
-                self._out.append(NotYet(message.reason))
+                self._out.append(message)
             elif message.unread:
                 # The server may wait for the lost message: after a join all is announced again.
                 self._out.append(Reconnect())
@@ -243,7 +221,7 @@ class ClientProtocol:
         elif isinstance(message, m.End):
             if message.over:
                 self._change(ClientEvent.ENDED)
-            self._out.append(Ended(message.over, message.reason))
+            self._out.append(message)
         return self._taken()
 
     def tick(self, now: float) -> list[Instruction]:
@@ -554,7 +532,7 @@ class ClientProtocol:
             if outgoing.announced:
                 continue
             outgoing.announced = True
-            if outgoing.inline:
+            if outgoing.body.size <= self.part:
                 self._send(outgoing.reply, outgoing.beside())
                 self._reply_sent(held, outgoing)
             else:

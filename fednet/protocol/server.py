@@ -403,10 +403,7 @@ class ServerProtocol:
         self._send(conn, self._welcome(sorted(ids), worker.session))
         self._note(
             "joined" if old is None else "rejoined",
-            worker=worker.name,
-            clients=sorted(ids),
-            host=worker.host,
-            pid=worker.pid,
+            **worker.named(),
             device=worker.device,
             versions=join.versions,
         )
@@ -857,7 +854,7 @@ class ServerProtocol:
         task = message_of(
             job, t.key, keep=job.keep, deadline=self.rules.deadline, faults=[*faults, *job.pace]
         )
-        self._send(worker.conn, task, t.down.beside() if t.down.inline else None)
+        self._send(worker.conn, task, t.down.beside() if job.body.size <= self.part else None)
 
     def _next(self, worker: Worker, done: int | None = None) -> None:
         """The first tasks of the worker's queue run, as many as it has slots, and their deadlines.

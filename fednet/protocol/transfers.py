@@ -85,11 +85,6 @@ class Sending(msgspec.Struct):
     until: int | None = None
 
     @property
-    def inline(self) -> bool:
-        """Whether it crosses beside its announcement."""
-        return self.body.size <= self.part
-
-    @property
     def whole(self) -> bool:
         return self.sent * self.part >= self.body.size and not (
             self.until is not None and self.until < self.body.size

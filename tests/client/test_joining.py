@@ -14,7 +14,7 @@ from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
 from fednet.client.worker import Outgoing
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record
-from fednet.protocol.client import ClientProtocol, Ended, Given
+from fednet.protocol.client import ClientProtocol, Given
 from fednet.records import mb
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
@@ -58,7 +58,7 @@ def test_a_client_of_a_finished_run_waits_only_so_long_for_a_server_with_more_ro
     transport = Inproc().client()
     client = ClientLoop(ClientProtocol("c"), transport, prepare=None, curve=False, run=tmp_path)
     if finished:
-        assert client.run(give_up_s=20.0) == Ended(False, "asked to leave")
+        assert client.run(give_up_s=20.0) == m.End(over=False, reason="asked to leave")
     else:
         with pytest.raises(CannotGoOn):
             client.run(give_up_s=1e-3)

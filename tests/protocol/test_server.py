@@ -78,6 +78,26 @@ def reply(client=0, size=3, attempt=0, **more) -> m.Reply:
     return m.Reply(**fields)
 
 
+def replies(s, conn, client, now=0.0, **more) -> list:
+    return say(s, conn, reply(client, **more), now, memoryview(b"abc"))
+
+
+def answer(s, conn, client, now=0.0, attempt=0) -> list:
+    """The client's reply comes, and counts."""
+    out = replies(s, conn, client, now, attempt=attempt)
+    return out + s.accept(key(client, attempt), now)
+
+
+def part(s, conn, client=0, index=0, now=0.0, data=bytes(m.PART), **more) -> list:
+    message = m.Part(run="r", inc=1, key=key(client, **more), index=index)
+    return say(s, conn, message, now, memoryview(data))
+
+
+def fails(s, conn, client=0, attempt=0, reason="x", now=0.0, **more) -> list:
+    message = m.Failed(run="r", inc=1, key=key(client, attempt), reason=reason, **more)
+    return say(s, conn, message, now)
+
+
 def begun(jobs=None, rules=None, **more) -> ServerProtocol:
     s = server(**more)
     ready(s, ids=range(4))
@@ -121,7 +141,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     assert [type(x) for x in sent(welcome)] == [m.Welcome]
     (task,) = sent(say(s, b"1", m.Ready(run="r", inc=1, layout="L")), m.Task)
     assert (task.key, task.size) == (key(), 5)
-    got = say(s, b"1", reply(), body=memoryview(b"abc"))
+    got = replies(s, b"1", 0)
     assert got == [
         Store(key(), 0, memoryview(b"abc"), 3),
         Arrived(reply(), "w", up=b"1", down=b"1"),
@@ -226,17 +246,6 @@ def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_w
     assert sent(say(s, b"3", m.Join(worker="w", ids=[0]), 11.0, user="alice"), m.Welcome)
 
 
-def test_workers_that_are_gone_make_room_for_others():
-    s = server()
-    s.roster.limit = 2
-    ready(s, b"1", "a")
-    ready(s, b"2", "b")
-    assert "2 workers are connected" in refusal(say(s, b"3", m.Join(worker="c", ids=[0])))
-    s.closed(b"1", 0.0)
-    assert sent(say(s, b"4", m.Join(worker="d", ids=[0])), m.Welcome)
-    assert sorted(s.roster.workers) == ["b", "d"]
-
-
 def test_other_layout_is_refused_for_good():
     s = server()
     say(s, b"1", m.Join(worker="w", ids=[0]))
@@ -280,8 +289,7 @@ def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     assert rows() == [(0, "handed"), (1, "queued"), (2, "queued"), (3, "waiting")]
     say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9))
     assert rows()[0] == (0, "training")
-    say(s, b"1", reply(0), body=memoryview(b"abc"))
-    s.accept(key(0), 0.0)
+    answer(s, b"1", 0)
     s.begin(2, 0, "train", [job(0)], Rules(), 0.0)
     assert rows() == [(0, "handed")]
 
@@ -347,20 +355,20 @@ def test_reply_whose_sizes_do_not_agree_is_given_out_again(message, body):
 
 def test_failed_task_is_given_out_again_only_if_that_could_help():
     s = begun([job(0), job(1)], Rules())
-    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="no data"))
+    out = fails(s, b"1", 0, reason="no data")
     assert of(out, Resolved) == [Resolved(key(0), "failed: no data")]
     (note,) = of(out, Note)
     assert (note.event, note.fields["purpose"]) == ("failed", "train")
-    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(1), reason="damaged", again=True))
+    out = fails(s, b"1", 1, reason="damaged", again=True)
     assert [t.key for t in sent(out, m.Task)] == [key(1, 1)]
 
 
 # -- doubled and late ------------------------------------------------------------------------------
 def test_doubled_reply_is_stray():
     s = begun()
-    say(s, b"1", reply(), body=memoryview(b"abc"))
+    replies(s, b"1", 0)
     assert s.accept(key(), 0.0) == [Resolved(key(0))]
-    out = say(s, b"1", reply(), body=memoryview(b"abc"))
+    out = replies(s, b"1", 0)
     assert out[0] == Stray("doubled")
     assert of(out, Spend) == []
 
@@ -368,7 +376,7 @@ def test_doubled_reply_is_stray():
 def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest():
     s = begun(rules=Rules(deadline=5.0))
     assert of(s.tick(5.0), Resolved) == [Resolved(key(0), "deadline")]
-    assert sent(say(s, b"1", reply(), 6.0, memoryview(b"abc"))) == []
+    assert sent(replies(s, b"1", 0, 6.0)) == []
     out = say(s, b"1", reply(size=m.PART + 1), 6.0)
     assert out[0] == Stray("late")
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
@@ -377,15 +385,14 @@ def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest
 def test_part_sent_twice_is_stray():
     s = begun()
     say(s, b"1", reply(size=3 * m.PART))
-    part = m.Part(run="r", inc=1, key=key(), index=0)
-    assert of(say(s, b"1", part, body=memoryview(bytes(m.PART))), Store)
-    assert say(s, b"1", part, body=memoryview(bytes(m.PART))) == [Stray("doubled")]
+    assert of(part(s, b"1"), Store)
+    assert part(s, b"1") == [Stray("doubled")]
 
 
 def test_part_out_of_turn_gives_the_task_out_again():
     s = begun()
     say(s, b"1", reply(size=3 * m.PART))
-    out = say(s, b"1", m.Part(run="r", inc=1, key=key(), index=1), body=memoryview(bytes(m.PART)))
+    out = part(s, b"1", index=1)
     assert Spend(b"1", "up", key(), "refused") in out
     assert [t.key.attempt for t in sent(out, m.Task)] == [1]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
@@ -414,12 +421,12 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
 def test_longest_first_and_one_ahead_but_never_the_last_ones():
     s = begun([job(i, cost=i) for i in range(4)])
     assert s.roster.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
-    out = say(s, b"1", reply(3), body=memoryview(b"abc"))
+    out = replies(s, b"1", 3)
     assert [t.key.client for t in sent(out, m.Task)] == [1]
     s.accept(key(3), 0.0)
-    say(s, b"1", reply(2), body=memoryview(b"abc"))
+    replies(s, b"1", 2)
     assert s.roster.workers["w"].queue == [1]  # the last one waits for a worker that is free
-    out = say(s, b"1", reply(1), body=memoryview(b"abc"))
+    out = replies(s, b"1", 1)
     assert [t.key.client for t in sent(out, m.Task)] == [0]
 
 
@@ -429,10 +436,9 @@ def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
     ready(s, b"2", "b", range(6, 12))
     s.begin(1, 0, "train", [job(i, cost=i) for i in range(12)], Rules(silent=None), 0.0)
     assert s.roster.workers["a"].queue == [5, 4]
-    out = say(s, b"1", reply(5), body=memoryview(b"abc"))
+    out = replies(s, b"1", 5)
     assert [t.key for t in sent(out, m.Task)] == [key(3)]
-    failed = m.Failed(run="r", inc=1, key=key(4), reason="damaged", again=True)
-    assert [t.key for t in sent(say(s, b"1", failed), m.Task)] == [key(4, 1)]
+    assert [t.key for t in sent(fails(s, b"1", 4, again=True), m.Task)] == [key(4, 1)]
 
 
 def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
@@ -449,9 +455,9 @@ def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
     ready(s, b"2", "b", [0, 1])
     s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
     assert (s.tasks[0].worker, s.tasks[1].worker) == ("a", "b")
-    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="broken", again=True))
+    out = fails(s, b"1", 0, reason="broken", again=True)
     assert sent(out, m.Task) == []
-    out = say(s, b"2", reply(1), body=memoryview(b"abc"))
+    out = replies(s, b"2", 1)
     assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(0, 1))]
 
 
@@ -460,7 +466,7 @@ def test_first_k_closes_the_phase():
     for i in range(3):
         ready(s, b"%d" % i, f"w{i}", [i])
     s.begin(1, 0, "train", [job(i) for i in range(3)], Rules(first=1), 0.0)
-    say(s, b"1", reply(1), body=memoryview(b"abc"))
+    replies(s, b"1", 1)
     out = s.accept(key(1), 0.0)
     assert of(out, Resolved) == [
         Resolved(key(1)),
@@ -560,21 +566,14 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), "lost: left")]
 
 
-def test_silent_worker_is_called_off_and_its_clients_are_lost_at_once():
+def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_when_it_is_back():
     s = begun(rules=Rules(closed=None, silent=10.0))
     out = s.tick(10.1)
     assert of(out, Resolved) == [Resolved(key(0, 1), "lost: silent")]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
-
-
-def test_silent_worker_that_speaks_again_is_given_work():
-    s = begun(rules=Rules())
-    s.tick(10.1)
     out = say(s, b"1", m.Alive(run="r", inc=1), 12.0)
     assert [n.event for n in of(out, Note)] == ["back"]
-    assert [t.key.round for t in sent(s.begin(2, 0, "train", [job(0)], Rules(), 12.0), m.Task)] == [
-        2
-    ]
+    assert given_to(s.begin(2, 0, "train", [job(0)], Rules(), 12.0)) == [b"1"]
 
 
 @pytest.mark.parametrize(("joined_at", "absent_at"), [(None, 60.0), (50.0, 110.0)])
@@ -608,59 +607,50 @@ def test_task_that_kills_its_workers_ends():
     assert of(out, Resolved) == [Resolved(key(0, DEATHS - 1), why)]
 
 
-def lacking(conn, client, attempt, now, s):
-    failed = m.Failed(run="r", inc=1, key=key(client, attempt), reason="not here", lacks=True)
-    return say(s, conn, failed, now)
-
-
-def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
-    s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
-    ready(s, b"2", "holder", [0])
-    out = lacking(b"1", 0, 0, 1.0, s)
-    assert given_to(out) == [b"2"]
-    say(s, b"2", reply(0, attempt=1), 2.0, memoryview(b"abc"))
-    s.accept(key(0, 1), 2.0)
-    # From then on it is not asked for what it has not.
-    out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.rules, 3.0)
-    assert given_to(out) == [b"2"]
-
-
-def test_client_whose_state_no_worker_has_failed():
-    s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
-    out = lacking(b"1", 0, 0, 1.0, s)
-    assert of(out, Resolved) == [Resolved(key(0), "failed: state lost: not here")]
-
-
-def bodies(out):
-    return [bytes(i.body) for i in of(out, Send) if isinstance(i.message, m.Task)]
+def test_a_task_goes_to_a_worker_that_has_the_state_it_starts_from_or_its_client_fails():
+    s, start = server(), job(0, start="1-0-0")
+    ready(s, b"1", "a", [0])
+    s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
+    ready(s, b"2", "b", [0, 1])
+    assert given_to(fails(s, b"1", now=1.0, lacks=True)) == [b"2"]
+    answer(s, b"2", 0, 2.0, attempt=1)
+    # From then on a is not asked for what it has not.
+    s.begin(2, 0, "train", [job(1, cost=9), start], s.rules, 3.0)
+    assert s.tasks[1].worker == "b"
+    assert s.tasks[0].status is TaskState.WAITING  # for b, though a is free
+    s.begin(3, 0, "train", [start], s.rules, 4.0)
+    out = say(s, b"2", m.Failed(run="r", inc=1, key=key(round=3), reason="x", lacks=True), 5.0)
+    assert of(out, Resolved) == [Resolved(key(round=3), "failed: state lost: x")]
 
 
 def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
     plain = job(0, 3, start="1-0-0")
     whole = replace(plain, body=Body([b"all"]))
     s = begun([replace(plain, with_base=lambda: whole)], rules=Rules(silent=None))
-    failed = m.Failed(run="r", inc=1, key=key(0), reason="no base", lacks=True, base=True)
-    assert bodies(say(s, b"1", failed, 1.0)) == [b"all"]
-    failed = m.Failed(run="r", inc=1, key=key(0, 1), reason="no base", lacks=True, base=True)
-    assert of(say(s, b"1", failed, 2.0), Resolved) == [Resolved(key(0, 1), "failed: no base")]
+    (again,) = of(fails(s, b"1", lacks=True, base=True), Send)
+    assert bytes(again.body) == b"all"
+    out = fails(s, b"1", attempt=1, lacks=True, base=True)
+    assert of(out, Resolved) == [Resolved(key(0, 1), "failed: x")]
 
 
 def test_a_bound_task_goes_to_the_worker_of_the_task_before_however_busy_it_is():
     s = begun([job(0)], rules=Rules(silent=None))
     ready(s, b"2", "idle", [0, 1])
-    say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
-    s.accept(key(0), 1.0)
+    answer(s, b"1", 0, 1.0)
     assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], s.rules, 2.0)) == [b"1"]
 
 
 def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_later():
     s = begun([job(0)], rules=Rules(silent=None))
     ready(s, b"2", "idle", [0])
-    say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
-    s.accept(key(0), 1.0)
+    answer(s, b"1", 0, 1.0)
     s.begin(1, 0, "train", [job(0, bound=True)], s.rules, 2.0)
-    assert given_to(lacking(b"1", 0, 0, 3.0, s)) == [b"2"]  # an earlier server gave it the last
-    assert of(lacking(b"2", 0, 1, 4.0, s), Resolved) == [Resolved(key(0, 1), "lost: not here")]
+    assert given_to(fails(s, b"1", 0, 0, now=3.0, lacks=True)) == [
+        b"2"
+    ]  # an earlier server gave it the last
+    assert of(fails(s, b"2", 0, 1, now=4.0, lacks=True), Resolved) == [
+        Resolved(key(0, 1), "lost: x")
+    ]
     assert not any(x.lacks for x in s.roster.workers.values())
 
 
@@ -772,8 +762,7 @@ def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
     s, rules = server(), Rules(closed=None, silent=10.0)
     ready(s, b"1", "first", (0,))
     s.begin(1, 0, "train", [job(0)], rules, 1.0)
-    say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
-    s.accept(key(0), 1.0)
+    answer(s, b"1", 0, 1.0)
     bound = [job(0, bound=True)]
     if died == "with its task":
         assert given_to(s.begin(1, 1, "train", bound, rules, 2.0)) == [b"1"]
@@ -827,19 +816,14 @@ def test_phase_that_begins_cancels_the_one_before():
 
 def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
     s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
-    say(s, b"1", m.Failed(run="r", inc=1, key=key(3), reason="x"), 1.0)
+    fails(s, b"1", 3, now=1.0)
     assert of(s.tick(6.0), Resolved)[0] == Resolved(key(2), "deadline")
 
 
 def test_part_with_the_key_of_an_evaluation_is_not_stored():
     s = begun()
     say(s, b"1", reply(size=m.PART + 1))
-    out = say(
-        s,
-        b"1",
-        m.Part(run="r", inc=1, key=key(purpose="evaluate"), index=0),
-        body=memoryview(bytes(m.PART)),
-    )
+    out = part(s, b"1", purpose="evaluate")
     assert out[0] == Stray("late")
     assert of(out, Store) == []
 
@@ -856,12 +840,10 @@ def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
         if ends == "closed":
             out += s.closed(b"%d" % i, 0.0)
         elif ends == "refused":
-            wrong = m.Part(run="r", inc=1, key=key(i), index=3)
-            out += say(s, b"%d" % i, wrong, body=memoryview(bytes(m.PART)))
+            out += part(s, b"%d" % i, i, 3)
         elif ends == "accepted":
             for index in range(4):
-                part = m.Part(run="r", inc=1, key=key(i), index=index)
-                out += say(s, b"%d" % i, part, body=memoryview(bytes(m.PART)))
+                out += part(s, b"%d" % i, i, index)
             out += s.accept(key(i), 0.0)
     if ends == "phase":
         s.begin(2, 0, "train", [job(i) for i in range(40)], rules, 0.0)
@@ -906,33 +888,19 @@ def test_among_free_workers_the_least_busy_and_then_the_one_that_had_the_client_
     s.begin(1, 0, "train", [job(i, cost=3 - i) for i in range(3)], Rules(), 0.0)
     assert [s.tasks[i].worker for i in range(3)] == ["a", "b", "a"]
     for conn, client in ((b"1", 0), (b"2", 1), (b"1", 2)):
-        say(s, conn, reply(client), body=memoryview(b"abc"))
-        s.accept(key(client), 0.0)
+        answer(s, conn, client)
     s.begin(2, 0, "train", [job(1)], Rules(), 0.0)
     assert s.tasks[1].worker == "b"  # which has its data in memory
 
 
 def test_of_a_task_only_its_worker_sends_the_reply_and_only_over_one_connection_its_parts():
     s = two_of_client_0()
-    assert say(s, b"2", reply(0), body=memoryview(b"abc"))[0] == Stray("late")
-    assert say(s, b"1", reply(0, inc=0), body=memoryview(b"abc"))[0] == Stray("late")
+    assert replies(s, b"2", 0)[0] == Stray("late")
+    assert replies(s, b"1", 0, inc=0)[0] == Stray("late")
     say(s, b"1", reply(0, 3 * m.PART))
-    part = m.Part(run="r", inc=1, key=key(0), index=0)
-    out = say(s, b"2", part, body=memoryview(bytes(m.PART)))
+    out = part(s, b"2")
     assert out[0] == Stray("late")
     assert of(out, Store) == []
-
-
-def test_a_task_that_starts_from_a_state_goes_to_a_worker_that_has_it():
-    s = server()
-    ready(s, b"1", "a", [0])
-    ready(s, b"2", "b", [0, 1])
-    start = job(0, start="1-0-0")
-    s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
-    assert given_to(lacking(b"1", 0, 0, 1.0, s)) == [b"2"]
-    s.begin(2, 0, "train", [job(1, cost=9), start], s.rules, 2.0)
-    assert s.tasks[1].worker == "b"
-    assert s.tasks[0].status is TaskState.WAITING  # for b, though a is free
 
 
 def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
@@ -941,11 +909,11 @@ def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
     ready(s, ids=[0, 1], slots=2)
     s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
     revoked.add(0)
-    out = say(s, b"1", reply(0), body=memoryview(b"abc"))
+    out = replies(s, b"1", 0)
     assert "may not speak for client 0 any more" in refusal(out)
     assert of(out, Arrived) == []
     assert s.tasks[0].status is TaskState.WAITING
-    assert len(of(say(s, b"1", reply(1), body=memoryview(b"abc")), Arrived)) == 1
+    assert len(of(replies(s, b"1", 1), Arrived)) == 1
 
 
 def test_parts_of_senders_that_are_slow_count_in_the_budget():
@@ -953,8 +921,7 @@ def test_parts_of_senders_that_are_slow_count_in_the_budget():
     for i in range(40):
         say(s, b"%d" % i, reply(i, 9 * m.PART), 0.1)
     for i in range(16):
-        part = m.Part(run="r", inc=1, key=key(i), index=0)
-        say(s, b"%d" % i, part, 1.5, memoryview(bytes(m.PART)))
+        part(s, b"%d" % i, i, now=1.5)
     s.tick(0.1 + UNUSED_S)
     first = [s.tasks[i].up.ahead for i in range(16)]
     assert first == [3] * 16
@@ -964,16 +931,17 @@ def test_parts_of_senders_that_are_slow_count_in_the_budget():
 
 def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it():
     s = server(2)
-    s.roster.limit = 1
+    s.roster.limit = 2
+    ready(s, b"0", "here", [1])
     ready(s, b"1", "w", [0])
     s.begin(1, 0, "train", [job(0)], Rules(closed=None, silent=None), 0.0)
     s.closed(b"1", 0.0)
     other = m.Join(worker="x", ids=[1])
     (refuse,) = sent(say(s, b"2", other))
-    assert (refuse.final, refuse.reason) == (False, "join: 1 workers are connected already.")
+    assert (refuse.final, refuse.reason) == (False, "join: 2 workers are connected already.")
     s.cancel("over", 0.0)
     assert sent(say(s, b"3", other), m.Welcome)
-    assert list(s.roster.workers) == ["x"]
+    assert list(s.roster.workers) == ["here", "x"]
 
 
 def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_is_not_known():
@@ -982,11 +950,11 @@ def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_i
     s.begin(1, 0, "train", [job(0, size=1)], Rules(), 0.0)
     reply = m.Reply(run="r", inc=1, key=key(), form=form(4), size=4)
     assert sent(say(s, b"1", reply), m.Pull)
-    say(s, b"1", m.Part(run="r", inc=1, key=key(), index=0), 0.0, memoryview(b"ab"))
+    part(s, b"1", data=b"ab")
     session = s.roster.workers["w"].session
     out = ready(s, b"2", session=session, inc=1, holding=[key()])
     assert sent(say(s, b"2", reply), m.Pull)
-    out = say(s, b"2", m.Part(run="r", inc=1, key=key(), index=0), 0.0, memoryview(b"ab"))
+    out = part(s, b"2", data=b"ab")
     assert [(i.offset, i.size) for i in of(out, Store)] == [(0, 4)]
 
 
@@ -1005,13 +973,12 @@ def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answ
     s.begin(1, 0, "train", [job(0, 3 * m.PART)], Rules(), 0.0)
     ready(s, b"2", "b", [0])
     pull = m.Pull(run="r", inc=1, key=key(), first=0, count=1)
-    failed = m.Failed(run="r", inc=1, key=key(), reason="x")
-    assert [say(s, b"2", message)[0] for message in (pull, failed)] == [Stray("late")] * 2
+    late = Stray("late")
+    assert (say(s, b"2", pull)[0], fails(s, b"2")[0]) == (late, late)
     assert len(sent(say(s, b"1", pull), m.Part)) == 1
-    say(s, b"1", reply(0), body=memoryview(b"abc"))
-    for _ in range(2):
-        late = [say(s, b"1", message)[0] for message in (replace(pull, first=1), failed)]
-        assert late == [Stray("late")] * 2
+    replies(s, b"1", 0)
+    for _ in range(2):  # before it is accepted and after
+        assert (say(s, b"1", replace(pull, first=1))[0], fails(s, b"1")[0]) == (late, late)
         s.accept(key(), 0.0)
 
 
@@ -1030,14 +997,12 @@ def test_a_worker_that_is_back_with_more_clients_is_given_their_tasks_as_it_answ
     ready(s, b"1", "w", [0, 1])
     s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
     session = s.roster.workers["w"].session
-    say(s, b"1", reply(0), body=memoryview(b"abc"))
-    s.accept(key(0), 0.0)
+    answer(s, b"1", 0)
     s.closed(b"1", 0.0)
     ready(s, b"2", "w", range(4), inc=1, session=session, holding=[key(1)])
     assert s.roster.workers["w"].queue == [1, 2]
-    out = say(s, b"2", reply(1), body=memoryview(b"abc"))
-    s.accept(key(1), 0.0)
-    out += say(s, b"2", reply(2), body=memoryview(b"abc"))
+    out = answer(s, b"2", 1)
+    out += replies(s, b"2", 2)
     assert [t.key.client for t in sent(out, m.Task)] == [3]
 
 
