@@ -486,9 +486,11 @@ class ServerIO:
             self.link.settle_counted(NOBODY)
         if now >= self._shown_at:
             protocol, offset = self.protocol, time.time() - now
-            self.snapshot["waiting"] = protocol.waiting(offset)
-            self.snapshot["arrived"] = protocol.arrived()
-            self.snapshot["sites"] = protocol.roster.sites(protocol.clients, offset)
+            self.snapshot = {
+                "waiting": protocol.waiting(offset),
+                "arrived": protocol.arrived(),
+                "sites": protocol.roster.sites(protocol.clients, offset),
+            }
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
 

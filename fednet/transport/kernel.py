@@ -83,21 +83,18 @@ class KernelSocket:
             # the SYN on the side that connects.
             state, received, sent, again = _STATE_RECEIVED_SENT_RETRANSMITTED.unpack_from(info)
             if state != _ESTABLISHED:
-                self._fin = self._fin or self._ended(state)
+                if state == _CLOSED and not self._fin:
+                    # A connection that a reset has closed had seen a FIN before where Linux keeps
+                    # EPIPE for it (tcp_reset), in place of ECONNRESET; what libzmq has taken is not
+                    # told.
+                    error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    self._fin = error == errno.EPIPE
+                self._fin = self._fin or state in _PEER_HAS_ENDED
                 self.over = self._fin or state == _CLOSED
             self._last = (sent - again, received - self._fin)
         except (OSError, struct.error):
             pass  # it has ended: what was last known stands
         return self._last
-
-    def _ended(self, state: int) -> bool:
-        """Whether a FIN has come. A connection that a reset has closed had seen one before where
-        Linux keeps EPIPE for it (tcp_reset), in place of ECONNRESET; what libzmq has taken is not
-        told.
-        """
-        if state != _CLOSED:
-            return state in _PEER_HAS_ENDED
-        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EPIPE
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # it may have ended by itself

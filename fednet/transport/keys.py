@@ -49,12 +49,10 @@ class KeyPair:
 
 
 def make_server_keys(directory: str | Path) -> str:
-    """Makes the server's pair in `directory`; returns the public key. Raises ConfigError if there
-    is one already.
-    """
+    """Makes the server's pair in `directory`; returns the public key."""
     directory = Path(directory)
     (directory / "allowed").mkdir(parents=True, exist_ok=True)
-    return _make(directory / "server.key")
+    return make_client_keys(directory / "server.key")
 
 
 def trust(file: str | Path, server: str) -> None:
@@ -66,9 +64,26 @@ def trust(file: str | Path, server: str) -> None:
 
 def make_client_keys(file: str | Path, server: str | None = None) -> str:
     """Make a client's pair in `file`; returns the public key, the half that travels to the server's
-    `allow`.
+    `allow`. Raises ConfigError if there is one already.
     """
-    return _make(Path(file), server)
+    from fednet.transport.zeromq.sockets import new_curve_pair
+
+    if server is not None:
+        checked(server, "the server's public key")
+    public, secret = new_curve_pair()
+    while public.startswith("-"):  # on a command line it would pass for a flag
+        public, secret = new_curve_pair()
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write_new(path, _record(public, secret, server), 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path}: there is a key already, and keys are never overwritten."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
+    return public
 
 
 def allow(directory: str | Path, ids: Iterable[int], public: str, until: float = math.inf) -> None:
@@ -314,26 +329,6 @@ def time_of(text: str, where: str) -> float:
             f"{where}: expected a time (UTC) such as 2027-01-31 or 2027-01-31T18:00:00, found "
             f"{text.strip()!r}."
         ) from None
-
-
-def _make(path: Path, server: str | None = None) -> str:
-    from fednet.transport.zeromq.sockets import new_curve_pair
-
-    if server is not None:
-        checked(server, "the server's public key")
-    public, secret = new_curve_pair()
-    while public.startswith("-"):  # on a command line it would pass for a flag
-        public, secret = new_curve_pair()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write_new(path, _record(public, secret, server), 0o600)
-    except FileExistsError:
-        raise ConfigError(
-            f"{path}: there is a key already, and keys are never overwritten."
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
-    return public
 
 
 def _record(public: str, secret: str, server: str | None) -> str:

@@ -215,7 +215,7 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
     """The chain of a configuration's list, such as ["topk(0.01)", "qsgd(8)"]. Raises
     ConfigError. shapes: of the tensors in the vectors.
     """
-    places = {Feedback: "feedback", Reduce: "select", Values: "values", Lossless: "lossless"}
+    places = {"feedback": Feedback, "select": Reduce, "values": Values, "lossless": Lossless}
     chain = Chain()
     for item in items:
         part: Any = instance(registry.compressor, item)
@@ -226,16 +226,14 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
                 f"Lossless."
             )
         held(type(part), returns)
-        place = next(i for i, base in enumerate(places) if isinstance(part, base))
-        taken = (chain.feedback, chain.select, chain.values, chain.lossless)
-        if any(p is not None for p in taken[place:]):
+        place = next(name for name, base in places.items() if isinstance(part, base))
+        after = list(places)[list(places).index(place) :]
+        if any(getattr(chain, name) is not None for name in after):
             raise ConfigError(f"{chain}: {item!r} cannot follow; {ORDER}")
-        name = list(places.values())[place]
-        # Its field has the part's type.
-        more: dict[str, Any] = {name: part, "text": (*chain.text, str(item).replace(" ", ""))}
-        chain = dataclasses.replace(chain, **more)
-    feedback = chain.feedback
-    select = chain.select
+        chain = dataclasses.replace(
+            chain, **{place: part}, text=(*chain.text, str(item).replace(" ", ""))
+        )
+    feedback, select = chain.feedback, chain.select
     if feedback is not None:
         if why := feedback.refused(select, chain.values):
             raise ConfigError(f"{chain}: {chain.text[0]} {why}.")

@@ -28,7 +28,6 @@ from typing import (
     SupportsIndex,
     TypeVar,
     get_args,
-    get_origin,
 )
 
 import torch
@@ -115,15 +114,7 @@ def kind(
     """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array", dtype="float32",
     rank=2)`; see `Field`. A method whose fields are arrays or samples says their bytes in `sizes`.
     """
-    carrier = {
-        "tensors": Tensors,
-        "parameters": Tensors,
-        "float": float,
-        "int": int,
-        "run": Run,
-        "samples": Samples,
-    }
-    return Annotated[carrier.get(form, object), Field(name, form, dtype, rank, low, high)]
+    return Annotated[object, Field(name, form, dtype, rank, low, high)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +149,12 @@ class Payload:
         hints = typing.get_type_hints(cls, include_extras=True)
         fields = {}
         for f in dataclasses.fields(cls):
-            hint = hints[f.name]
-            marks = (
-                [a for a in get_args(hint)[1:] if isinstance(a, Field)]
-                if get_origin(hint) is Annotated
-                else []
-            )
+            marks = [a for a in get_args(hints[f.name]) if isinstance(a, Field)]
             if not marks:
                 raise ConfigError(
                     f"{cls.__qualname__}.{f.name}: a payload's field needs a kind (Weights, "
-                    f"Delta, Control, "
-                    f"Accuracy, Scalar, Statistics, Condensed, Shared, or fednet.kind(...)), got "
-                    f"{hint!r}."
+                    f"Delta, Control, Accuracy, Scalar, Statistics, Condensed, Shared, or "
+                    f"fednet.kind(...)), got {hints[f.name]!r}."
                 )
             fields[f.name] = marks[0]
         cls.fields = fields

@@ -278,8 +278,8 @@ class ZmqServer:
                 for link in self._ended[:ended]:
                     self._end(link, events)
                 del self._ended[:ended]
-            if self._blocked:
-                self._retry()
+            for conn, link in list(self._blocked.items()):
+                self._flush(conn, link)
             now = time.monotonic()
             if now >= self._watch_at or (self._strangers and now >= self._look_at):
                 self._look(now)
@@ -291,13 +291,8 @@ class ZmqServer:
         link = self._conns.get(conn)
         if link is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
-        if not link.queue:
-            sent = self._try(conn, frames)
-            if sent is not None:
-                return sent
-            self._blocked[conn] = link
         link.queue.append(frames)
-        return True
+        return len(link.queue) > 1 or self._flush(conn, link)
 
     def wake(self) -> None:
         self._waker.wake()
@@ -340,7 +335,8 @@ class ZmqServer:
             self._held.close()
         until = time.monotonic() + linger_s
         while self._blocked and time.monotonic() < until:
-            self._retry()
+            for conn, link in list(self._blocked.items()):
+                self._flush(conn, link)
             time.sleep(BLOCKED_RETRY_S)
         others = [self._monitor] if self._access is None else [self._monitor, self._access]
         close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
@@ -440,32 +436,24 @@ class ZmqServer:
         if link is not None:
             link.hang_up()
 
-    def _try(self, conn: bytes, frames: Frames) -> bool | None:
-        """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
-        unread.
-        """
-        try:
-            send(self._router, (conn, *frames))
-        except zmq.Again:
-            return None
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return False
-            raise
-        return True
-
-    def _retry(self) -> None:
-        for conn, link in list(self._blocked.items()):
-            while link.queue:
-                sent = self._try(conn, link.queue[0])
-                if sent is None:
-                    break
-                if sent:
-                    link.queue.popleft()
-                else:
-                    link.queue.clear()
-            if not link.queue:
-                del self._blocked[conn]
+    def _flush(self, conn: bytes, link: Connection) -> bool:
+        """Hands libzmq what is queued for a connection; False if its peer is gone."""
+        gone = False
+        while link.queue:
+            try:
+                send(self._router, (conn, *link.queue[0]))
+            except zmq.Again:  # its peer has as much as it may have unread
+                self._blocked[conn] = link
+                return True
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                gone = True
+                link.queue.clear()
+            else:
+                link.queue.popleft()
+        self._blocked.pop(conn, None)
+        return not gone
 
     # -- coming and going --------------------------------------------------------------------------
     def _check_keys(self, keyring: Keyring, asked: bool) -> None:
