@@ -57,17 +57,14 @@ class Inproc:
             client.conn = b"\x00" + self._given.to_bytes(4, "big")
             client.inbox.append(Opened(b""))
             self._server.peers[client.conn] = client
-            self._server.inboxes[client.conn] = deque()
 
     def _disconnect(self, client: InprocClient) -> None:
         if client.conn is None:
             return
         if self._server is not None:
             del self._server.peers[client.conn]
-            if client.conn in self._server.seen or self._server.inboxes[client.conn]:
+            if client.conn in self._server.inboxes:
                 self._server.inboxes[client.conn].append(Closed(client.conn))
-            else:
-                del self._server.inboxes[client.conn]  # the server never knew of it
         client.conn = None
         client.inbox.append(Closed(b""))
 
@@ -79,25 +76,20 @@ class InprocServer:
         self._network = network
         self._closed = False
         self.peers: dict[bytes, InprocClient] = {}
-        self.inboxes: dict[bytes, deque[Event]] = {}
-        self.seen: set[bytes] = set()
+        self.inboxes: dict[bytes, deque[Event]] = {}  # from a connection's first message on
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = []
         waiting = [conn for conn, inbox in self.inboxes.items() if inbox]
         while waiting:
             at = int(self._network._rng.integers(len(waiting))) if len(waiting) > 1 else 0
-            conn = waiting[at]
-            event = self.inboxes[conn].popleft()
-            if conn not in self.seen:
-                self.seen.add(conn)
-                events.append(Opened(conn))
-            events.append(event)
-            if isinstance(event, Closed):
-                self.seen.discard(conn)
-                del self.inboxes[conn]
-                waiting.pop(at)
-            elif not self.inboxes[conn]:
+            inbox = self.inboxes[waiting[at]]
+            events.append(inbox.popleft())
+            if isinstance(events[-1], Opened):
+                events.append(inbox.popleft())  # its first message
+            if isinstance(events[-1], Closed):
+                del self.inboxes[waiting[at]]
+            if not inbox:
                 waiting.pop(at)
         return events
 
@@ -155,6 +147,8 @@ class InprocClient:
         server = self._network._server
         if server is None or self.conn is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
+        if self.conn not in server.inboxes:
+            server.inboxes[self.conn] = deque([Opened(self.conn)])
         server.inboxes[self.conn].append(Received(self.conn, _carried(frames), self._user))
         return True
 

@@ -161,7 +161,7 @@ class Link:
             start, form = 0, self.ledger.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):
                 form = message.form
-                if not stray and length != message.size:  # the rest follows
+                if length != message.size:  # the rest follows
                     self.ledger.forms[name] = form
                 if length > m.PART and self._part > m.PART:
                     nbytes += self._parts(name, message, length) - self._framing(length)
