@@ -119,7 +119,11 @@ class Blocks(Values):
         m = np.float32(largest.max(initial=0.0))
         if not np.isfinite(m):  # `decode` refuses such a scale
             rows[:], largest[:] = 0, 0
-        share = _up(largest / m if np.isfinite(m) and m > 0 else largest)
+        ratio = largest / m if np.isfinite(m) and m > 0 else largest
+        share = ratio.astype(np.float16)
+        # Rounded up: no value then lies beyond its block's scale.
+        above = np.nextafter(share, np.float16(np.inf))
+        share = np.where(share.astype(np.float32) < ratio, above, share)
         step = (m if np.isfinite(m) else np.float32(0)) * share.astype(np.float32)
         level = rows / np.where(step > 0, step, np.float32(1))[:, None] * np.float32(self.s)
         codes = np.clip(np.rint(level), -self.s, self.s).reshape(-1)[:n] + self.s
@@ -156,12 +160,6 @@ class Int4(Blocks):
 
     paper = "Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization, arXiv:2110.02861"
     bits = 4
-
-
-def _up(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    """To float16, never to less than it was: no value then lies beyond its block's scale."""
-    near = x.astype(np.float16)
-    return np.where(near.astype(np.float32) < x, np.nextafter(near, np.float16(np.inf)), near)
 
 
 BUCKET = 512  # values that share a scale, as in the paper's experiments
