@@ -23,7 +23,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -85,10 +84,7 @@ class Rig:
 
     def ended(self, process: Any) -> tuple[int, str]:
         """Wait for its end. Return its exit status and its output."""
-        try:
-            return process.wait(WAIT_S), process.said()
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"runs after {WAIT_S:g} s; it said:\n{process.said()}") from None
+        return process.wait(), process.said()
 
     def run(self, module: str, *words: object) -> tuple[int, str]:
         return self.ended(self.start(module, *words))
@@ -123,21 +119,18 @@ class Forked:
         self.kill = self.process.kill
         self.terminate = self.process.terminate
 
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
     def poll(self) -> int | None:
-        return self.returncode
+        return self.process.exitcode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float | None = None) -> int:
-        self.process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(str(self.process.name), timeout or 0)
-        return self.returncode
+    def wait(self, limit_s: float = WAIT_S) -> int:
+        """Return its exit status, when it has ended."""
+        self.process.join(limit_s)
+        status = self.poll()
+        assert status is not None, f"runs after {limit_s:g} s; it said:\n{self.said()}"
+        return status
 
 
 def _forked(work: Callable[..., int], output: Path, *args: Any) -> None:
@@ -187,10 +180,8 @@ def until(true: Callable[[], Any], what: object, *watched: Any) -> Any:
     end = time.monotonic() + WAIT_S
     while not (found := true()):
         for process in watched:
-            if process.poll() is not None:
-                raise AssertionError(
-                    f"{what}: a process ended with {process.returncode}:\n{process.said()}"
-                )
+            status = process.poll()
+            assert status is None, f"{what}: a process ended with {status}:\n{process.said()}"
         assert time.monotonic() < end, f"{what}: not within {WAIT_S:g} s"
         time.sleep(0.01)
     return found
