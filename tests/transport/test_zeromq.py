@@ -5,9 +5,11 @@ reaches.
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -256,6 +258,27 @@ def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first(new_
     spoken(pair)
     assert pair.ends(second)
     assert pair.server.send(conn, [b"still"])
+
+
+def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_path, new_pair):
+    before = descriptors.count()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(socket.socket()) for _ in range(100)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100 + 120, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        pair = new_pair()
+        own = descriptors.count()
+        host, port = pair.server.address.removeprefix("tcp://").split(":")
+        for one in crowd:
+            one.connect((host, int(port)))
+            one.sendall(b"\xff")
+            pair.server.poll(0)
+        for _ in range(50):
+            (tmp_path / "file").open("a").close()
+            pair.server.poll(0.002)
+        assert pair.server.refusals["connections"] + pair.server.refusals["stranger"] > 0
+        assert descriptors.count() - own <= pair.server._room
 
 
 def test_peers_that_say_nothing_take_no_descriptor(pair):
