@@ -32,8 +32,12 @@ def config(name="one", **more):
     return from_mapping({"name": name, **more})
 
 
-def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_their_own(tmp_path):
-    queue = Queue(tmp_path)
+@pytest.fixture
+def queue(tmp_path):
+    return Queue(tmp_path)
+
+
+def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_their_own(queue):
     for name in ("one", "two", "one"):
         queue.submit(config(name))
     assert [(e.number, e.name, e.state) for e in queue.entries()] == [
@@ -43,7 +47,7 @@ def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_the
     ]
     assert "name: one-3" in queue.entry(3).config
     queue.cancel(2)
-    assert [e.state for e in Queue(tmp_path).entries()] == ["waiting", "cancelled", "waiting"]
+    assert [e.state for e in Queue(queue.folder).entries()] == ["waiting", "cancelled", "waiting"]
     with pytest.raises(ConfigError, match="run 2 is cancelled already"):
         queue.cancel(2)
     with pytest.raises(ConfigError, match="there is no run 9"):
@@ -65,8 +69,7 @@ def test_a_folder_that_is_served_has_an_empty_queue_before_anything_is_submitted
     assert capsys.readouterr().out.split() == ["run", "name", "state", "reason"]
 
 
-def test_a_copy_of_a_run_in_the_queue_is_no_run(tmp_path):
-    queue = Queue(tmp_path)
+def test_a_copy_of_a_run_in_the_queue_is_no_run(tmp_path, queue):
     queue.submit(config())
     for name in ("000001 (copy)", "1", "1b"):
         shutil.copy(tmp_path / "queue" / "000001.json", tmp_path / "queue" / f"{name}.json")
@@ -135,8 +138,7 @@ class Site:
             return answer.read().decode()
 
 
-def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing(tmp_path):
-    queue = Queue(tmp_path)
+def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing(queue):
     entry = queue.submit(config("shown"))
     write(queue.run(entry))
     with Site(queue) as site:
@@ -153,8 +155,7 @@ def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing(tmp_path):
     assert [e.state for e in queue.entries()] == ["waiting"]
 
 
-def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(tmp_path):
-    queue = Queue(tmp_path)
+def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(queue):
     runs = [queue.submit(config(f"r{k}")) for k in range(4)]
     for entry, state in zip(runs, ("done", "running", "waiting", "waiting")):
         entry.state = state
@@ -186,8 +187,7 @@ def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(tmp
         assert f"3 rounds in {seconds:.0f} s" in text
 
 
-def test_a_page_is_read_again_while_there_is_news(tmp_path):
-    queue = Queue(tmp_path)
+def test_a_page_is_read_again_while_there_is_news(queue):
     entry = queue.submit(config("shown"))
     write(queue.run(entry))
     summary = queue.run(entry) / "summary.json"
@@ -201,8 +201,7 @@ def test_a_page_is_read_again_while_there_is_news(tmp_path):
         assert "location.reload" not in site.get("/runs/1")
 
 
-def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(tmp_path):
-    queue = Queue(tmp_path)
+def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(queue):
     entry = queue.submit(config("shown"))
     entry.state, entry.reason = "failed", "<script>alert(1)</script>"
     queue.write(entry)
@@ -222,8 +221,8 @@ def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(tm
         (b"GET /runs/" + b"9" * 5000 + b" HTTP/1.0\r\nHost: localhost\r\n\r\n", 404),
     ],
 )
-def test_what_no_browser_asks_is_answered_with_a_sentence(tmp_path, capfd, asked, code):
-    with Site(Queue(tmp_path)) as site:
+def test_what_no_browser_asks_is_answered_with_a_sentence(queue, capfd, asked, code):
+    with Site(queue) as site:
         host, port = site.url.rsplit("/", 1)[-1].split(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             connection.sendall(asked)
@@ -335,9 +334,8 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
     [(-15, True, "running"), (4, True, "running"), (-11, False, "failed"), (2, True, "failed")],
 )
 def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
-    tmp_path, monkeypatch, status, asked, state
+    queue, monkeypatch, status, asked, state
 ):
-    queue = Queue(tmp_path)
     queue.submit(config())
     runner = Runner(queue, [], lambda line: None)
 
@@ -351,14 +349,13 @@ def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
-def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, number, name):
+def test_of_a_run_that_is_killed_the_queue_says_by_what(queue, monkeypatch, number, name):
     """It leaves no line of its own."""
 
     def killed(process, stop):
         process._process.send_signal(number)
         return process._process.wait()
 
-    queue = Queue(tmp_path)
     queue.submit(config())
     runner = Runner(queue, [], lambda line: None)
     monkeypatch.setattr("fednet.launch.parent.RunProcess.status", killed)
