@@ -273,21 +273,6 @@ def test_the_transformers_attention_by_hand():
 
 
 # -- layers whose written form would be another model ----------------------------------------------
-class Shared(nn.Module):
-    """Two layers of which one has another's weight, as a language model's output layer has."""
-
-    def __init__(self, *, classes):
-        super().__init__()
-        self.embed = nn.Embedding(20, 8)
-        self.body = nn.Linear(8, 8)
-        self.out = nn.Linear(8, 20, bias=False)
-        self.head = nn.Linear(20, classes)
-        self.out.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.head(self.out(self.body(self.embed(x)).mean(1)))
-
-
 class Spectral(nn.Module):
     """torch's older spectral_norm: `weight` is computed at each call."""
 
@@ -327,7 +312,7 @@ class Twice(nn.Module):
 
 @pytest.fixture
 def odd_models(monkeypatch):
-    for kind in (Shared, Spectral, Reads, Twice):
+    for kind in (Spectral, Reads, Twice):
         monkeypatch.setitem(registry.model._parts, kind.__name__.lower(), kind)
 
 
@@ -347,10 +332,6 @@ def test_adapters_that_could_not_be_written_are_refused(odd_models, name, says):
     """They were trained, and the written model was another one."""
     with pytest.raises(ConfigError, match=says):
         build(small(**odd(name, "body")))
-
-
-def test_a_tied_layer_carries_no_adapter(odd_models):
-    assert adapters.carriers(Shared(classes=3)) == ["body", "head"]
 
 
 def test_a_layer_with_two_names_is_written_as_it_was_trained(odd_models, tmp_path):

@@ -14,6 +14,7 @@ from torch import nn
 import fednet
 from fednet import Data, models, registry
 from fednet.errors import ConfigError
+from fednet.models import adapters
 from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
 from tests.rooms import lines
@@ -149,6 +150,12 @@ def test_two_parameters_over_the_same_memory_are_refused():
     model.out.weight.data = model.embed.weight.data
     with pytest.raises(ConfigError, match=r"parameters embed\.weight and out\.weight are two over"):
         Layout.of(model)
+
+
+def test_a_tied_layer_carries_no_adapter():
+    for tie, carriers in ((True, ["plain"]), (False, ["language.out", "plain"])):
+        net = nn.ModuleDict({"language": Tied(tie), "plain": nn.Linear(2, 2)})
+        assert adapters.carriers(net) == carriers
 
 
 # -- files -----------------------------------------------------------------------------------------
