@@ -78,7 +78,7 @@ def parts(monkeypatch):
         monkeypatch.setitem(registry.dataset._parts, name, made)
 
 
-def mapping(algorithm="fedavg", model="tied", dataset="steps", **more):
+def mapping(algorithm, model="tied", dataset="steps"):
     return {
         "name": "tied",
         "clients": 3,
@@ -89,7 +89,6 @@ def mapping(algorithm="fedavg", model="tied", dataset="steps", **more):
         "data": {"dataset": dataset, "partition": "iid"},
         "train": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         "report": False,
-        **more,
     }
 
 

@@ -74,43 +74,25 @@ def write(
             round(0.85 - 0.6 * 0.7 ** (t + 1) + 0.02 * rng.standard_normal(), 3)
             for t in range(rounds)
         ]
-    (path / "config.yaml").write_text(
-        yaml.safe_dump(
-            config(path.name, {"name": algorithm, **(options or {})}, seed, rounds, clients, **more)
-        )
-    )
-    (path / "partition.json").write_text(
-        json.dumps(
-            {
-                "classes": CLASSES,
-                "clients": clients,
-                "samples": counts.sum(1).tolist(),
-                "samples_by_class": counts.tolist(),
-                "sha256": [sha(seed, "part", i) for i in range(clients)],
-            }
-        )
-    )
-    confusion = {
-        "model": "global",
-        "tested_on": "server",
-        "counts": (TEST_PER_CLASS * np.eye(CLASSES, dtype=int)).tolist(),
+    own = {"name": algorithm, **(options or {})}
+    whole = config(path.name, own, seed, rounds, clients, **more)
+    (path / "config.yaml").write_text(yaml.safe_dump(whole))
+    partition = {
+        "classes": CLASSES,
+        "clients": clients,
+        "samples": counts.sum(1).tolist(),
+        "samples_by_class": counts.tolist(),
+        "sha256": [sha(seed, "part", i) for i in range(clients)],
     }
-    (path / "summary.json").write_text(
-        json.dumps(
-            {
-                "model_sha256": sha(algorithm, seed, rounds),
-                "confusion": confusion if any(a is not None for a in accuracy) else None,
-                "provenance": {
-                    "command": ["fednet", "run", f"{path.name}.yaml"],
-                    "fednet": "0.1.0",
-                    "torch": "2.6.0",
-                    "python": "3.10.0",
-                    "host": "lab",
-                    "device": "cpu",
-                },
-            }
-        )
-    )
+    (path / "partition.json").write_text(json.dumps(partition))
+    right = (TEST_PER_CLASS * np.eye(CLASSES, dtype=int)).tolist()
+    confusion = {"model": "global", "tested_on": "server", "counts": right}
+    summary = {
+        "model_sha256": sha(algorithm, seed, rounds),
+        "confusion": confusion if any(a is not None for a in accuracy) else None,
+        "provenance": {"command": ["fednet", "run", f"{path.name}.yaml"], "host": "lab"},
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
     wire, lines, people = [], [], []
     wire += [
         row(0, i, "up", "connection", {}, 64, useful=False, purpose="connection")
