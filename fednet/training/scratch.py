@@ -130,7 +130,7 @@ class Scratch:
         self._spares: list[Scratch] = []
         self.lent = 0  # of the spares, to the current task
         parameters, buffers, counters = layout.sizes
-        self.vector = room(parameters, torch.float32, self.device)
+        vector = room(parameters, torch.float32, self.device)
         self.buffers = torch.zeros(buffers, device=self.device)
         self.counters = torch.zeros(counters, dtype=torch.int64, device=self.device)
         self.frozen = frozen_parts(self.module, layout)
@@ -140,24 +140,23 @@ class Scratch:
         known = dict(self.module.named_parameters())
         for parameter in known.values():
             parameter.requires_grad_(False)
-        flat = Tensors(layout, self.vector, self.buffers, self.counters)
+        flat = Tensors(layout, vector, self.buffers, self.counters)
+        made: list[torch.Tensor] = []
         for slot in layout.slots:
-            view = flat[slot.name]
             if slot.role == "parameter":
                 parameter = known[slot.name]
-                if channels_last and len(slot.shape) == 4:
-                    out, c, h, w = slot.shape
-                    view = view.view(out, h, w, c).permute(0, 3, 1, 2)
-                    self._kernels[slot.name] = view
-                view.copy_(parameter.detach())
-                parameter.data = view
+                made.append(parameter.detach())
                 self.parameters[slot.name] = parameter.requires_grad_(True)
             else:
+                view = flat[slot.name]
                 path, _, leaf = slot.name.rpartition(".")
                 owner = self.module.get_submodule(path)
                 view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
                 owner._buffers[leaf] = view
                 self._buffer_views.append((owner, leaf, view))
+        self._place(vector)
+        for parameter, value in zip(self.parameters.values(), made):
+            parameter.data.copy_(value)
         self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
         for part, _ in self._parts:
             if isinstance(part, nn.RNNBase):  # on a GPU it would move the parameters
@@ -168,6 +167,18 @@ class Scratch:
             isinstance(part, _BatchNorm) and id(part) not in frozen for part, _ in self._parts
         )
         self.may_draw = any(may_draw(part) for part, _ in self._parts)
+
+    def _place(self, vector: torch.Tensor) -> None:
+        """Makes the parameters views of this vector."""
+        self.vector = vector
+        flat = Tensors(self.layout, vector, self.buffers, self.counters)
+        for name, parameter in self.parameters.items():
+            view = flat[name]
+            if self.channels_last and view.dim() == 4:
+                out, c, h, w = view.shape
+                view = view.view(out, h, w, c).permute(0, 3, 1, 2)
+                self._kernels[name] = view
+            parameter.data = view
 
     def train_mode(self, alone: bool) -> None:
         """Sets train mode, but eval mode for modules whose parameters are all frozen. alone: the
@@ -192,6 +203,8 @@ class Scratch:
                 f"of another layout."
             )
         x = x.to(self.device)
+        if not self.vector.numel():  # given away
+            self._place(room(len(x.vector), torch.float32, self.device))
         self.vector.copy_(x.vector)
         for name, view in self._kernels.items():
             view.copy_(x[name])
@@ -202,7 +215,7 @@ class Scratch:
 
     def values(self, give_away: bool = False) -> Tensors:
         """Returns a copy of the module's tensors. give_away: on the CPU a large model's memory is
-        not copied but returned: the module gets other memory, and has no values until `load`.
+        not copied but returned: the module has none until `load`.
         Raises ConfigError if a buffer has changed its shape.
         """
         for owner, leaf, view in self._buffer_views:  # which the module may have replaced
@@ -218,18 +231,17 @@ class Scratch:
             view.copy_(now.detach())
             owner._buffers[leaf] = view
         vector = self.vector
-        new = room(vector.numel(), torch.float32, self.device)
-        large = vector.nbytes >= FROM_BYTES and not self._kernels
-        if give_away and large and self.device.type == "cpu":
-            self.vector = new
-            flat = Tensors(self.layout, new, self.buffers, self.counters)
-            for name, parameter in self.parameters.items():
-                parameter.data = flat[name]
-        else:
-            vector = new.copy_(vector)
+        given = give_away and vector.nbytes >= FROM_BYTES and self.device.type == "cpu"
+        if not given:
+            vector = room(vector.numel(), torch.float32, self.device).copy_(vector)
         out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
         for name, view in self._kernels.items():
-            out[name].copy_(view)
+            out[name].copy_(view.clone() if given else view)  # else from the same memory
+        if given:
+            self.vector = torch.empty(0)
+            for parameter in self.parameters.values():
+                parameter.data = self.vector
+            self._kernels.clear()
         return out
 
     def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:

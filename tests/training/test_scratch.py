@@ -116,7 +116,7 @@ def test_a_model_may_have_its_recurrent_layers_flattened(monkeypatch):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_large_model_gives_its_memory_away_after_training(channels_last):
-    """Unless its kernels have their channels innermost: that is not the order of a layout."""
+    """It takes other memory when the next client's model is loaded, not before."""
     layers = (nn.Conv2d(2, 2, 3), nn.Linear(1100, 1000), nn.BatchNorm1d(1000))
     layout = Layout.of(nn.Sequential(*layers))
     own = Scratch(lambda: nn.Sequential(*layers), layout, channels_last=channels_last)
@@ -125,11 +125,16 @@ def test_a_large_model_gives_its_memory_away_after_training(channels_last):
     own.load(x)
     place = own.vector.data_ptr()
     trained = own.values(give_away=True)
-    assert (trained.vector.data_ptr() == place) is not channels_last
+    assert trained.vector.data_ptr() == place
     assert trained.sha256() == x.sha256()
+    assert not any(held.numel() for held in (own.vector, *own.module.parameters()))
     own.load(x.zeros_like())
     assert not own.module[1].weight.detach().any()
+    assert own.module[0].weight.is_contiguous() is not channels_last
     assert trained.sha256() == x.sha256()
+    own.load(x)
+    assert torch.equal(own.module[0].weight, x["0.weight"])
+    assert own.values().sha256() == x.sha256()
 
 
 # -- kernels whose channels are innermost ---------------------------------------------------------
