@@ -239,6 +239,7 @@ class ClientLoop:
         self._wanted: dict[m.Key, p.Given] = {}
         self._delayed: list[Done] = []  # by planned faults
         self._round = 0  # of the newest task
+        self._answered = 0  # tasks
         self._run = run
         self._searched_at = 0.0  # when the server was last looked for
         self._done_at: float | None = None  # when the run was first found to be finished
@@ -418,6 +419,11 @@ class ClientLoop:
             return
         self._wanted.pop(key)
         self._lines.answered(done)
+        self._answered += 1
+        if not self._inline and self._answered.bit_count() == 1:
+            # After tasks 1, 2, 4, 8, ...: the first ones find other gaps in the heap than those
+            # that follow, which use the same ones again.
+            give_back_freed()
         if done.failed is not None:
             failed = done.failed
             self._follow(

@@ -199,6 +199,7 @@ class Supervisor:
         from fednet.experiment import build as experiment
 
         experiment.build_to_share(self.config, self.how.data)
+        capacity.give_back_freed()
 
     # -- what the children do ----------------------------------------------------------------------
     def _fork(self, role: str) -> None:

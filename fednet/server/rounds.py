@@ -22,6 +22,7 @@ from fednet import records
 from fednet.algorithms.base import State
 from fednet.algorithms.secure import Secure
 from fednet.buffers import collect_in_time
+from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
 from fednet.experiment import privacy, selection
@@ -421,6 +422,8 @@ class Rounds:
         self.io.book_round(round.number)
         self._show(round)
         collect_in_time()
+        if not self.io.inline:
+            give_back_freed()  # where the round's messages were, in gaps of different sizes
         if reason := abort_reason(config, round, progress.void):
             self.io.cancel("the run ends")
             self.save()
