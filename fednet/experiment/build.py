@@ -328,6 +328,9 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
         uses_public=algorithm.uses_public,
     )
     trial.finite(federation.data)  # a site's own data are checked where they are read
+    if not config.evaluate.every and config.data.client_test == "none":
+        # Nobody evaluates anything: the test set would only take memory.
+        federation = dataclasses.replace(federation, data=federation.data.replace(test=None))
     return _fitted(config, algorithm, federation.data, federation)
 
 

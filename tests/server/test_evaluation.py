@@ -111,6 +111,17 @@ def test_a_split_method_is_judged_with_the_shared_part_that_the_configuration_sa
     }
 
 
+def test_where_nobody_evaluates_no_test_set_is_in_memory(tmp_path):
+    """The same model comes of it. Clients' own test sets are a part of it."""
+    models = []
+    for every, own, kept in ((0, "none", False), (1, "none", True), (0, "like_train", True)):
+        changes = {"evaluate": {"every": every, "clients": "none"}, "data": {"client_test": own}}
+        assert bool(build.build(small(**changes), None).data.n_test) == kept
+        models.append(load_file(run(tmp_path / f"{every}-{own}", **changes) / "model.safetensors"))
+    for name, value in models[0].items():
+        assert all(torch.equal(value, other[name]) for other in models)
+
+
 def nearest(module, prototypes, site):
     """How many of the site's test samples lie nearest to their class's prototype."""
     x, y = site.test
