@@ -18,7 +18,7 @@ from fednet import capacity, ids, loading
 from fednet.client import preparing
 from fednet.client.loop import ClientLoop, given_up, read_server
 from fednet.client.policy import Policy
-from fednet.client.slots import MOST, memory_of
+from fednet.client.slots import MOST
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
@@ -98,7 +98,8 @@ def main(
         curve=pair is not None,
         run=run,
         faults=policy.faults,
-        devices=[memory_of(device, gpu_share or 1.0) for device in devices],
+        devices=devices,
+        gpu_share=gpu_share or 1.0,
         most=len(asked.listed) or MOST,
     )
     # Ctrl-C and a closed terminal reach all processes; a launcher stops those that it started.

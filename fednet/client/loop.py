@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
-from fednet.client.slots import GpuMemory, NoRoom, Slots
+from fednet.client.slots import NoRoom, Slots
 from fednet.errors import (
     BaseAbsent,
     CannotGoOn,
@@ -194,8 +194,8 @@ class ClientLoop:
     prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
     only for another run. curve: the connection is encrypted, or its bytes are counted as if it
     were. inline: tasks are done within `step`, because the server runs in this process too. run:
-    the directory in which the server is found. faults: planned faults are acted out. devices: the
-    memory of each, None for a processor. most: clients of this process.
+    the directory in which the server is found. faults: planned faults are acted out. gpu_share: of
+    a GPU that this process may use. most: clients of this process.
 
     lacking: clients whose last task found no state here.
     """
@@ -210,7 +210,8 @@ class ClientLoop:
         inline: bool = False,
         run: Path | None = None,
         faults: bool = False,
-        devices: Sequence[GpuMemory | None] = (None,),
+        devices: Sequence[str] = ("cpu",),
+        gpu_share: float = 1.0,
         most: int = 1,
     ) -> None:
         self.protocol = protocol
@@ -248,7 +249,9 @@ class ClientLoop:
         self._closing = threading.Event()
         self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
-        self.slots = Slots(devices, most, inline=inline, changed=self._slots_changed)
+        self.slots = Slots(
+            devices, most, gpu_share=gpu_share, inline=inline, changed=self._slots_changed
+        )
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(

@@ -21,48 +21,13 @@ from fednet.experiment import determinism
 
 SPARE = 0.9  # of the memory is used: another client may need more than the first one
 MOST = 16  # tasks on a device at once: more threads of a Python process only wait for each other
+MEASURED = ("cuda",)  # devices whose memory is
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
 T = TypeVar("T")
 Job = Callable[[int], None]  # gets the number of the device on which it runs
-
-
-# -- the memory of a device ------------------------------------------------------------------------
-class GpuMemory:
-    """Measures the memory of a CUDA device, in bytes. share: of it, where other processes are known
-    to use it too.
-    """
-
-    def __init__(self, name: str, share: float = 1.0) -> None:
-        import torch
-
-        self.name = name
-        self._share = share
-        self._cuda = torch.cuda
-
-    def need(self) -> int:
-        """Returns the most that this process has taken so far, with the gaps between allocations:
-        after its first task, what one client needs.
-        """
-        return int(self._cuda.max_memory_reserved(self.name))
-
-    def room(self) -> int:
-        """Returns what this process could have: what is free, and what it has already."""
-        free, total = self._cuda.mem_get_info(self.name)
-        return int(min(free + self._cuda.memory_reserved(self.name), total * self._share))
-
-    def release(self) -> None:
-        """Gives back what is kept for later but not in use."""
-        self._cuda.empty_cache()
-
-
-def memory_of(device: str, share: float = 1.0) -> GpuMemory | None:
-    """Returns a device's memory; None for a processor, which trains one client at a time, with all
-    cores of its process, unless clients are packed.
-    """
-    return GpuMemory(device, share) if device.startswith("cuda") else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -92,7 +57,7 @@ class _Device:
     known. failures: how often in a row a task ran out of memory while it was alone.
     """
 
-    memory: GpuMemory | None
+    name: str
     limit: int = 1
     threads: int = 0
     running: int = 0
@@ -103,22 +68,26 @@ class _Device:
 
 class Slots:
     """Does jobs from a queue, with a thread for each slot of each device. Any thread may call it.
+    Without packs a processor trains one client at a time, with all cores of its process.
 
-    most: clients that this process hosts. inline: the jobs are done while the caller is in
+    gpu_share: of a GPU's memory, where other processes are known to use it too. most: clients that
+    this process hosts. inline: the jobs are done while the caller is in
     `work_inline`, by itself or, if clients are packed, by threads: they would only take Python's
     lock from it. changed() is called when the number of tasks that may run at once changes.
     """
 
     def __init__(
         self,
-        memories: Sequence[GpuMemory | None],
+        devices: Sequence[str],
         most: int,
         *,
+        gpu_share: float = 1.0,
         inline: bool = False,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._devices = [_Device(memory) for memory in memories]
+        self._devices = [_Device(name) for name in devices]
         self._most = max(1, min(most, MOST))
+        self._gpu_share = gpu_share
         self._inline = inline
         self._changed = changed
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -223,8 +192,10 @@ class Slots:
         """Returns what `work()` returns. If the device runs out of memory, calls `forget()` and
         raises NoRoom.
         """
+        import torch
+
         device = self._devices[number]
-        memory = device.memory
+        gpu = device.name.startswith(MEASURED)
         with self._lock:
             device.running += 1
             limit = device.limit
@@ -240,9 +211,13 @@ class Slots:
                 device.running -= 1
                 device.failures = 0
                 first, device.measured = not device.measured, True
-                if first and memory is not None and (need := memory.need()) > 0:
-                    fit = int(memory.room() * SPARE) // need
-                    device.limit = max(1, min(self._most, fit))
+                # What this process has taken so far, with the gaps between allocations: after its
+                # first task, what one client needs.
+                if first and gpu and (need := torch.cuda.max_memory_reserved(device.name)) > 0:
+                    free, total = torch.cuda.mem_get_info(device.name)
+                    own = torch.cuda.memory_reserved(device.name)
+                    room = int(min(free + own, total * self._gpu_share))
+                    device.limit = max(1, min(self._most, int(room * SPARE) // need))
                 grown = first and device.limit > 1
             if grown:
                 self._start_threads()
@@ -254,8 +229,8 @@ class Slots:
             # Of several that ran out together only the first lowers the limit.
             if limit > 1 and limit == device.limit:
                 device.limit -= 1
-            if memory is not None:
-                memory.release()
+            if gpu:
+                torch.cuda.empty_cache()
             again_s: float | None = 0.0
             if not device.running and limit == 1:  # else there is less beside it the next time
                 device.failures += 1
@@ -263,4 +238,4 @@ class Slots:
                 if device.failures <= len(PAUSES_S):
                     again_s = PAUSES_S[device.failures - 1]
         self._changed()
-        raise NoRoom("cpu" if memory is None else memory.name, again_s)
+        raise NoRoom(device.name, again_s)

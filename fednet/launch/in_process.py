@@ -31,7 +31,6 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
     from fednet.client.preparing import prepare
-    from fednet.client.slots import memory_of
     from fednet.protocol.client import ClientProtocol
     from fednet.protocol.tasks import Rules
     from fednet.transport.inproc import Inproc
@@ -77,7 +76,7 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         curve=config.security.curve,
         inline=True,
         faults=True,
-        devices=[memory_of(device)],
+        devices=[device],
     )
 
     def pump() -> bool:

@@ -21,33 +21,39 @@ from tests.chaos.test_hostile import CONFIG, in_thread, serve
 
 
 class Fake:
-    """A device of `size`, of which one task takes `each`."""
+    """The memory of all devices that a test has: `size`, of which one task takes `each`."""
 
-    def __init__(self, size: int = 100, each: int = 20) -> None:
-        self.name, self.size, self.each, self.released = "fake", size, each, 0
+    def __init__(self, monkeypatch, size: int, each: int, device: str = "fake") -> None:
+        self.size, self.each, self.released = size, each, 0
+        monkeypatch.setattr(slots, "MEASURED", (device,))
+        for name in ("max_memory_reserved", "memory_reserved", "mem_get_info", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
-    def need(self) -> int:
+    def max_memory_reserved(self, device: str) -> int:
         return self.each
 
-    def room(self) -> int:
-        return self.size
+    def memory_reserved(self, device: str) -> int:
+        return self.size // 2  # by this process
 
-    def release(self) -> None:
+    def mem_get_info(self, device: str) -> tuple[int, int]:
+        return self.size - self.size // 2, 2 * self.size
+
+    def empty_cache(self) -> None:
         self.released += 1
 
 
 @pytest.fixture
-def made():
-    """Makes slots, whose threads end with the test."""
+def made(monkeypatch):
+    """Makes slots and the memory of their devices. Their threads end with the test."""
     all: list[Slots] = []
 
-    def make(*devices, most=100, **more) -> Slots:
-        all.append(Slots(devices or (Fake(),), most, **more))
-        return all[-1]
+    def make(size=100, each=20, devices=("fake",), most=100, **more) -> tuple[Slots, Fake]:
+        all.append(Slots(devices, most, **more))
+        return all[-1], Fake(monkeypatch, size, each)
 
     yield make
-    for each in all:
-        each.close()
+    for one in all:
+        one.close()
 
 
 def succeed(s: Slots, device: int = 0) -> None:
@@ -69,31 +75,30 @@ def run_out(s: Slots, together: int = 1) -> list[float | None]:
 
 
 @pytest.mark.parametrize(
-    ("memory", "most", "fit"),
+    ("size", "each", "more", "fit"),
     [
-        (Fake(100, 20), 100, 4),  # 90 of 100 by 20
-        (Fake(100, 20), 2, 2),  # no more than there are clients
-        (Fake(100, 95), 9, 1),  # one that hardly fits is alone
-        (Fake(100, 300), 9, 1),
-        (Fake(10**9, 1), 10**6, MOST),
-        (Fake(100, 0), 9, 1),  # a device that reports nothing
-        (None, 10, 1),  # a processor
+        (100, 20, {}, 4),  # 90 of 100 by 20
+        (100, 20, {"most": 2}, 2),  # no more than there are clients
+        (100, 20, {"gpu_share": 0.3}, 2),  # 54 of 200 by 20
+        (100, 95, {}, 1),  # one that hardly fits is alone
+        (100, 300, {}, 1),
+        (10**9, 1, {"most": 10**6}, MOST),
+        (100, 0, {}, 1),  # a device that reports nothing
+        (100, 20, {"devices": ("cpu",)}, 1),  # a processor
     ],
 )
-def test_the_first_task_is_alone_and_then_as_many_as_fit(made, memory, most, fit):
-    s = made(memory, most=most)
+def test_the_first_task_is_alone_and_then_as_many_as_fit(made, size, each, more, fit):
+    s, memory = made(size, each, **more)
     assert s.total == 1
     succeed(s)
     assert s.total == fit
-    if memory is not None:
-        memory.each = 1
+    memory.each = 1
     succeed(s)
     assert s.total == fit  # it is measured once
 
 
 def test_of_several_tasks_that_run_out_of_memory_only_the_first_lowers_the_limit(made):
-    memory = Fake(100, 20)
-    s = made(memory)
+    s, memory = made()
     succeed(s)
     assert run_out(s, together=3) == [0.0, 0.0, 0.0]
     assert (s.total, memory.released) == (3, 3)
@@ -105,7 +110,7 @@ def test_of_several_tasks_that_run_out_of_memory_only_the_first_lowers_the_limit
 
 
 def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(made):
-    s = made(Fake(100, 45))
+    s, _ = made(each=45)
     succeed(s)
     assert s.total == 2
 
@@ -119,7 +124,7 @@ def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_all_jobs_are_done_and_never_more_at_once_than_may_run(made, inline):
-    s = made(inline=inline)
+    s, _ = made(inline=inline)
     if inline:
         s.pack(4)
     lock, over = threading.Lock(), threading.Event()
@@ -177,7 +182,7 @@ def test_what_counts_as_out_of_memory(broken, short):
 
 
 def test_clients_that_are_packed_run_together_from_the_first_task_on_and_nothing_is_measured(made):
-    s = made(Fake(100, 45), Fake(100, 45))
+    s, _ = made(each=45, devices=("fake", "fake"))
     s.pack(20)
     assert (s.limit(1), s.total) == (20, 40)
     succeed(s)
@@ -195,7 +200,7 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
     alone = serve(tmp_path / "alone", None)
     monkeypatch.setattr(placement, "place", lambda device: ["cpu", "cpu"])
     # Room for four, says the first; there is none for two.
-    monkeypatch.setattr(join, "memory_of", lambda device, share: Fake(100, 20))
+    Fake(monkeypatch, 100, 20, "cpu")
     work, changed, short = Worker.work, threading.Condition(), []
     at_work, done = Counter(), Counter()
 
