@@ -7,15 +7,17 @@ from typing import Any
 from fednet.papers import results
 
 
-def rows(column: str = "alpha=1", **methods: tuple[float | None, list[float | None]]) -> list[Any]:
+def rows(
+    measure: str = "best_accuracy", **methods: tuple[float | None, list[float | None]]
+) -> list[Any]:
     """By method: the paper's figure, and ours by seed."""
     blank = dict.fromkeys(results.FIXED) | {
         "table": "paper/table",
         "scale": "full",
         "dataset": "D",
-        "heterogeneity": column,
+        "heterogeneity": "alpha=1",
         "status": "done",
-        "measure": "best_accuracy",
+        "measure": measure,
     }
     return [
         {**blank, "method": name, "paper": paper, "ours": value, "seed": seed}

@@ -26,9 +26,7 @@ def test_a_pair_is_significant_where_its_differences_by_seed_exclude_zero():
 
 
 def test_a_pair_of_which_a_seed_never_got_to_the_target_is_not_significant_by_the_others():
-    made = rows(A=(60.0, [10.0, 11.0, None]), B=(90.0, [20.0, 21.0, 22.0]))
-    for r in made:
-        r["measure"] = "rounds_to_target"
+    made = rows("rounds_to_target", A=(60.0, [10.0, 11.0, None]), B=(90.0, [20.0, 21.0, 22.0]))
     assert verdict(made) == OrderVerdict(pairs=1)
     made[2]["ours"] = 12.0
     assert verdict(made) == OrderVerdict(agree=1, pairs=1)
@@ -77,9 +75,8 @@ def test_the_order_of_methods_is_compared_pair_by_pair(made, found):
 
 
 def test_less_is_better_for_rounds_to_a_target_and_who_never_gets_there_is_behind_all_who_do():
-    made = rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))
-    for r in made:
-        r["measure"] = "rounds_to_target"
+    never = {"A": (40.0, [30.0, None]), "B": (60.0, [None, None]), "C": (80.0, [90.0])}
+    made = rows("rounds_to_target", **never)
     # A and B are before C in the paper; half of A's seeds never got there, as all of B's
     assert order.order(column(made)) == (0, 2, False)
     # two of A's three did
@@ -90,15 +87,18 @@ def test_the_own_methods_lead_is_taken_seed_by_seed():
     """Two seeds that differ by 20 points, and a lead of 2 and 4 in both: 3 on average, with a
     deviation of 1.41.
     """
-    made = rows(Paper=(50.0, [52.0, 34.0]), FedAvg=(49.0, [50.0, 30.0]), Late=(48.0, [10.0]))
+    methods = {
+        "Paper": (50.0, [52.0, 34.0]),
+        "FedAvg": (49.0, [50.0, 30.0]),
+        "Late": (48.0, [10.0]),
+    }
+    made = rows(**methods)
     lead = (
         "Paper's lead seed by seed (mean ± standard deviation, seeds): less FedAvg +3.00 ± 1.41 (2)"
     )
     assert order.paired(column(made)) == lead
     assert next(order.notes(made)) == f"D alpha=1: {lead}."
-    for r in made:
-        r["measure"] = "rounds_to_target"
-    assert not order.paired(column(made))
+    assert not order.paired(column(rows("rounds_to_target", **methods)))
 
 
 # -- the pages -------------------------------------------------------------------------------------

@@ -114,10 +114,8 @@ def test_what_was_run_at_another_setting_has_no_difference_from_the_paper(other)
 
 
 def test_who_never_gets_to_the_target_is_said_and_is_in_no_mean():
-    made = [
-        {**r, "measure": "rounds_to_target"}
-        for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))
-    ]
+    never = {"A": (40.0, [30.0, None]), "B": (60.0, [None, None]), "C": (80.0, [90.0])}
+    made = rows("rounds_to_target", **never)
     found = [(line["ours"], line["difference"]) for line in lines(made)]
     assert found == [("30.00 (1 of 2 never)", ""), ("never", ""), ("90", "+10.00")]
 

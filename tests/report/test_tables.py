@@ -13,17 +13,14 @@ from fednet.report.tables import compare, table
 from tests.report.fake_run import jsonl, opened, write
 
 
-def two_methods(path, seeds=(0, 1, 2)):
-    for s in seeds:
-        write(path / f"avg-{s}", seed=s, rounds=3, accuracy=[0.2, 0.4, 0.5])
-        write(
-            path / f"prox-{s}",
-            algorithm="fedprox",
-            seed=s,
-            rounds=3,
-            accuracy=[0.3, 0.5, 0.6 + 0.01 * s],
-        )
-    return [open_run(path / f"{m}-{s}") for m in ("avg", "prox") for s in seeds]
+def two_methods(path):
+    """Three seeds of FedAvg, and three of FedProx."""
+    runs = [opened(path / f"avg-{s}", seed=s, rounds=3, accuracy=[0.2, 0.4, 0.5]) for s in range(3)]
+    for s in range(3):
+        accuracy = [0.3, 0.5, 0.6 + 0.01 * s]
+        own = {"algorithm": "fedprox", "seed": s, "rounds": 3, "accuracy": accuracy}
+        runs.append(opened(path / f"prox-{s}", **own))
+    return runs
 
 
 def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
@@ -49,9 +46,10 @@ def test_differences_are_paired_by_seed(tmp_path):
 
 
 def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
-    write(tmp_path / "a0", seed=0, rounds=2, accuracy=[0.5, 0.7])
-    write(tmp_path / "a1", seed=1, rounds=2, accuracy=[0.5, 0.6])
-    runs = [open_run(tmp_path / n) for n in ("a0", "a1")]
+    runs = [
+        opened(tmp_path / f"a{seed}", seed=seed, rounds=2, accuracy=[0.5, last])
+        for seed, last in enumerate((0.7, 0.6))
+    ]
     assert "1 of 2 seeds (2.0, -)" in compare(runs, targets=[0.7], by="rounds")
     rows = list(
         csv.DictReader(io.StringIO(compare(runs, targets=[0.7], by="rounds", format="csv")))
@@ -61,16 +59,16 @@ def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
 
 
 def test_the_mean_of_the_last_says_of_how_many_rounds_it_is(tmp_path):
-    assert table(two_methods(tmp_path)).columns[2].title == "last 3 global"
-    write(tmp_path / "long", rounds=12, accuracy=[0.5] * 12)
-    both = [open_run(tmp_path / n) for n in ("avg-0", "long")]
-    assert table(both).columns[2].title == "last 3-10 global"
+    three = opened(tmp_path / "three", rounds=3, accuracy=[0.5] * 3)
+    twelve = opened(tmp_path / "twelve", rounds=12, accuracy=[0.5] * 12)
+    assert table([three]).columns[2].title == "last 3 global"
+    assert table([three, twelve]).columns[2].title == "last 3-10 global"
 
 
 def test_a_run_without_test_accuracies_is_not_said_to_never_reach_a_target(tmp_path):
-    write(tmp_path / "a", rounds=2, accuracy=[0.5, 0.8])
-    write(tmp_path / "b", algorithm="fedper", rounds=2, accuracy=[None, None])
-    t = table([open_run(tmp_path / n) for n in ("a", "b")], targets=[0.7])
+    judged = opened(tmp_path / "a", rounds=2, accuracy=[0.5, 0.8])
+    bare = opened(tmp_path / "b", algorithm="fedper", rounds=2, accuracy=[None, None])
+    t = table([judged, bare], targets=[0.7])
     assert [c.title for c in t.columns][2] == "last 2 global"
     for i, column in enumerate(t.columns):
         if not column.title.startswith("MB") or " to " in column.title:
