@@ -1,4 +1,4 @@
-"""SCAFFOLD, and which methods are refused beside what they cannot do."""
+"""SCAFFOLD."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fednet.config import from_mapping
-from fednet.errors import ConfigError
 from fednet.training.optimizers import tau
 from tests.algorithms.harness import Federation
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
@@ -76,25 +75,9 @@ def test_a_client_without_samples_leaves_its_variate():
     assert run.x.is_finite()
 
 
-def test_option_i_with_the_correction_outside_momentum_is_refused():
-    both = {"name": "scaffold", "option": "I", "correction": "post"}
-    with pytest.raises(
-        ConfigError, match=r"algorithm\.correction: post with option I corrects too"
-    ):
-        from_mapping({"algorithm": both, "train": {"momentum": 0.9}})
-    from_mapping({"algorithm": both})
-    for one in ({"option": "I"}, {"correction": "post"}):
-        from_mapping({"algorithm": {"name": "scaffold", **one}, "train": {"momentum": 0.9}})
-
-
-@pytest.mark.parametrize("method", ["fedcm", "fednova", "fedsgd", "scaffold"])
-def test_methods_that_compute_with_the_steps_of_sgd_are_refused_with_other_optimizers(method):
-    train = {"optimizer": "adam", "momentum": 0.0}
-    with pytest.raises(ConfigError, match=f"train.optimizer: {method} assumes plain SGD steps"):
-        from_mapping({"algorithm": method, "train": train})
-
-
-@pytest.mark.parametrize("method", ["fedrod", "fedabc", "feddc", "feddcplus", "fedlc"])
-def test_methods_with_a_loss_about_classes_are_refused_for_other_tasks(method):
-    with pytest.raises(ConfigError, match=f"task: {method} trains with a loss of its own about"):
-        from_mapping({"algorithm": method, "task": "regression"})
+def test_option_i_goes_with_the_correction_outside_of_momentum_where_there_is_none():
+    """Otherwise it is refused: tests/refused.yaml."""
+    one, other = {"name": "scaffold", "option": "I"}, {"name": "scaffold", "correction": "post"}
+    from_mapping({"algorithm": one | other})
+    for alone in (one, other):
+        from_mapping({"algorithm": alone, "train": {"momentum": 0.9}})

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednet.config import from_mapping
-from fednet.errors import ConfigError
 from fednet.robust import attacks, rules
 from fednet.robust.stack import Stack
 from fednet.tensors import Layout, Tensors
@@ -230,26 +229,3 @@ def test_malicious_clients_are_drawn_once_and_rounded_down():
     )
     assert attacks.malicious(config()) == frozenset()
     assert attacks.flipped_labels(torch.tensor([0, 1, 9]), 10).tolist() == [9, 8, 0]
-
-
-# -- what is refused -------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"algorithm": "feddpc", "aggregation": {"rule": "krum"}}, "aggregation.rule: feddpc"),
-        (
-            {"algorithm": "scaffold", "faults": {"malicious": {"clients": 0.2, "attack": "ipm"}}},
-            "malicious.attack: scaffold",
-        ),
-        (
-            {"aggregation": {"rule": "median"}, "privacy": {"clip": 1, "noise": 1}},
-            "computed for a mean",
-        ),
-        ({"aggregation": {"rule": "medain"}}, "median"),
-        ({"aggregation": {"tolerate": 0.5}}, "aggregation.tolerate"),
-        ({"faults": {"malicious": {"clients": 0.2, "attack": "flip"}}}, "sign_flip"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(sections, said):
-    with pytest.raises(ConfigError, match=said):
-        config(**sections)

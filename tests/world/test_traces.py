@@ -72,26 +72,6 @@ def test_a_file_by_client_is_read_as_it_is(tmp_path):
     assert world.links(config.Config(), 0) is None
 
 
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        (
-            {"availability": {"trace": "phones", "model": "bernoulli", "p": 0.5}},
-            "availability.trace: the model bernoulli is given too",
-        ),
-        (
-            {"availability": {"trace": "phones"}, "faults": {"random": {"crash": 0.1}}},
-            "faults: a crash counts the rounds",
-        ),
-        ({"link": {"trace": "lte", "up_mbps": 3.0}}, "link.up_mbps: link.trace gives the rates"),
-        ({"link": {"clock": "virtual"}}, "link.clock: virtual needs link.step_ms"),
-    ],
-)
-def test_what_cannot_go_together_is_refused(section, said):
-    with pytest.raises(ConfigError, match=said):
-        config.from_mapping(section)
-
-
 def test_more_clients_are_asked_than_count():
     asked = config.from_mapping({"clients": 100, "participation": 0.1, "round": {"ask": 1.3}})
     assert (asked.cohort_size, asked.asked, asked.first) == (10, 13, 10)
