@@ -244,7 +244,10 @@ def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_pa
 
 
 # -- in one process --------------------------------------------------------------------------------
-def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(tmp_path, monkeypatch):
+@pytest.mark.parametrize("freed_by", ["the end of the round", "leaving out", "calling off"])
+def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
+    tmp_path, monkeypatch, freed_by
+):
     x = Tensors.zeros(Layout.of(torch.nn.Linear(200, 200)))
     x.vector.normal_()
     size = x.layout.nbytes
@@ -265,7 +268,15 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(tmp_pat
         assert reply.body().values == [x]
     assert bytes(replies[2].body()) == bytes(Body([x]).whole())
     assert list(spool.found(1, 0)) == [(2, "train")]
-    spool.clear(1)
+    if freed_by == "the end of the round":
+        spool.clear(1)
+    elif freed_by == "leaving out":
+        replies[0].let_go()
+        assert replies[0].data is None
+    else:
+        replies[0].let_go()
+        spool.store(Key(2, 0, 0, 1), 0, Body([x]).crossing(WHOLE), size)
+        spool.abandon(Key(2, 0, 0, 1))
     reply_of(Key(2, 0, 0, 0))
     assert not list(tmp_path.glob("round-2/*.bin"))
 
