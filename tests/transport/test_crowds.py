@@ -50,6 +50,8 @@ def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path, new_pair
     ring = keys.Keyring(tmp_path)
     pair = new_pair(keyring=ring, max_each=EACH)
     (other, _), (first, conn) = (joined(pair, keys=site) for site in (there, here))
+    strangers = [stranger(pair) for _ in range(EACH + 1)]  # of no key yet: they count for none
+    pump(pair.server, until=lambda seen: len(pair.server._links) == 2 + len(strangers))
     crowd = [spoken(pair, keys=here) for _ in range(EACH)]
     second = crowd[0][0]
     pump(pair.server, second, until=lambda seen: of(seen, Closed, second))

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+import zmq
 
 from fednet import descriptors
 from fednet.errors import ConfigError
@@ -21,6 +22,7 @@ from fednet.transport.base import (
     Opened,
     Received,
 )
+from fednet.transport.zeromq import server as zeromq_server
 from fednet.transport.zeromq.client import ZmqClient
 from fednet.transport.zeromq.server import ZmqServer
 from fednet.transport.zeromq.sockets import SEND_MESSAGES
@@ -134,6 +136,19 @@ def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(p
     assert pair.server._meet(newer, None, descriptor, events)
     assert events == [Opened(newer), Closed(older)]
     assert not links[descriptor].queue
+
+
+def test_a_connection_whose_descriptor_is_anothers_has_ended_although_libzmq_said_nothing(
+    pair, monkeypatch
+):
+    _client, conn = joined(pair)
+    (descriptor,) = pair.server._links
+    events = [(zmq.EVENT_ACCEPTED, descriptor)]
+    with monkeypatch.context() as patched:
+        patched.setattr(zeromq_server, "monitor_events", lambda monitor: events)
+        pair.server._read_monitor()
+    assert of(pump(pair.server, until=lambda seen: of(seen, Closed)), Closed)[0].conn == conn
+    assert not pair.server.send(conn, [b"x"])
 
 
 def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(pair):
