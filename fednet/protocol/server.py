@@ -635,7 +635,7 @@ class ServerProtocol:
             return "refused"
         t.change(TaskEvent.ANNOUNCED)
         t.run(self.now)  # though one before it was dropped without a word, and seems to
-        t.reply, t.up_conn, t.moved = reply, conn, self.now
+        t.reply, t.up_conn, t.heard = reply, conn, self.now
         leaves = t.job.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
@@ -663,7 +663,7 @@ class ServerProtocol:
             return ""
         if start is None or body is None:
             return "doubled"
-        t.heard = t.moved = self.now
+        t.heard = self.now
         self._out.append(Store(part.key, start, body, t.reply.size))
         if t.up.whole:
             self._whole(t, self.roster.by_conn[conn], t.reply)
@@ -686,7 +686,7 @@ class ServerProtocol:
         for client, t in list(self._asked.items()):
             if t.up is None or not t.up.ahead:
                 del self._asked[client]
-            elif self.now - t.moved < UNUSED_S:
+            elif self.now - t.heard < UNUSED_S:
                 free -= t.up.ahead
         while free > 0 and self._wanting:
             client, t = next(iter(self._wanting.items()))

@@ -90,7 +90,6 @@ class Task(msgspec.Struct, eq=False):
     status: TaskState = TaskState.WAITING
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last message about this task
-    moved: float = 0.0  # when its reply was announced, or the last part of it came
     struck: bool = False  # its planned faults were sent with it
     refusals: int = 0
     unread: int = 0  # unreadable messages while its worker was at it

@@ -93,8 +93,8 @@ class Roster:
         # id -> when it counts as lost, since its last worker went
         self._lost_at: dict[int, float] = {}
         self._known: set[int] = set()  # ids that were ready once
-        # By id, of those that nobody hosts now: why not, and their worker as it was then, if there
-        # was one. What was refused counts until it has come.
+        # By id: why it went when it last did, and its worker as it was then; or why it was refused
+        # before it first came.
         self._absent: dict[int, tuple[str, Worker | None]] = {}
         self.free_slots = 0  # of all workers
         # By id: the workers, by name, that are ready and host it. No id without a worker.
@@ -216,8 +216,6 @@ class Roster:
         if to is WorkerState.READY:
             worker.prepared = True
             self._known |= worker.ids
-        for i in worker.ids:
-            self._absent.pop(i, None)
         self._changes(worker)
 
     # -- going -------------------------------------------------------------------------------------
@@ -256,7 +254,7 @@ class Roster:
         """Somebody who would host these ids was not let in."""
         for i in ids:
             known = self._absent.get(i)
-            if i not in self.hosting and (known is None or known[0].startswith(REFUSED)):
+            if known is None or known[0].startswith(REFUSED):
                 self._absent[i] = f"{REFUSED}{reason}", None
 
     def forget(self, worker: Worker) -> None:

@@ -54,6 +54,19 @@ def working(size=3) -> ClientProtocol:
     return c
 
 
+def give(c, t=None, data=b"abc") -> list:
+    """The server sends a task with its payload; without one: data is None."""
+    return c.received(t or task(), None if data is None else memoryview(data), 0.0)
+
+
+def part(c, k=None, index=0, data=bytes(m.PART)) -> list:
+    return c.received(m.Part(run="r", inc=1, key=k or key(), index=index), memoryview(data), 0.0)
+
+
+def pull(c, first=0, count=1, inc=1) -> list:
+    return c.received(m.Pull(run="r", inc=inc, key=key(), first=first, count=count), None, 0.0)
+
+
 def sent(instructions, kind=m.Message) -> list:
     return [i.message for i in instructions if isinstance(i, Out) and isinstance(i.message, kind)]
 
@@ -89,7 +102,7 @@ def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
 def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in_full(heard):
     c = working()
     c.reply(*reply(2 * m.PART))
-    c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=1), None, 0.0)
+    pull(c, 0, 1)
     if heard:
         c.closed(1.0)
     c.opened(2.0)
@@ -97,19 +110,17 @@ def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in
     assert [type(x) for x in sent(c.received(second, None, 2.0))] == [m.Ready]
     out = c.received(task(3, inc=2), memoryview(bytes(3)), 2.0)
     assert [type(x) for x in sent(out)] == [m.Reply]
-    pull = m.Pull(run="r", inc=2, key=key(), first=0, count=2)
-    assert [x.index for x in sent(c.received(pull, None, 2.0))] == [0, 1]
+    assert [x.index for x in sent(pull(c, 0, 2, inc=2))] == [0, 1]
 
 
 def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
     c = working()
     c.reply(*reply(2, key(purpose="evaluate")))
-    pull = m.Pull(run="r", inc=1, key=key(), first=0, count=1)
-    assert c.received(pull, None, 0.0) == [Stray("late")]
+    assert pull(c) == [Stray("late")]
     c.reply(*reply(2 * m.PART))
     c.closed(1.0)
     c.opened(1.0)
-    assert c.received(pull, None, 1.0) == [Stray("late")]
+    assert pull(c) == [Stray("late")]
 
 
 def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
@@ -127,7 +138,7 @@ def test_a_reply_that_is_to_be_cut_is_sent_up_to_there_and_then_forgotten(size, 
     c = working()
     out = c.reply(*reply(size), share=0.5)
     if size > m.PART:
-        out += c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=3), None, 0.0)
+        out += pull(c, 0, 3)
     assert [len(i.body) for i in out if isinstance(i, Out) and i.body] == sent_of_it
     assert [i for i in out if isinstance(i, Booked)] == [Booked("up", key(), False)][:size]
     assert c.task_state(key()) is ClientTaskState.GONE
@@ -212,10 +223,10 @@ def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(mess
     (failed,) = sent(out)
     assert (failed.key, failed.again, failed.run) == (key(), True, "r")
     assert c.task_state(key()) is ClientTaskState.GONE
-    assert Given in map(type, c.received(task(3), memoryview(b"abc"), 0.0))
-    assert c.received(message, None, 0.0) == [Stray("doubled")]  # it is being done
+    assert Given in map(type, give(c))
+    assert give(c, message, None) == [Stray("doubled")]  # it is being done
     coming = task(2 * m.PART, key=key(1))
-    c.received(coming, None, 0.0)
+    give(c, coming, None)
     (failed,) = sent(c.received(msgspec.structs.replace(coming, form=form(1)), None, 0.0))
     assert (failed.key, failed.again) == (key(1), True)
 
@@ -235,76 +246,72 @@ def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
     c.opened(0.0)
     c.received(WELCOME, None, 0.0)
     with pytest.raises(RemoteProtocolError, match="not ready here"):
-        c.received(task(3), memoryview(b"abc"), 0.0)
+        give(c)
     c.ready("L")
     other = msgspec.structs.replace(task(3), key=key(client=5))
     with pytest.raises(RemoteProtocolError, match="a task of client 5"):
-        c.received(other, memoryview(b"abc"), 0.0)
+        give(c, other)
     assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
     c = ready(room=lambda: 3 * m.PART)
-    out = c.received(task(3 * m.PART + 1), None, 0.0)
+    out = give(c, task(3 * m.PART + 1), None)
     assert out[0] == Booked("down", key(), False)
     (failed,) = sent(out)
     assert failed.again
     assert failed.reason == (
         "a payload of 3145729 bytes does not fit into the 3145728 that are free"
     )
-    assert [type(i) for i in c.received(task(3 * m.PART), None, 0.0)] == [Out]
+    assert [type(i) for i in give(c, task(3 * m.PART), None)] == [Out]
 
 
 def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more():
     """Of two slots, four payloads of the largest size."""
     c = ready(slots=2)
     c.largest = lambda key: 2 * m.PART
-    (failed,) = sent(c.received(task(2 * m.PART + 1), None, 0.0), m.Failed)
+    (failed,) = sent(give(c, task(2 * m.PART + 1), None), m.Failed)
     assert failed.reason == "a payload of 2097153 bytes; this run declares 2097152 at most"
     assert not failed.again
     for attempt in range(4):
         one = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=attempt))
-        assert not sent(c.received(one, None, 0.0), m.Failed)
+        assert not sent(give(c, one, None), m.Failed)
     last = msgspec.structs.replace(task(1), key=key(attempt=4))
-    (failed,) = sent(c.received(last, memoryview(b"x"), 0.0), m.Failed)
+    (failed,) = sent(give(c, last, b"x"), m.Failed)
     assert "beside its other tasks" in failed.reason
     assert failed.again
     c.received(m.Cancel(run="r", inc=1, key=key(attempt=0)), None, 0.0)
     for index in range(2):  # one that is done and not sent yet takes no room either
-        part = m.Part(run="r", inc=1, key=key(attempt=1), index=index)
-        c.received(part, memoryview(bytes(m.PART)), 0.0)
+        part(c, key(attempt=1), index)
     c.reply(*reply(2 * m.PART, key(attempt=1)))
     more = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=5))
-    assert not sent(c.received(more, None, 0.0), m.Failed)
-    assert not sent(c.received(last, memoryview(b"x"), 0.0), m.Failed)
+    assert not sent(give(c, more, None), m.Failed)
+    assert not sent(give(c, last, b"x"), m.Failed)
 
 
 def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     c = ready()
-    assert sent(c.received(task(3 * m.PART), None, 0.0)) == [
+    assert sent(give(c, task(3 * m.PART), None)) == [
         m.Pull(run="r", inc=1, key=key(), first=0, count=3)
     ]
-    part = m.Part(run="r", inc=1, key=key(), index=0)
-    assert c.received(part, memoryview(bytes(m.PART)), 0.0) == []
-    assert c.received(part, memoryview(bytes(m.PART)), 0.0) == [Stray("doubled")]
-    out = c.received(m.Part(run="r", inc=1, key=key(), index=2), memoryview(bytes(m.PART)), 0.0)
+    assert part(c) == []
+    assert part(c) == [Stray("doubled")]
+    out = part(c, index=2)
     assert out[0] == Booked("down", key(), False)
     assert [(f.key, f.again) for f in sent(out, m.Failed)] == [(key(), True)]
-    assert c.received(part, memoryview(bytes(m.PART)), 0.0) == [Stray("late")]
+    assert part(c) == [Stray("late")]
 
 
 def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
     c, size = working(), 2 * m.PART + 5
     assert [type(x) for x in sent(c.reply(*reply(size)))] == [m.Reply]
-    out = c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0)
+    out = pull(c, 0, 2)
     assert [(i.message.index, len(i.body)) for i in out] == [(0, m.PART), (1, m.PART)]
-    assert c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0) == [
-        Stray("doubled")
-    ]
+    assert pull(c, 0, 2) == [Stray("doubled")]
     for first, count in ((3, 1), (2, 2)):
         with pytest.raises(RemoteProtocolError):
-            c.received(m.Pull(run="r", inc=1, key=key(), first=first, count=count), None, 0.0)
-    out = c.received(m.Pull(run="r", inc=1, key=key(), first=2, count=1), None, 0.0)
+            pull(c, first, count)
+    out = pull(c, 2, 1)
     assert (len(out[0].body), out[1]) == (5, Booked("up", key()))
     assert c.task_state(key()) is ClientTaskState.GONE
 
@@ -322,7 +329,7 @@ def test_reply_that_is_done_while_away_is_announced_when_ready_again():
 def test_transfers_cut_short_are_booked_as_that():
     c = working()
     c.reply(*reply(2 * m.PART))
-    c.received(task(2 * m.PART, key=key(1)), None, 0.0)
+    give(c, task(2 * m.PART, key=key(1)), None)
     assert c.closed(1.0) == [Booked("up", key(), False), Booked("down", key(1), False)]
 
 
@@ -333,7 +340,7 @@ def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
     c.closed(1.0)
     c.opened(1.0)
     assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [verdict, key()]
-    c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 1.0)
+    pull(c, 0, 2)
     assert c.task_state(key()) is ClientTaskState.GONE
 
 
@@ -393,7 +400,7 @@ def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():
         end = m.End(run="r", inc=1, over=over, reason="x")
         assert c.state is ClientState.READY
         assert c.received(end, None, 0.0) == [end]
-    assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("late")]
+    assert give(c) == [Stray("late")]
     assert c.opened(1.0) == []
 
 
@@ -413,10 +420,9 @@ def test_a_payload_is_in_memory_of_the_clients_own():
     payload.
     """
     c, sent_from = ready(), memoryview(bytearray(2 * m.PART))
-    c.received(task(len(sent_from)), None, 0.0)
+    give(c, task(len(sent_from)), None)
     for index in range(2):
-        part = m.Part(run="r", inc=1, key=key(), index=index)
-        out = c.received(part, sent_from[index * m.PART : (index + 1) * m.PART], 0.0)
+        out = part(c, index=index, data=sent_from[index * m.PART : (index + 1) * m.PART])
     (given,) = [i for i in out if isinstance(i, Given)]
     sent_from[:] = b"\1" * len(sent_from)
     assert bytes(given.body) == bytes(len(sent_from))
@@ -430,13 +436,12 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
     c.ready("L")
 
     def begin(client, check=b"digest"):
-        c.received(task(size, key=key(client), check=check), None, 0.0)
+        give(c, task(size, key=key(client), check=check), None)
 
     def given(client, data=b"a"):
         """The payload that the client's task is given, once all of it has come."""
         for index in range(2):
-            part = m.Part(run="r", inc=1, key=key(client), index=index)
-            out = c.received(part, memoryview(data * m.PART), 0.0)
+            out = part(c, key(client), index, data * m.PART)
         (found,) = [i.body for i in out if isinstance(i, Given)]
         assert bytes(found) == data * size
         return found

@@ -246,14 +246,6 @@ def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_w
     assert sent(say(s, b"3", m.Join(worker="w", ids=[0]), 11.0, user="alice"), m.Welcome)
 
 
-def test_other_layout_is_refused_for_good():
-    s = server()
-    say(s, b"1", m.Join(worker="w", ids=[0]))
-    out = say(s, b"1", m.Ready(run="r", inc=1, layout="M"))
-    assert sent(out, m.Refuse)[0].final
-    assert s.roster.present() == frozenset()
-
-
 # -- refusals --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("message", "reason"),
@@ -323,6 +315,23 @@ def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
     assert over.reason == (
         f"refused: {REFUSALS} messages that cannot be read, the last: reply: state: no digest"
     )
+
+
+def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_is_at():
+    s = begun([job(0, cost=1), job(1)])
+    noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS)]
+    notes = [n.fields for out in noise for n in of(out, Note)]
+    assert [fields["client"] for fields in notes if fields["what"] == "reply"] == [0]
+
+
+def test_an_empty_reply_is_whole_with_its_announcement():
+    out = say(begun(), b"1", reply(size=0))
+    assert [type(i) for i in out] == [Store, Arrived]
+
+
+def test_who_says_twice_that_it_is_ready_is_ready_once():
+    s = begun()
+    assert say(s, b"1", m.Ready(run="r", inc=1, layout="L")) == []
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
@@ -574,6 +583,19 @@ def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_w
     out = say(s, b"1", m.Alive(run="r", inc=1), 12.0)
     assert [n.event for n in of(out, Note)] == ["back"]
     assert given_to(s.begin(2, 0, "train", [job(0)], Rules(), 12.0)) == [b"1"]
+    assert s.tick(16.0) == []  # it is not away any more
+
+
+def test_a_worker_that_was_silent_gets_bound_tasks_again_though_another_was_in_its_place():
+    s = server()
+    ready(s, b"1", "w", [0, 1])
+    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    answer(s, b"1", 0)
+    s.tick(11.0)
+    ready(s, b"2", "v", [0], 11.0)
+    say(s, b"1", m.Alive(run="r", inc=1), 12.0)
+    out = s.begin(2, 0, "train", [job(1, cost=9), job(0, bound=True)], Rules(), 12.0)
+    assert given_to(out) == [b"1"]  # the bound one waits for it
 
 
 @pytest.mark.parametrize(("joined_at", "absent_at"), [(None, 60.0), (50.0, 110.0)])
@@ -584,6 +606,15 @@ def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joi
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0, silent=None), 55.0)
     assert of(s.tick(absent_at - 0.1), Resolved) == []
     assert of(s.tick(absent_at), Resolved) == [Resolved(key(0), "absent")]
+
+
+def test_a_worker_is_superseded_by_one_that_hosts_all_of_its_clients():
+    s = server()
+    ready(s, b"1", "w", [0, 1])
+    s.closed(b"1", 1.0)
+    for conn, ids, superseded in ((b"2", [0], []), (b"3", [0, 1, 2], ["w"])):
+        notes = of(ready(s, conn, conn.decode(), ids), Note)
+        assert [n.fields["worker"] for n in notes if n.event == "superseded"] == superseded
 
 
 def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
@@ -631,13 +662,6 @@ def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
     assert bytes(again.body) == b"all"
     out = fails(s, b"1", attempt=1, lacks=True, base=True)
     assert of(out, Resolved) == [Resolved(key(0, 1), "failed: x")]
-
-
-def test_a_bound_task_goes_to_the_worker_of_the_task_before_however_busy_it_is():
-    s = begun([job(0)], rules=Rules(silent=None))
-    ready(s, b"2", "idle", [0, 1])
-    answer(s, b"1", 0, 1.0)
-    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], s.rules, 2.0)) == [b"1"]
 
 
 def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_later():
@@ -750,7 +774,7 @@ def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     s = begun([*jobs, job(2), job(3)], Rules(closed=3.0))
     # The worker forgot the first, which is at the head of its queue as far as the server knows.
     assert s.roster.workers["w"].queue == [0, 1]
-    say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab"))
+    assert sent(say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab")), m.Pull) == []
     assert of(s.tick(3.0), Resolved) == [Resolved(key(0), "lost: drop_before_sending")]
     assert of(s.tick(4.9), Resolved) == []
     assert of(s.tick(5.0), Resolved) == [Resolved(key(1), "lost: drop_during_upload")]
@@ -779,15 +803,16 @@ def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
 def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
     s = server()
     rules = Rules(closed=None, silent=10.0)
-    ready(s, b"1", "first", (0, 1))
-    s.begin(1, 0, "train", [job(0), job(1)], rules, 1.0)
+    ready(s, b"1", "first", (0, 1, 2))
+    s.begin(1, 0, "train", [job(0), job(1), job(2)], rules, 1.0)
     ready(s, b"2", "second", (0,), 2.0)
     s.closed(b"1", 3.0)
     assert given_to(s.tick(12.0)) == []  # it may come back
     say(s, b"2", m.Alive(run="r", inc=1), 12.0)
     assert given_to(s.tick(13.0)) == [b"2"]
     say(s, b"2", m.Alive(run="r", inc=1), 99.0)
-    assert not of(s.tick(100.0), Resolved)  # nobody else hosts client 1
+    assert not of(s.tick(100.0), Resolved)
+    assert s.tasks[1].worker == "first"  # nobody else hosts client 1
 
 
 def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
@@ -906,6 +931,9 @@ def test_of_a_task_only_its_worker_sends_the_reply_and_only_over_one_connection_
 def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
     revoked: set[int] = set()
     s = server(key_refusal=lambda user, client: "key revoked" if client in revoked else "")
+    ready(s, b"0", ids=[0, 1])
+    s.begin(0, 0, "train", [], Rules(closed=100.0), 0.0)
+    s.closed(b"0", 0.0)
     ready(s, ids=[0, 1], slots=2)
     s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
     revoked.add(0)
@@ -913,7 +941,11 @@ def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
     assert "may not speak for client 0 any more" in refusal(out)
     assert of(out, Arrived) == []
     assert s.tasks[0].status is TaskState.WAITING
-    assert len(of(replies(s, b"1", 1), Arrived)) == 1
+    assert len(of(replies(s, b"1", 1, 2.0), Arrived)) == 1
+    assert of(s.tick(2.0), Resolved) == [Resolved(key(0, 1), "lost: key revoked")]  # at once
+    away, here = sorted(s.roster.sites(2, 0.0), key=lambda row: row["connected"])
+    assert (away["clients"], away["why"], away["seen"]) == ([0], "key revoked", 0.0)
+    assert (here["clients"], here["why"], here["seen"]) == ([1], "", 2.0)
 
 
 def test_parts_of_senders_that_are_slow_count_in_the_budget():
@@ -984,6 +1016,8 @@ def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answ
 
 def test_a_worker_that_was_silent_before_it_was_ready_is_not_ready_when_it_is_heard_again():
     s = server()
+    ready(s, b"0")
+    s.closed(b"0", 0.0)  # and what it was ready for has gone with that connection
     say(s, b"1", m.Join(worker="w", ids=[0]))
     s.tick(11.0)
     say(s, b"1", m.Alive(run="r", inc=1), 12.0)
