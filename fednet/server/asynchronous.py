@@ -320,6 +320,7 @@ class Updates:
         """Hands out what the schedule gives after an event, see `Schedule.step`."""
         given, self.due = self.schedule.step(at, client, lost)
         jobs = []
+        self.opened.before = self.carried  # which a lost state may have changed
         for whom in given:
             self.opened.at, self.opened.opened = at, time.monotonic()
             task = ask(self.session, self.opened, whom)
@@ -360,7 +361,6 @@ class Updates:
                 versions = {c: v for c, v in before.versions.items() if c != client}
                 states = {c: s for c, s in before.states.items() if c != client}
                 self.carried = replace(before, versions=versions, states=states)
-                self.opened.before = self.carried
                 self.restarted.append(client)
             else:
                 check_states(self.session, round, self.dropped, len(before.versions))

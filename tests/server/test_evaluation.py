@@ -231,6 +231,7 @@ def test_what_came_down_in_a_round_is_not_called_the_global_model_after_it(tmp_p
     directory = run(tmp_path, **JUDGED)
     for record in lines(directory / "rounds.jsonl"):
         assert set(record["client_accuracy"]) == {"received", "personal"}
+        assert record["own_model"] == "local"
     directory = run(tmp_path, name="all", **merged(JUDGED, {"evaluate": {"clients": "all"}}))
     last = lines(directory / "rounds.jsonl")[-1]["client_accuracy"]
     assert last["global"] == summary(directory)["personal"]["global"]

@@ -52,6 +52,7 @@ def test_held_out_clients_never_train_and_are_evaluated_apart(tmp_path, method):
     personalised = experiment.algorithm.personalised
     expected = {"personal" if personalised else "global": right}
     assert rounds[-1]["held_out"] == expected
+    assert rounds[-1]["own_model"] == ("personal" if personalised else "local")
     finals = [r for r in clients if r.get("final")]
     apart, others = (
         [r for r in finals if bool(r.get("held_out")) == wanted] for wanted in (True, False)
