@@ -11,7 +11,7 @@ from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports
 from fednet.tensors import Layout, Slot
-from tests.rooms import small
+from tests.rooms import run, small
 
 LAYOUT = Layout((Slot("w", (2,), "parameter"),))
 
@@ -29,6 +29,11 @@ def test_class_means_are_of_the_real_images_and_nan_for_an_absent_class(tmp_path
     assert means[0].item() == 1.0
     assert means[1].isnan().all()
     assert means[2].item() == 5.0
+
+
+def test_condensed_samples_that_are_no_images_are_not_written_as_such(tmp_path):
+    directory = run(tmp_path, algorithm={"name": "feddc", "iterations": 1, "ft_epochs": 1})
+    assert not (directory / "condensed").exists()
 
 
 def test_a_personal_model_is_the_version_that_was_used_last(tmp_path):
