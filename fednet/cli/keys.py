@@ -100,8 +100,45 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from fednet.transport import keys
+
     try:
-        _do(args)
+        match args.does:
+            case "server":
+                print(keys.make_server_keys(args.dir))
+            case "client":
+                print(keys.make_client_keys(args.file, args.server))
+            case "trust":
+                keys.trust(args.file, args.public)
+            case "allow":
+                until = keys.time_of(args.until, "--until") if args.until else math.inf
+                if until <= time.time():
+                    raise ConfigError(
+                        f"--until {args.until}: this date is in the past; to block a key now, use "
+                        f"`fednet keys revoke`."
+                    )
+                keys.allow(args.dir, args.ids, args.public, until)
+            case "revoke":
+                keys.revoke(args.dir, args.ids, args.key)
+            case "list":
+                rows = []
+                for clients, public, until in keys.listed(args.dir):
+                    date = "-" if until == math.inf else keys.date_text(until)
+                    state = "expired" if until <= time.time() else "allowed"
+                    who = ids.as_text(clients)
+                    rows.append((who, keys.fingerprint(public), date, state, public))
+                table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
+            case "show":
+                pair = keys.load(args.file / "server.key" if args.file.is_dir() else args.file)
+                if args.public:
+                    print(pair.public)
+                    return
+                named = {"this key": pair.public, "its server": pair.server}
+                found = [(what, keys.fingerprint(key), key) for what, key in named.items() if key]
+                table(("", "fingerprint", "public key"), found)
+            case "lab":
+                for path in keys.lab(args.dir, args.clients):
+                    print(path)
     except BrokenPipeError:
         raise
     except OSError as closed:
@@ -110,43 +147,3 @@ def run(args: argparse.Namespace) -> None:
             f"{'a file' if args.does in ('client', 'trust') else 'a folder'} that keys can be "
             f"written to."
         ) from closed
-
-
-def _do(args: argparse.Namespace) -> None:
-    from fednet.transport import keys
-
-    match args.does:
-        case "server":
-            print(keys.make_server_keys(args.dir))
-        case "client":
-            print(keys.make_client_keys(args.file, args.server))
-        case "trust":
-            keys.trust(args.file, args.public)
-        case "allow":
-            until = keys.time_of(args.until, "--until") if args.until else math.inf
-            if until <= time.time():
-                raise ConfigError(
-                    f"--until {args.until}: this date is in the past; to block a key now, use "
-                    f"`fednet keys revoke`."
-                )
-            keys.allow(args.dir, args.ids, args.public, until)
-        case "revoke":
-            keys.revoke(args.dir, args.ids, args.key)
-        case "list":
-            rows = []
-            for clients, public, until in keys.listed(args.dir):
-                date = "-" if until == math.inf else keys.date_text(until)
-                state = "expired" if until <= time.time() else "allowed"
-                rows.append((ids.as_text(clients), keys.fingerprint(public), date, state, public))
-            table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
-        case "show":
-            pair = keys.load(args.file / "server.key" if args.file.is_dir() else args.file)
-            if args.public:
-                print(pair.public)
-                return
-            named = {"this key": pair.public, "its server": pair.server}
-            found = [(what, keys.fingerprint(key), key) for what, key in named.items() if key]
-            table(("", "fingerprint", "public key"), found)
-        case "lab":
-            for path in keys.lab(args.dir, args.clients):
-                print(path)

@@ -20,6 +20,7 @@ import hashlib
 import hmac
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -214,11 +215,17 @@ def epsilon(noises: Mapping[float, int], delta: float) -> float:
     """Returns the epsilon of several answers together, for one client's data being replaced by
     other data. noises: by noise multiplier, how many answers.
     """
+    gaussian = accounting()[0].GaussianDpEvent
+    return _epsilon([(gaussian(noise / 2), times) for noise, times in noises.items()], delta)
+
+
+def _epsilon(events: Iterable[tuple[object, int]], delta: float) -> float:
     dp_accounting, rdp = accounting()
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant = rdp.RdpAccountant(neighboring_relation=replaced)
-    for noise, times in noises.items():
-        accountant.compose(dp_accounting.GaussianDpEvent(noise / 2), times)
+    for event, times in events:
+        if times:
+            accountant.compose(event, times)
     return float(accountant.get_epsilon(delta))
 
 
@@ -249,41 +256,31 @@ class Accountant:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        section = config.privacy
-        dp_accounting, rdp = accounting()
-        gaussian = dp_accounting.GaussianDpEvent(section.noise / 2)
+        dp_accounting, _ = accounting()
+        gaussian = dp_accounting.GaussianDpEvent(config.privacy.noise / 2)
         self._events = {"epsilon": gaussian}
         there = config.availability
-        if section.where == "server" and there.model == "always" and there.trace is None:
+        if config.privacy.where == "server" and there.model == "always" and there.trace is None:
             self._events["epsilon_sampled"] = dp_accounting.SampledWithoutReplacementDpEvent(
                 config.training_clients, config.asked, gaussian
             )
-        replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
-        self._accountants = {
-            name: rdp.RdpAccountant(neighboring_relation=replaced) for name in self._events
-        }
-        self._spent = dict.fromkeys(self._events, 0)
         self._round = 0
-        self._taken: dict[int, int] = {}
+        self._taken: Counter[int] = Counter()
 
     def spent(self, round: int) -> dict[str, float]:
         """Returns the privacy spent by `round` rounds. Rounds are to be asked for in ascending
         order.
         """
-        in_seconds = self._config.availability.trace is not None
-        for r in range(self._round + 1, round + 1) if not in_seconds else ():
-            for client in selection.cohort(self._config, r):
-                self._taken[client] = self._taken.get(client, 0) + 1
+        most = round
+        if self._config.availability.trace is None:
+            for r in range(self._round + 1, round + 1):
+                self._taken.update(selection.cohort(self._config, r))
+            most = max(self._taken.values(), default=0)
         self._round = round
-        most = round if in_seconds else max(self._taken.values(), default=0)
         times = {"epsilon": most, "epsilon_sampled": round}
-        for name, event in self._events.items():
-            if times[name] > self._spent[name]:
-                self._accountants[name].compose(event, times[name] - self._spent[name])
-                self._spent[name] = times[name]
         found = {
-            name: float(a.get_epsilon(self._config.privacy.delta))
-            for name, a in self._accountants.items()
+            name: _epsilon([(event, times[name])], self._config.privacy.delta)
+            for name, event in self._events.items()
         }
         if "epsilon_sampled" in found:
             found["epsilon_sampled"] = min(found.values())

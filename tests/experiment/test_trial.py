@@ -111,6 +111,7 @@ model("nowhere", also=buffer("mean", torch.ones(4, device="meta")))
 model("narrow", wider=-1)
 model("wide", wider=6, features=lambda self, x: self.body(x))
 model("tagger", base=Tokens)
+model("turned", base=Tokens, class_axis=1, forward=lambda self, x: self.head(self.embed(x)).mT)
 model("sparsetokens", base=Tokens, also=lambda model: setattr(model.embed, "sparse", True))
 model("mapped", base=Tokens, forward=lambda self, x: {"logits": Tokens.forward(self, x).tolist()})
 model("fails", base=Tokens, forward=fails)
@@ -215,6 +216,14 @@ def test_a_method_about_classes_refuses_labels_at_positions(kind):
     """
     with pytest.raises(ConfigError, match=r"algorithm fedlc: .* has labels of shape"):
         build(from_mapping(mapping("trial-tagger", kind, algorithm="fedlc")))
+
+
+def test_of_as_many_classes_as_positions_the_model_says_which_axis_is_which():
+    axes = [
+        build(from_mapping(mapping(f"trial-{name}", "tags4"))).setting.task.class_axis
+        for name in ("tagger", "turned")
+    ]
+    assert axes == [-1, 1]
 
 
 def test_floats_are_fine_as_targets_of_regression():
