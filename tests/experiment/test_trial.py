@@ -226,6 +226,21 @@ def test_of_as_many_classes_as_positions_the_model_says_which_axis_is_which():
     assert axes == [-1, 1]
 
 
+def test_without_data_counts_are_those_of_the_declared_classes_and_others_are_refused():
+    """As at a server whose sites bring their own data."""
+    site = {"dataset": "site", "shape": [4]}
+
+    def more(metric, classes, **task):
+        given = mapping(evaluate={"metrics": [metric]}, **task)
+        return build(from_mapping({**given, "data": {**site, **classes}})).setting.more
+
+    assert more("f1_macro", {"classes": 3}) == {"confusion": (3, 3)}
+    with pytest.raises(ConfigError, match="no data here to try the task regression on"):
+        more("perplexity", {}, task="regression")
+    with pytest.raises(ConfigError, match=r"confusion \(50000, 50000\) are more than"):
+        more("f1_macro", {"classes": 50_000})
+
+
 def test_floats_are_fine_as_targets_of_regression():
     assert build(from_mapping(mapping(kind="floats", task="regression"))).data.classes is None
 
