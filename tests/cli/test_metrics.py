@@ -36,6 +36,7 @@ def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs
     with Metrics(str(port), quiet=True) as metrics:
         metrics.round_started(3, 20, [0, 1, 2])
         metrics.progress({"waiting": [{}, {}]})
+        assert metrics.waiting == {"waiting": [{}, {}]}  # which its own line shows
         record = {
             **RECORD,
             "useful": {"up": {"delta": 40, "statistics": 2}, "down": {"state": 60}},
