@@ -92,7 +92,7 @@ def recover(
         if row["round"] > progress.round or (row["round"], row["client"]) in under_way:
             account = msgspec.convert(row, Account)
             account.written = True
-            ledger.put(account, bills.setdefault(_key_of(account), []))
+            ledger.adopt(account, bills.setdefault(_key_of(account), []))
     if progress is not None:
         ledger.taken(progress.totals)
     for account in open_accounts.values():
@@ -100,7 +100,7 @@ def recover(
         task = account.direction == "down" and account.type in ("task", "evaluate")
         account.cut = task and key not in on_record
         if task or key in on_record:
-            ledger.put(account, bills.setdefault(key, []))
+            ledger.adopt(account, bills.setdefault(key, []))
         else:
             ledger.write(account, False, reason="the server ended")
     return bills

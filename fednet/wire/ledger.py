@@ -197,10 +197,11 @@ class Ledger:
             account = self._close(name)
             if account is not None:
                 account.cut = False  # its task was answered, so that all of it arrived
-                self.put(account, bill)
+                bill.append(account)
+                self._billed[id(account)] = account
 
-    def put(self, account: Account, bill: Bill) -> None:
-        """Adds an account, of this process or an earlier one, to a bill that is not settled."""
+    def adopt(self, account: Account, bill: Bill) -> None:
+        """Adds an account of an earlier process to a bill that is not settled."""
         bill.append(account)
         if not account.written:
             self._billed[id(account)] = account
