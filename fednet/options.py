@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import typing
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +32,19 @@ def options_of(
     declared: type[msgspec.Struct] | None = getattr(part, "Options", None)
     if declared is not None:
         return declared
-    target = part
-    if isinstance(part, type) and part.__init__ is not object.__init__:  # type: ignore[misc]
-        target = part.__init__  # type: ignore[misc]
     try:
-        hints = typing.get_type_hints(target, include_extras=True)
+        parameters, resolved = inspect.signature(part, eval_str=True).parameters, True
     except (NameError, TypeError):  # a user's annotation that cannot be resolved is ignored
-        hints = {}
+        parameters, resolved = inspect.signature(part).parameters, False
     fields: list[tuple[str, object] | tuple[str, object, object]] = []
-    for name, p in inspect.signature(part).parameters.items():
+    for name, p in parameters.items():
         if p.kind is p.VAR_KEYWORD:
             return None
         if name in given or p.kind not in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
             continue
-        hint = hints.get(name, Any)  # without an annotation anything is allowed
+        hint: object = Any  # without an annotation anything is allowed
+        if resolved and p.annotation is not p.empty:
+            hint = p.annotation
         try:
             msgspec.convert(None, hint)
         except msgspec.ValidationError:

@@ -40,6 +40,7 @@ def test_a_new_file_is_never_written_over(tmp_path):
 
 def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it does for such a user
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # a user whom the system does not know
     with pytest.raises(ConfigError, match=r"XDG_CACHE_HOME.* there is no home directory"):
         places.cache()

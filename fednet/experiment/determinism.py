@@ -202,7 +202,7 @@ def plain_mode() -> Iterator[None]:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 own.enter_context(torch.autocast(device, enabled=False))
-        if torch.get_default_device().type != "cpu":
+        if torch.empty(0).device.type != "cpu":
             own.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         own.callback(torch.set_default_dtype, dtype)
