@@ -118,8 +118,8 @@ def test_every_variable_that_is_read_stands_on_the_page_of_commands():
 # -- what a run leaves
 def written_events() -> set[str]:
     text = "".join(f.read_text(encoding="utf-8") for f in PACKAGE.rglob("*.py"))
-    named = re.findall(r'(?:\.event|\.note|\.tell|\bNote)\(\s*"([a-z_]+)"', text)
-    chosen = re.findall(r'\.note\(\s*"([a-z_]+)" if .*? else "([a-z_]+)"', text)
+    named = re.findall(r'(?:\.event|\._?note|\.tell|\bNote)\(\s*"([a-z_]+)"', text)
+    chosen = re.findall(r'\._?note\(\s*"([a-z_]+)" if .*? else "([a-z_]+)"', text)
     return {*named, *LOUD, *(name for pair in chosen for name in pair)}
 
 
