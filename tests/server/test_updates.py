@@ -26,6 +26,7 @@ ASYNC: dict[str, Any] = {
     "participation": 0.75,
     "link": SLOW,
 }
+EACH = {"mode": "async", "buffer": 1}
 
 
 def run(out: Path, **changes: Any) -> tuple[Path, list[dict[str, Any]]]:
@@ -96,23 +97,21 @@ def test_semi_synchronous_updates_come_every_so_many_seconds(tmp_path: Path) -> 
     assert records[2]["completed"] == [3, 0, 1, 2]  # in the order in which they came
 
 
-@pytest.mark.parametrize("algorithm", ["fedasync", "ca2fl", "moon"])
-def test_methods_go_on_after_a_stop_with_the_same_bits(tmp_path: Path, algorithm: str) -> None:
-    changes = {"algorithm": algorithm, "schedule": {"mode": "async", "buffer": 1}}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"algorithm": name, "schedule": EACH} for name in ("fedasync", "ca2fl", "moon")),
+        {"wire": {"up": {"delta": ["topk(0.2)"]}, "down": {"state": ["qsgd(8)"]}}},
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_after_a_stop_with_the_same_bits(tmp_path: Path, changes: Any) -> None:
     _, whole = run(tmp_path / "whole", **changes)
     for until in (3, 5, 8):
         _, parts = run(tmp_path / "parts", rounds=until, resume=until > 3, **changes)
     assert hashes(parts) == hashes(whole)
     keys = ("selected", "completed", "staleness", "dropped", "seconds_virtual", "useful")
     assert [[r[k] for k in keys] for r in parts] == [[r[k] for k in keys] for r in whole]
-
-
-def test_compressed_messages_are_taken_up_again_after_a_stop(tmp_path: Path) -> None:
-    changes = {"wire": {"up": {"delta": ["topk(0.2)"]}, "down": {"state": ["qsgd(8)"]}}}
-    _, whole = run(tmp_path / "whole", **changes)
-    for until in (4, 8):
-        _, parts = run(tmp_path / "parts", rounds=until, resume=until > 4, **changes)
-    assert hashes(parts) == hashes(whole)
 
 
 def test_the_order_in_which_replies_came_repeats_a_run_to_the_bit(tmp_path: Path) -> None:
