@@ -50,12 +50,12 @@ Drawn = Annotated[
     ),
 ]
 Profile = Literal["3g", "4g", "dsl", "wifi", "lan"]
-_NAME = r"(?:3g|4g|dsl|wifi|lan)"
+_NAME = f"(?:{'|'.join(get_args(Profile))})"
 Chosen = Annotated[
     str,
     msgspec.Meta(
         pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))\Z",
-        description="one of 3g, 4g, dsl, wifi, lan or choice(NAME, NAME, ...) of these",
+        description=f"one of {', '.join(get_args(Profile))} or choice(NAME, NAME, ...) of these",
     ),
 ]
 

@@ -53,11 +53,11 @@ def test_a_client_may_have_a_profile_of_its_own_or_a_drawn_one():
         link={
             "profile": "lan",
             "down_mbps": 7,
-            "per_client": {"1": {"profile": "3g"}, "2": {"up_mbps": 2}},
+            "per_client": {"1": {"profile": "3g", "latency_ms": 9}, "2": {"up_mbps": 2}},
         },
     )
     assert links.shape(config, 0) == LinkShape(up_mbps=1000, down_mbps=7, latency_ms=0.1)
-    assert links.shape(config, 1) == LinkShape(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
+    assert links.shape(config, 1) == LinkShape(up_mbps=0.768, down_mbps=1.6, latency_ms=9)
     assert links.shape(config, 2) == LinkShape(up_mbps=2, down_mbps=7, latency_ms=0.1)
     drawn = small(clients=60, link={"profile": "choice(3g, wifi, wifi)"})
     up = [links.of(drawn, c).up_mbps for c in range(60)]
