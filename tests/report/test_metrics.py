@@ -13,10 +13,7 @@ from tests.report.fake_run import ENVELOPE, jsonl, opened, write
 CURVE = [(1, 0.2), (2, 0.5), (3, 0.4), (4, 0.4), (5, 0.6)]
 
 
-def test_final_best_and_last_accuracy_are_of_the_unsmoothed_curve():
-    assert metrics.final(CURVE) == 0.6
-    assert metrics.best([(1, 0.5), (2, 0.7), (3, 0.7)]) == (0.7, 2)
-    assert metrics.last(CURVE) == (pytest.approx(0.42), 5)
+def test_the_last_are_ten_rounds_at_most_and_of_no_rounds_there_is_no_accuracy():
     assert metrics.last([*CURVE, *((t, 0.6) for t in range(6, 12))]) == (pytest.approx(0.55), 10)
     assert metrics.final([]) is metrics.best([]) is None
     assert metrics.last([]) == (None, 0)

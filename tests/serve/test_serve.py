@@ -286,7 +286,8 @@ def test_an_address_that_is_taken_is_refused_and_fails_no_run_of_the_queue(
 
 @pytest.mark.long
 def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_there_was(tmp_path):
-    address = f"tcp://127.0.0.1:{port()}"
+    number = port()
+    address = f"tcp://127.0.0.1:{number}"
     queue = Queue(tmp_path / "serve")
     with Processes(tmp_path) as all:
 
@@ -301,6 +302,10 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
         def rounds(name):
             return len(lines(queue.runs / name / "rounds.jsonl"))
 
+        def refused():
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", number))
+
         submit("first", 2)
         submit("second", 400)
         submit("third", 2)
@@ -311,6 +316,7 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
         until(lambda: rounds("second-2") > 2, "the second run goes on", server, *clients)
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
+        until(refused, "the run's own server has ended too")
         queue.cancel(4)
         before = [e.state for e in queue.entries()]
         server = serve()
