@@ -72,8 +72,8 @@ def main(
         prepare = partial(preparing.explain, policy, asked, state)
     else:
         prepare = partial(preparing.prepare, policy, asked, devices, state, say=say, hold=states)
-    protocol = ClientProtocol(
-        secrets.token_hex(6),
+    join = m.Join(
+        worker=secrets.token_hex(6),
         ids=list(asked.listed),
         share=asked.share,
         host=socket.gethostname(),
@@ -92,7 +92,7 @@ def main(
             complain(f"fednet-client: not connected to {address}: {reason}; still trying")
 
     loop = ClientLoop(
-        protocol,
+        ClientProtocol(join),
         ZmqClient(address, keys=pair, on_refused=refused),
         prepare,
         curve=pair is not None,

@@ -18,7 +18,7 @@ from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
-from fednet.wire.messages import PART, WHOLE, Refuse
+from fednet.wire.messages import PART, WHOLE, Join, Refuse
 
 # Neither side hears the other while it works, and neither can be lost.
 SLOW_BEAT_S = 3600.0
@@ -51,19 +51,18 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
     network = Inproc(config.seed)
     transport = network.server()
     device = placement.place(how.device)[0]
-    worker = ClientProtocol(
-        "in-process",
+    join = Join(
+        worker="in-process",
         ids=list(range(config.clients)),
         host=socket.gethostname(),
         pid=os.getpid(),
         device=device,
         versions=determinism.versions(),
         files=loading.loaded(),
-        part=part,
     )
     built: list[Experiment] = []  # the server's, whose data the clients use
     loop = ClientLoop(
-        worker,
+        ClientProtocol(join, part=part),
         network.client(),
         partial(
             prepare,

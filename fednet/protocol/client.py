@@ -123,21 +123,15 @@ class ClientProtocol:
     """A client process: its connection, and its clients' tasks. Each method handles an event, and
     returns what to do.
 
-    room(): bytes of memory that a payload may take. part: bytes of a payload's parts, but the last.
+    join: its first message over each connection, which says what it is and whom it hosts; slots and
+    session change. room(): bytes of memory that a payload may take. part: bytes of a payload's
+    parts, but the last.
     beside: a task of a later round does not end other clients' tasks. largest(key): the most bytes
     of a task's payload that the run declares. All payloads together have room for `slots` tasks,
     one that is ahead and one that is cancelled.
     """
 
-    worker: str
-    ids: Sequence[int] = ()
-    share: tuple[int, int] | None = None
-    host: str = ""
-    pid: int = 0
-    device: str = ""
-    slots: int = 1
-    versions: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    join: m.Join
     room: Callable[[], int] = capacity.free_memory
     part: int = PART
     beside: bool = False
@@ -146,7 +140,6 @@ class ClientProtocol:
     state: ClientState = ClientState.AWAY
     run: str = ""
     inc: int = 0
-    session: str = ""
     beat_s: float = 2.0
     hosts: frozenset[int] = frozenset()  # clients that the server welcomed
     # By client: stage, step, steps. The threads that train write to it.
@@ -300,8 +293,8 @@ class ClientProtocol:
 
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
-        changed = slots != self.slots
-        self.slots = slots
+        changed = slots != self.join.slots
+        self.join = msgspec.structs.replace(self.join, slots=slots)
         if changed and self.state in TAKEN_IN:
             self._send(m.Slots(slots=slots))
         return self._taken()
@@ -340,21 +333,8 @@ class ClientProtocol:
 
     def _join(self, now: float) -> None:
         self._heard = self._beaten = now
-        self._send(
-            m.Join(
-                worker=self.worker,
-                session=self.session,
-                ids=list(self.ids),
-                share=self.share,
-                host=self.host,
-                pid=self.pid,
-                device=self.device,
-                slots=self.slots,
-                versions=self.versions,
-                files=self.files,
-                holding=sorted(key for key in self._tasks if self.task_state(key) in STARTED),
-            )
-        )
+        holding = sorted(key for key in self._tasks if self.task_state(key) in STARTED)
+        self._send(msgspec.structs.replace(self.join, holding=holding))
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         if self.state is not ClientState.JOINING:
@@ -378,7 +358,8 @@ class ClientProtocol:
                 for outgoing in held.replies:
                     outgoing.announced = True
         self._change(ClientEvent.WELCOME)
-        self.session, self.beat_s = welcome.session, welcome.beat_s
+        self.join = msgspec.structs.replace(self.join, session=welcome.session)
+        self.beat_s = welcome.beat_s
         self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
         self.hosts = frozenset(welcome.ids)
         self._out.append(Welcomed(welcome, again))
@@ -429,7 +410,7 @@ class ClientProtocol:
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
             self._fail(key, reason, again=False)
-        elif at_hand + task.size > (self.slots + 2) * most:
+        elif at_hand + task.size > (self.join.slots + 2) * most:
             self._no_room(task, "what this client takes beside its other tasks")
         elif body is not None or task.size == 0:
             # What can be written to is copied: it may be another's memory.

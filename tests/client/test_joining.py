@@ -39,7 +39,9 @@ def test_a_client_without_a_server_says_why_if_that_is_known(monkeypatch):
     monkeypatch.setattr(loops, "UNANSWERED_S", 0.0)
     transport = Inproc().client()
     transport.trouble = "nothing listens there"
-    client = ClientLoop(ClientProtocol("c", ids=[0]), transport, prepare=None, curve=False)
+    client = ClientLoop(
+        ClientProtocol(m.Join(worker="c", ids=[0])), transport, prepare=None, curve=False
+    )
     lines: list[str] = []
     with pytest.raises(CannotGoOn, match=r"no server .*nothing listens there.*same --state"):
         client.run(lines.append, give_up_s=1e-3)
@@ -56,7 +58,9 @@ def test_a_client_of_a_finished_run_waits_only_so_long_for_a_server_with_more_ro
     if finished:
         (tmp_path / "summary.json").touch()
     transport = Inproc().client()
-    client = ClientLoop(ClientProtocol("c"), transport, prepare=None, curve=False, run=tmp_path)
+    client = ClientLoop(
+        ClientProtocol(m.Join(worker="c")), transport, prepare=None, curve=False, run=tmp_path
+    )
     if finished:
         assert client.run(give_up_s=20.0) == m.End(over=False, reason="asked to leave")
     else:

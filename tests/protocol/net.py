@@ -41,7 +41,8 @@ class Site:
 
     def __init__(self, net: Net, name: str, ids, slots: int = 1) -> None:
         self.net, self.name = net, name
-        self.protocol = ClientProtocol(name, ids=list(ids), slots=slots, part=net.part)
+        join = m.Join(worker=name, ids=list(ids), slots=slots)
+        self.protocol = ClientProtocol(join, part=net.part)
         self.rows: list[dict] = []
         self.ledger = Ledger(self.rows.append)
         self.link = Link("client", self._send, framing, self.ledger, GREETING, net.part)

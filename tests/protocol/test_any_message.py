@@ -126,7 +126,7 @@ def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
 @ANY
 @given(st.lists(st.tuples(st.integers(0, 9), FROM_SERVER, BODIES)))
 def test_a_client_takes_or_refuses_whatever_a_server_sends(said):
-    machine, now = ClientProtocol("w", ids=[0, 1, 2], slots=2, part=PART), 0.0
+    machine, now = ClientProtocol(m.Join(worker="w", ids=[0, 1, 2], slots=2), part=PART), 0.0
     machine.opened(now)
     for what, message, body in said:
         done: list[c.Instruction] = []

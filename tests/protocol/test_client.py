@@ -40,8 +40,11 @@ def reply(size, k=None) -> tuple[m.Reply, Body]:
     return m.Reply(run="r", inc=1, key=k or key(), form=form(size), size=size), Body([bytes(size)])
 
 
-def ready(**more) -> ClientProtocol:
-    c = ClientProtocol("w", share=(1, 2), **more)
+JOIN = m.Join(worker="w", share=(1, 2))
+
+
+def ready(slots=1, **more) -> ClientProtocol:
+    c = ClientProtocol(msgspec.structs.replace(JOIN, slots=slots), **more)
     c.opened(0.0)
     c.received(WELCOME, None, 0.0)
     c.ready("L")
@@ -178,7 +181,7 @@ def test_of_a_task_that_failed_not_even_its_evaluation_is_announced_again():
 
 def test_who_waits_to_join_again_does_not_once_it_is_welcomed_or_the_run_is_over():
     for ends in (WELCOME, m.Refuse(reason="no", final=True), m.End(), "leave"):
-        c = ClientProtocol("w", share=(1, 2))
+        c = ClientProtocol(JOIN)
         c.opened(0.0)
         c.received(m.Refuse(reason="full"), None, 0.0)
         if ends == "leave":
@@ -242,7 +245,7 @@ def test_a_welcome_comes_once_a_join_and_other_clients_are_another_run():
 
 
 def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
-    c = ClientProtocol("w", share=(1, 2))
+    c = ClientProtocol(JOIN)
     c.opened(0.0)
     c.received(WELCOME, None, 0.0)
     with pytest.raises(RemoteProtocolError, match="not ready here"):
@@ -379,7 +382,7 @@ def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connecti
 
 
 def test_refused_join_is_tried_again_unless_that_cannot_help():
-    c = ClientProtocol("w", ids=[0])
+    c = ClientProtocol(JOIN)
     c.opened(0.0)
     # Each time after twice as long, up to 8 s, in which it does not take the server for silent.
     now = 0.0
@@ -430,7 +433,7 @@ def test_a_payload_is_in_memory_of_the_clients_own():
 
 def test_equal_payloads_of_a_process_are_in_memory_once():
     """As long as one of their tasks is to be done; all bytes cross all the same."""
-    c, size = ClientProtocol("w", slots=3), 2 * m.PART
+    c, size = ClientProtocol(m.Join(worker="w", slots=3)), 2 * m.PART
     c.opened(0.0)
     c.received(msgspec.structs.replace(WELCOME, ids=[0, 1, 2]), None, 0.0)
     c.ready("L")

@@ -321,7 +321,7 @@ class Federation(RuleBasedStateMachine):
         old = self.net.sites[who]
         self.net.cut(old)
         self.net.sites[who] = type(old)(
-            self.net, old.name + "'", old.protocol.ids, old.protocol.slots
+            self.net, old.name + "'", old.protocol.join.ids, old.protocol.join.slots
         )
 
     @rule(who=st.integers(0, 2), hushed=st.booleans())

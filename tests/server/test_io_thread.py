@@ -102,7 +102,7 @@ class Both:
     def __init__(self, tmp_path, transport, client, curve=False, inline=True) -> None:
         self.transport, self.client_transport = transport, client
         self.loop = ClientLoop(
-            ClientProtocol("w", ids=[0, 1]),
+            ClientProtocol(m.Join(worker="w", ids=[0, 1])),
             client,
             lambda loop, welcome: Prepared([Work()], "L"),
             curve=curve,
@@ -405,7 +405,7 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
     monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
     io._do([Send(last, m.Cancel(key=m.Key(1, 0, 0, 0)))])
     again = network.client()
-    session = both.loop.protocol.session
+    session = both.loop.protocol.join.session
     again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
     io._step(0.0)
     assert done[:2] == [("sent", last), ("bound", again.conn)]
