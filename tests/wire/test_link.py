@@ -61,18 +61,11 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
     ends.server.send(b"c", m.Pull(key=key, first=0, count=3))
     ends.server.settle(b"c", "up", key, True)
     reply_row, pull_row = ends.down_rows
-    assert reply_row["type"] == type
-    assert (reply_row["bytes"], reply_row["kinds"], reply_row["raw_bytes"]) == (
-        n,
-        {"state": 8, "statistics": 4},
-        20,
-    )
-    assert (pull_row["type"], pull_row["direction"], pull_row["round"], pull_row["useful"]) == (
-        "pull",
-        "down",
-        2,
-        True,
-    )
+    kinds = {"state": 8, "statistics": 4}
+    wanted = {"type": type, "bytes": n, "kinds": kinds, "raw_bytes": 20}
+    assert wanted.items() <= reply_row.items()
+    wanted = {"type": "pull", "direction": "down", "round": 2, "useful": True}
+    assert wanted.items() <= pull_row.items()
     assert ends.server.ledger.open() == {}
     assert ends.server.ledger.forms == {}
 
@@ -95,13 +88,8 @@ def test_what_cannot_be_decoded_is_billed_as_refused_in_one_row():
             ends.server.receive(b"c", [noise])
     ends.server.settle_counted(b"c", worker="w")
     (row,) = ends.down_rows
-    assert (row["type"], row["bytes"], row["count"], row["useful"], row["worker"]) == (
-        "refused",
-        4 + 6,
-        2,
-        False,
-        "w",
-    )
+    wanted = {"type": "refused", "bytes": 4 + 6, "count": 2, "useful": False, "worker": "w"}
+    assert wanted.items() <= row.items()
 
 
 def test_heartbeats_are_counted_by_connection_and_not_by_client():
@@ -109,13 +97,8 @@ def test_heartbeats_are_counted_by_connection_and_not_by_client():
     n = [ends.up(m.Progress(client=i)) for i in (3, 4)]
     ends.server.settle_counted(b"c", round=7)
     (row,) = ends.down_rows
-    assert (row["type"], row["bytes"], row["count"], row["client"], row["round"]) == (
-        "beat",
-        sum(n),
-        2,
-        -1,
-        7,
-    )
+    wanted = {"type": "beat", "bytes": sum(n), "count": 2, "client": -1, "round": 7}
+    assert wanted.items() <= row.items()
 
 
 def test_nothing_is_billed_for_a_connection_that_is_gone():
