@@ -151,6 +151,20 @@ def test_a_connection_whose_descriptor_is_anothers_has_ended_although_libzmq_sai
     assert not pair.server.send(conn, [b"x"])
 
 
+def test_what_was_sent_over_a_connection_that_ended_does_not_come_over_the_next(pair):
+    client, conn = joined(pair)
+    for _ in range(SEND_MESSAGES):
+        assert client.send([b"old", bytes(2**20)])
+    pair.server.drop(conn, hang_up=True)
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+    client.send([b"new"])
+    seen += pump(
+        pair.server, client, until=lambda seen: any(e.conn != conn for e in of(seen, Received))
+    )
+    later = [e.frames[0] for e in of(seen, Received, pair.server) if e.conn != conn]
+    assert later == [b"new"]
+
+
 def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(pair):
     client, conn = joined(pair)
     other, kept = joined(pair)
