@@ -189,6 +189,7 @@ def test_broadcast_is_compressed_once():
     assert torch.equal(clients[1].next["x/h"], clients[0].next["x/h"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(0, 60), st.integers(0, 60))
 def test_body_is_read_in_ranges_as_if_it_were_one(segments, a, b):
     body, whole = Body(segments), b"".join(segments)
@@ -197,6 +198,7 @@ def test_body_is_read_in_ranges_as_if_it_were_one(segments, a, b):
     assert bytes(body.whole()) == whole
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_a_payloads_check_is_that_of_its_bytes_however_they_are_cut(segments):
     assert Body(segments).check() == Body([b"".join(segments)]).check()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednet.errors import RemoteProtocolError
@@ -123,6 +123,7 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     assert ends.server.ledger.open() == {}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["state", "delta"]), st.integers(0, 30), st.integers(0, 90)),

@@ -250,7 +250,7 @@ def test_an_unknown_type_is_shown_without_what_turns_a_line(mark):
     assert refused([raw(t=f"x{mark}y")], "unknown message type").isprintable()
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.text(max_size=400))
 def test_a_text_made_clean_is_taken(text):
     reason = m.clean(text)
