@@ -87,7 +87,7 @@ class Data:
         splits = {which: _read(split, which, notes) for which, split in given.items()}
         names, classes = _number_text(splits, names, self.classes, notes)
         train = _split(splits["train"], "train", classes, self.ignore_index)
-        test = _take(train, slice(0, 0))
+        test = mapped(train[0], lambda part: part[:0]), train[1][:0]
         if "test" in splits:
             test = _split(splits["test"], "test", classes, self.ignore_index)
         _same_form(train, test)
@@ -171,7 +171,11 @@ class Data:
     # -- samples -----------------------------------------------------------------------------------
     def take(self, indices: np.ndarray | slice, which: str = "train") -> Split:
         """Returns a copy of the raw samples at these indices of one split."""
-        return _take(getattr(self, which), indices)
+        x, y = getattr(self, which)
+        if isinstance(indices, slice):
+            return mapped(x, lambda part: part[indices]), y[indices]
+        at = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+        return mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)
 
     def inputs(self, x: Inputs, device: torch.device | str = "cpu") -> Inputs:
         """Returns raw samples as model inputs on `device`: uint8 as float32, (x/255 - mean)/std;
@@ -453,11 +457,3 @@ def _same_form(train: Split, test: Split) -> None:
             f"y: a training target has shape {tuple(train[1].shape[1:])}, "
             f"a test target {tuple(test[1].shape[1:])}."
         )
-
-
-def _take(pair: Split, indices: np.ndarray | slice) -> Split:
-    x, y = pair
-    if isinstance(indices, slice):
-        return mapped(x, lambda part: part[indices]), y[indices]
-    at = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-    return mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)

@@ -130,7 +130,7 @@ class Federation:
         after the augmentation, and evaluates on one copy of the test set for each client, with its
         noise.
         """
-        noise = self.feature_noise * client / max(1, self.clients - 1)
+        noise = self.feature_noise * client / max(1, len(self.parts) - 1)
         part, test = self.parts[client], self.tests[client]
         return Site(self.data, part, test, torch.device(device), noise, self.seed, client)
 

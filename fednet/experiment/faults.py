@@ -36,7 +36,10 @@ AMOUNTS = {"crash": 1.0, "delay": 1.0, "slow": 2.0, "drop_during_upload": 0.5}
 
 def drops(faults: Iterable[Fault]) -> str:
     """Returns the fault among these that loses the client's reply; "" if none does."""
-    return next((f.kind for f in faults if f.kind in DROPS), "")
+    for fault in faults:
+        if fault.kind in DROPS:
+            return fault.kind
+    return ""
 
 
 def struck(run: Path) -> set[tuple[int, int, str]]:
