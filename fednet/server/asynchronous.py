@@ -37,6 +37,7 @@ from fednet.server.exchange import (
     POLL_S,
     Asked,
     Exchange,
+    OpenRound,
     ask,
     begins_again,
     check_states,
@@ -47,7 +48,7 @@ from fednet.server.exchange import (
     waiting,
 )
 from fednet.server.io import LEFT_OUT
-from fednet.server.rounds import OpenRound, Rounds
+from fednet.server.rounds import Rounds
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
 

@@ -21,14 +21,13 @@ from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exchange, exports
 from fednet.server.aggregation import lowered, share_of_one
-from fednet.server.exchange import RunState
+from fednet.server.exchange import OpenRound, RunState
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
 from fednet.training.evaluation import evaluate as evaluate_model
 
 if TYPE_CHECKING:
-    from fednet.server.rounds import OpenRound
     from fednet.server.session import Session
 
 Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model

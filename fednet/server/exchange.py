@@ -1,4 +1,5 @@
-"""Exchanges of a round: a broadcast, and the replies to it. So is an evaluation by all clients.
+"""The round that is open (`OpenRound`), and its exchanges: each is a broadcast, and the replies to
+it. So is an evaluation by all clients.
 
     open_exchange   encode what goes to each client, and hand the tasks to the protocol
     replies         wait, and yield each reply that counts, in ascending client id
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec import structs
 
-from fednet import seeds
+from fednet import records, seeds
 from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
 from fednet.errors import CannotGoOn, StateError
@@ -38,14 +39,16 @@ from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
+from fednet.records.rows import TIMES
 from fednet.server.inbox import Reply
 from fednet.server.io import LEFT_OUT
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compressors.base import Memory
-from fednet.wire.messages import Fault, Key, Purpose
-from fednet.wire.payload import weights_of
+from fednet.wire.ledger import Kinds
+from fednet.wire.messages import Fault, Key, Purpose, clean
+from fednet.wire.payload import Run, weights_of
 
 if TYPE_CHECKING:
     from fednet.server.session import Session
@@ -148,6 +151,51 @@ class Exchange:
         """What is remembered with a client of earlier messages that way."""
         memory = self.asked[client].memory
         return Memory(self.residuals, memory, f"client {client}/{way}/{self.index}/", round)
+
+
+@dataclass
+class OpenRound:
+    """One round, from its selection to its record: each step adds what it found.
+
+    before, after: what it starts from, and what came of it so far; a void round changes nothing.
+    started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
+    that the clients train in, once it is open. base: the second of the run at which its virtual
+    time began. runs: of the replies that counted. reports: by the clients; reported: by the method.
+    """
+
+    number: int
+    before: RunState
+    after: RunState
+    started: float
+    exchange: Exchange
+    main: Exchange
+    record: records.Round
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
+    virtual: float = 0.0
+    virtual_split: dict[str, float] = field(default_factory=dict)
+    base: float = 0.0
+    predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
+    dropped: dict[int, str] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)
+    evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    reported: JsonDict = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, first: Exchange) -> OpenRound:
+        """A round whose first exchange is open."""
+        record = records.Round(round=first.round, selected=list(first.cohort))
+        return cls(first.round, first.before, first.before, first.opened, first, first, record)
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each client that could not do its task, or whose reply was unusable."""
+        return [
+            clean(f"client {client}: {reason.replace(f'client {client}: ', '', 1)}")
+            for client, reason in sorted(self.dropped.items())
+            if reason.startswith(("failed", "refused", "damaged"))
+        ]
 
 
 # -- opening ---------------------------------------------------------------------------------------

@@ -14,11 +14,9 @@ import math
 import operator
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
 
 import torch
 
-from fednet import records
 from fednet.algorithms.base import State
 from fednet.algorithms.secure import Secure
 from fednet.buffers import collect_in_time
@@ -35,12 +33,12 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records import reading
 from fednet.records.manifest import RunProgress
-from fednet.records.rows import TIMES
 from fednet.server import evaluation, exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.exchange import (
     POLL_S,
     Exchange,
+    OpenRound,
     RunState,
     evaluations,
     open_exchange,
@@ -50,10 +48,8 @@ from fednet.server.exchange import (
 from fednet.server.growth import clients_from_next_round
 from fednet.server.inbox import Reply
 from fednet.server.session import Session
-from fednet.training.evaluation import Counts
 from fednet.wire.ledger import Kinds, Tally, add_kinds
 from fednet.wire.messages import clean
-from fednet.wire.payload import Run
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
@@ -77,51 +73,6 @@ def run_rounds(rounds: Rounds) -> None:
             ahead = rounds.open(round.number + 1, round.after)
         round = ahead
     rounds.end()
-
-
-@dataclass
-class OpenRound:
-    """One round, from its selection to its record: each step adds what it found.
-
-    before, after: what it starts from, and what came of it so far; a void round changes nothing.
-    started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
-    that the clients train in, once it is open. base: the second of the run at which its virtual
-    time began. runs: of the replies that counted. reports: by the clients; reported: by the method.
-    """
-
-    number: int
-    before: RunState
-    after: RunState
-    started: float
-    exchange: Exchange
-    main: Exchange
-    record: records.Round
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
-    virtual: float = 0.0
-    virtual_split: dict[str, float] = field(default_factory=dict)
-    base: float = 0.0
-    predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
-    dropped: dict[int, str] = field(default_factory=dict)
-    runs: dict[int, Run] = field(default_factory=dict)
-    evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
-    reports: dict[int, dict[str, float]] = field(default_factory=dict)
-    reported: JsonDict = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    @classmethod
-    def begun(cls, first: Exchange) -> OpenRound:
-        """A round whose first exchange is open."""
-        record = records.Round(round=first.round, selected=list(first.cohort))
-        return cls(first.round, first.before, first.before, first.opened, first, first, record)
-
-    @property
-    def failures(self) -> list[str]:
-        """A sentence for each client that could not do its task, or whose reply was unusable."""
-        return [
-            clean(f"client {client}: {reason.replace(f'client {client}: ', '', 1)}")
-            for client, reason in sorted(self.dropped.items())
-            if reason.startswith(("failed", "refused", "damaged"))
-        ]
 
 
 class Rounds:
