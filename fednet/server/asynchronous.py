@@ -30,7 +30,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Replay
-from fednet.protocol.tasks import LEFT, Job
+from fednet.protocol.tasks import LEFT, STATE_LOST, Job
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import (
@@ -363,7 +363,7 @@ class Updates:
                 states = {c: s for c, s in before.states.items() if c != client}
                 self.carried = replace(before, versions=versions, states=states)
                 self.restarted.append(client)
-            else:
+            elif reason.startswith(STATE_LOST):
                 check_states(self.session, round, self.dropped, len(before.versions))
             self.session.files.event("dropped", round, client, reason=reason)
             record_bills(self.session, [task])

@@ -111,6 +111,34 @@ def test_a_state_lost_before_an_evaluation_is_begun_again_and_one_within_a_round
     assert [r["client"] for r in finals] == ([0, 1, 2] if evaluated else [])
 
 
+def test_one_client_begins_again_and_another_is_dropped_before_the_same_update(tmp_path):
+    """The second was dropped for a reason of its own: no state is missing because of it."""
+
+    def lose(record) -> None:
+        if record.round == 2:
+            shutil.rmtree(next((tmp_path / "r" / "state").glob("*/client-0")))
+
+    struck = {"round": 3, "client": 1, "kind": "drop_before_sending"}
+    run(
+        tmp_path,
+        callback=lose,
+        **{
+            **ASYNC,
+            "rounds": 4,
+            "participation": 1.0,
+            "schedule": {"mode": "semi-sync", "every": 1.0},
+        },
+        stop={"megabytes": 1000},  # so no round opens before the one before it is recorded
+        faults={"schedule": [struck]},
+        round={"state_lost": "restart", "lost": {"closed": 0.5}},
+    )
+    third, fourth = lines(tmp_path / "r" / "rounds.jsonl")[2:]
+    assert third["restarted"] == [0]
+    assert third["dropped"]["1"] == "lost: drop_before_sending"
+    assert third["completed"] == [2, 3]
+    assert sorted(fourth["completed"]) == [0, 1, 2, 3]
+
+
 @pytest.fixture
 def fed(tmp_path):
     """Two sites, whose server died after round 2 of 4."""
