@@ -96,6 +96,8 @@ def recover(
     if progress is not None:
         ledger.taken(progress.totals)
     for account in open_accounts.values():
+        if not (account.envelope or any(account.kinds.values())):
+            continue  # all of it was taken back: it did not leave
         key = _key_of(account)
         task = account.direction == "down" and account.type in ("task", "evaluate")
         account.cut = task and key not in on_record

@@ -146,7 +146,9 @@ class Ledger:
         return {name: a for mine in self._open.values() for name, a in mine.items()}
 
     def changed(self) -> list[Account]:
-        """The open accounts that were added to since this was asked last."""
+        """The accounts that were added to, or taken back from, since this was asked last. One of
+        which nothing is left has count 0.
+        """
         changed = list(self._changed.values())
         self._changed.clear()
         return changed
@@ -164,6 +166,8 @@ class Ledger:
         account.envelope -= envelope
         account.raw_bytes -= raw
         account.count -= 1
+        if self._numbered:
+            self._changed[account.number] = account
         if not account.count:
             self._close(name)
 

@@ -12,7 +12,9 @@ from fednet.files import Lines, plain_line, read_rows
 from fednet.records.manifest import RunProgress, UnderWay
 from fednet.server import books
 from fednet.server.books import WriteAheadLog, recover
+from fednet.wire import messages as m
 from fednet.wire.ledger import Account, Ledger, Row
+from fednet.wire.link import Link
 from fednet.wire.messages import Key
 
 KEY = Key(2, 0, 0, 7)
@@ -232,3 +234,29 @@ def test_useful_rows_of_a_task_that_waits_for_its_reply_are_useful_again(tmp_pat
         bills.append(recover(flight, ledger, [row(*TASK, 1, 100)], set(), progress))
         flight.close()
     assert [list(found) for found in bills] == [[KEY], []]
+
+
+def test_what_could_not_leave_is_not_in_the_next_servers_book(tmp_path: Path) -> None:
+    """It is in the write-ahead log before it leaves: the log has to hear that it did not."""
+    flight = flight_in(tmp_path)
+    ledger = Ledger([].append, 1, numbered=True)
+    other, form = msgspec.structs.replace(KEY, client=8), [m.Field("x", "state", 5, 5)]
+    body, stands = memoryview(b"12345"), [True, False, False, False]
+    link = Link("server", lambda conn, frames: stands.pop(0), lambda n: n, ledger)
+    outgoing = [
+        link.compose(b"conn", m.Task(key=KEY, form=form, size=5)),
+        link.compose(b"conn", m.Part(key=KEY, index=0), body),
+        link.compose(b"conn", m.Task(key=other, form=form, size=5), body),
+        link.compose(b"conn", m.Cancel(key=KEY)),
+    ]
+    flight.note(ledger)
+    for out in outgoing:
+        link.leave(out)
+    flight.note(ledger)
+    rows: list[Row] = []
+    later = Ledger(rows.append, 2, numbered=True)
+    bills = recover(flight, later, [], set(), None)
+    assert [*bills] == [KEY]
+    (left,) = bills[KEY]
+    assert (sum(left.kinds.values()), left.envelope, left.count) == (0, outgoing[0].envelope, 1)
+    assert (rows, later.totals) == ([], {"up": 0, "down": 0})
