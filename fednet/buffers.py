@@ -23,9 +23,9 @@ import numpy.typing as npt
 Array = np.ndarray[Any, Any]  # of any shape and type of element: bytes are lent to all of them
 
 FROM_BYTES = 4 << 20  # smaller ones find room anywhere
-# arrays that are kept though nobody holds them; between rounds a worker held four of its model's
-# size. To fill a new one of 45 MB takes 9 ms instead of 4.
-KEPT = 3
+# arrays that are kept though nobody holds them: with 8 a worker sat on 150 MB more of a 45 MB
+# model, and was no faster; with 3, W2 took a twelfth more processor time
+KEPT = 5
 COLLECTED = (250_000, 20, 50)  # see `gc.set_threshold`
 COLLECTED_S = 60.0  # and at the end of a round after so long
 
