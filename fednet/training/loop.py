@@ -123,12 +123,19 @@ class Descent:
         return min(self.recipe.batch_size, 1 << (self.n - 1).bit_length())
 
     @cached_property
+    def settings(self) -> tuple[object, ...]:
+        """The values of the recipe, to compare trainings by. A method may have given it numbers of
+        numpy's. Other clients' own settings are no part of it.
+        """
+        return msgspec.structs.astuple(msgspec.structs.replace(self.recipe, per_client=()))
+
+    @cached_property
     def kind(self) -> tuple[object, ...]:
         """What the lanes of one pack have in common."""
         (x, y), hooks = self.data, self.hooks
         inputs = x.items() if isinstance(x, dict) else [("", x)]
         return (
-            msgspec.json.encode(self.recipe),
+            self.settings,
             self.width,
             tuple((name, part.dtype, part.shape[1:]) for name, part in inputs),
             y.dtype,
@@ -250,7 +257,7 @@ def _descend(
         and steppers == made
         and (recipe.optimizer, recipe.momentum, recipe.local_schedule) == ("sgd", 0.0, "constant")
     ):
-        key = (msgspec.json.encode(recipe), tuple(trained))
+        key = (descent.settings, tuple(trained))
         replay = graphs.kept(scratch.replays, key, lambda: graphs.Captured(device))
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import copy
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fednet.algorithms.base import Samples
 from fednet.config import Config, EvaluateSection, TrainSection
+from fednet.config.schema import ClientTrainSection
 from fednet.errors import ConfigError
 from fednet.tensors import Layout, Tensors
 from fednet.training import graphs
 from fednet.training.hosts import ClientHost
+from fednet.training.loop import descend
 from fednet.training.optimizers import Corrected, optimizer
 from fednet.training.samples import batches
 from fednet.training.scratch import Scratch
@@ -142,9 +146,10 @@ def test_lower_precision_stays_near(precision, tolerance):
     assert w(h.train(start)) == pytest.approx(1.6, abs=tolerance)
 
 
-def test_the_gradient_is_exact_however_the_set_is_cut():
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])  # whose loss is scaled
+def test_the_gradient_is_exact_however_the_set_is_cut(precision):
     for size in (1, 2, 7):
-        found = host(batch_size=size).gradient(weight())
+        found = host(batch_size=size, precision=precision).gradient(weight())
         assert w(found) == pytest.approx(-4.0)
         assert found.run.loss == pytest.approx(2.5)
 
@@ -394,6 +399,28 @@ def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
             found = line.train(line.initial, only=[name]).x
             assert [n for n, t in found.items() if not torch.equal(t, line.initial[n])] == [name]
     assert len(captured) == 7
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_method_draws_with_numpy_is_the_same_kind_of_training(monkeypatch, packed):
+    """As by a method that draws each client's number of steps: `host.rng("steps").integers(3)`."""
+    kinds = []
+
+    def pack(lane):
+        kinds.append(lane.kind)
+        return descend(lane, Squares())[0]
+
+    monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(graphs.Captured, "__call__", lambda self, x, y: self.step(x, y))
+    h = host(graphs=not packed, per_client={"3": ClientTrainSection(epochs=2)})
+    h.scratch.may_draw, h.pack = False, pack if packed else None
+    steps, momentum = np.int64(3), np.float64(0.0)
+    own = msgspec.structs.replace(h.train_config, momentum=momentum, per_client={})
+    for config, given in ((h.train_config, 3), (own, steps), (own, 3)):
+        h.train_config = config
+        assert h.train(weight(), steps=given).run.steps == 3
+    assert len(set(kinds)) == packed
+    assert len(h.scratch.replays) == (not packed)
 
 
 def test_a_parameter_that_the_loss_reaches_later_begins_without_momentum():
