@@ -4,6 +4,7 @@ and the files that a run reads.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,14 @@ import pytest
 import torch
 
 from fednet import config as configuration
-from fednet import registry
+from fednet import ids, registry
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client.policy import Policy, policy
-from fednet.client.preparing import explanation
+from fednet.client.preparing import accepted, explanation
 from fednet.data.base import Data
 from fednet.errors import ConfigError
 from fednet.experiment.build import build
+from fednet.wire.messages import Welcome
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import site, told
 from tests.processes import Federation
@@ -135,6 +137,38 @@ def test_other_text_is_refused_unless_the_policy_lets_the_server_choose(
     policy(file, None, None).read(config)
     Policy.of_run(None).read(config)  # under `fednet run` the same user wrote both
     assert Reader.opened == (["/etc/passwd"] * 2 if key == "algorithm.prior" else [])
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "beyond"),
+    [
+        ("0-2", "1-2", None),
+        ("0-1", "1-3", 2),
+        ("1/3", "0-1", None),  # of six clients
+        ("1/3", "1-2", 2),
+        ("2/3", "1/3", 0),
+        ("4-9", "4-5", None),  # a policy may name more clients than the run has
+    ],
+)
+def test_a_process_serves_only_clients_that_the_policy_names(
+    tmp_path: Path, named: str, asked: str, beyond: int | None
+) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(f"ids: {named}\n")
+    own, clients = policy(file, None, None), ids.parse(asked)
+    welcome = Welcome(
+        run="r",
+        session="s",
+        name="r",
+        ids=list(clients.resolve(6)),
+        config=configuration.to_yaml(configuration.from_mapping({"clients": 6})),
+    )
+    if beyond is None:
+        assert accepted(welcome, own, clients).clients == 6
+    else:
+        refused = f"--id {asked}: the policy names clients {named}, and {beyond} is none of them."
+        with pytest.raises(ConfigError, match=re.escape(refused)):
+            accepted(welcome, own, clients)
 
 
 def test_a_path_of_a_dataset_of_ones_own_is_below_the_sites_data(tmp_path: Path) -> None:

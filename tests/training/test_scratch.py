@@ -137,6 +137,17 @@ def test_a_large_model_gives_its_memory_away_after_training(channels_last):
     assert own.values().sha256() == x.sha256()
 
 
+def test_a_model_on_a_device_keeps_its_memory_which_captured_steps_read():
+    """A device of torch's without memory takes a GPU's place."""
+    make = lambda: nn.Linear(1100, 1000)  # noqa: E731
+    own = Scratch(make, Layout.of(make()), "meta")
+    weight = own.module.weight
+    own.values(give_away=True)
+    assert own.vector.numel() == 1_101_000
+    assert own.module.weight is weight
+    assert weight.shape == (1000, 1100)
+
+
 # -- kernels whose channels are innermost ---------------------------------------------------------
 def small() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 4, 2))
