@@ -1,5 +1,5 @@
 """A worker does the tasks of a process's clients on one device: it takes a task and its payload,
-and returns the encoded replies. It knows of no socket and no clock.
+and returns the encoded replies. It knows of no socket.
 
 `Worker.work` is a whole task, from top to bottom.
 """
@@ -226,7 +226,7 @@ class Worker:
         state_sha256 = ""
         kept = False
 
-        # Buffers for what comes without: the client's own, or the initial ones.
+        # A model that comes without buffers gets the client's own, or the initial ones.
         held = record.own(exp.setting.initial)
         fill = exp.agreed if held is None else held.select(exp.shared)
 

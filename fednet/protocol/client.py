@@ -104,9 +104,9 @@ class OutgoingReply(Sending, kw_only=True):
 class HeldTask:
     """A task of this process. body: all of the payload, or room for it. window: of a payload that
     is coming. shared: body is the equal payload of another task, so what comes is not kept.
-    earlier: an earlier server process asked for it. replies: that were not sent in full. The one to
-    the evaluation within this task comes first, and stays until the reply to the task is sent: if
-    the connection ends in between, both are announced again.
+    earlier: an earlier server process asked for it. replies: to the evaluation within this task, if
+    there is one, and then to the task. The first stays until the second is sent: if the connection
+    ends in between, both are announced again.
     """
 
     task: m.Task

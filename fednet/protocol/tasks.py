@@ -36,14 +36,15 @@ class Leaves:
 class Job(msgspec.Struct):
     """A task for one client. Nobody changes it once it is handed to the protocol.
 
-    cost: SGD steps; the longest task goes out first. start, keep: versions of the client's state
-    before and after. state: SHA-256 of the one before. enrol: how many leading fields of the form
-    are the client's enrolment. judge: evaluate within the task. faults: planned faults of the first
-    hand-out; lost: the one of them after which no reply will come. pace: how long the client's
-    device takes, at each hand-out. bound: only the worker of the client's last task can do it,
-    while that worker is there; a client whose worker cannot is lost. leaves: None if the client
-    stays. round: of this task, where tasks of several rounds are under way; 0: the phase's.
-    with_base(): the same task with the base model before its payload, for a worker that lacks it.
+    cost: SGD steps; the longest task goes out first. start: the version of the client's state that
+    it starts from; state: its SHA-256. keep: the version that the last checkpoint names. enrol: how
+    many leading fields of the form are the client's enrolment. judge: evaluate within the task.
+    faults: planned faults of the first hand-out; lost: the one of them after which no reply will
+    come. pace: how long the client's device takes, at each hand-out. bound: only the worker of the
+    client's last task can do it, while that worker is there; a client whose worker cannot is lost.
+    leaves: None if the client stays. round: of this task, where tasks of several rounds are under
+    way; 0: the phase's. with_base(): the same task with the base model before its payload, for a
+    worker that lacks it.
     """
 
     client: int

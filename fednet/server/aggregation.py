@@ -47,7 +47,9 @@ ENOUGH = 3  # replies: of fewer none can have less than half
 
 
 class Aggregation:
-    """before: the state that the round began with; this exchange began with `server`."""
+    """Adds up the replies of one exchange: `add` for each of them, then `result`. before: the
+    server's state at the beginning of the round; `server` is the one at that of this exchange.
+    """
 
     def __init__(self, session: Session, exchange: Exchange, before: State) -> None:
         self.session, self.exchange, self.server = session, exchange, exchange.before.server
@@ -282,7 +284,9 @@ class Aggregation:
             self._drop(client, reason)
 
     def _finite(self, value: object) -> bool:
-        """Rows of a PerClient are what clients sent, and were checked when it came."""
+        """Whether all numbers of a value are finite. Rows of a PerClient are not looked at: they
+        are what clients sent, and were checked when it came.
+        """
         for _, part in leaves("", value):
             if isinstance(part, Tensors):
                 # Buffers that the model began with as masks of infinities stay so.
@@ -401,7 +405,9 @@ def _size(up: Payload) -> float:
 
 
 def _theirs(broken: Exception) -> str:
-    """What a reply brought about, and where; raises again what is the server's own trouble."""
+    """Returns the error that a reply led to, and where it was raised. Raises it again if the cause
+    is not the reply but the server, such as a full disk.
+    """
     own = isinstance(broken, (OSError, torch.OutOfMemoryError)) or no_memory(broken)
     brought = RemoteProtocolError, WrongPart
     fednets = isinstance(broken, FednetError) and not isinstance(broken, brought)

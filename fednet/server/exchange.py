@@ -1,5 +1,5 @@
 """The round that is open (`OpenRound`), and its exchanges: each is a broadcast, and the replies to
-it. So is an evaluation by all clients.
+it. An evaluation by the clients is an exchange too.
 
     open_exchange   encode what goes to each client, and hand the tasks to the protocol
     replies         wait, and yield each reply that counts, in ascending client id
@@ -244,9 +244,9 @@ def prepared(
 
 
 def waiting(session: Session) -> Rules:
-    """How long is waited for whom."""
+    """Returns how long the server waits, and for what."""
     section = session.config.round
-    # Then who counts is not for the clock here to say.
+    # Then the times of this process do not decide who counts.
     virtual = session.clock is not None or session.faults.replay is not None
     return Rules(
         deadline=None if virtual else section.deadline,
@@ -314,8 +314,9 @@ def ask(session: Session, exchange: Exchange, client: int, again: bool = False) 
 
 
 def complete_task(session: Session, exchange: Exchange, asked: Asked, down: Payload) -> None:
-    """Adds to a task how long it takes, the faults planned for it and when its client leaves;
-    finds the reply that an earlier server received. down: what the client is sent.
+    """Adds to a task how long it takes, the faults planned for it and when its client leaves. Finds
+    the reply that an earlier server received, and the reason for which a client is not asked. down:
+    what the client is sent.
     """
     exp, clock, faults, job = session.experiment, session.clock, session.faults, asked.job
     client, round, index = job.client, exchange.round, exchange.index
@@ -337,9 +338,9 @@ def complete_task(session: Session, exchange: Exchange, asked: Asked, down: Payl
         exchange.found.pop((client, "evaluate"), None)
     if clock is not None:
         asked.bytes = task_bytes(session.run_id, Key(round, index, 0, client), job)
-    since, why = session.blamed.get(client, (round, ""))
-    out = faults.out(round, index, [client]).get(client, "")
-    asked.reason = f"blamed in round {since}: {why}" if since < round else out
+    blamed_in, why = session.blamed.get(client, (round, ""))
+    fault = faults.out(round, index, [client]).get(client, "")
+    asked.reason = f"blamed in round {blamed_in}: {why}" if blamed_in < round else fault
 
     # A client that leaves in the middle of its task; who is gone already is not asked.
     until = session.world.until(client, exchange.at)
@@ -522,9 +523,9 @@ def may_stop(session: Session, round: int, client: int, reason: str) -> None:
 
 
 def record_bills(session: Session, all: Iterable[Asked], left_out: str = "") -> None:
-    """Records in the books which replies, and tasks, were useful, now that this is known. left_out:
-    why none is that has no reason of its own. The book has the reason only of a reply that an
-    earlier server received.
+    """Records in the books which replies, and their tasks, were useful, now that this is known.
+    left_out: if it is not empty, none was useful, for this reason unless the client has one of its
+    own. The book has that reason only of a reply that an earlier server received, else `LEFT_OUT`.
     """
     with session.io:
         for asked in all:

@@ -341,9 +341,10 @@ class Inbox:
     def take(
         self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
     ) -> Reply:
-        """Checks, decodes and logs a reply whose payload is whole: the only way in. A resume uses
-        it without asking again, once `flush` was called. taken_s, task, worker: see `ReplyRecord`.
-        Raises RemoteProtocolError or WrongPart where it cannot be used; nothing of it is left then.
+        """Checks, decodes and logs a reply whose payload is whole: the only way in. After `flush` a
+        resumed run uses the reply without asking the client again. taken_s, task, worker: see
+        `ReplyRecord`. Raises RemoteProtocolError or WrongPart for a reply that cannot be used, and
+        keeps nothing of it then.
         """
         key, size = message.key, message.size
         upload = self._uploads.pop(key)

@@ -385,7 +385,9 @@ class ServerIO:
         return self.outcomes.popleft() if self.outcomes else None
 
     def rest(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
-        """Does the I/O for so long, in one process also the clients', or until there is enough."""
+        """Does the I/O until `enough`, or for `timeout_s`. In one process it also steps the
+        clients.
+        """
         until = time.monotonic() + timeout_s
         with self:
             while True:
@@ -477,7 +479,9 @@ class ServerIO:
             raise
 
     def _tick(self, now: float) -> None:
-        """Time passes: less often where there are so many clients that each look takes long."""
+        """Tells the protocol that time has passed. The more clients there are, the longer this
+        takes and the less often it is done.
+        """
         began = time.thread_time()
         self._do(self.protocol.tick(now))
         if now - self._booked >= BOOK_S:
@@ -554,7 +558,9 @@ class ServerIO:
         self._conclude()
 
     def _do(self, instructions: list[Instruction]) -> None:
-        """Does it, as far as it does not wait for the end of the wake-up."""
+        """Carries out the protocol's instructions. Messages are held back until `_leave`, outcomes
+        until `_conclude`.
+        """
         pending = list(instructions)
         for i in pending:
             if isinstance(i, Send):
@@ -612,7 +618,7 @@ class ServerIO:
 
     # -- its end -----------------------------------------------------------------------------------
     def _leave(self) -> None:
-        """Sends what is composed, once its bytes are in the books."""
+        """Writes the books, then sends the messages that were composed."""
         if not self._outgoing:
             return
         self._flush()

@@ -4,8 +4,9 @@
     exchange: collect the replies, add them up in id order, make the next server state
     conclude: evaluate, record, checkpoint
 
-The next round's broadcast leaves before this round is evaluated and checkpointed, so that the
-clients train meanwhile; the records and the bits are the same either way.
+If `Rounds.may_open_early` allows it, the next round's broadcast leaves before this round is
+evaluated and checkpointed, so that the clients train meanwhile. The records and the bits are the
+same either way.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Rounds:
             elif progress.new:
                 new = range(n - progress.new, n)
                 watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
-            # What it took until now.
+            # What was used until now is in no round's record.
             self.session.resources.since(self.io.client_processes())
             drive(self)
         except Stopped:

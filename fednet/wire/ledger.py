@@ -81,7 +81,7 @@ class Ledger:
     totals: all bytes settled so far, by earlier processes too. useful: payload
     bytes that were of use, by direction and kind. by_round: keeps what was settled for each round
     until it is taken. final: (round, phase) of the evaluation after the last round, whose rows say
-    so. numbered: accounts that are open have numbers, and are told by `changed` and `under_way`.
+    so. numbered: open accounts have numbers, and `changed` returns those that were added to.
     forms: of payloads whose parts follow, by the name of their account.
     """
 

@@ -272,12 +272,12 @@ class ZmqServer:
                 self._check_keys(self.keyring, self._access in ready)
             if self._monitor in ready:
                 self._read_monitor()
-            ended = len(self._ended)
-            if (self._router in ready or ended) and self._read_messages(events):
+            count = len(self._ended)
+            if (self._router in ready or count) and self._read_messages(events):
                 # All that these had sent before they ended has been read now.
-                for link in self._ended[:ended]:
+                for link in self._ended[:count]:
                     self._end(link, events)
-                del self._ended[:ended]
+                del self._ended[:count]
             for conn, link in list(self._blocked.items()):
                 self._flush(conn, link)
             now = time.monotonic()
@@ -349,7 +349,7 @@ class ZmqServer:
 
     # -- messages ----------------------------------------------------------------------------------
     def _read_messages(self, events: list[Event]) -> bool:
-        """Whether all that was there was read."""
+        """Reads up to `BATCH` messages, as events. Returns whether none is left."""
         conns, curve = self._conns, self._access is not None
         for _ in range(BATCH):
             try:
@@ -424,8 +424,8 @@ class ZmqServer:
         return True
 
     def _hang_up_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
-        """Hangs up on the sender of a frame that no client of ours sends. It is no event: those who
-        bound the time that useless messages take need not hear of it.
+        """Hangs up on the sender of a frame that no client of ours sends. This makes no event: the
+        limit of useless messages need not count the frame of a sender that is hung up on anyway.
         """
         link, fd = self._conns.get(conn), _descriptor_of(frame)
         if link is None and fd is not None:
