@@ -16,9 +16,10 @@ import pytest
 from fednet.client.loop import ClientLoop, Prepared
 from fednet.client.worker import Outgoing
 from fednet.errors import RemoteProtocolError
+from fednet.files import digest
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.instructions import Send, Spend
+from fednet.protocol.instructions import Arrived, Send, Spend
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
@@ -423,6 +424,60 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     io._act([Send(last, task, Body([b"abc"])), Spend(last, "down", key, "lost")])
     assert both.rows[before:] == []
     assert (last, "down", "task", key) not in both.link.ledger.open()
+
+
+@pytest.mark.parametrize("over", ["down", "up"])
+def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypatch, over):
+    """Its reply is whole and its bill is made in the very wake-up."""
+    network, key = Inproc(), m.Key(2, 0, 0, 0)
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    (last,) = both.io.protocol.roster.by_conn
+    io, form = both.io, [m.Field("x", "state", 3, 3)]
+    reply = m.Reply(key=key, form=form, size=3, check=digest([b"abc"]))
+    monkeypatch.setattr(io.protocol, "tasks", {0: SimpleNamespace(job=Job(0, [], Body([]), b""))})
+    monkeypatch.setattr(io.protocol, "accept", lambda key, now: [])
+    both.client_transport.close()
+    io.inbox.store(key, 0, memoryview(b"abc"), 3)
+    where = {"up": b"another", "down": b"another", over: last}
+    io._act(
+        [
+            Send(last, m.Pull(run="run", inc=1, key=key, first=0, count=1)),
+            Send(last, m.Task(run="run", inc=1, key=key, form=form, size=3), Body([b"abc"])),
+            Arrived(reply, "w", **where),
+        ]
+    )
+    assert io._taken[0, "train"].bill == []
+
+
+def test_what_could_not_leave_for_a_connection_that_ended_is_in_no_row(tmp_path):
+    """It joined and was gone before the server's answer left."""
+    network = Inproc()
+    io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
+    client = network.client()
+    client.send([encode(m.Join(worker="w", ids=[0]))])
+    client.close()
+    io._step(0.0)
+    assert [r["type"] for r in rows if r["direction"] == "down"] == ["connection"]
+    io.close(linger_s=0)
+
+
+def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path):
+    network, key = Inproc(), m.Key(1, 0, 0, 0)
+    io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
+    client = network.client()
+    client.send([encode(m.Join(worker="w", ids=[0]))])
+    client.send([encode(m.Ready(run="run", inc=1, layout="L"))])
+    io._step(0.0)
+    io.begin((1, 0, "train"), [Job(0, [], Body([]), b"")], Rules())
+    form = [m.Field("x", "delta", BIG, BIG)]
+    client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
+    io._step(0.0)
+    client.close()
+    io._step(0.0)
+    ended = [(r["type"], r["useful"], r.get("lost", False)) for r in rows if r["client"] == 0]
+    assert sorted(ended) == [("pull", False, True), ("reply", False, False)]
+    io.close(linger_s=0)
 
 
 def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
