@@ -260,11 +260,8 @@ class Link:
             return  # it has none
         self.ended(conn)
         self.settle_counted(conn, **more)
-        for name in self.ledger.open(conn):
-            if not isinstance(name[-1], m.Key):
-                lost = True if name[1] == self.out else None
-                self.ledger.settle(name, False, lost=lost, reason="cut short")
-            elif not awaited:
+        if not awaited:
+            for name in self.ledger.open(conn):
                 self.ledger.settle(name, False, reason="cut short")
 
 

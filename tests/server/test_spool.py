@@ -94,6 +94,27 @@ def test_a_decoded_payload_is_taken_once_and_one_that_is_its_file_is_not_kept(tm
     assert bytes(reply.body()) == data
 
 
+def test_what_was_decoded_of_a_large_compressed_payload_is_kept(tmp_path):
+    payload = object()
+    spool = inbox_in(tmp_path, lambda reply, body: payload)
+    spool.store(KEY, 0, memoryview(LARGE), len(LARGE))
+    form = [Field("x", "delta", len(LARGE), 4 * len(LARGE))]
+    message = m.Reply(key=KEY, form=form, size=len(LARGE), check=digest([LARGE]))
+    assert spool.take(message, 0.0, (b"", ""), {}).take_payload() is payload
+
+
+def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
+    """JSON has no others: a log with them could not be read."""
+    reported = {"loss": float("nan"), "drift": 0.5, "norm": float("inf"), "least": -float("inf")}
+    spool = inbox_in(tmp_path)
+    spool.store(KEY, 0, memoryview(b""), 0)
+    message = m.Reply(key=KEY, form=[], size=0, check=digest([]), reported=reported)
+    here = spool.take(message, 0.0, (b"", ""), {})
+    spool.flush()
+    there = inbox_in(tmp_path).found(1, 0)[3, "train"]
+    assert here.message.reported == there.message.reported == {"drift": 0.5}
+
+
 @pytest.mark.parametrize("freed_by", ["taking", "leaving out", "the end of the round"])
 def test_decoded_payloads_are_kept_as_long_as_there_is_room(tmp_path, monkeypatch, freed_by):
     monkeypatch.setattr(inbox, "HELD_BYTES", 7)
@@ -137,6 +158,16 @@ def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     later = taken(spool, Key(2, 0, 0, 5), LARGE)
     assert (os.stat(later.path).st_ino, bytes(later.body())) == (there, LARGE)
     assert list(spool.found(2, 0)) == [(5, "train")]
+
+
+def test_the_files_to_write_over_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(inbox, "SPARE_BYTES", 3 * len(LARGE))
+    spool = inbox_in(tmp_path)
+    for round in (1, 2):
+        for client in range(5):
+            logged(spool, Key(round, 0, 0, client), LARGE)
+        spool.clear(round)
+        assert len(list((tmp_path / "spare").iterdir())) == 3
 
 
 # -- the next server -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
-from fednet.wire.link import Link, split
+from fednet.wire.link import NOBODY, Link, split
 
 KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
@@ -186,3 +186,33 @@ def test_connection_is_billed_both_ways():
         == sorted((r["direction"], r["bytes"]) for r in ends.down_rows)
         == [("down", 43), ("up", 64)]
     )
+
+
+def test_strangers_have_one_row_of_each_kind_together_however_many_they_are():
+    """Also of what came over their connections and was no message."""
+    ends = Ends()
+    for conn in (b"1", b"2", b"3"):
+        ends.server.opened(conn, stranger=True)
+        ends.server.undecoded(conn, 64 + 500, round=1, worker="")
+        ends.server.closed(conn, awaited=True)
+    assert ends.down_rows == []
+    ends.server.settle_counted(NOBODY)
+    found = [(r["direction"], r["type"], r["count"], r["bytes"]) for r in ends.down_rows]
+    assert sorted(found) == [
+        ("down", "connection", 3, 3 * 43),
+        ("up", "connection", 3, 3 * 64),
+        ("up", "refused", 3, 3 * 500),
+    ]
+
+
+def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
+    ends, where = Ends(), {"round": 3, "worker": "w"}
+    ends.server.opened(b"c")
+    beat = ends.up(m.Progress(client=1))
+    with pytest.raises(RemoteProtocolError):
+        ends.server.receive(b"c", [b"noise"])
+    ends.server.undecoded(b"c", 64 + beat + 6 + 100, **where)
+    ends.server.closed(b"c", awaited=True, **where)
+    found = [(r["type"], r["bytes"], r.get("worker")) for r in ends.down_rows if r["round"] == 3]
+    assert found == [("connection", 100, "w"), ("beat", beat, "w"), ("refused", 6, "w")]
+    assert ends.server.ledger.totals["up"] == 64 + beat + 6 + 100
