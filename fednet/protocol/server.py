@@ -476,8 +476,8 @@ class ServerProtocol:
             reason += f", once client(s) {as_text(missing)} ask to join too"
         self._send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
 
-    def _ready(self, worker: Worker, ready: m.Ready) -> None:
-        """Data and model are in place there."""
+    def _ready(self, worker: Worker, ready: m.Ready) -> str:
+        """Data and model are in place there. Returns "doubled" if they were already, else ""."""
         if self._layout and ready.layout != self._layout:
             raise _Final(
                 "ready: the model built there has other tensors than the server's; the same "
@@ -488,7 +488,7 @@ class ServerProtocol:
         for event, fields in self.sites.take(worker, ready.sites):
             self._note(event, **fields)
         if worker.state is WorkerState.READY:
-            return
+            return "doubled"
         self.roster.came(worker, WorkerEvent.READY, WorkerState.READY)
         self._note("ready", **worker.named())
         # A new process is ready: it need not wait until the one before it is given up.
@@ -498,6 +498,7 @@ class ServerProtocol:
                     self._note("superseded", **gone.named(), by=worker.name)
                 self._replace(gone, worker.ids)
         self._assign()
+        return ""
 
     def _away(self, worker: Worker, event: WorkerEvent, why: str, patience: float | None) -> None:
         """The worker is not there any more. patience: how long its clients may take to come back
@@ -549,8 +550,7 @@ class ServerProtocol:
             self._out.append(Send(conn, self._alive))
             return ""
         if isinstance(message, m.Ready):
-            self._ready(worker, message)
-            return ""
+            return self._ready(worker, message)
         if isinstance(message, m.Leave):
             self._note("left", **worker.named())
             why = f"left: {message.reason}" if message.reason else "left"

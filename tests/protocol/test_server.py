@@ -331,7 +331,7 @@ def test_an_empty_reply_is_whole_with_its_announcement():
 
 def test_who_says_twice_that_it_is_ready_is_ready_once():
     s = begun()
-    assert say(s, b"1", m.Ready(run="r", inc=1, layout="L")) == []
+    assert say(s, b"1", m.Ready(run="r", inc=1, layout="L")) == [Stray("doubled")]
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():

@@ -119,35 +119,36 @@ def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_sh
     assert came == [("reply", None)] * REFUSALS + [("refused", 7)]
 
 
-BEAT = encode(m.Alive(run="run", inc=1))
+BEAT, READY = encode(m.Alive(run="run", inc=1)), encode(m.Ready(run="run", inc=1, layout="L"))
 
 
-def heartbeats_until_hung_up(io, flood, honest, at_once: int) -> int:
-    """Send so many heartbeats to each one of an honest client, until the server ends the flood's
-    connection. Return how many were sent.
+def sent_until_hung_up(io, flood, honest, at_once: int, useless: bytes = BEAT) -> int:
+    """Send so many useless messages to each heartbeat of an honest client, until the server ends
+    the flood's connection. Return how many were sent.
     """
     conn, sent = flood.conn, 0
     limit = time.monotonic() + LIMIT_S
     while flood.conn == conn:
         assert time.monotonic() < limit
         for _ in range(at_once):
-            flood.send([BEAT])
+            flood.send([useless])
         sent += at_once
         honest.send([BEAT])
         io._step(0.0)
     return sent
 
 
-def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(served):
+@pytest.mark.parametrize("useless", [BEAT, READY], ids=["heartbeats", "ready"])
+def test_a_flood_of_useless_messages_is_hung_up_on_and_its_bytes_are_booked(served, useless):
     io, rows, client = served
     honest, flood = client(0), client(1)
     kept = honest.conn
-    sent = heartbeats_until_hung_up(io, flood, honest, 200)
+    sent = sent_until_hung_up(io, flood, honest, 200, useless)
     assert sent > server_io.USELESS_AT_ONCE
     assert honest.conn == kept
     io._step(0.0)
-    beats = sum(r["count"] for r in rows if r["type"] in ("beat", "refused"))
-    assert beats >= sent  # what came after it was hung up on, too
+    booked = sum(r.get("count", 1) for r in rows if r["type"] in ("beat", "ready", "refused"))
+    assert booked >= sent  # what came after it was hung up on, too
 
 
 def test_no_more_peers_are_remembered_than_there_is_room_for():
@@ -164,7 +165,7 @@ def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(serv
     flood.send([BEAT])
     io._step(0.0)
     kept = honest.conn
-    sent = 1 + heartbeats_until_hung_up(io, flood, honest, 50)
+    sent = 1 + sent_until_hung_up(io, flood, honest, 50)
     assert sent >= server_io.JOINS_AT_ONCE
     assert honest.conn == kept
     honest.close()
