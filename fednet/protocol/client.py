@@ -157,10 +157,13 @@ class ClientProtocol:
 
     # -- events of the transport and of the clock --------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        if self.state in CONNECTED:  # the end of the last connection was not heard of
+            out = self.closed(now)
         self._change(ClientEvent.OPENED)
         if self.state is not ClientState.OVER:
             self._join(now)
-        return self._taken()
+        return out + self._taken()
 
     def closed(self, now: float) -> list[Instruction]:
         """The connection has ended: the server sends again what was coming, and replies are

@@ -60,7 +60,6 @@ class ClientEvent(_Named):
 
 
 _FROM_JOINED = {
-    ClientEvent.OPENED: (ClientState.JOINING,),  # the last one's end was not heard of
     ClientEvent.CLOSED: (ClientState.AWAY,),
     ClientEvent.TURNED_AWAY: (ClientState.OVER,),
     ClientEvent.ENDED: (ClientState.OVER,),
