@@ -159,7 +159,6 @@ class ServerProtocol:
         first = self.rules.first
         if first is not None and self._done >= first:
             self._cancel(f"not among the first {first}")
-        self._assign(worker)
         return self._taken()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
@@ -873,6 +872,7 @@ class ServerProtocol:
         """Records a useless reply as wasted. The task is handed out again, a few times at most."""
         if t.up_conn:
             self._out.append(Spend(t.up_conn, "up", t.key, what))
+            t.up_conn = b""
         t.refusals += 1
         t.refused_by.add(t.worker)
         if (worker := self.roster.workers.get(t.worker)) is not None:
@@ -900,7 +900,7 @@ class ServerProtocol:
         died: its worker was lost while running it, perhaps because of it.
         """
         t.deaths += died
-        if t.job.lost and t.struck:
+        if t.job.lost:
             self._drop(t, event, f"lost: {t.job.lost}")
         elif t.deaths >= DEATHS:
             self._drop(t, event, f"failed: its worker was lost {DEATHS} times at this task")
