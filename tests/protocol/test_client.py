@@ -116,6 +116,19 @@ def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in
     assert [x.index for x in sent(pull(c, 0, 2, inc=2))] == [0, 1]
 
 
+def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_opened():
+    c = working()
+    c.reply(*reply(2 * m.PART))
+    coming = task(2 * m.PART, key=key(1))
+    give(c, coming, None)
+    out = c.opened(1.0)
+    assert out[:2] == [Booked("up", key(), False), Booked("down", key(1), False)]
+    assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [key()]
+    assert [x.key for x in sent(give(c, coming, None))] == [
+        key(1)
+    ]  # it is asked for from its start
+
+
 def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
     c = working()
     c.reply(*reply(2, key(purpose="evaluate")))
@@ -157,9 +170,21 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
     assert held() is None
 
 
-def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew():
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"check": b"7"},
+        {"form": form(3, "delta")},
+        {"start": "1-0-0"},
+        {"enrol": 1},
+        {"judge": True},
+        {"faults": [m.Fault("delay", 1.0)]},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew(other):
     c = restarted()
-    out = c.received(task(3, inc=2, check=b"7"), memoryview(b"abc"), 2.0)
+    out = c.received(task(3, inc=2, **other), memoryview(b"abc"), 2.0)
     assert [type(i) for i in out] == [Cancelled, Booked, Given]
 
 
@@ -196,8 +221,11 @@ def test_another_run_is_prepared_anew_before_anything_is_ready():
     c.closed(1.0)
     c.opened(2.0)
     other = m.Welcome(run="q", inc=1, session="t", name="n", config="c", ids=[0])
-    assert c.received(other, None, 2.0) == [Welcomed(other, False)]
-    assert c.state is ClientState.WELCOMED
+    for again in (False, True):
+        assert c.received(other, None, 2.0) == [Welcomed(other, again)]
+        assert c.state is ClientState.WELCOMED
+        c.closed(2.0)
+        c.opened(2.0)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +331,9 @@ def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     assert out[0] == Booked("down", key(), False)
     assert [(f.key, f.again) for f in sent(out, m.Failed)] == [(key(), True)]
     assert part(c) == [Stray("late")]
+    give(c, task(2 * m.PART), None)
+    assert [Given in map(type, part(c, index=index)) for index in range(2)] == [False, True]
+    assert part(c, index=2) == [Stray("late")]
 
 
 def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
@@ -371,6 +402,14 @@ def test_silent_server_is_left():
     c = ready()
     assert Reconnect() not in c.tick(SILENCE)
     assert c.tick(SILENCE + 0.1) == [Reconnect()]
+    assert Reconnect() not in c.tick(SILENCE + 0.2)  # once
+    c.closed(9.0)
+    c.opened(100.0)
+    assert c.tick(107.0) == []
+    c.received(WELCOME, None, 107.0)
+    c.received(m.Alive(run="r", inc=1), None, 114.0)
+    assert Reconnect() not in c.tick(122.0)
+    assert c.tick(122.1) == [Reconnect()]
 
 
 def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connection():
@@ -392,6 +431,11 @@ def test_refused_join_is_tried_again_unless_that_cannot_help():
         assert c.tick(now + wait - 0.1) == []
         now += wait
         assert [type(x) for x in sent(c.tick(now))] == [m.Join]
+    c.closed(now)
+    c.opened(now)
+    c.received(full, None, now)
+    now += 1.0  # as the first time
+    assert [type(x) for x in sent(c.tick(now))] == [m.Join]
     no = m.Refuse(reason="no", final=True)
     assert c.received(no, None, now) == [no]
     assert c.opened(now) == []
@@ -429,6 +473,10 @@ def test_a_payload_is_in_memory_of_the_clients_own():
     (given,) = [i for i in out if isinstance(i, Given)]
     sent_from[:] = b"\1" * len(sent_from)
     assert bytes(given.body) == bytes(len(sent_from))
+    beside = memoryview(bytearray(3))
+    (given,) = [i for i in c.received(task(3, key=key(1)), beside, 0.0) if isinstance(i, Given)]
+    beside[:] = b"abc"
+    assert bytes(given.body) == bytes(3)
 
 
 def test_equal_payloads_of_a_process_are_in_memory_once():
@@ -462,6 +510,10 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
     c.reply(*reply(3, key(1)))
     begin(1)
     assert given(1) is not first
+    c.forget(key(1))
+    for client, data in ((0, b"c"), (1, b"d")):  # of which no digest says that they are equal
+        begin(client, b"")
+        given(client, data)
 
 
 def test_who_has_just_said_something_need_not_say_that_it_is_alive():

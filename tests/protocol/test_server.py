@@ -208,9 +208,14 @@ def test_clients_ask_to_join_an_open_run_until_it_has_as_many_as_it_may():
     assert ask(b"6", 6) == ([], "this key may not speak for client 6.", True)
     assert ask(b"7", 7) == ([], "client id 7; this federation has ids 0 to 6.", True)
     assert s.roster.workers == {}
-    # One that has gone asks no more.
+    assert ask(b"9", 5)[0] == [[5]]  # another process
     s.closed(b"5", 1.0)
+    assert s.clients_wanted() == 6
+    # One that has gone asks no more.
+    s.closed(b"9", 1.0)
     assert s.clients_wanted() == 5
+    for _ in range(REFUSALS):
+        ask(b"4", 0, 4)
     out = s.turn_away("because", 1.0)
     assert [(i.conn, i.message.reason, i.message.final) for i in of(out, Send)] == [
         (b"4", "join: because", True)
@@ -225,6 +230,8 @@ def test_connection_joins_once():
         assert "joined already" in refusal(say(s, b"1", m.Join(worker=name, ids=[0])))
     say(s, b"1", m.Leave(run="r", inc=1))
     assert "joined already" in refusal(say(s, b"1", m.Join(worker="v", ids=[0])))
+    s.closed(b"1", 0.0)
+    assert sent(say(s, b"1", m.Join(worker="v", ids=[0])), m.Welcome)  # another of the same name
 
 
 def test_name_of_a_connected_worker_is_taken_over_only_with_its_session():
@@ -233,6 +240,8 @@ def test_name_of_a_connected_worker_is_taken_over_only_with_its_session():
     assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0])))
     out = say(s, b"2", m.Join(worker="w", ids=[0], session=s.roster.workers["w"].session))
     assert Forget(b"1", hang_up=True) in out
+    assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1)))
+    assert of(s.closed(b"1", 0.0), Note) == []  # it is not away
     assert s.roster.workers["w"].conn == b"2"
 
 
@@ -273,7 +282,11 @@ def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message
 def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     s = server()
     ready(s, ids=(0, 1, 2))
-    s.begin(1, 0, "train", [job(k, cost=9 - k % 3) for k in (2, 1, 3, 0)], Rules(), 0.0)
+    rules = Rules(deadline=10.0)
+    s.begin(1, 0, "train", [job(k, cost=9 - k % 3) for k in (2, 1, 3, 0)], rules, 0.0)
+    assert of(s.tick(4.0), Resolved) == []  # who waits for a busy worker is not lost
+    # The time of a task that is handed out ahead has not begun.
+    assert [row["deadline_s"] for row in s.waiting()] == [6.0, 10.0, 10.0, 56.0]
 
     def rows() -> list[tuple]:
         return [(row["client"], row["phase"]) for row in s.waiting()]
@@ -318,7 +331,8 @@ def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
 
 
 def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_is_at():
-    s = begun([job(0, cost=1), job(1)])
+    s = begun([job(0, cost=2), job(1, cost=1), job(2)])
+    assert s.roster.workers["w"].queue == [0, 1]
     noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS)]
     notes = [n.fields for out in noise for n in of(out, Note)]
     assert [fields["client"] for fields in notes if fields["what"] == "reply"] == [0]
@@ -372,6 +386,17 @@ def test_failed_task_is_given_out_again_only_if_that_could_help():
     assert [t.key for t in sent(out, m.Task)] == [key(1, 1)]
 
 
+def test_planned_faults_are_sent_with_the_first_hand_out_and_a_devices_pace_with_each():
+    s = server()
+    ready(s)
+    planned = job(0, faults=(m.Fault("delay", 1.0),), pace=(m.Fault("pace", 2.0),))
+    out = s.begin(1, 0, "train", [planned], Rules(), 0.0)
+    out += fails(s, b"1", again=True)
+    kinds = [[f.kind for f in t.faults] for t in sent(out, m.Task)]
+    assert kinds == [["delay", "pace"], ["pace"]]
+    assert [n.fields["kind"] for n in of(out, Note) if n.event == "fault"] == ["delay"]
+
+
 # -- doubled and late ------------------------------------------------------------------------------
 def test_doubled_reply_is_stray():
     s = begun()
@@ -380,6 +405,11 @@ def test_doubled_reply_is_stray():
     out = replies(s, b"1", 0)
     assert out[0] == Stray("doubled")
     assert of(out, Spend) == []
+    s = begun()
+    long = reply(size=3 * m.PART)
+    say(s, b"1", long)
+    out = say(s, b"1", long)
+    assert (out[0], sent(out)) == (Stray("doubled"), [])  # what is coming is not called off
 
 
 def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest():
@@ -402,7 +432,10 @@ def test_part_out_of_turn_gives_the_task_out_again():
     s = begun()
     say(s, b"1", reply(size=3 * m.PART))
     out = part(s, b"1", index=1)
-    assert Spend(b"1", "up", key(), "refused") in out
+    assert of(out, Spend) == [
+        Spend(b"1", "up", key(), "refused"),
+        Spend(b"1", "down", key(), "given out again"),
+    ]
     assert [t.key.attempt for t in sent(out, m.Task)] == [1]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
 
@@ -415,6 +448,20 @@ def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
     assert s.accept(verdict.key, 0.0) == []
     assert say(s, b"1", verdict, body=memoryview(b"ok"))[0] == Stray("doubled")
     assert "not asked for" in refusal(say(begun(), b"1", verdict, body=memoryview(b"ok")))
+    s = begun([job(0, judge=True)])
+    assert "not asked for" in refusal(say(s, b"1", verdict, body=memoryview(b"o")))
+
+
+def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
+    def declared(key, found):
+        if key.purpose == "evaluate":
+            raise RemoteProtocolError("other counts")
+
+    s = begun([job(0, judge=True)], declared=declared)
+    verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
+    out = say(s, b"1", verdict, body=memoryview(b"ok"))
+    assert (refusal(out), of(out, Store)) == ("other counts", [])
+    assert len(of(replies(s, b"1", 0), Arrived)) == 1
 
 
 def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
@@ -439,6 +486,35 @@ def test_longest_first_and_one_ahead_but_never_the_last_ones():
     assert [t.key.client for t in sent(out, m.Task)] == [0]
 
 
+def test_a_task_that_no_worker_had_room_for_keeps_its_place():
+    s = server(6)
+    ready(s, b"1", "a", range(4))
+    ready(s, b"2", "b", [4, 5])
+    costs = {0: 9, 1: 8, 2: 7, 4: 6, 5: 5, 3: 1}
+    s.begin(1, 0, "train", [job(i, cost=cost) for i, cost in costs.items()], Rules(), 0.0)
+    assert [x.queue for x in s.roster.workers.values()] == [[0, 1], [4, 5]]
+    out = say(s, b"1", m.Slots(run="r", inc=1, slots=3))
+    assert [t.key.client for t in sent(out, m.Task)] == [2]
+
+
+def test_tasks_that_were_dropped_while_they_waited_do_not_count_among_those_that_wait():
+    s = server()
+    ready(s, ids=[0, 1])
+    s.begin(1, 0, "train", [job(2), job(3)], Rules(), 0.0)
+    out = s.begin(2, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    assert [t.key.client for t in sent(out, m.Task)] == [0]  # the last one is not handed out ahead
+
+
+def test_an_upload_that_waits_for_its_link_leaves_its_slot_to_the_next_task():
+    s = begun([job(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0, silent=None))
+    out = say(s, b"1", m.Progress(run="r", inc=1, client=0, phase=m.UPLOADING), 5.0)
+    assert [t.key.client for t in sent(out, m.Task)] == [2]
+    assert s.roster.workers["w"].queue == [1, 2]
+    for now, client in ((10.0, 0), (15.0, 1)):
+        assert of(s.tick(now - 0.1), Resolved) == []
+        assert of(s.tick(now), Resolved) == [Resolved(key(client), "deadline")]
+
+
 def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
     s = server(12)
     ready(s, b"1", "a", range(6))
@@ -456,6 +532,11 @@ def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
     assert of(s.tick(5.0), Resolved) == [Resolved(key(3), "deadline")]
     assert of(s.tick(9.9), Resolved) == []
     assert of(s.tick(10.0), Resolved) == [Resolved(key(2), "deadline")]
+    # One that was given out again is behind another now, though it is before it in the phase.
+    s = begun([job(i, cost=9 - i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    fails(s, b"1", 0, again=True)
+    assert s.roster.workers["w"].queue == [1, 0]
+    assert of(s.tick(5.0), Resolved) == [Resolved(key(1), "deadline")]
 
 
 def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
@@ -492,6 +573,7 @@ def test_why_a_client_is_lost_is_in_the_event_the_drop_and_the_list_of_sites(giv
     why = given or "connection closed"
     notes = of(s.closed(b"1", 1.0, given), Note)
     assert [(n.event, n.fields["why"]) for n in notes] == [("away", why)]
+    say(s, b"9", m.Join(worker="x", ids=[0], speaks=0), 1.0)  # which is no reason for its absence
     assert of(s.tick(3.9), Resolved) == []
     assert of(s.tick(4.0), Resolved) == [Resolved(key(0, 1), f"lost: {why}")]
     (row,) = s.roster.sites(s.clients, 100.0)
@@ -505,7 +587,8 @@ def test_why_a_client_is_lost_is_in_the_event_the_drop_and_the_list_of_sites(giv
 
 def test_clients_that_never_came_or_were_refused_are_listed_with_the_reason():
     s = server(3, key_refusal=lambda user, client: "key revoked" if client == 1 else "")
-    say(s, b"1", m.Join(worker="w", ids=[1]), 1.0)
+    say(s, b"0", m.Join(worker="w", ids=[1], speaks=0), 0.5)
+    say(s, b"1", m.Join(worker="w", ids=[1]), 1.0)  # the last reason counts
     found = {str(row["clients"]): row["why"] for row in s.roster.sites(s.clients, 0.0)}
     refused = "refused: this key may not speak for client 1."
     assert found == {"[0, 2]": "has not connected", "[1]": refused}
@@ -593,15 +676,29 @@ def test_a_worker_that_was_silent_gets_bound_tasks_again_though_another_was_in_i
     answer(s, b"1", 0)
     s.tick(11.0)
     ready(s, b"2", "v", [0], 11.0)
-    say(s, b"1", m.Alive(run="r", inc=1), 12.0)
-    out = s.begin(2, 0, "train", [job(1, cost=9), job(0, bound=True)], Rules(), 12.0)
+    s.tick(14.5)  # longer than `Rules.closed`, but its connection is there
+    say(s, b"1", m.Alive(run="r", inc=1), 15.0)
+    out = s.begin(2, 0, "train", [job(1, cost=9), job(0, bound=True)], Rules(), 15.0)
     assert given_to(out) == [b"1"]  # the bound one waits for it
+
+
+def test_a_bound_task_waits_for_its_worker_that_is_back_and_prepares():
+    s = server()
+    ready(s, b"1", "w", [0])
+    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    answer(s, b"1", 0)
+    s.closed(b"1", 0.0)
+    ready(s, b"2", "v", [0])
+    say(s, b"3", m.Join(worker="w", ids=[0]))
+    assert given_to(s.begin(2, 0, "train", [job(0, bound=True)], Rules(), 0.0)) == []
+    assert given_to(say(s, b"3", m.Ready(run="r", inc=1, layout="L"))) == [b"3"]
 
 
 @pytest.mark.parametrize(("joined_at", "absent_at"), [(None, 60.0), (50.0, 110.0)])
 def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joined_at, absent_at):
     s = server()
     if joined_at is not None:
+        say(s, b"0", m.Join(worker="v", ids=[0]), joined_at - 30.0)
         say(s, b"1", m.Join(worker="w", ids=[0]), joined_at)
     s.begin(1, 0, "train", [job(0)], Rules(join=60.0, silent=None), 55.0)
     assert of(s.tick(absent_at - 0.1), Resolved) == []
@@ -612,7 +709,7 @@ def test_a_worker_is_superseded_by_one_that_hosts_all_of_its_clients():
     s = server()
     ready(s, b"1", "w", [0, 1])
     s.closed(b"1", 1.0)
-    for conn, ids, superseded in ((b"2", [0], []), (b"3", [0, 1, 2], ["w"])):
+    for conn, ids, superseded in ((b"2", [0], []), (b"3", [0, 1], ["w"])):
         notes = of(ready(s, conn, conn.decode(), ids), Note)
         assert [n.fields["worker"] for n in notes if n.event == "superseded"] == superseded
 
@@ -649,9 +746,24 @@ def test_a_task_goes_to_a_worker_that_has_the_state_it_starts_from_or_its_client
     s.begin(2, 0, "train", [job(1, cost=9), start], s.rules, 3.0)
     assert s.tasks[1].worker == "b"
     assert s.tasks[0].status is TaskState.WAITING  # for b, though a is free
+    s.begin(2, 1, "train", [job(1, cost=9), job(0)], s.rules, 3.0)
+    assert s.tasks[0].worker == "a"  # which needs no state for this one
     s.begin(3, 0, "train", [start], s.rules, 4.0)
     out = say(s, b"2", m.Failed(run="r", inc=1, key=key(round=3), reason="x", lacks=True), 5.0)
     assert of(out, Resolved) == [Resolved(key(round=3), "failed: state lost: x")]
+    # Where all lack it one of them is asked: it would have to wait for ever.
+    assert len(given_to(s.begin(4, 0, "train", [start], s.rules, 6.0))) == 1
+
+
+def test_a_worker_has_the_state_of_a_client_again_once_it_has_answered_for_it():
+    s, start, rules = server(), job(0, start="1-0-0"), Rules(silent=None)
+    ready(s, b"1", "a", [0])
+    s.begin(1, 0, "train", [start], rules, 0.0)
+    fails(s, b"1", lacks=True)
+    s.begin(1, 0, "train", [job(0)], rules, 0.0)
+    answer(s, b"1", 0)
+    ready(s, b"2", "b", [0])
+    assert given_to(s.begin(2, 0, "train", [start], rules, 0.0)) == [b"1"]
 
 
 def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
@@ -662,6 +774,8 @@ def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
     assert bytes(again.body) == b"all"
     out = fails(s, b"1", attempt=1, lacks=True, base=True)
     assert of(out, Resolved) == [Resolved(key(0, 1), "failed: x")]
+    s = begun([replace(plain, with_base=lambda: whole)])
+    assert of(fails(s, b"1"), Resolved) == [Resolved(key(0), "failed: x")]  # for another reason
 
 
 def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_later():
@@ -701,6 +815,12 @@ def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin()
     assert [c.key for c in sent(out, m.Cancel)] == [key(0, 7), key(0, round=9)]
 
 
+def test_a_task_that_was_lost_on_its_way_is_sent_again_as_the_same_attempt():
+    s = begun()
+    s.closed(b"1", 0.0)
+    assert [t.key for t in sent(ready(s, b"2", ids=[0], inc=1), m.Task)] == [key(0)]
+
+
 def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
     s = server()
     s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
@@ -738,6 +858,8 @@ def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
     for i in range(16):  # as many as there are grants for
         assert len(sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)) == 1
     assert sent(say(s, b"20", reply(20, 9 * m.PART), 0.1), m.Pull) == []
+    for i in range(16):  # which is not a part
+        say(s, b"%d" % i, m.Progress(run="r", inc=1, client=i, phase="training"), 0.1)
     assert sent(s.tick(UNUSED_S - 0.1), m.Pull) == []
     assert [p.key.client for p in sent(s.tick(UNUSED_S), m.Pull)] == [20]
     assert len(sent(say(s, b"21", reply(21, 9 * m.PART), UNUSED_S), m.Pull)) == 1
