@@ -284,7 +284,8 @@ def test_a_revoked_key_is_hung_up_on_and_does_not_come_back(tmp_path, new_pair):
         tmp_path / "allowed" / "1"
     ).unlink()  # with it the key for all; `kept` speaks for client 0 still
     seen = pump(pair.server, client, stays, until=lambda seen: pair.server.refusals["key"] >= 2)
-    assert of(seen, Closed, pair.server) == [Closed(conn)]
+    (closed,) = of(seen, Closed, pair.server)
+    assert (closed, closed.why) == (Closed(conn), "key revoked")
     assert of(seen, Opened, client) == []
     assert pair.server.send(kept, [b"still here"])
 

@@ -136,6 +136,27 @@ def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(p
     assert pair.server._meet(newer, None, descriptor, events)
     assert events == [Opened(newer), Closed(older)]
     assert not links[descriptor].queue
+    assert not pair.server._blocked
+
+
+@pytest.mark.parametrize(
+    ("has", "comes", "newer"),
+    [(4, 5, True), (5, 4, False), (2**32 - 1, 0, True), (0, 2**32 - 1, False)],
+)
+def test_of_two_connections_with_one_descriptor_the_one_with_the_later_number_has_it(
+    pair, has, comes, newer
+):
+    """libzmq's numbers begin at random and go on from 0 after 2^32 - 1."""
+    _client, conn = joined(pair)
+    conns = pair.server._conns
+    link = conns.pop(conn)
+    link.conn, other = (b"\0" + number.to_bytes(4, "big") for number in (has, comes))
+    mine = link.conn
+    conns[mine] = link
+    events = []
+    assert pair.server._meet(other, None, link.fd, events) is newer
+    assert events == ([Opened(other), Closed(mine)] if newer else [Opened(other)])
+    assert conns == {other if newer else mine: link}
 
 
 def test_a_connection_whose_descriptor_is_anothers_has_ended_although_libzmq_said_nothing(
@@ -149,6 +170,18 @@ def test_a_connection_whose_descriptor_is_anothers_has_ended_although_libzmq_sai
         pair.server._read_monitor()
     assert of(pump(pair.server, until=lambda seen: of(seen, Closed)), Closed)[0].conn == conn
     assert not pair.server.send(conn, [b"x"])
+
+
+def test_a_connection_that_ended_before_anyone_looked_is_not_the_next_one_on_its_descriptor(
+    pair, monkeypatch
+):
+    with pair.stranger() as others:
+        fd = others.fileno()
+        events = [(zmq.EVENT_ACCEPTED, fd), (zmq.EVENT_DISCONNECTED, fd)]
+        with monkeypatch.context() as patched:
+            patched.setattr(zeromq_server, "monitor_events", lambda monitor: events)
+            pair.server._read_monitor()
+        assert pair.server.traffic() == {}
 
 
 def test_what_was_sent_over_a_connection_that_ended_does_not_come_over_the_next(pair):
@@ -266,11 +299,17 @@ def test_a_frame_above_the_limit_ends_the_connection(pair):
 def test_connections_beyond_the_limit_are_hung_up_and_counted(new_pair):
     pair = new_pair(max_connections=1)
     client, conn = joined(pair)
-    with pair.stranger() as stranger:
-        stranger.sendall(b"\xff")
-        pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
-        while stranger.recv(64):  # greeting, then the end
-            pass
+    for refused in (1, 2):  # one that was hung up on makes no room for another
+        with pair.stranger() as stranger:
+            stranger.sendall(b"\xff")
+            pump(
+                pair.server,
+                client,
+                until=lambda seen: pair.server.refusals["connections"] == refused,  # noqa: B023
+            )
+            while stranger.recv(64):  # greeting, then the end
+                pass
+        pump(pair.server, client, until=lambda seen: len(pair.server._links) == 1)
     assert pair.server.send(conn, [b"still"])
 
 
@@ -440,6 +479,16 @@ def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent,
         seen = pump(pair.server, client, until=lambda seen: pair.server.refusals[counted_as])
     assert seen == []
     assert said(pair, client, b"fine").frames == (b"fine",)
+
+
+def test_a_routing_id_of_the_peers_own_choice_is_refused_though_it_is_as_long_as_libzmqs(pair):
+    client, _conn = joined(pair)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as chosen:
+        chosen.linger, chosen.routing_id = 0, b"abcde"
+        chosen.connect(pair.server.address)
+        chosen.send(b"hello")
+        seen = pump(pair.server, client, until=lambda seen: pair.server.refusals["identity"])
+    assert seen == []
 
 
 def test_a_port_in_use_is_an_error_that_says_so(pair):

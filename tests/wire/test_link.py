@@ -81,6 +81,16 @@ def test_doubled_reply_leaves_the_account_of_the_first_alone():
     assert (ends.down_rows[1]["useful"], ends.down_rows[1]["bytes"]) == (True, n)
 
 
+def test_a_part_that_comes_twice_has_its_kinds_in_a_row_of_its_own():
+    ends = Ends(part=5)
+    n = ends.up(reply()) + ends.up(m.Part(key=KEY, index=1), memoryview(bytes(5)))
+    again = ends.up(m.Part(key=KEY, index=1), memoryview(bytes(5)), "doubled")
+    ends.server.settle(b"c", "up", KEY, True)
+    kinds = {"state": 3, "statistics": 2}
+    found = [(r["bytes"], r["kinds"], r.get("reason")) for r in ends.down_rows]
+    assert found == [(again, kinds, "doubled"), (n, kinds, None)]
+
+
 def test_what_cannot_be_decoded_is_billed_as_refused_in_one_row():
     ends = Ends()
     for noise in (b"abc", b"defgh"):
