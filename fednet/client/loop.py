@@ -241,7 +241,7 @@ class ClientLoop:
         self._delayed: list[Done] = []  # by planned faults
         self._round = 0  # of the newest task
         self._answered = 0  # tasks
-        self._run = run
+        self._directory = run
         self._searched_at = 0.0  # when the server was last looked for
         self._done_at: float | None = None  # when the run was first found to be finished
         self._connected = False
@@ -352,15 +352,15 @@ class ClientLoop:
         if self._leaving and self.ended is None:
             self._follow(self.protocol.leave())
             self.ended = m.End(over=False, reason="asked to leave")
-        if self._run is not None and not self._connected and now - self._searched_at > FIND_S:
+        if self._directory is not None and not self._connected and now - self._searched_at > FIND_S:
             self._searched_at = now
-            if not (self._run / "summary.json").exists():
+            if not (self._directory / "summary.json").exists():
                 self._done_at = None
             elif self._done_at is None:
                 self._done_at = now
             elif now - self._done_at > DONE_S:  # and no server goes on with it
                 self._leaving = True
-            found = read_server(self._run)
+            found = read_server(self._directory)
             if found is not None and found[0] != self.transport.address:
                 self.transport.reconnect(found[0])
         return moved
@@ -400,7 +400,7 @@ class ClientLoop:
                 if not i.again or self.prepared is None:
                     self.slots.put(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):
-                found = None if self._run is None else read_server(self._run)
+                found = None if self._directory is None else read_server(self._directory)
                 self.transport.reconnect(None if found is None else found[0])
             elif isinstance(i, m.Refuse) and not i.final:
                 if i.reason != self._not_yet:
@@ -458,6 +458,7 @@ class ClientLoop:
         self._follow(out)
 
     def _use(self, prepared: Prepared, run: str) -> None:
+        """Works with what was prepared from now on, and tells the server that it can send tasks."""
         if self.protocol.run != run:
             return  # another server has welcomed this process meanwhile, to another run
         # Without the emulated links of the run before.

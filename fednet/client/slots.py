@@ -53,8 +53,8 @@ class NoRoom(FednetError):
 # -- slots -----------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Device:
-    """Counts the tasks of a device. limit: tasks that may run at once. measured: the limit is
-    known. failures: how often in a row a task ran out of memory while it was alone.
+    """Counts the tasks of a device. name: torch's. limit: tasks that may run at once. measured: the
+    limit is known. failures: how often in a row a task ran out of memory while it was alone.
     """
 
     name: str

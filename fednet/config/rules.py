@@ -202,6 +202,7 @@ def _needs(c: Config) -> Iterator[Broken]:
 
 
 def _ids(key: str, pattern: str, clients: int) -> Iterator[Broken]:
+    """Checks that a pattern names clients that the run has."""
     try:
         ids.parse(pattern, "the clients").resolve(clients)
     except ConfigError as wrong:

@@ -147,7 +147,7 @@ class Plan:
         self.dropout.begin([row.draws for row in rows], piece(first.data[0], 0, 1), first.width)
         losses: dict[int, torch.Tensor] = {}
         seen = [0] * len(lanes)
-        for step, (x, y, shares, sizes) in enumerate(fed(lanes, n, seen), 1):
+        for step, (x, y, shares, sizes) in enumerate(joint_batches(lanes, n, seen), 1):
             outputs = forward(self.held, x, self.dropout.next())
             # All lanes' samples as one batch: a sample's loss is its own.
             each = self.task.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(n, -1)
@@ -219,7 +219,7 @@ class Plan:
         return Corrected(made, hooks.scale_grad, added, hooks.proximal, anchor, at_anchor, drift)
 
 
-def fed(
+def joint_batches(
     lanes: Sequence[Descent], n: int, seen: list[int]
 ) -> Iterator[tuple[Inputs, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yields of each step (x (N, width, ...), y alike, shares (N, width): of each sample in its
