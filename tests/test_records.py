@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -48,6 +49,18 @@ def test_an_event_keeps_whatever_it_says():
 def test_a_field_of_another_type_is_named_with_its_line(tmp_path):
     path = write(tmp_path / "a", rounds=1)
     jsonl(path / "rounds.jsonl", [{"round": "one"}])
+    with pytest.raises(Exception, match=r"rounds\.jsonl:1: Expected `int`, got `str` - at `\$\.r"):
+        _ = open_run(path).rounds
+
+
+def test_the_loss_of_a_training_that_diverged_is_read_back(tmp_path):
+    path = write(tmp_path / "a", rounds=2)
+    first, second = read_lines(path / "rounds.jsonl")
+    jsonl(path / "rounds.jsonl", [{**first, "train_loss": math.nan}, second])
+    rounds = list(open_run(path).rounds)
+    assert math.isnan(rounds[0].train_loss)
+    assert rounds[1].train_loss == second["train_loss"]
+    jsonl(path / "rounds.jsonl", [{**first, "train_loss": math.nan, "round": "one"}])
     with pytest.raises(Exception, match=r"rounds\.jsonl:1: Expected `int`, got `str` - at `\$\.r"):
         _ = open_run(path).rounds
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fednet.client.packing import Packing
+from fednet.errors import ConfigError
 from fednet.training import packed
 
 LIMIT_S = 20.0  # nothing is expected to take so long: it bounds a test that would hang
@@ -97,6 +98,7 @@ def scene(monkeypatch):
         (8, 99, "aaa", [[0, 1, 2]]),  # a task that is due is waited for
         (8, 2, "aa", [[0, 1]]),  # nobody waits for a task that no thread can take
         (3, 99, "aba", [[0, 2], [1]]),  # unlike ones are apart
+        (3, 99, "ab", [[0], [1]]),  # the last to come finds that it is another's turn
     ],
 )
 def test_as_many_of_a_kind_as_fit_go_together_and_all_that_can_come_are_waited_for(
@@ -147,6 +149,24 @@ def test_what_ends_one_lane_leaves_the_others_and_what_ends_a_pack_is_raised_in_
         (torch.OutOfMemoryError, "CUDA out of memory.")
     }
     assert len({id(end) for end in s.ends.values()}) == 3  # one each: it refers to tensors
+
+
+def test_a_model_is_checked_until_a_pack_of_it_was_accepted(scene, monkeypatch):
+    s = scene(1)
+    checked, refusal = [], ConfigError("the model cannot be packed")
+
+    def check(task, lane):
+        checked.append(lane.name)
+        if lane.name < 2:
+            raise refusal
+
+    monkeypatch.setattr(packed, "check_lane", check)
+    s.due(4)
+    for k in range(4):
+        s.task(k, Lane(k))
+        s.over()
+    assert s.ends == {0: refusal, 1: refusal, 2: ["run 2"], 3: ["run 3"]}
+    assert (checked, s.packs) == ([0, 1, 2], [[2], [3]])
 
 
 def test_many_tasks_in_few_threads_all_end(scene):

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import fednet
+from fednet import config
 from fednet.algorithms.base import Delta, Payload, Statistics, Weights
 from fednet.algorithms.fedavg import FedAvg
 from fednet.config import PrivacySection
 from fednet.errors import ConfigError
-from fednet.experiment import privacy
+from fednet.experiment import privacy, selection
 from fednet.experiment.privacy import Noise
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire.payload import Run
@@ -164,8 +165,6 @@ def test_a_private_run_says_what_it_spent(tmp_path, where):
 
 def test_drawing_half_of_the_clients_spends_less_if_nobody_knows_whom():
     pytest.importorskip("dp_accounting")
-    from fednet import config
-
     made = config.from_mapping(
         {"clients": 100, "participation": 0.1, "privacy": {"clip": 1.0, "noise": 8.0}}, where="here"
     )
@@ -175,12 +174,27 @@ def test_drawing_half_of_the_clients_spends_less_if_nobody_knows_whom():
     assert [s["epsilon_sampled"] for s in spent] == sorted(s["epsilon_sampled"] for s in spent)
 
 
+@pytest.mark.parametrize("there", [{}, {"trace": "devices.csv"}])
+def test_the_rounds_of_the_client_that_was_drawn_most_often_count_or_all_if_time_decides(there):
+    pytest.importorskip("dp_accounting")
+    section = {"clip": 1.0, "noise": 8.0}
+    shape = {"clients": 100, "participation": 0.1, "privacy": section, "availability": there}
+    made = config.from_mapping(shape, where="here")
+    drawn = [client for round in range(1, 7) for client in selection.cohort(made, round)]
+    most = max(map(drawn.count, drawn))
+    assert 1 < most < 6
+    accountant = privacy.Accountant(made)
+    for last in (1, 6):  # after a resume not each round is asked for
+        spent = accountant.spent(last)
+        times = last if there or last == 1 else most
+        assert spent["epsilon"] == privacy.epsilon({8.0: times}, made.privacy.delta)
+        assert ("epsilon_sampled" in spent) is (not there)
+
+
 def test_secret_cohorts_never_spend_more_than_known_ones():
     """Where most clients take part, the bound for sampled cohorts alone is above the other."""
     dp_accounting = pytest.importorskip("dp_accounting")
     from dp_accounting import rdp
-
-    from fednet import config
 
     section = {"clip": 1.0, "noise": 4.0, "delta": 1e-5}
     made = config.from_mapping(
