@@ -156,6 +156,8 @@ def note_best(
 def evaluate_run(session: Session, progress: RunProgress, carried: RunState) -> list[JsonDict]:
     """The clients are asked once, at the end. Returns their lines."""
     config, section = session.config, session.config.evaluate
+    # What an earlier end of the run found was of another model.
+    progress.client_metrics, progress.confusion = {}, {}
     if not section.every:
         return []
     model, evaluated, lines = newest(session, carried.server), dict[int, Any](), list[JsonDict]()

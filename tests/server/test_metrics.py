@@ -56,6 +56,15 @@ def test_the_metrics_are_in_every_record_and_change_no_bit(tmp_path):
 WHOLE = merged(SMALL, WITH)
 
 
+def test_a_resume_without_metrics_does_not_keep_those_of_the_model_before(tmp_path):
+    directory = run(tmp_path, **WITH)
+    assert summary(directory)["confusion"]
+    assert summary(directory)["client_metrics"]
+    run(tmp_path, resume=True, rounds=3, evaluate={"metrics": [], "clients": "auto"})
+    assert not summary(directory).get("confusion")
+    assert not summary(directory).get("client_metrics")
+
+
 @pytest.mark.long
 def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     one, several = run(tmp_path / "a", **WITH), processes(tmp_path / "b", **WITH)
