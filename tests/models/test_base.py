@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fednet import models
 from fednet.client.worker import with_base_model
-from fednet.errors import BaseAbsent, ConfigError
+from fednet.errors import BaseAbsent, ConfigError, Stopped
 from fednet.experiment import build
 from fednet.models.start import packed, received, sha256, unpacked
 from tests.parity.test_parity import bits
@@ -99,6 +99,24 @@ def test_a_client_that_never_trained_is_judged_with_it(tmp_path):
     rows = [r for r in lines(directory / "wire.jsonl") if "base" in r["kinds"]]
     purposes = sorted(r["purpose"] for r in rows)
     assert purposes == ["evaluate", "evaluate", "train"]
+    assert len([r for r in lines(directory / "clients.jsonl") if r.get("final")]) == 3
+
+
+def test_a_process_that_lacks_it_is_sent_it_for_the_last_evaluation_too(tmp_path):
+    """The run stopped after its last round; its sites have their states and not the model."""
+
+    def stop(record) -> None:
+        raise Stopped("enough")
+
+    model = {**LORA, "weights": weights(tmp_path), "base": "server"}
+    changes = {"model": model, "rounds": 1, "evaluate": {"clients": "auto"}}
+    with pytest.raises(Stopped):
+        run(tmp_path, callback=stop, **changes)
+    (kept,) = (tmp_path / "r" / "state").rglob("base-*.safetensors")
+    kept.unlink()
+    directory = run(tmp_path, resume=True, **changes)
+    rows = [r for r in lines(directory / "wire.jsonl") if "base" in r["kinds"]]
+    assert {r["purpose"] for r in rows if r["incarnation"] == 2} == {"evaluate"}
     assert len([r for r in lines(directory / "clients.jsonl") if r.get("final")]) == 3
 
 

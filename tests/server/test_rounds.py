@@ -200,6 +200,41 @@ def test_a_round_whose_spool_is_gone_does_not_lend_its_replies_to_the_next(
     assert hashes(records) == hashes(calm)
 
 
+def test_states_of_the_last_checkpoint_are_kept_until_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies two rounds after its checkpoint: clients start again from the states that
+    they had then, though they have two newer ones.
+    """
+    changes: dict[str, Any] = {
+        "algorithm": {"name": "scaffold"},
+        "rounds": 5,
+        "checkpoint": {"every": 2},
+        "stop": {"megabytes": 1000.0},  # no round opens early
+    }
+    _, calm = run(tmp_path / "calm", **changes)
+    append = Rounds._append
+
+    def dies(self: Rounds, lines: Any) -> None:
+        if self.progress.round == 3 and lines:
+            append(self, lines)
+            monkeypatch.setattr(Aggregation, "result", killed)
+            return
+        append(self, lines)
+
+    def killed(self: Aggregation, least: int) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rounds, "_append", dies)
+        with pytest.raises(Killed):
+            run(tmp_path / "died", **changes)
+    monkeypatch.undo()
+    assert read_manifest(tmp_path / "died" / "run" / "checkpoint")[0].round == 2
+    _, records = run(tmp_path / "died", resume=True, **changes)
+    assert hashes(records) == hashes(calm)
+
+
 class Killed(BaseException):
     """Ends a run where it stands."""
 

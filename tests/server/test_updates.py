@@ -44,6 +44,9 @@ def test_updates_come_without_the_slow_client_and_its_reply_counts_late(tmp_path
     assert sum(quick) / len(quick) < 1
     steps = 3 * 0.01  # of 40 samples in batches of 16
     assert records[0]["seconds_virtual"] == pytest.approx(steps, abs=0.02)
+    # Tasks overlap: how long an update's replies took is no split of its time.
+    assert not any(r.get("seconds_virtual_by_phase") or r.get("training_s") for r in records)
+    assert not any(r["seconds_by_phase"]["training"] for r in records)
     rows = lines(path / "wire.jsonl")
     booked = {(r["round"], r["client"]): r.get("staleness") for r in rows if r["type"] == "reply"}
     for record in records:

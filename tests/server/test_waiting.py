@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fednet import config as configuration
-from fednet.errors import CannotGoOn
+from fednet.errors import CannotGoOn, Stopped
 from fednet.server import watch
 
 
@@ -53,3 +54,43 @@ def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gi
     watching.await_clients(2, round.join_s(alone))
     assert clock.looks == 100
     assert notes == ["waiting for clients: 0 of 3 are here, 2 are needed"]
+
+
+def watching(monkeypatch, tmp_path):
+    clock = Clock(after=0)
+    clock.protocol.round, clock.protocol.purpose = 1, "train"
+    clock.snapshot = {"waiting": [], "arrived": [], "sites": []}
+    monkeypatch.setattr(watch, "time", clock)
+    how = SimpleNamespace(display=SimpleNamespace(progress=lambda info: None), until=90.0)
+    clock.now = 10.0
+    return clock, watch.Watch(tmp_path, clock, how, 1)  # type: ignore[arg-type]
+
+
+def test_a_look_for_a_request_alone_writes_no_status(monkeypatch, tmp_path):
+    """The run's directory has its last status then."""
+    clock, here = watching(monkeypatch, tmp_path)
+    here.check(show=False)
+    assert not list(tmp_path.iterdir())
+    here.check()
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+    clock.now = 90.0
+    with pytest.raises(Stopped, match="the time of --until is over"):
+        here.check(show=False)
+
+
+def test_only_three_presses_of_ctrl_c_end_what_runs_and_one_may_come_twice(monkeypatch, tmp_path):
+    clock, here = watching(monkeypatch, tmp_path)
+    handlers = []
+    monkeypatch.setattr(watch.signal, "signal", lambda *what: handlers.append(what))
+    press, other = signal.SIGINT, signal.SIGTERM
+    for at, number in ((1.0, press), (1.1, press), (1.6, other), (2.0, press), (2.4, other)):
+        clock.now = at
+        here.on_signal(number, None)
+    with pytest.raises(Stopped, match="SIGTERM") as stopped:
+        here.check()
+    assert stopped.value.exit_status == 4
+    assert not handlers
+    clock.now = 3.0
+    with pytest.raises(KeyboardInterrupt):
+        here.on_signal(signal.SIGINT, None)
+    assert handlers == [(signal.SIGINT, signal.default_int_handler)]
