@@ -9,13 +9,16 @@ import weakref
 
 import pytest
 
+from fednet.client import join
 from fednet.client import loop as loops
 from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
+from fednet.client.policy import Policy
 from fednet.client.worker import Outgoing
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record
 from fednet.protocol.client import ClientProtocol, Given
 from fednet.records import mb
+from fednet.transport import keys
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -33,6 +36,30 @@ def test_a_server_at_all_addresses_is_reached_at_its_host(tmp_path):
     record = {"address": "tcp://0.0.0.0:5555", "host": "lab", "public_key": "k"}
     write_record(tmp_path / "server.json", record)
     assert read_server(tmp_path) == ("tcp://lab:5555", "k")
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_the_key_in_a_clients_own_file_goes_before_the_one_in_server_json(
+    tmp_path, monkeypatch, pinned
+):
+    """Whoever may write into the run's directory must not be able to pass for the server."""
+    given = []
+
+    class Connected(Exception):
+        pass
+
+    def connected(address, *, keys, on_refused):
+        given.append(keys.server)
+        raise Connected
+
+    monkeypatch.setattr("fednet.transport.zeromq.client.ZmqClient", connected)
+    known, found = (keys.make_server_keys(tmp_path / name) for name in ("known", "found"))
+    keys.make_client_keys(tmp_path / "client.key", known if pinned else None)
+    record = {"address": "tcp://127.0.0.1:5555", "host": "lab", "public_key": found}
+    write_record(tmp_path / "server.json", record)
+    with pytest.raises(Connected):
+        join.main("0", Policy(), run=tmp_path, keys=tmp_path / "client.key")
+    assert given == [known if pinned else found]
 
 
 def test_a_client_without_a_server_says_why_if_that_is_known(monkeypatch):

@@ -31,6 +31,18 @@ def test_fit_with_one_full_batch_is_one_exact_step():
     assert close(fitted, step(F5.initial, samples, 0.5), 1e-5)
 
 
+def test_fit_computes_in_the_precision_of_the_run():
+    samples = Samples(*images(20))
+    exact, rough = (
+        io(Federation(train={"precision": precision})).fit(
+            F5.initial, samples, epochs=1, lr=0.5, batch_size=256
+        )
+        for precision in ("fp32", "bf16")
+    )
+    assert not same(exact, rough)
+    assert close(exact, rough, 0.05)
+
+
 def test_the_server_judges_on_its_public_set_or_on_what_it_is_given():
     h = io()
     x, y = F5.public_data.train
