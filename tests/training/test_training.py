@@ -386,6 +386,12 @@ def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
         for _ in range(3):
             other.train(weight(), **hooks)
     assert len(captured) == 2
+    # Nor are those of another task, such as one with a client's own class weights.
+    other = host(graphs=True)
+    other.scratch.may_draw, other.task = False, Squares()
+    for _ in range(3):
+        other.train(weight())
+    assert len(captured) == 2
     # Nor is the rest of an epoch.
     odd = host(x=torch.ones(3, 1), y=torch.ones(3), graphs=True)
     odd.scratch.may_draw = False
