@@ -108,6 +108,44 @@ def test_more_than_the_high_water_mark_to_a_peer_that_does_not_read_is_queued_th
     assert not pair.server._blocked
 
 
+def test_what_is_queued_for_a_peer_has_time_to_leave_as_the_server_closes(pair):
+    client, conn = joined(pair)
+    count = 3 * SEND_MESSAGES
+    for i in range(count):
+        pair.server.send(conn, [b"%d" % i, b"x" * 2**20])
+    assert pair.server._blocked
+    closing = threading.Thread(target=pair.server.close, args=(LIMIT_S,))
+    closing.start()
+    seen = pump(client, until=lambda seen: of(seen, Closed))
+    closing.join()
+    assert [int(event.frames[0]) for event in of(seen, Received)] == list(range(count))
+
+
+def test_what_is_for_a_peer_that_is_gone_is_not_sent_although_its_end_was_not_read(pair):
+    """A message that did not leave is in no book."""
+    client, conn = joined(pair)
+    client.close(0)
+    assert pair.server._monitor.poll(LIMIT_S * 1000)
+    limit = time.monotonic() + LIMIT_S
+    while pair.server.send(conn, [b"lost"]):
+        assert time.monotonic() < limit
+    assert not pair.server._blocked
+
+
+def test_connections_that_ended_make_room_for_others(new_pair):
+    """Each of those that took part had a second descriptor, which is given back."""
+    pair = new_pair(max_connections=8)
+    for _ in range(8):
+        client, _conn = joined(pair)
+        client.close(0)
+        pump(pair.server, until=lambda seen: of(seen, Closed))
+    strangers = [pair.stranger() for _ in range(5)]
+    for stranger in strangers:
+        stranger.sendall(b"\xff")
+    pump(pair.server, until=lambda seen: len(pair.server._links) == len(strangers))
+    assert not pair.server.refusals
+
+
 def test_dropping_a_connection_forgets_its_queue(pair):
     client, conn = joined(pair)
     count = 3 * SEND_MESSAGES

@@ -385,3 +385,20 @@ def test_error_feedback_sends_later_what_topk_left_out():
     for _ in range(6):
         total += codec.encode(Up(dy=dy), None, residuals).seen.dy.vector
     assert torch.allclose(total + residuals["dy"], 6 * dy.vector, atol=1e-4)
+
+
+def test_a_payload_is_decoded_alike_for_all_only_where_everything_in_it_crosses():
+    class Model(Payload):
+        x: Weights
+
+    class Update(Payload):
+        dc: Control
+        run: Statistics
+
+    chain = {"control": parse(["fp16"])}
+    for codec, model, update in (
+        (Codec(LAYOUT, {}), True, True),
+        (Codec(LAYOUT, {}, buffers=False), False, True),  # its receiver fills in the buffers
+        (Codec(LAYOUT, chain), True, False),
+    ):
+        assert (codec.alone(Model), codec.alone(Update)) == (model, update)
