@@ -70,7 +70,8 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
         into[kind] = into.get(kind, 0) + n
 
 
-# Of an account: its connection, direction and what it is for; and of which task.
+# Of an account: its connection, direction and type. Then, where it is of one task, the task's key;
+# and an object of its own where it is one message that no other is added to.
 Name = tuple[bytes, Direction, str] | tuple[bytes, Direction, str, object]
 
 

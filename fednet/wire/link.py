@@ -21,7 +21,7 @@ from fednet.wire.ledger import OTHER, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
-ONCE = "once"  # a row of its own
+ONCE = "once"  # in an account's name, of a message that is a row at once
 CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
 
 Frame = Any  # bytes, as the transport has them
@@ -141,7 +141,9 @@ class Link:
         stray: str = "",
     ) -> tuple[Name, int, dict[str, int], int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
-        and what was added: envelope, bytes by kind, raw bytes).
+        and what was added: envelope, bytes by kind, raw bytes). What has to do with a payload is
+        added to that payload's account, and what is stray is not, although its form is looked up
+        there.
         """
         key: m.Key | None = getattr(message, "key", None)
         kinds, raw = dict[str, int](), 0

@@ -40,7 +40,7 @@ def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(
     assert not pair.ends(other)
     assert pair.server.send(conn, [b"still"])
     crowd.pop().close()  # and who has gone is counted no more
-    pump(pair.server, until=lambda seen: len(pair.server._links) == EACH)
+    pump(pair.server, until=lambda seen: len(pair.server._by_descriptor) == EACH)
     assert not pair.ends(stranger(pair))
     assert pair.server.refusals["each"] == EACH
 
@@ -51,7 +51,7 @@ def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path, new_pair
     pair = new_pair(keyring=ring, max_each=EACH)
     (other, _), (first, conn) = (joined(pair, keys=site) for site in (there, here))
     strangers = [stranger(pair) for _ in range(EACH + 1)]  # of no key yet: they count for none
-    pump(pair.server, until=lambda seen: len(pair.server._links) == 2 + len(strangers))
+    pump(pair.server, until=lambda seen: len(pair.server._by_descriptor) == 2 + len(strangers))
     crowd = [spoken(pair, keys=here) for _ in range(EACH)]
     second = crowd[0][0]
     pump(pair.server, second, until=lambda seen: of(seen, Closed, second))

@@ -142,7 +142,7 @@ def test_connections_that_ended_make_room_for_others(new_pair):
     strangers = [pair.stranger() for _ in range(5)]
     for stranger in strangers:
         stranger.sendall(b"\xff")
-    pump(pair.server, until=lambda seen: len(pair.server._links) == len(strangers))
+    pump(pair.server, until=lambda seen: len(pair.server._by_descriptor) == len(strangers))
     assert not pair.server.refusals
 
 
@@ -169,7 +169,7 @@ def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(p
     while not pair.server._blocked:
         pair.server.send(older, [b"for the older", b"x" * 2**20])
     newer = older[:1] + (int.from_bytes(older[1:], "big") + 1).to_bytes(4, "big")
-    links = pair.server._links
+    links = pair.server._by_descriptor
     (descriptor,), events = links, []
     assert pair.server._meet(newer, None, descriptor, events)
     assert events == [Opened(newer), Closed(older)]
@@ -186,7 +186,7 @@ def test_of_two_connections_with_one_descriptor_the_one_with_the_later_number_ha
 ):
     """libzmq's numbers begin at random and go on from 0 after 2^32 - 1."""
     _client, conn = joined(pair)
-    conns = pair.server._conns
+    conns = pair.server._by_routing_id
     link = conns.pop(conn)
     link.conn, other = (b"\0" + number.to_bytes(4, "big") for number in (has, comes))
     mine = link.conn
@@ -201,7 +201,7 @@ def test_a_connection_whose_descriptor_is_anothers_has_ended_although_libzmq_sai
     pair, monkeypatch
 ):
     _client, conn = joined(pair)
-    (descriptor,) = pair.server._links
+    (descriptor,) = pair.server._by_descriptor
     events = [(zmq.EVENT_ACCEPTED, descriptor)]
     with monkeypatch.context() as patched:
         patched.setattr(zeromq_server, "monitor_events", lambda monitor: events)
@@ -347,7 +347,7 @@ def test_connections_beyond_the_limit_are_hung_up_and_counted(new_pair):
             )
             while stranger.recv(64):  # greeting, then the end
                 pass
-        pump(pair.server, client, until=lambda seen: len(pair.server._links) == 1)
+        pump(pair.server, client, until=lambda seen: len(pair.server._by_descriptor) == 1)
     assert pair.server.send(conn, [b"still"])
 
 
@@ -395,7 +395,7 @@ def test_peers_that_say_nothing_take_no_descriptor(pair):
     # what these two took: a socket each here, the newest client's two ends and a second handle
     assert descriptors.count() - before < len(crowd) + 20
     crowd[0].sendall(greeting())
-    pump(pair.server, client, late, until=lambda seen: len(pair.server._links) == 3)
+    pump(pair.server, client, late, until=lambda seen: len(pair.server._by_descriptor) == 3)
     assert crowd[0].recv(64)
 
 

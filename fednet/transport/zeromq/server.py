@@ -86,7 +86,7 @@ gigabyte in their handshakes."""
 
 _ACCESS_ADDRESS = "inproc://zeromq.zap.01"
 
-Link = TypeVar("Link")
+Peer = TypeVar("Peer")
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ class Connection:
 
 
 def unwelcome(
-    strangers: Iterable[tuple[Link, int]], most: int = MAX_STRANGERS
-) -> Iterator[tuple[Link, str]]:
+    strangers: Iterable[tuple[Peer, int]], most: int = MAX_STRANGERS
+) -> Iterator[tuple[Peer, str]]:
     """strangers: (connection, bytes it has sent), the oldest first. Yields those to hang up on, and
     why. An honest peer is done with its handshake and its join in moments: the oldest go first.
     """
@@ -176,8 +176,8 @@ class ZmqServer:
             self._room = min(self._room, max_connections)
         self._max_each, self._max_unfinished = max_each, max_unfinished_bytes
         self._serial = itertools.count(1)
-        self._links: dict[int, Connection] = {}  # by descriptor: those that stand
-        self._conns: dict[bytes, Connection] = {}  # by routing id: those that sent a message
+        self._by_descriptor: dict[int, Connection] = {}  # those that stand
+        self._by_routing_id: dict[bytes, Connection] = {}  # those that sent a message
         self._strangers: dict[int, Connection] = {}  # by serial
         self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
         self._ended: list[Connection] = []  # what they had sent may still be unread
@@ -264,7 +264,7 @@ class ZmqServer:
                 wait = 0.0  # there may be messages of theirs to read, and their ends to report
             elif self._blocked:
                 wait = min(left, BLOCKED_RETRY_S)
-            elif self._links:
+            elif self._by_descriptor:
                 due = min(self._look_at, self._watch_at) if self._strangers else self._watch_at
                 wait = min(left, due - time.monotonic())
             ready = dict(self._poller.poll(ms(wait)))
@@ -288,7 +288,7 @@ class ZmqServer:
                 return events
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        link = self._conns.get(conn)
+        link = self._by_routing_id.get(conn)
         if link is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
         link.queue.append(frames)
@@ -302,25 +302,25 @@ class ZmqServer:
         the kernel.
         """
         self._blocked.pop(conn, None)
-        link = self._conns.get(conn)
+        link = self._by_routing_id.get(conn)
         if link is not None:
             link.queue.clear()
             if hang_up:
                 link.hang_up()
 
     def vouch(self, conn: bytes) -> None:
-        link = self._conns.get(conn)
+        link = self._by_routing_id.get(conn)
         if link is not None:
             self._strangers.pop(link.serial, None)
 
     def peer(self, conn: bytes) -> str:
         """The address at the other end of `conn`, for logs."""
-        link = self._conns.get(conn)
+        link = self._by_routing_id.get(conn)
         return link.peer() if link is not None else "unknown"
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         now = dict(self._past)
-        for link in (*self._links.values(), *self._ended):
+        for link in (*self._by_descriptor.values(), *self._ended):
             counts = link.kernel.bytes() if link.kernel is not None else None
             if counts is not None:
                 now[link.conn or link.serial] = counts
@@ -340,9 +340,15 @@ class ZmqServer:
             time.sleep(BLOCKED_RETRY_S)
         others = [self._monitor] if self._access is None else [self._monitor, self._access]
         close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
-        for link in (*self._links.values(), *self._ended):
+        for link in (*self._by_descriptor.values(), *self._ended):
             self._end(link, [])
-        for held in (self._links, self._conns, self._strangers, self._owned, self._blocked):
+        for held in (
+            self._by_descriptor,
+            self._by_routing_id,
+            self._strangers,
+            self._owned,
+            self._blocked,
+        ):
             held.clear()
         self._ended.clear()
         self._waker.close()
@@ -350,7 +356,7 @@ class ZmqServer:
     # -- messages ----------------------------------------------------------------------------------
     def _read_messages(self, events: list[Event]) -> bool:
         """Reads up to `BATCH` messages, as events. Returns whether none is left."""
-        conns, curve = self._conns, self._access is not None
+        conns, curve = self._by_routing_id, self._access is not None
         for _ in range(BATCH):
             try:
                 conn_frame, *body = receive(self._router, 1 + MAX_FRAMES)
@@ -396,7 +402,7 @@ class ZmqServer:
         """
         self._read_monitor()
         events.append(Opened(conn))
-        link = self._links.get(fd)
+        link = self._by_descriptor.get(fd)
         if link is None:
             return False
         if link.conn is not None:
@@ -405,13 +411,13 @@ class ZmqServer:
             if not 0 < ahead % 2**32 < 2**31:
                 return False
             # An older connection's last message was taken for this one's.
-            self._conns.pop(link.conn, None)
+            self._by_routing_id.pop(link.conn, None)
             self._blocked.pop(link.conn, None)
             # what waits there is for that one; this one's own would wait behind it for ever
             link.queue.clear()
             events.append(Closed(link.conn))
         link.conn, link.user = conn, user
-        self._conns[conn] = link
+        self._by_routing_id[conn] = link
         if user is not None:
             self._own(link, user)
         kernel = link.kernel
@@ -427,9 +433,9 @@ class ZmqServer:
         """Hangs up on the sender of a frame that no client of ours sends. This makes no event: the
         limit of useless messages need not count the frame of a sender that is hung up on anyway.
         """
-        link, fd = self._conns.get(conn), _descriptor_of(frame)
+        link, fd = self._by_routing_id.get(conn), _descriptor_of(frame)
         if link is None and fd is not None:
-            link = self._links.get(fd)
+            link = self._by_descriptor.get(fd)
             if link is not None and link.conn is not None:
                 link = None  # another connection's, which has the descriptor now
         self._refuse(what, reason, "unknown" if link is None else link.peer())
@@ -478,7 +484,7 @@ class ZmqServer:
         keyring.refresh()
         if self._allowed != keyring.version:  # a key that was allowed may be so no more
             self._allowed = keyring.version
-            for conn, link in self._conns.items():
+            for conn, link in self._by_routing_id.items():
                 if link.user is not None and not keyring.allows(link.user):
                     link.why = keyring.why_not(link.user)
                     self._refuse("key", keyring.why_named(link.user), link.peer())
@@ -492,7 +498,7 @@ class ZmqServer:
             elif event == zmq.EVENT_ACCEPTED:
                 self._disconnected(value)  # whose end was not reported
                 link = Connection(next(self._serial), value)
-                self._links[value] = self._strangers[link.serial] = link
+                self._by_descriptor[value] = self._strangers[link.serial] = link
                 fresh.append(link)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._disconnected(value)
@@ -506,7 +512,7 @@ class ZmqServer:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._refuse("handshake", "a connection ended in its handshake")
         for link in fresh:
-            if self._links.get(link.fd) is link:
+            if self._by_descriptor.get(link.fd) is link:
                 try:
                     link.kernel = KernelSocket(link.fd)
                 except OSError:
@@ -518,7 +524,7 @@ class ZmqServer:
             self._drop(oldest, "connections", f"more than {self._room} descriptors of connections")
 
     def _used(self) -> int:
-        return len(self._links) + self._kept - len(self._leaving)
+        return len(self._by_descriptor) + self._kept - len(self._leaving)
 
     def _own(self, link: Connection, owner: str) -> None:
         """Counts a connection for its key or address. If it has too many, the oldest stranger among
@@ -552,7 +558,7 @@ class ZmqServer:
         link.hang_up()
 
     def _disconnected(self, fd: int) -> None:
-        link = self._links.pop(fd, None)
+        link = self._by_descriptor.pop(fd, None)
         if link is not None:
             self._disown(link)
             self._ended.append(link)
@@ -573,8 +579,8 @@ class ZmqServer:
                 name = link.conn or link.serial
             sent, received = self._past.get(name, (0, 0))
             self._past[name] = sent + counts[0], received + counts[1]
-        if link.conn is not None and self._conns.get(link.conn) is link:
-            del self._conns[link.conn]
+        if link.conn is not None and self._by_routing_id.get(link.conn) is link:
+            del self._by_routing_id[link.conn]
             self._blocked.pop(link.conn, None)
             events.append(Closed(link.conn, None if counts is None else counts[1], link.why))
 
@@ -591,7 +597,7 @@ class ZmqServer:
             self._look_at = time.monotonic() + pause(LOOK_S, began)
         if now >= self._watch_at:
             began = time.thread_time()
-            for link in list(self._links.values()):
+            for link in list(self._by_descriptor.values()):
                 if link.received != link.received_then:
                     # It has finished one since, so it is not amid an endless one; and to ask the
                     # kernel about a busy connection can take a millisecond.
