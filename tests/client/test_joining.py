@@ -5,10 +5,13 @@ answers and after each round.
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 
 import pytest
 
+from fednet import registry
+from fednet.algorithms.fedavg import FedAvg
 from fednet.client import join
 from fednet.client import loop as loops
 from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
@@ -22,6 +25,8 @@ from fednet.transport import keys
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
+from tests.chaos.mallory import Liar
+from tests.chaos.test_hostile_server import site, told
 from tests.processes import Federation
 
 
@@ -94,6 +99,26 @@ def test_a_client_of_a_finished_run_waits_only_so_long_for_a_server_with_more_ro
         with pytest.raises(CannotGoOn):
             client.run(give_up_s=1e-3)
     client.close()
+
+
+@pytest.mark.parametrize("end", [SystemExit(0), KeyboardInterrupt()])
+def test_a_part_of_ones_own_that_ends_the_process_as_it_is_made_is_an_error(
+    tmp_path, monkeypatch, end
+):
+    """Not an end as if the run were over."""
+
+    class Ends(FedAvg):
+        def __init__(self, *given, **more):
+            super().__init__(*given, **more)
+            if threading.current_thread().name.startswith("fednet-train"):
+                raise end
+
+    monkeypatch.setitem(registry.algorithm._parts, "ends", Ends)
+    server = Liar(told(algorithm="ends"))
+    with site(server, tmp_path) as found:
+        server.listen(found["over"])
+    assert isinstance(found["error"], CannotGoOn), found
+    assert f"a part of your own raised {type(end).__name__}" in str(found["error"])
 
 
 def test_a_process_says_each_round_in_a_line_and_nothing_with_quiet(tmp_path):
