@@ -163,7 +163,7 @@ class ClientProtocol:
         self._change(ClientEvent.OPENED)
         if self.state is not ClientState.OVER:
             self._join(now)
-        return out + self._taken()
+        return out + self._instructions()
 
     def closed(self, now: float) -> list[Instruction]:
         """The connection has ended: the server sends again what was coming, and replies are
@@ -176,7 +176,7 @@ class ClientProtocol:
                 outgoing.sent, outgoing.announced = 0, False
             if held.state is not ClientTaskState.WORKING:
                 self._change_task(key, ClientTaskEvent.CLOSED)
-        return self._taken()
+        return self._instructions()
 
     def received(self, message: m.Message, body: Content | None, now: float) -> list[Instruction]:
         """Handles a decoded message. Raises RemoteProtocolError for what the protocol does not
@@ -218,14 +218,14 @@ class ClientProtocol:
             if message.over:
                 self._change(ClientEvent.ENDED)
             self._out.append(message)
-        return self._taken()
+        return self._instructions()
 
     def tick(self, now: float) -> list[Instruction]:
         if self._rejoin_at is not None and now >= self._rejoin_at:
             self._rejoin_at = None
             self._change(ClientEvent.REJOINS)
             self._join(now)
-            return self._taken()
+            return self._instructions()
         if self.state in CONNECTED and now - self._heard > SILENCE * self.beat_s:
             self._heard = now
             return [Reconnect()]
@@ -239,7 +239,7 @@ class ClientProtocol:
             if not doing:
                 self._send(m.Alive())
         self._sent = False
-        return self._taken()
+        return self._instructions()
 
     # -- calls of the caller, which does the work --------------------------------------------------
     def ready(self, layout: str, sites: Sequence[m.SiteFacts] = ()) -> list[Instruction]:
@@ -248,7 +248,7 @@ class ClientProtocol:
         self._sites = list(sites)
         if self.state is ClientState.WELCOMED:
             self._ready()
-        return self._taken()
+        return self._instructions()
 
     def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
         """A task is done, or the evaluation within it. A reply to a task that was cancelled
@@ -272,13 +272,13 @@ class ClientProtocol:
             held.body = memoryview(b"")  # its room is for the next task's payload
         if self.state is ClientState.READY:
             self._announce(held)
-        return self._taken()
+        return self._instructions()
 
     def forget(self, key: Key) -> list[Instruction]:
         """A planned fault: this task is not answered, and the server is not notified."""
         if self.task_state(key) is ClientTaskState.WORKING:
             self._change_task(key, ClientTaskEvent.SILENCED)
-        return self._taken()
+        return self._instructions()
 
     def failed(
         self, key: Key, reason: str, again: bool, lacks: bool = False, base: bool = False
@@ -287,12 +287,12 @@ class ClientProtocol:
             self._change_task(key, ClientTaskEvent.FAILED)
             text = m.clean(reason, 4000)
             self._send(m.Failed(key=key, reason=text, again=again, lacks=lacks, base=base))
-        return self._taken()
+        return self._instructions()
 
     def uploading(self, client: int) -> list[Instruction]:
         """A client's reply waits for its link; this process is free for its next client."""
         self._send(m.Progress(client=client, phase=m.UPLOADING))
-        return self._taken()
+        return self._instructions()
 
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
@@ -300,12 +300,12 @@ class ClientProtocol:
         self.join = msgspec.structs.replace(self.join, slots=slots)
         if changed and self.state in TAKEN_IN:
             self._send(m.Slots(slots=slots))
-        return self._taken()
+        return self._instructions()
 
     def leave(self, reason: str = "") -> list[Instruction]:
         self._change(ClientEvent.LEAVES)
         self._send(m.Leave(reason=m.clean(reason, 300)))
-        return self._taken()
+        return self._instructions()
 
     # -- inside ------------------------------------------------------------------------------------
     def task_state(self, key: Key) -> ClientTaskState:
@@ -330,7 +330,7 @@ class ClientProtocol:
         marked = msgspec.structs.replace(message, run=self.run, inc=self.inc)
         self._out.append(Out(marked, body))
 
-    def _taken(self) -> list[Instruction]:
+    def _instructions(self) -> list[Instruction]:
         out, self._out = self._out, []
         return out
 

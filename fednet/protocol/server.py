@@ -129,7 +129,7 @@ class ServerProtocol:
         self.tasks, self._leaving, self._done = {}, [], 0
         self._add(sorted(jobs, key=lambda job: (-job.cost, job.client)))
         self._expire()
-        return self._taken()
+        return self._instructions()
 
     def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
         """Adds tasks to those under way, each its client's only one and of the round that it names.
@@ -140,7 +140,7 @@ class ServerProtocol:
             self.strikes.clear()
         self.round = round
         self._add(jobs)
-        return self._taken()
+        return self._instructions()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
         """The reply was whole and sound, and counts."""
@@ -159,7 +159,7 @@ class ServerProtocol:
         first = self.rules.first
         if first is not None and self._done >= first:
             self._cancel(f"not among the first {first}")
-        return self._taken()
+        return self._instructions()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
         """The reply was not what was declared: it is billed, and the task is given out again a few
@@ -172,13 +172,13 @@ class ServerProtocol:
             self._note_refused("reply", reason, t.worker, client=key.client, round=key.round)
         elif t is not None and t.status is TaskState.ARRIVED:
             self._refuse_task(t, reason)
-        return self._taken()
+        return self._instructions()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
         self.now = now
         self._cancel(reason)
-        return self._taken()
+        return self._instructions()
 
     def turn_away(self, reason: str, now: float) -> list[Instruction]:
         """The clients that ask to join the run cannot."""
@@ -187,7 +187,7 @@ class ServerProtocol:
             self.strikes.pop(conn, None)  # by asking, for which it gets no answer
             self._refuse(conn, f"join: {reason}", "join", final=True)
         self._asking.clear()
-        return self._taken()
+        return self._instructions()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
         """Tells all workers that the run is over, or that this server stops with rounds left to
@@ -196,7 +196,7 @@ class ServerProtocol:
         for worker in self.roster.workers.values():
             if worker.conn is not None:
                 self._send(worker.conn, m.End(over=over, reason=m.clean(reason, 4000)))
-        return self._taken()
+        return self._instructions()
 
     # -- what is known -----------------------------------------------------------------------------
     def open(self) -> list[Task]:
@@ -249,7 +249,7 @@ class ServerProtocol:
         return rows
 
     # -- what an event leads to --------------------------------------------------------------------
-    def _taken(self) -> list[Instruction]:
+    def _instructions(self) -> list[Instruction]:
         out, self._out = self._out, []
         return out
 
@@ -274,7 +274,7 @@ class ServerProtocol:
         if self.strikes.get(conn, 0) < REFUSALS:
             self._send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
 
-    def _over(self, since: float, patience: float | None) -> bool:
+    def _too_long(self, since: float, patience: float | None) -> bool:
         """Whether so many seconds have passed since; None: never."""
         return patience is not None and self.now - since >= patience
 
@@ -315,7 +315,7 @@ class ServerProtocol:
         if stray:
             self.strikes[conn] = self.strikes.get(conn, 0) + 1
             self._out.insert(0, Stray(stray))
-        return self._taken()
+        return self._instructions()
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
         """A message that cannot be read: noise, or a reply that its worker sends again whenever it
@@ -331,7 +331,7 @@ class ServerProtocol:
                 if not t.unread:
                     unread = f"{REFUSALS} messages that cannot be read"
                     self._refuse_task(t, f"{unread}, the last: {reason}")
-        return self._taken()
+        return self._instructions()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
         """The connection is gone. why: the reason, where this side ended it."""
@@ -346,7 +346,7 @@ class ServerProtocol:
             self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
             self._restart_uploads(worker)
         self._out.append(Forget(conn))
-        return self._taken()
+        return self._instructions()
 
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
@@ -357,17 +357,17 @@ class ServerProtocol:
                 # The silence was its time to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
                 self._lose(worker, worker.held)
-            elif worker.gone_at is not None and self._over(worker.gone_at, closed):
+            elif worker.gone_at is not None and self._too_long(worker.gone_at, closed):
                 self._lose(worker, worker.held)
                 if worker.state is WorkerState.AWAY:
                     self.roster.forget(worker)
-            elif worker.gone_at is not None and self._over(worker.gone_at, silent):
+            elif worker.gone_at is not None and self._too_long(worker.gone_at, silent):
                 # It may be awaited for ever, but not where others can do its tasks.
                 self._replace(worker, self.roster.hosting)
         self._expire()
         self._assign()
         self._grant()
-        return self._taken()
+        return self._instructions()
 
     # -- who comes and goes ------------------------------------------------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
@@ -839,8 +839,8 @@ class ServerProtocol:
         self._last[client] = worker.name
         t.running = len(worker.queue) <= worker.slots
         t.since = t.heard = self.now
-        faults = [] if t.struck else list(job.faults)
-        t.struck = True
+        faults = [] if t.faults_sent else list(job.faults)
+        t.faults_sent = True
         for f in faults:
             self._note(
                 "fault",
@@ -926,6 +926,7 @@ class ServerProtocol:
         self._out.append(Resolved(t.key, reason))
 
     def _call_off(self, t: Task) -> None:
+        """Tells the worker of a task to stop with it."""
         worker = self.roster.workers.get(t.worker)
         if worker is not None and worker.conn is not None:
             self._send(worker.conn, m.Cancel(key=t.key))
@@ -964,9 +965,9 @@ class ServerProtocol:
         self._depart()
         for t in self.open():
             if t.status in WITH_WORKER and t.running:
-                if self._over(t.since, self.rules.deadline):
+                if self._too_long(t.since, self.rules.deadline):
                     self._drop(t, TaskEvent.DEADLINE, "deadline")
-                elif t.job.lost and self._over(t.heard, self.rules.closed):
+                elif t.job.lost and self._too_long(t.heard, self.rules.closed):
                     # A planned fault: the worker goes on with its other clients.
                     self._drop(t, TaskEvent.SILENCED, f"lost: {t.job.lost}")
             elif t.status is TaskState.WAITING and t.job.client not in self.roster.hosting:
