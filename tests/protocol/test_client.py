@@ -75,13 +75,14 @@ def sent(instructions, kind=m.Message) -> list:
 
 
 def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
-    c = working()
+    c, sites = working(), [m.SiteFacts(client=0, train=7, test=2)]
+    c.ready("L", sites)
     c.closed(1.0)
     (join,) = sent(c.opened(2.0))
     assert (join.session, join.ids, join.share, join.holding) == ("s", [], (1, 2), [key()])
     assert c.received(WELCOME, None, 2.0) == [
         Welcomed(WELCOME, True),
-        Out(m.Ready(run="r", inc=1, layout="L")),
+        Out(m.Ready(run="r", inc=1, layout="L", sites=sites)),
     ]
 
 
@@ -350,11 +351,15 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
     assert c.task_state(key()) is ClientTaskState.GONE
 
 
-def test_reply_that_is_done_while_away_is_announced_when_ready_again():
+@pytest.mark.parametrize("joining", [False, True])
+def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
     c = working()
     c.closed(1.0)
+    if joining:
+        c.opened(2.0)
     assert c.reply(*reply(3)) == []
-    c.opened(2.0)
+    if not joining:
+        c.opened(2.0)
     out = c.received(WELCOME, None, 2.0)
     assert [type(x) for x in sent(out)] == [m.Ready, m.Reply]
     assert out[-1] == Booked("up", key())
@@ -460,6 +465,10 @@ def test_process_that_can_do_more_at_once_says_so_now_and_when_it_joins_again():
     assert c.at_once(2) == []
     (join,) = sent(c.opened(2.0), m.Join)
     assert join.slots == 2
+    c = ClientProtocol(JOIN)
+    c.opened(0.0)
+    c.received(WELCOME, None, 0.0)  # from then on, though it is not ready yet
+    assert [x.slots for x in sent(c.at_once(3), m.Slots)] == [3]
 
 
 def test_a_payload_is_in_memory_of_the_clients_own():

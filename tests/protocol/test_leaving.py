@@ -32,7 +32,7 @@ def test_at_its_second_its_task_is_called_off_and_what_crossed_was_spent():
     key = next(k for k in site.given if k.client == 0)
     net.pass_time(4.9)
     assert resolved(net) == []
-    net.pass_time(0.2)
+    net.pass_time(0.1)
     net.settle()
     assert resolved(net) == ASKED
     assert [k.client for k in site.given] == [1]  # its process was told to cancel it

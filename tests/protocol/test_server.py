@@ -567,6 +567,8 @@ def test_first_k_closes_the_phase():
     ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
     assert s.open() == []
+    s.begin(1, 0, "train", [job(i) for i in range(3)], Rules(first=2), 0.0)
+    assert of(answer(s, b"1", 1), Resolved) == [Resolved(key(1))]  # the first of this phase
 
 
 @pytest.mark.parametrize("given", ["", "key expired", "key revoked"])
@@ -641,6 +643,8 @@ def test_a_client_that_may_be_away_for_ever_is_never_lost():
     s.begin(2, 0, "train", [job(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
     assert [row["deadline_s"] for row in s.waiting()] == [None]
+    assert given_to(ready(s, b"2", "w", [0], 1e6)) == [b"2"]
+    assert s.tick(1e6 + 9.0) == []  # it is not silent since it went
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -648,16 +652,17 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     s = begun(rules=Rules(closed=3.0))
     if others:
         ready(s, b"2", "v", [0])
-    out = say(s, b"1", m.Leave(run="r", inc=1), 1.0)
+    reason, why = ("site policy", "left: site policy") if others else ("", "left")
+    out = say(s, b"1", m.Leave(run="r", inc=1, reason=reason), 1.0)
     notes = {n.event: n.fields for n in of(out, Note)}
     assert (notes["left"]["worker"], notes["left"]["clients"]) == ("w", [0, 1, 2, 3])
-    assert (notes["away"]["worker"], notes["away"]["why"]) == ("w", "left")
+    assert (notes["away"]["worker"], notes["away"]["why"]) == ("w", why)
     assert given_to(s.tick(1.0)) == ([b"2"] if others else [])
     assert s.roster.present() == ({0} if others else set())
     # It is not there for what comes later.
     assert given_to(s.begin(2, 0, "train", [job(1)], s.rules, 1.5)) == []
     assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
-    assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), "lost: left")]
+    assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), f"lost: {why}")]
 
 
 def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_when_it_is_back():
@@ -794,16 +799,21 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
     assert not any(x.lacks for x in s.roster.workers.values())
 
 
-def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
+@pytest.mark.parametrize("closed", [True, False])
+def test_rejoin_with_fewer_clients_gives_the_others_tasks_on(closed):
     s = begun([job(1)])
     session = s.roster.workers["w"].session
-    s.closed(b"1", 0.0)
-    ready(s, b"2", "v", [1])
-    out = say(
-        s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)])
-    )
-    assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
-    assert s.tasks[1].worker == "v" or s.tasks[1].status is TaskState.WAITING
+    if closed:
+        s.closed(b"1", 0.0)
+    held = m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)])
+    out = say(s, b"2", held)
+    assert [c.key for c in sent(out, m.Cancel)] == [key(1)]
+    assert s.tasks[1].status is TaskState.WAITING
+    if closed:
+        out = ready(s, b"3", "v", [1], 2.9)
+        assert [t.key for t in sent(out, m.Task)] == [key(1, 1)]
+    else:  # it did not go away to come back
+        assert of(s.tick(0.0), Resolved) == [Resolved(key(1, 1), "lost")]
 
 
 def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
@@ -887,7 +897,17 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
 
 def test_all_workers_hear_of_the_end():
     end = m.End(run="r", inc=1, over=False, reason="stopped")
-    assert sent(begun().finish(False, "stopped"), m.End) == [end]
+    s = begun()
+    assert sent(s.finish(False, "stopped"), m.End) == [end]
+    s.tick(11.0)  # silent, but its connection is there
+    assert sent(s.finish(False, "stopped"), m.End) == [end]
+
+
+def test_nothing_is_kept_of_progress_that_a_worker_reports_of_clients_of_others():
+    s = begun()
+    for client in (0, 9):
+        say(s, b"1", m.Progress(run="r", inc=1, client=client, phase="training"))
+    assert list(s.roster.workers["w"].doing) == [0]
 
 
 def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
@@ -922,6 +942,19 @@ def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
     if died != "with its task":
         given = s.begin(1, 1, "train", bound, rules, 14.0)
     assert given_to(given) == [b"2"]
+
+
+def test_a_bound_task_leaves_a_worker_that_stays_silent_for_one_that_was_ready_before():
+    s, rules = server(), Rules(closed=None, silent=10.0)
+    ready(s, b"1", "first", (0,))
+    s.begin(1, 0, "train", [job(0)], rules, 0.0)
+    answer(s, b"1", 0)
+    ready(s, b"2", "second", (0,), 9.0)
+    s.tick(11.0)
+    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], rules, 11.0)) == []
+    say(s, b"2", m.Alive(run="r", inc=1), 19.0)
+    assert given_to(s.tick(20.9)) == []
+    assert given_to(s.tick(21.0)) == [b"2"]
 
 
 def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
@@ -1117,10 +1150,11 @@ def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_i
 def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
     s = server(1)
     ready(s)
-    s.begin(1, 0, "train", [job(0, lost="a planned fault")], Rules(closed=10.0, silent=None), 0.0)
-    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 6.0)
-    assert of(s.tick(15.0), Resolved) == []
-    assert [i.reason for i in of(s.tick(17.0), Resolved)] == ["lost: a planned fault"]
+    s.begin(1, 0, "train", [job(0, lost="a planned fault")], Rules(closed=10.0, silent=None), 50.0)
+    assert of(s.tick(59.0), Resolved) == []
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 59.0)
+    assert of(s.tick(68.0), Resolved) == []
+    assert [i.reason for i in of(s.tick(69.0), Resolved)] == ["lost: a planned fault"]
 
 
 def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answered():
