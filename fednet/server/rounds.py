@@ -259,8 +259,11 @@ class Rounds:
                     round.main = round.exchange
 
     def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, Reply]]) -> bool:
-        """Adds up the replies to the exchange that is open, as they come, and makes the next server
-        state of them. Returns False if there are too few results: the round is void then.
+        """Adds up the replies to the exchange that is open, as they come; makes the next server
+        state of them, and with it the next `round.after`; adds to the round what came of the
+        exchange: times, predictions, reports, the clients' evaluations. Records in the books which
+        replies were useful, and notes who broke a protocol of secure aggregation. Returns False if
+        there are too few results: the round is void then.
         """
         session, exchange, record = self.session, round.exchange, round.record
         aggregation = Aggregation(session, exchange, round.before.server)

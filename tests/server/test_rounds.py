@@ -263,6 +263,29 @@ def test_a_resume_that_finds_the_first_k_replies_asks_nobody_more(
     assert {r["incarnation"] for r in rows if r["type"] == "task"} == {1}
 
 
+def test_a_resume_that_finds_one_of_the_first_k_replies_takes_the_rest_of_k(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"rounds": 1, "participation": 0.5, "round": {"ask": 2.0}}
+    killed_before_its_end(tmp_path, monkeypatch, **changes)
+    found = Inbox.found
+    monkeypatch.setattr(Inbox, "found", lambda *which: dict([*found(*which).items()][:1]))
+    _, (record,) = run(tmp_path, resume=True, **changes)
+    assert [len(record["completed"]), len(record["dropped"])] == [2, 2]
+
+
+def test_a_replay_counts_who_is_on_record_whatever_the_virtual_clock_says(tmp_path: Path) -> None:
+    first, calm = run(tmp_path / "first")
+    _, again = run(
+        tmp_path / "again",
+        faults={"replay": str(first)},
+        link={**VIRTUAL, "per_client": {"2": {"step_ms": 100_000}}},
+        round={"deadline": 60.0},
+    )
+    assert [r["completed"] for r in again] == [[0, 1, 2, 3]] * 3
+    assert hashes(again) == hashes(calm)
+
+
 def test_a_reply_that_an_earlier_server_received_does_not_answer_another_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +322,26 @@ def test_a_client_that_left_between_two_exchanges_is_not_asked_in_the_second(
     assert record["dropped"] == {"1": "left"}
     rows = rooms.lines(directory / "wire.jsonl")
     assert sum((r["client"], r["type"]) == (1, "task") for r in rows) == 1
+
+
+def test_a_round_that_is_void_in_its_second_exchange_changes_nothing_of_the_first(
+    tmp_path: Path,
+) -> None:
+    """Client 1 leaves between the two, see above."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,0,99\n1,0,1\n2,0,99\n3,0,99\n")
+    directory, (record,) = run(
+        tmp_path,
+        rounds=1,
+        algorithm="fedga",
+        availability={"trace": str(trace)},
+        link={**VIRTUAL, "per_client": {"0": {"step_ms": 500}}},
+        round={"min_results": 4},
+    )
+    assert record["completed_by_phase"] == [[0, 1, 2, 3], [0, 2, 3]]
+    assert record["void"]
+    assert record["completed"] == []
+    assert read_manifest(directory / "checkpoint")[0].versions == {}
 
 
 def test_rounds_in_which_nobody_is_there_are_void(tmp_path: Path) -> None:
