@@ -22,9 +22,9 @@ from fednet.errors import ConfigError
 from fednet.experiment.build import build
 from fednet.wire.messages import Welcome
 from tests.chaos.mallory import Liar
-from tests.chaos.test_hostile_server import site, told
+from tests.chaos.test_hostile_server import refused, site, told
 from tests.processes import Federation
-from tests.rooms import SMALL
+from tests.rooms import SMALL, site_data
 
 
 def table(
@@ -205,6 +205,16 @@ def test_a_trace_that_the_server_names_is_read_below_the_sites_own_folder_alone(
         Policy().applied_to(traced("up.csv"))
     # On the virtual clock a site reads none.
     assert Policy().applied_to(traced("/etc/passwd", "virtual")).link.trace == "/etc/passwd"
+
+
+def test_the_model_is_tried_on_each_form_of_data_that_a_process_hosts(tmp_path: Path) -> None:
+    """Client 1's samples are whole numbers, such as tokens, which an mlp does not take."""
+    section = site_data(tmp_path, 0, 2)
+    site_data(tmp_path, 1, x_train=np.ones((20, 4), np.int64), x_test=np.ones((20, 4), np.int64))
+    server = Liar(told(data={k: v for k, v in section.items() if k != "root"}), ids=[0, 1, 2])
+    own = policy(None, tmp_path, None)
+    text = refused(server, tmp_path / "state", ids="0-2", policy=own)
+    assert text.startswith("client 1: model mlp: it fails")
 
 
 # -- what a site is shown --------------------------------------------------------------------------
