@@ -643,8 +643,9 @@ def test_a_client_that_may_be_away_for_ever_is_never_lost():
     s.begin(2, 0, "train", [job(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
     assert [row["deadline_s"] for row in s.waiting()] == [None]
-    assert given_to(ready(s, b"2", "w", [0], 1e6)) == [b"2"]
+    say(s, b"2", m.Join(worker="w", ids=[0]), 1e6)
     assert s.tick(1e6 + 9.0) == []  # it is not silent since it went
+    assert given_to(say(s, b"2", m.Ready(run="r", inc=1, layout="L"), 1e6 + 9.0)) == [b"2"]
 
 
 @pytest.mark.parametrize("others", [True, False])
