@@ -98,7 +98,9 @@ class ServerProtocol:
         self._files = dict(files or {})
         self._layout = layout
         self._most = max(clients, open or 0)
-        self._asking: dict[int, bytes] = {}  # ids that ask to join the run: over which connection
+        self._candidates: dict[
+            int, bytes
+        ] = {}  # ids that ask to join the run: over which connection
         self._done = 0  # tasks of this phase
         self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._leaving: list[Task] = []  # tasks whose clients go away
@@ -109,7 +111,7 @@ class ServerProtocol:
         # By client, whose replies come in, in parts: those that may be granted more, and those of
         # which parts that were granted have not come.
         self._wanting: dict[int, Task] = {}
-        self._asked: dict[int, Task] = {}
+        self._granted: dict[int, Task] = {}
 
     # -- the engine's commands ---------------------------------------------------------------------
     def begin(
@@ -183,10 +185,10 @@ class ServerProtocol:
     def turn_away(self, reason: str, now: float) -> list[Instruction]:
         """The clients that ask to join the run cannot."""
         self.now = now
-        for conn in sorted(set(self._asking.values())):
+        for conn in sorted(set(self._candidates.values())):
             self.strikes.pop(conn, None)  # by asking, for which it gets no answer
             self._refuse(conn, f"join: {reason}", "join", final=True)
-        self._asking.clear()
+        self._candidates.clear()
         return self._instructions()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
@@ -211,7 +213,7 @@ class ServerProtocol:
         follow without a gap.
         """
         wanted = self.clients
-        while wanted in self._asking:
+        while wanted in self._candidates:
             wanted += 1
         return wanted
 
@@ -337,8 +339,8 @@ class ServerProtocol:
         """The connection is gone. why: the reason, where this side ended it."""
         self.now = now
         self.strikes.pop(conn, None)
-        for client in [i for i, asked_over in self._asking.items() if asked_over == conn]:
-            del self._asking[client]
+        for client in [i for i, asked_over in self._candidates.items() if asked_over == conn]:
+            del self._candidates[client]
         self.roster.joined.discard(conn)
         worker = self.roster.by_conn.get(conn)
         if worker is not None:
@@ -465,12 +467,12 @@ class ServerProtocol:
         """A worker asks that clients join the run, which are not in it yet: it tries again until
         they are.
         """
-        if any(self._asking.get(i) != conn for i in new):
+        if any(self._candidates.get(i) != conn for i in new):
             named = {"worker": join.worker, "host": join.host, "pid": join.pid}
             self._note("asked_to_join", clients=list(new), **named)
-        self._asking.update(dict.fromkeys(new, conn))
+        self._candidates.update(dict.fromkeys(new, conn))
         reason = f"client(s) {as_text(new)} join the run when a round ends"
-        missing = [i for i in range(self.clients, new[-1]) if i not in self._asking]
+        missing = [i for i in range(self.clients, new[-1]) if i not in self._candidates]
         if missing:
             reason += f", once client(s) {as_text(missing)} ask to join too"
         self._send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
@@ -682,9 +684,9 @@ class ServerProtocol:
         client that has waited longest. The time does not depend on how many wait.
         """
         free = BUDGET
-        for client, t in list(self._asked.items()):
+        for client, t in list(self._granted.items()):
             if t.up is None or not t.up.ahead:
-                del self._asked[client]
+                del self._granted[client]
             elif self.now - t.heard < UNUSED_S:
                 free -= t.up.ahead
         while free > 0 and self._wanting:
@@ -695,7 +697,7 @@ class ServerProtocol:
                 continue
             first, count = parts
             self._send(t.up_conn, m.Pull(key=t.key, first=first, count=count))
-            self._asked[client] = t
+            self._granted[client] = t
             free -= count
 
     def _pull(self, conn: bytes, pull: m.Pull) -> str:

@@ -411,7 +411,7 @@ class ServerIO:
             self.transport.wake()
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
         self.inbox.close()
-        self._leave()
+        self._send_composed()
         # Open bills stay open: a resume goes on with their replies.
         for conn in {name[0] for name in self.link.ledger.open()}:
             self.link.closed(conn, awaited=not over)
@@ -459,7 +459,7 @@ class ServerIO:
                 else:
                     conn = event.conn
                     worker = self.protocol.roster.worker_of(conn)
-                    self._leave()
+                    self._send_composed()
                     self.link.ended(conn)
                     self._do(self.protocol.closed(conn, self._now(), event.why))
                     where = {"round": self.protocol.round, "worker": worker}
@@ -486,7 +486,7 @@ class ServerIO:
         self._do(self.protocol.tick(now))
         if now - self._booked >= BOOK_S:
             self._booked = now
-            self._leave()
+            self._send_composed()
             self.link.settle_counted(NOBODY)
         if now >= self._shown_at:
             protocol, offset = self.protocol, time.time() - now
@@ -521,7 +521,7 @@ class ServerIO:
             stray = first.reason if isinstance(first, Stray) else ""
             useless = bool(stray) or isinstance(message, m.BEATS)
             if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
-                self._leave()  # what is for its last connection, which a new one ends
+                self._send_composed()  # what is for its last connection, which a new one ends
                 self.transport.vouch(conn)
                 self.link.joined(conn)
                 self.link.settle_counted(NOBODY)
@@ -558,8 +558,8 @@ class ServerIO:
         self._conclude()
 
     def _do(self, instructions: list[Instruction]) -> None:
-        """Carries out the protocol's instructions. Messages are held back until `_leave`, outcomes
-        until `_conclude`.
+        """Carries out the protocol's instructions. Messages are held back until `_send_composed`,
+        outcomes until `_conclude`.
         """
         pending = list(instructions)
         for i in pending:
@@ -587,14 +587,14 @@ class ServerIO:
                 self._resolved.append(Outcome(i.key, i.reason, reply, evaluation))
             elif isinstance(i, Spend):
                 if (i.conn, i.key) in self._unsent:
-                    self._leave()  # before it is settled: what cannot leave is subtracted
+                    self._send_composed()  # before it is settled: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
                 self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
             elif isinstance(i, Note):
                 self._log.tell(i.event, i.fields)
             elif isinstance(i, Forget):
-                self._leave()
+                self._send_composed()
                 self.transport.drop(i.conn, i.hang_up)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
@@ -608,7 +608,7 @@ class ServerIO:
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
         if (arrived.up, key) in self._unsent or (arrived.down, key) in self._unsent:
-            self._leave()  # before it is settled
+            self._send_composed()  # before it is settled
         self.link.ledger.add_to_bill(reply.bill, key, arrived.down, arrived.up)
         if arrived.down is None:  # an evaluation within a task counts for itself
             self.link.ledger.settle_bill(reply.bill, True)
@@ -617,13 +617,13 @@ class ServerIO:
         return self.protocol.accept(key, self._now())
 
     # -- its end -----------------------------------------------------------------------------------
-    def _leave(self) -> None:
+    def _send_composed(self) -> None:
         """Writes the books, then sends the messages that were composed."""
         if not self._outgoing:
             return
         self._flush()
         for out in self._outgoing:
-            self.link.leave(out)
+            self.link.send_composed(out)
         self._outgoing.clear()
         self._unsent.clear()
 
@@ -634,7 +634,7 @@ class ServerIO:
         # reply that a resume uses is in the books.
         self._flush()
         self.inbox.flush()
-        self._leave()
+        self._send_composed()
         for reply in self._logged:
             key = reply.message.key
             if key.purpose == "train":

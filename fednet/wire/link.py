@@ -70,7 +70,7 @@ class Link:
     # -- messages ----------------------------------------------------------------------------------
     def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
-        return self.leave(self.compose(conn, message, body))
+        return self.send_composed(self.compose(conn, message, body))
 
     def compose(self, conn: bytes, message: m.Message, body: Content | None = None) -> Outgoing:
         """Encodes a message, and bills it as one that is under way, before it leaves."""
@@ -80,7 +80,7 @@ class Link:
         nbytes = sum(map(self._framing, map(len, frames)))
         return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
 
-    def leave(self, out: Outgoing) -> bool:
+    def send_composed(self, out: Outgoing) -> bool:
         """Sends what was composed, and takes it off the bill where its connection is gone."""
         sent = self._send(out.conn, out.frames)
         if not sent:

@@ -1043,7 +1043,7 @@ def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
     for pull in sent(out, m.Pull):
         pulls[pull.key.client] += pull.count
     assert sum(pulls[i] for i in range(20, 40)) == 64
-    assert all(client >= 20 for client in s._asked)  # nothing is kept of those that ended
+    assert all(client >= 20 for client in s._granted)  # nothing is kept of those that ended
 
 
 def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):

@@ -266,7 +266,7 @@ def test_what_could_not_leave_is_not_in_the_next_servers_book(tmp_path: Path) ->
     ]
     flight.note(ledger)
     for out in outgoing:
-        link.leave(out)
+        link.send_composed(out)
     flight.note(ledger)
     rows: list[Row] = []
     later = Ledger(rows.append, 2, numbered=True)
