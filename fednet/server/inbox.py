@@ -49,6 +49,11 @@ from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload, Samples, run_of
 
 LOG = "replies.log"
+HELD_BYTES = 64 << 20  # of decoded payloads in memory
+GPU_BYTES = 1 << 30  # the same where tensors stay on a GPU: to write them to a file takes long
+SPARE_BYTES = 1 << 30  # of files that wait to be written over
+STEPS = 100  # passes in batches of one, for each that is configured: more steps are refused
+HUGE = 1.8e19  # the square of a larger norm is no float32
 
 
 class ReplyRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -139,10 +144,6 @@ def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]
     """The replies that count: of several records of one reply the last."""
     last = {_which(record.message.key): (record, at) for record, at in found}
     return [(record, at) for record, at in last.values() if not record.broken]
-
-
-HELD_BYTES = 64 << 20  # of decoded payloads in memory
-GPU_BYTES = 1 << 30  # the same where tensors stay on a GPU: to write them to a file takes long
 
 
 class HeldMemory:
@@ -241,9 +242,6 @@ def _mapped(path: str, size: int) -> memoryview:
     if len(whole) != size:
         raise StateError(f"{path}: {len(whole)} bytes, {size} were there.")
     return whole
-
-
-SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
 class _Upload(msgspec.Struct):
@@ -480,10 +478,6 @@ class Inbox:
             os.close(log.file)
         self._logs, self._spares = {}, []
         shutil.rmtree(self.folder / "spare", ignore_errors=True)
-
-
-STEPS = 100  # passes in batches of one, for each that is configured: more steps are refused
-HUGE = 1.8e19  # the square of a larger norm is no float32
 
 
 class Sent(dict[int, Tensors]):

@@ -46,7 +46,47 @@ from fednet.wire import messages as m
 from fednet.wire.ledger import Bill, Tally
 from fednet.wire.link import NOBODY, Link, Outgoing
 
+log = logging.getLogger(__name__)
+
+# -- times, in seconds
+BOOK_S = 1.0  # how often the bytes of nobody are booked
+TICK_S = 0.05  # how often time passes for the protocol while something is awaited
+SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
+# How long the rounds may be away before the caretaker does their I/O. Where both threads work, they
+# hand the interpreter to each other at every operation on tensors: a third more for a small reply.
+GRACE_S = 0.02
 PAUSE_S = 1.0  # of what passes between two times that a server listens, at most so much counts
+
+# -- messages of a wake-up
+TOGETHER = 64  # that are dealt with before anything leaves
+LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
+
+# -- what peers may send that brings the run nothing
+# Messages before a join, or joins, of each key, or address without CURVE: so many a second, and at
+# once so many and two for each client of the federation. It may have as many connections.
+JOINS_A_SECOND, JOINS_AT_ONCE = 10, 256
+# Heartbeats, and messages that belong to nothing, of a connection; of a key or address so many for
+# each client of the federation and one more.
+USELESS_A_SECOND, USELESS_AT_ONCE = 100, 1000
+# Keys, addresses and connections whose messages are counted: those that sent last.
+PEERS = 4096
+# Events that a peer can bring about at will; of those, lines of one kind and worker.
+LOUD = ("refused", "late", "doubled", "failed", "data_changed", "asked_to_join")
+LOUD_A_SECOND, LOUD_AT_ONCE = 1, 10
+
+# -- words
+LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
+# What is shown of a site, by event; of one that is away, the reason is shown.
+SITES = {
+    "joined": "joined",
+    "rejoined": "connected again",
+    "ready": "ready",
+    "away": "",
+    "back": "heard of again",
+    "superseded": "another process has taken its place",
+    "asked_to_join": "asks to join the run",
+}
+EXPECTED = ("joined", "ready")  # which are for the log alone
 
 
 class ListeningClock:
@@ -73,36 +113,6 @@ class ListeningClock:
         if counts and not alone:
             self._missed += max(0.0, now - self._listened - PAUSE_S)
         self._listened, self._counts = now, counts
-
-
-log = logging.getLogger(__name__)
-
-# Events that a peer can bring about at will.
-LOUD = ("refused", "late", "doubled", "failed", "data_changed", "asked_to_join")
-LOUD_A_SECOND, LOUD_AT_ONCE = 1, 10  # of those, lines of one kind and worker
-# What is shown of a site, by event; of one that is away, the reason is shown.
-SITES = {
-    "joined": "joined",
-    "rejoined": "connected again",
-    "ready": "ready",
-    "away": "",
-    "back": "heard of again",
-    "superseded": "another process has taken its place",
-    "asked_to_join": "asks to join the run",
-}
-EXPECTED = ("joined", "ready")  # which are for the log alone
-
-
-JOINS_A_SECOND, JOINS_AT_ONCE = 10, 256
-"""Messages before a join, or joins, of each key, or address without CURVE: so many a second, and at
-once so many and two for each client of the federation. It may have as many connections."""
-
-USELESS_A_SECOND, USELESS_AT_ONCE = 100, 1000
-"""Heartbeats, and messages that belong to nothing, of a connection; of a key or address so many for
-each client of the federation and one more."""
-
-PEERS = 4096
-"""Keys, addresses and connections whose messages are counted: those that sent last."""
 
 
 def at_once(clients: int) -> int:
@@ -167,10 +177,6 @@ class Events:
             self.say(timed(text))
 
 
-TOGETHER = 64  # messages of a wake-up that are dealt with before anything leaves
-LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
-
-
 class Outcome(msgspec.Struct, frozen=True):
     """A client's task is over. reason: "" where its reply counts, else why it does not. reply: None
     where none came; evaluation: of the same task, where it came.
@@ -180,15 +186,6 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str = ""
     reply: Reply | None = None
     evaluation: Reply | None = None
-
-
-LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
-
-
-BOOK_S = 1.0  # how often the bytes of nobody are booked
-TICK_S = 0.05  # how often time passes for the protocol while something is awaited
-SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
-GRACE_S = 0.02  # how long the rounds may be away before the caretaker does their I/O
 
 
 class ServerIO:
