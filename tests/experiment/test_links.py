@@ -6,7 +6,8 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.experiment import links
-from fednet.server.rounds import TIMES, fitted, taken
+from fednet.records.rows import TIMES
+from fednet.server.rounds import fitted, taken
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.frames import encode

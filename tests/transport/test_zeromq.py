@@ -139,7 +139,7 @@ def test_connections_that_ended_make_room_for_others(new_pair):
         client, _conn = joined(pair)
         client.close(0)
         pump(pair.server, until=lambda seen: of(seen, Closed))
-    strangers = [pair.stranger() for _ in range(5)]
+    strangers = [pair.stranger() for _ in range(4)]  # as many as may be there
     for stranger in strangers:
         stranger.sendall(b"\xff")
     pump(pair.server, until=lambda seen: len(pair.server._by_descriptor) == len(strangers))
