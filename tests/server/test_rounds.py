@@ -305,10 +305,8 @@ def test_a_reply_that_an_earlier_server_received_does_not_answer_another_task(
     assert [r.get("reason", "") for r in replies] == ["the answer to another task"] * 4 + [""] * 4
 
 
-def test_a_client_that_left_between_two_exchanges_is_not_asked_in_the_second(
-    tmp_path: Path,
-) -> None:
-    """Client 0 takes 1.5 s, the others 0.03 s."""
+def left_between_two_exchanges(tmp_path: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    """A round in which client 1 leaves between the two: client 0 takes 1.5 s, the others 0.03 s."""
     trace = tmp_path / "trace.csv"
     trace.write_text("0,0,99\n1,0,1\n2,0,99\n3,0,99\n")
     directory, (record,) = run(
@@ -317,8 +315,16 @@ def test_a_client_that_left_between_two_exchanges_is_not_asked_in_the_second(
         algorithm="fedga",
         availability={"trace": str(trace)},
         link={**VIRTUAL, "per_client": {"0": {"step_ms": 500}}},
+        **changes,
     )
     assert record["completed_by_phase"] == [[0, 1, 2, 3], [0, 2, 3]]
+    return directory, record
+
+
+def test_a_client_that_left_between_two_exchanges_is_not_asked_in_the_second(
+    tmp_path: Path,
+) -> None:
+    directory, record = left_between_two_exchanges(tmp_path)
     assert record["dropped"] == {"1": "left"}
     rows = rooms.lines(directory / "wire.jsonl")
     assert sum((r["client"], r["type"]) == (1, "task") for r in rows) == 1
@@ -327,18 +333,7 @@ def test_a_client_that_left_between_two_exchanges_is_not_asked_in_the_second(
 def test_a_round_that_is_void_in_its_second_exchange_changes_nothing_of_the_first(
     tmp_path: Path,
 ) -> None:
-    """Client 1 leaves between the two, see above."""
-    trace = tmp_path / "trace.csv"
-    trace.write_text("0,0,99\n1,0,1\n2,0,99\n3,0,99\n")
-    directory, (record,) = run(
-        tmp_path,
-        rounds=1,
-        algorithm="fedga",
-        availability={"trace": str(trace)},
-        link={**VIRTUAL, "per_client": {"0": {"step_ms": 500}}},
-        round={"min_results": 4},
-    )
-    assert record["completed_by_phase"] == [[0, 1, 2, 3], [0, 2, 3]]
+    directory, record = left_between_two_exchanges(tmp_path, round={"min_results": 4})
     assert record["void"]
     assert record["completed"] == []
     assert read_manifest(directory / "checkpoint")[0].versions == {}
