@@ -332,7 +332,7 @@ class Worker:
                 state=state_sha256 if trained else "",
                 kept=kept and trained,
                 seconds=time.perf_counter() - began,
-                split=list(map(spent.__getitem__, SPLIT)),
+                split=[spent[name] for name in SPLIT],
                 reported=reported if trained else {},
             )
             main = trained and of.phase == method.main_exchange

@@ -45,7 +45,7 @@ class WriteAheadLog:
         accounts = ledger.changed()
         if not accounts:
             return
-        text = b"".join(map(checked, map(_encode, accounts)))
+        text = b"".join([checked(_encode(a)) for a in accounts])
         write_all(self._file, text)
         if self._fsync:
             synced(self._file, self.path)
@@ -56,7 +56,7 @@ class WriteAheadLog:
 
     def keep(self, ledger: Ledger) -> None:
         """Rewrites the file with the open accounts alone."""
-        text = b"".join(map(checked, map(_encode, ledger.under_way())))
+        text = b"".join([checked(_encode(a)) for a in ledger.under_way()])
         write_aside(self.path, text, fsync=self._fsync)
         os.close(self._file)
         self._file = opened(self.path, self.HOW)

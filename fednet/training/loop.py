@@ -202,7 +202,7 @@ def _descend(
     scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
     module, device, trained = scratch.module, scratch.device, descent.trained
     assert recipe.lr is not None
-    own: list[torch.Tensor] = list(map(scratch.parameters.__getitem__, trained))
+    own: list[torch.Tensor] = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
     parameters = [*own, *others]

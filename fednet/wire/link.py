@@ -77,7 +77,7 @@ class Link:
         frames: list[Frame] = [encode(message)]
         if body is not None:
             frames.append(body)
-        nbytes = sum(map(self._framing, map(len, frames)))
+        nbytes = sum([self._framing(len(frame)) for frame in frames])
         return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
 
     def send_composed(self, out: Outgoing) -> bool:
@@ -111,7 +111,7 @@ class Link:
         doubled, refused): it gets a row of its own then, and leaves the account of what it
         resembles alone.
         """
-        nbytes = sum(map(self._framing, map(len, frames)))
+        nbytes = sum([self._framing(len(frame)) for frame in frames])
         if conn in self._booked:  # else it has ended, and been counted
             self._booked[conn] += nbytes
         name, *_ = self._add(conn, self.back, message, body, nbytes, stray)
@@ -120,7 +120,7 @@ class Link:
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
-        nbytes = sum(map(self._framing, map(len, frames)))
+        nbytes = sum([self._framing(len(frame)) for frame in frames])
         if conn in self._booked:
             self._booked[conn] += nbytes
         self._count(conn, self.back, "refused", nbytes)
