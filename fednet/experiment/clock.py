@@ -16,14 +16,14 @@ from msgspec import structs
 from fednet import world as worlds
 from fednet.config import Config
 from fednet.experiment import links
-from fednet.protocol.tasks import LEFT, Job, Leaves, message_of
+from fednet.protocol.tasks import LEFT, Leaves, TaskSpec, message_of
 from fednet.transport.framing import framing
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 
 if TYPE_CHECKING:
-    from fednet.server.inbox import Reply
+    from fednet.server.inbox import ReceivedReply
 
 
 class VirtualClock:
@@ -178,13 +178,13 @@ def crossing(message: m.Task | m.Reply) -> int:
     return total
 
 
-def task_bytes(run: str, key: m.Key, job: Job) -> int:
+def task_bytes(run: str, key: m.Key, spec: TaskSpec) -> int:
     """Returns the bytes of a task as the first server of the run sends it for the first time;
     without `keep`, which depends on the last checkpoint, and so on crashes.
     """
-    return crossing(message_of(job, key, run=run, inc=1))
+    return crossing(message_of(spec, key, run=run, inc=1))
 
 
-def reply_bytes(reply: Reply) -> int:
-    """Returns the bytes of a reply (`server.inbox.Reply`), header and payload, as it was sent."""
+def reply_bytes(reply: ReceivedReply) -> int:
+    """Returns the bytes of a reply, header and payload, as it was sent."""
     return crossing(structs.replace(reply.message, run=" " * 16, inc=1))

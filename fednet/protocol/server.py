@@ -32,9 +32,18 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.table import ENDED, WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
-from fednet.protocol.tasks import DEATHS, LEFT, STATE_LOST, TRIES, Job, Rules, Task, message_of
+from fednet.protocol.tasks import (
+    DEATHS,
+    LEFT,
+    STATE_LOST,
+    TRIES,
+    Rules,
+    TaskSpec,
+    TrackedTask,
+    message_of,
+)
 from fednet.protocol.transfers import Receiving, Sending, before_cut
-from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
+from fednet.protocol.workers import SLOTS, ClientProcess, Roster, Sites
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.messages import Field, Key
@@ -87,7 +96,7 @@ class ServerProtocol:
         self.rules = rules or Rules()
         self.round, self.phase = 0, 0
         self.purpose: m.Purpose = "train"
-        self.tasks: dict[int, Task] = {}
+        self.tasks: dict[int, TrackedTask] = {}
         self.roster = Roster(now)
         self.sites = Sites(class_names)
         self.refused = 0
@@ -103,15 +112,15 @@ class ServerProtocol:
         ] = {}  # ids that ask to join the run: over which connection
         self._done = 0  # tasks of this phase
         self._last: dict[int, str] = {}  # client -> the worker of its last task
-        self._leaving: list[Task] = []  # tasks whose clients go away
-        self._waiting: dict[int, Task] = {}  # by client
+        self._leaving: list[TrackedTask] = []  # tasks whose clients go away
+        self._waiting: dict[int, TrackedTask] = {}  # by client
         self._places = 0  # how many tasks were to be handed out
         # By worker, "" for all: the waiting tasks of its clients in order. Some may wait no more.
-        self._queues: dict[str, deque[Task]] = {}
+        self._queues: dict[str, deque[TrackedTask]] = {}
         # By client, whose replies come in, in parts: those that may be granted more, and those of
         # which parts that were granted have not come.
-        self._wanting: dict[int, Task] = {}
-        self._granted: dict[int, Task] = {}
+        self._wanting: dict[int, TrackedTask] = {}
+        self._granted: dict[int, TrackedTask] = {}
 
     # -- the engine's commands ---------------------------------------------------------------------
     def begin(
@@ -119,7 +128,7 @@ class ServerProtocol:
         round: int,
         phase: int,
         purpose: m.Purpose,
-        jobs: Sequence[Job],
+        specs: Sequence[TaskSpec],
         rules: Rules,
         now: float,
     ) -> list[Instruction]:
@@ -129,11 +138,11 @@ class ServerProtocol:
         self.strikes.clear()
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
         self.tasks, self._leaving, self._done = {}, [], 0
-        self._add(sorted(jobs, key=lambda job: (-job.cost, job.client)))
+        self._add(sorted(specs, key=lambda spec: (-spec.cost, spec.client)))
         self._expire()
         return self._instructions()
 
-    def add(self, round: int, jobs: Sequence[Job], now: float) -> list[Instruction]:
+    def add(self, round: int, specs: Sequence[TaskSpec], now: float) -> list[Instruction]:
         """Adds tasks to those under way, each its client's only one and of the round that it names.
         round: the newest.
         """
@@ -141,7 +150,7 @@ class ServerProtocol:
         if round > self.round:
             self.strikes.clear()
         self.round = round
-        self._add(jobs)
+        self._add(specs)
         return self._instructions()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
@@ -201,7 +210,7 @@ class ServerProtocol:
         return self._instructions()
 
     # -- what is known -----------------------------------------------------------------------------
-    def open(self) -> list[Task]:
+    def open(self) -> list[TrackedTask]:
         return [t for t in self.tasks.values() if t.status not in ENDED]
 
     def arrived(self) -> list[int]:
@@ -220,8 +229,8 @@ class ServerProtocol:
     def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Returns a row for each open task. offset: from the server's clock to that of `since`."""
         rows: list[dict[str, object]] = []
-        for t in sorted(self.open(), key=lambda t: t.job.client):
-            client, left = t.job.client, self.rules.deadline
+        for t in sorted(self.open(), key=lambda t: t.spec.client):
+            client, left = t.spec.client, self.rules.deadline
             doing = (t.status.value, 0, 0)
             worker = self.roster.workers.get(t.worker)
             if worker is not None:
@@ -280,12 +289,12 @@ class ServerProtocol:
         """Whether so many seconds have passed since; None: never."""
         return patience is not None and self.now - since >= patience
 
-    def _current(self, key: Key) -> Task | None:
+    def _current(self, key: Key) -> TrackedTask | None:
         """The task of that key; None for a late one, or one of another phase."""
         t = self.tasks.get(key.client)
         return t if t is not None and t.key == key else None
 
-    def _held(self, worker: Worker) -> list[Task]:
+    def _held(self, worker: ClientProcess) -> list[TrackedTask]:
         """What a worker was handed and has not answered in full, by client."""
         return [self.tasks[client] for client in sorted(worker.held)]
 
@@ -410,7 +419,7 @@ class ServerProtocol:
         )
         unwanted = set(join.holding)
         for t in self._held(worker):
-            if t.job.client not in ids:
+            if t.spec.client not in ids:
                 self._take_back(t, TaskEvent.LOST, "lost")
             elif t.key not in unwanted:
                 self._take_back(t, TaskEvent.LOST, "lost", same_attempt=True)
@@ -423,7 +432,7 @@ class ServerProtocol:
         return ""
 
     def _check_join(
-        self, join: m.Join, ids: frozenset[int], user: str | None, old: Worker | None
+        self, join: m.Join, ids: frozenset[int], user: str | None, old: ClientProcess | None
     ) -> None:
         """Raises RemoteProtocolError for a worker that this server cannot let in. old: a worker of
         that name.
@@ -477,7 +486,7 @@ class ServerProtocol:
             reason += f", once client(s) {as_text(missing)} ask to join too"
         self._send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
 
-    def _ready(self, worker: Worker, ready: m.Ready) -> str:
+    def _ready(self, worker: ClientProcess, ready: m.Ready) -> str:
         """Data and model are in place there. Returns "doubled" if they were already, else ""."""
         if self._layout and ready.layout != self._layout:
             raise _Final(
@@ -501,30 +510,32 @@ class ServerProtocol:
         self._assign()
         return ""
 
-    def _away(self, worker: Worker, event: WorkerEvent, why: str, patience: float | None) -> None:
+    def _away(
+        self, worker: ClientProcess, event: WorkerEvent, why: str, patience: float | None
+    ) -> None:
         """The worker is not there any more. patience: how long its clients may take to come back
         before they count as lost.
         """
         self.roster.away(worker, event, why, patience, self.now)
         self._note("away", **worker.named(), why=why)
 
-    def _restart_uploads(self, worker: Worker) -> None:
+    def _restart_uploads(self, worker: ClientProcess) -> None:
         """Its connection is closed: when it is back, its replies are announced again."""
         for t in self._held(worker):
             if t.status is TaskState.ARRIVING:
                 self._out.append(Spend(t.up_conn, "up", t.key, "cut short"))
                 t.change(TaskEvent.RESTARTED)
 
-    def _replace(self, gone: Worker, ids: Collection[int]) -> None:
+    def _replace(self, gone: ClientProcess, ids: Collection[int]) -> None:
         """Other workers are ready for these clients of a worker that is away, and get its tasks."""
         gone.replaced |= gone.ids.intersection(ids)
         self._lose(gone, gone.replaced)
 
-    def _lose(self, worker: Worker, clients: Collection[int]) -> None:
+    def _lose(self, worker: ClientProcess, clients: Collection[int]) -> None:
         """The tasks of these clients are lost with their worker. Only a running one may be the
         reason. Those behind it start to run as it is taken back, so this is asked beforehand.
         """
-        lost = [(t, t.running) for t in self._held(worker) if t.job.client in clients]
+        lost = [(t, t.running) for t in self._held(worker) if t.spec.client in clients]
         for t, running in lost:
             self._call_off(t)
             self._take_back(t, TaskEvent.LOST, "lost", died=running)
@@ -576,7 +587,7 @@ class ServerProtocol:
         assert isinstance(message, m.Failed)
         return self._failed(worker, message)
 
-    def _beat(self, worker: Worker, beat: m.Message) -> None:
+    def _beat(self, worker: ClientProcess, beat: m.Message) -> None:
         if isinstance(beat, m.Slots):
             worker.slots = min(beat.slots, SLOTS)
             self._next(worker)
@@ -590,7 +601,9 @@ class ServerProtocol:
                 self.tasks[beat.client].heard = self.now
             worker.doing[beat.client] = beat.phase, beat.step, beat.steps
 
-    def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: Content | None) -> str:
+    def _reply(
+        self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Content | None
+    ) -> str:
         """A reply, whole or announced."""
         key = reply.key
         t = self._current(msgspec.structs.replace(key, purpose=self.purpose))
@@ -606,8 +619,8 @@ class ServerProtocol:
                 self._send(conn, m.Cancel(key=key))
             return state
         cut: int | None = None  # bytes of it that cross before its planned cut
-        for fault in t.job.faults:
-            if fault.kind == t.job.lost == "drop_during_upload":
+        for fault in t.spec.faults:
+            if fault.kind == t.spec.lost == "drop_during_upload":
                 cut = before_cut(reply.size, fault.amount)
         if body is None:
             agrees = not 0 < reply.size <= self.part
@@ -616,7 +629,7 @@ class ServerProtocol:
         agrees = agrees and sum([f.size for f in reply.form]) == reply.size
         # Evaluated within the training task: small, beside the reply, gates nothing.
         if key != t.key:
-            if key.purpose != "evaluate" or not t.job.judge or not agrees or body is None:
+            if key.purpose != "evaluate" or not t.spec.judge or not agrees or body is None:
                 raise RemoteProtocolError(
                     f"an evaluation of client {key.client} that was not asked for"
                 )
@@ -637,7 +650,7 @@ class ServerProtocol:
         t.change(TaskEvent.ANNOUNCED)
         t.run(self.now)  # though one before it was dropped without a word, and seems to
         t.reply, t.up_conn, t.heard = reply, conn, self.now
-        leaves = t.job.leaves
+        leaves = t.spec.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
         self._next(worker, key.client)
@@ -673,9 +686,9 @@ class ServerProtocol:
         self._grant()
         return ""
 
-    def _whole(self, t: Task, worker: Worker, reply: m.Reply) -> None:
+    def _whole(self, t: TrackedTask, worker: ClientProcess, reply: m.Reply) -> None:
         t.change(TaskEvent.WHOLE)
-        worker.held.discard(t.job.client)
+        worker.held.discard(t.spec.client)
         taken_s = self.now - t.since
         self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn))
 
@@ -710,7 +723,7 @@ class ServerProtocol:
             self._send(conn, m.Part(key=pull.key, index=index), data)
         return "" if parts is not None else "doubled"
 
-    def _failed(self, worker: Worker, failed: m.Failed) -> str:
+    def _failed(self, worker: ClientProcess, failed: m.Failed) -> str:
         """The worker could not do its task."""
         key, t = failed.key, self._current(failed.key)
         self._note(
@@ -723,21 +736,21 @@ class ServerProtocol:
         )
         if t is None or t.worker != worker.name or t.status not in WITH_WORKER:
             return "late"
-        if failed.base and t.job.with_base is not None:
+        if failed.base and t.spec.with_base is not None:
             self._take_back(t, TaskEvent.LACKED, "given out again")
-            t.job = t.job.with_base()
+            t.spec = t.spec.with_base()
         elif failed.lacks:
             # It lacks what the task starts from: another worker may have it. If there is none, the
             # client is dropped: as lost if it lacks a state of this round only.
             hosts = self.roster.hosting.get(key.client, {})
             t.refused_by.add(worker.name)
-            if t.job.bound:
+            if t.spec.bound:
                 others = any(name not in t.refused_by for name in hosts)
                 reason = f"lost: {failed.reason}"
             else:
                 worker.lacks.add(key.client)
                 others = any(key.client not in x.lacks for x in hosts.values())
-                state_lost = t.job.start and not failed.base
+                state_lost = t.spec.start and not failed.base
                 reason = f"{STATE_LOST if state_lost else 'failed: '}{failed.reason}"
             if others:
                 self._take_back(t, TaskEvent.LACKED, "its state is elsewhere")
@@ -750,28 +763,28 @@ class ServerProtocol:
         return ""
 
     # -- handing out -------------------------------------------------------------------------------
-    def _add(self, jobs: Iterable[Job]) -> None:
+    def _add(self, specs: Iterable[TaskSpec]) -> None:
         """These are to be handed out in this order, after those that wait already; one that is
         handed out again keeps its place. If a client had a task of the same round, the new one is
         its next attempt.
         """
-        for job in jobs:
-            round, attempt = job.round or self.round, 0
-            last = self.tasks.get(job.client)
+        for spec in specs:
+            round, attempt = spec.round or self.round, 0
+            last = self.tasks.get(spec.client)
             if last is not None:
                 if last.key.round == round:
                     attempt = last.key.attempt + 1
                 self._done -= last.status is TaskState.DONE
-            key = Key(round, self.phase, attempt, job.client, self.purpose)
+            key = Key(round, self.phase, attempt, spec.client, self.purpose)
             self._places += 1
-            t = Task(job, key, self._places, since=self.now)
-            self.tasks[job.client] = self._waiting[job.client] = t
-            if job.leaves is not None:
+            t = TrackedTask(spec, key, self._places, since=self.now)
+            self.tasks[spec.client] = self._waiting[spec.client] = t
+            if spec.leaves is not None:
                 self._leaving.append(t)
         self._queues.clear()
         self._assign()
 
-    def _assign(self, only: Worker | None = None) -> None:
+    def _assign(self, only: ClientProcess | None = None) -> None:
         """Hands waiting tasks to free workers, in their order. only: the one worker that has more
         room now; this costs no look at the other tasks.
         """
@@ -785,7 +798,7 @@ class ServerProtocol:
             clients = waiting if only is None else [c for c in only.ids if c in waiting]
             tasks = sorted([waiting[c] for c in clients], key=lambda t: t.place)
             queue = self._queues[name] = deque(tasks)
-        passed: list[Task] = []
+        passed: list[TrackedTask] = []
         while queue and roster.free_slots and (only is None or only.free):
             t = queue.popleft()
             if t.status is not TaskState.WAITING:
@@ -795,28 +808,28 @@ class ServerProtocol:
             if worker is None:
                 passed.append(t)
             else:
-                del waiting[t.job.client]
+                del waiting[t.spec.client]
                 self._hand(t, worker)
         queue.extendleft(reversed(passed))
 
-    def _worker_for(self, t: Task, ahead: bool) -> Worker | None:
+    def _worker_for(self, t: TrackedTask, ahead: bool) -> ClientProcess | None:
         """Who gets a task, of those that host its client: not one that failed at it, nor one that
         lacks the state that it starts from, if there are others; among equally free ones the one
         that has the client's data in memory. A bound task goes to the worker of its client's last
         task, while that worker can do it. ahead: also a worker that has no slot free for it.
         """
-        client = t.job.client
+        client = t.spec.client
         hosts = list(self.roster.hosting.get(client, {}).values())
         last = self.roster.workers.get(self._last.get(client, ""))
         if (
-            t.job.bound
+            t.spec.bound
             and last is not None
             and last.name not in t.refused_by
             and client in last.ids - last.replaced
         ):
             hosts = [x for x in hosts if x is last]
         elif len(hosts) > 1:
-            if t.job.start:
+            if t.spec.start:
                 hosts = [x for x in hosts if client not in x.lacks] or hosts
             hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
         more = 1 if ahead else 0
@@ -825,15 +838,15 @@ class ServerProtocol:
             room, key=lambda x: (len(x.queue) / x.slots, x is not last, x.name), default=None
         )
 
-    def _hand(self, t: Task, worker: Worker) -> None:
+    def _hand(self, t: TrackedTask, worker: ClientProcess) -> None:
         assert worker.conn is not None
-        job, client = t.job, t.job.client
+        spec, client = t.spec, t.spec.client
         t.change(TaskEvent.ASSIGNED)
         t.worker, t.conn = worker.name, worker.conn
         until = None  # bytes of the task that cross before its client goes away
-        if job.leaves is not None and job.leaves.down is not None:
-            until = job.leaves.down * self.part
-        t.down = Sending(job.body, self.part, until=until)
+        if spec.leaves is not None and spec.leaves.down is not None:
+            until = spec.leaves.down * self.part
+        t.down = Sending(spec.body, self.part, until=until)
         worker.queue.append(client)
         worker.held.add(client)
         worker.did = "was asked for", client, t.key.round
@@ -841,7 +854,7 @@ class ServerProtocol:
         self._last[client] = worker.name
         t.running = len(worker.queue) <= worker.slots
         t.since = t.heard = self.now
-        faults = [] if t.faults_sent else list(job.faults)
+        faults = [] if t.faults_sent else list(spec.faults)
         t.faults_sent = True
         for f in faults:
             self._note(
@@ -853,11 +866,11 @@ class ServerProtocol:
                 worker=worker.name,
             )
         task = message_of(
-            job, t.key, keep=job.keep, deadline=self.rules.deadline, faults=[*faults, *job.pace]
+            spec, t.key, keep=spec.keep, deadline=self.rules.deadline, faults=[*faults, *spec.pace]
         )
-        self._send(worker.conn, task, t.down.beside() if job.body.size <= self.part else None)
+        self._send(worker.conn, task, t.down.beside() if spec.body.size <= self.part else None)
 
-    def _next(self, worker: Worker, done: int | None = None) -> None:
+    def _next(self, worker: ClientProcess, done: int | None = None) -> None:
         """The first tasks of the worker's queue run, as many as it has slots, and their deadlines.
         done: a client whose task takes no slot any more.
         """
@@ -870,7 +883,9 @@ class ServerProtocol:
             self.tasks[client].run(self.now)
 
     # -- taking back -------------------------------------------------------------------------------
-    def _refuse_task(self, t: Task, reason: str, again: bool = True, what: str = "refused") -> None:
+    def _refuse_task(
+        self, t: TrackedTask, reason: str, again: bool = True, what: str = "refused"
+    ) -> None:
         """Records a useless reply as wasted. The task is handed out again, a few times at most."""
         if t.up_conn:
             self._out.append(Spend(t.up_conn, "up", t.key, what))
@@ -892,7 +907,7 @@ class ServerProtocol:
 
     def _take_back(
         self,
-        t: Task,
+        t: TrackedTask,
         event: TaskEvent,
         reason: str,
         same_attempt: bool = False,
@@ -902,8 +917,8 @@ class ServerProtocol:
         died: its worker was lost while running it, perhaps because of it.
         """
         t.deaths += died
-        if t.job.lost:
-            self._drop(t, event, f"lost: {t.job.lost}")
+        if t.spec.lost:
+            self._drop(t, event, f"lost: {t.spec.lost}")
         elif t.deaths >= DEATHS:
             self._drop(t, event, f"failed: its worker was lost {DEATHS} times at this task")
         else:
@@ -911,29 +926,29 @@ class ServerProtocol:
             t.change(event, TaskState.WAITING)
             if not same_attempt:
                 t.key = msgspec.structs.replace(t.key, attempt=t.key.attempt + 1)
-            self._waiting[t.job.client] = t
+            self._waiting[t.spec.client] = t
             self._queues.clear()
 
     def _cancel(self, reason: str) -> None:
         for t in self.open():
             self._drop(t, TaskEvent.CANCELLED, reason)
 
-    def _drop(self, t: Task, event: TaskEvent, reason: str) -> None:
+    def _drop(self, t: TrackedTask, event: TaskEvent, reason: str) -> None:
         """The client does not take part in this phase any more."""
         if t.status in WITH_WORKER:
             self._call_off(t)
         self._let_go(t, reason)
-        self._waiting.pop(t.job.client, None)
+        self._waiting.pop(t.spec.client, None)
         t.change(event, TaskState.DROPPED)
         self._out.append(Resolved(t.key, reason))
 
-    def _call_off(self, t: Task) -> None:
+    def _call_off(self, t: TrackedTask) -> None:
         """Tells the worker of a task to stop with it."""
         worker = self.roster.workers.get(t.worker)
         if worker is not None and worker.conn is not None:
             self._send(worker.conn, m.Cancel(key=t.key))
 
-    def _let_go(self, t: Task, reason: str) -> None:
+    def _let_go(self, t: TrackedTask, reason: str) -> None:
         """Records what crossed as wasted, and frees the worker's slot."""
         if t.conn:
             self._out.append(Spend(t.conn, "down", t.key, reason))
@@ -941,14 +956,14 @@ class ServerProtocol:
             self._out.append(Spend(t.up_conn, "up", t.key, reason))
         worker = self.roster.workers.get(t.worker)
         if worker is not None:
-            worker.held.discard(t.job.client)
-            self._next(worker, t.job.client)
+            worker.held.discard(t.spec.client)
+            self._next(worker, t.spec.client)
 
     # -- how long the server waits -----------------------------------------------------------------
     def _depart(self) -> None:
         """Drops the tasks of clients that went away."""
         for t in self._leaving:
-            leaves = t.job.leaves
+            leaves = t.spec.leaves
             if leaves is None or t.status in (TaskState.ARRIVED, *ENDED):
                 continue
             if leaves.at is not None:
@@ -969,10 +984,10 @@ class ServerProtocol:
             if t.status in WITH_WORKER and t.running:
                 if self._too_long(t.since, self.rules.deadline):
                     self._drop(t, TaskEvent.DEADLINE, "deadline")
-                elif t.job.lost and self._too_long(t.heard, self.rules.closed):
+                elif t.spec.lost and self._too_long(t.heard, self.rules.closed):
                     # A planned fault: the worker goes on with its other clients.
-                    self._drop(t, TaskEvent.SILENCED, f"lost: {t.job.lost}")
-            elif t.status is TaskState.WAITING and t.job.client not in self.roster.hosting:
-                until, why = self.roster.missed(t.job.client, t.since, self.rules.join)
+                    self._drop(t, TaskEvent.SILENCED, f"lost: {t.spec.lost}")
+            elif t.status is TaskState.WAITING and t.spec.client not in self.roster.hosting:
+                until, why = self.roster.missed(t.spec.client, t.since, self.rules.join)
                 if until is not None and self.now >= until:
                     self._drop(t, TaskEvent.ABSENT, why)

@@ -33,8 +33,8 @@ class Leaves:
     up: int = 0
 
 
-class Job(msgspec.Struct):
-    """A task for one client. Nobody changes it once it is handed to the protocol.
+class TaskSpec(msgspec.Struct):
+    """What one client is asked to do. Nobody changes it once it is handed to the protocol.
 
     cost: SGD steps; the longest task goes out first. start: the version of the client's state that
     it starts from; state: its SHA-256. keep: the version that the last checkpoint names. enrol: how
@@ -63,7 +63,7 @@ class Job(msgspec.Struct):
     leaves: Leaves | None = None
     pace: Sequence[Fault] = ()
     round: int = 0
-    with_base: Callable[[], Job] | None = None
+    with_base: Callable[[], TaskSpec] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class Rules:
     first: int | None = None
 
 
-class Task(msgspec.Struct, eq=False):
-    """A job and its progress."""
+class TrackedTask(msgspec.Struct, eq=False):
+    """A client's task, as the server keeps track of it: what is asked, and how far it is."""
 
-    job: Job
+    spec: TaskSpec
     key: Key  # of the present attempt
     place: int  # in the order in which tasks are handed out
     status: TaskState = TaskState.WAITING
@@ -124,7 +124,7 @@ class Task(msgspec.Struct, eq=False):
 
 
 def message_of(
-    job: Job,
+    spec: TaskSpec,
     key: m.Key,
     *,
     run: str = "",
@@ -138,14 +138,14 @@ def message_of(
         run=run,
         inc=inc,
         key=key,
-        form=list(job.form),
-        size=job.body.size,
-        check=job.check,
-        start=job.start,
-        state=job.state,
+        form=list(spec.form),
+        size=spec.body.size,
+        check=spec.check,
+        start=spec.start,
+        state=spec.state,
         keep=keep,
-        enrol=job.enrol,
-        judge=job.judge,
+        enrol=spec.enrol,
+        judge=spec.judge,
         deadline_s=deadline,
         faults=list(faults),
     )

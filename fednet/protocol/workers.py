@@ -24,9 +24,10 @@ REFUSED = "refused: "  # before the reason for which a client's process was not 
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
-    """A client process. held: clients whose tasks it was handed and has not answered in full;
-    queue: those of them that take a slot, in order; the first `slots` are running.
+class ClientProcess:
+    """A worker, as the server knows it. held: clients whose tasks it was handed and has not
+    answered in full; queue: those of them that take a slot, in order; the first `slots` are
+    running.
     """
 
     name: str
@@ -86,33 +87,33 @@ class Roster:
     limit = 10_000
 
     def __init__(self, now: float) -> None:
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, ClientProcess] = {}
         self._started = now
-        self.by_conn: dict[bytes, Worker] = {}  # who has joined over a connection
+        self.by_conn: dict[bytes, ClientProcess] = {}  # who has joined over a connection
         self.joined: set[bytes] = set()  # connections that have used up their join
         # id -> when it counts as lost, since its last worker went
         self._lost_at: dict[int, float] = {}
         self._known: set[int] = set()  # ids that were ready once
         # By id: why it went when it last did, and its worker as it was then; or why it was refused
         # before it first came.
-        self._absent: dict[int, tuple[str, Worker | None]] = {}
+        self._absent: dict[int, tuple[str, ClientProcess | None]] = {}
         self.free_slots = 0  # of all workers
         # By id: the workers, by name, that are ready and host it. No id without a worker.
-        self.hosting: dict[int, dict[str, Worker]] = {}
+        self.hosting: dict[int, dict[str, ClientProcess]] = {}
 
     # -- what is known -----------------------------------------------------------------------------
     def present(self) -> frozenset[int]:
         """Ids hosted by a worker that is ready."""
         return frozenset(self.hosting)
 
-    def recount(self, worker: Worker) -> None:
+    def recount(self, worker: ClientProcess) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= worker.free
         room = worker.state is WorkerState.READY and len(worker.queue) <= worker.slots
         worker.free = worker.slots if room else 0
         self.free_slots += worker.free
 
-    def _changes(self, worker: Worker) -> None:
+    def _changes(self, worker: ClientProcess) -> None:
         """The worker came, went, or hosts other clients."""
         ids = worker.ids if worker.ready else frozenset()
         for i in worker.listed - ids:
@@ -152,13 +153,13 @@ class Roster:
         connected = [x for x in self.workers.values() if x.here]
         hosted = self.present().union(*[x.ids for x in connected if not x.ready])
         never = ("has not connected", None)
-        absent: dict[tuple[str, Worker | None], list[int]] = {}
+        absent: dict[tuple[str, ClientProcess | None], list[int]] = {}
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
                 absent.setdefault(self._absent.get(client, never), []).append(client)
         rows: list[dict[str, object]] = []
 
-        def show(ids: Sequence[int], why: str, x: Worker | None, connected: bool) -> None:
+        def show(ids: Sequence[int], why: str, x: ClientProcess | None, connected: bool) -> None:
             did = None if x is None else x.did
             rows.append(
                 {
@@ -183,11 +184,11 @@ class Roster:
     # -- coming ------------------------------------------------------------------------------------
     def enter(
         self, conn: bytes, join: m.Join, ids: frozenset[int], user: str | None, now: float
-    ) -> Worker:
+    ) -> ClientProcess:
         """Lets a worker in: for the first time, or back over another connection."""
         worker = self.workers.get(join.worker)
         if worker is None:
-            worker = Worker(join.worker, secrets.token_hex(8), ids, conn, now)
+            worker = ClientProcess(join.worker, secrets.token_hex(8), ids, conn, now)
         worker.change(WorkerEvent.JOINED)
         worker.prepared = False
         worker.conn = conn
@@ -208,7 +209,7 @@ class Roster:
         self._changes(worker)
         return worker
 
-    def came(self, worker: Worker, event: WorkerEvent, to: WorkerState) -> None:
+    def came(self, worker: ClientProcess, event: WorkerEvent, to: WorkerState) -> None:
         """It is ready, or was silent and is heard again."""
         worker.change(event, to)
         worker.gone_at = None
@@ -219,14 +220,19 @@ class Roster:
         self._changes(worker)
 
     # -- going -------------------------------------------------------------------------------------
-    def disconnect(self, worker: Worker) -> None:
+    def disconnect(self, worker: ClientProcess) -> None:
         """Its connection leads to it no more, and may not be joined over again."""
         if worker.conn is not None:
             del self.by_conn[worker.conn]
             worker.conn = None
 
     def away(
-        self, worker: Worker, event: WorkerEvent, why: str, patience: float | None, now: float
+        self,
+        worker: ClientProcess,
+        event: WorkerEvent,
+        why: str,
+        patience: float | None,
+        now: float,
     ) -> None:
         """It is not there any more. patience: how long its ids may take to come back before they
         count as lost.
@@ -240,7 +246,7 @@ class Roster:
         for i in worker.ids:
             self._lost_at[i] = float("inf") if patience is None else now + patience
 
-    def leave_out(self, worker: Worker, client: int, why: str, now: float) -> None:
+    def leave_out(self, worker: ClientProcess, client: int, why: str, now: float) -> None:
         """The worker no longer hosts this client, since its key may not speak for it. why: such as
         "key expired".
         """
@@ -257,7 +263,7 @@ class Roster:
             if known is None or known[0].startswith(REFUSED):
                 self._absent[i] = f"{REFUSED}{reason}", None
 
-    def forget(self, worker: Worker) -> None:
+    def forget(self, worker: ClientProcess) -> None:
         worker.change(WorkerEvent.FORGOTTEN)
         del self.workers[worker.name]
         self._changes(worker)
@@ -307,7 +313,9 @@ class Sites:
                 names, named_by = said.names, f"client {said.client}"
         return ""
 
-    def take(self, worker: Worker, facts: Sequence[m.SiteFacts]) -> list[tuple[str, JsonDict]]:
+    def take(
+        self, worker: ClientProcess, facts: Sequence[m.SiteFacts]
+    ) -> list[tuple[str, JsonDict]]:
         """Returns what is new, as events with their fields. Raises RemoteProtocolError for clients
         of another worker.
         """

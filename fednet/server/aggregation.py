@@ -34,8 +34,8 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
 from fednet.robust import stack
-from fednet.server.exchange import Exchange, leave_out
-from fednet.server.inbox import Reply
+from fednet.server.exchange import OpenExchange, leave_out
+from fednet.server.inbox import ReceivedReply
 from fednet.wire.payload import Payload, run_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Aggregation:
     server's state at the beginning of the round; `server` is the one at that of this exchange.
     """
 
-    def __init__(self, session: Session, exchange: Exchange, before: State) -> None:
+    def __init__(self, session: Session, exchange: OpenExchange, before: State) -> None:
         self.session, self.exchange, self.server = session, exchange, exchange.before.server
         self.config, self.method, self.host = session.config, session.method, session.host
         self.experiment = session.experiment
@@ -65,7 +65,7 @@ class Aggregation:
         self._bounds_shares = (
             by_samples and not self.method.in_memory and not stack.equal_weights(self.config)
         )
-        self._replies: dict[int, Reply] = {}  # of those who are not left out
+        self._replies: dict[int, ReceivedReply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         # Of all whose reply could be read. Norms by field, as its tensors were sent: of `Weights`
         # the model's norm, not the update's (which `privacy.updates` gives).
@@ -88,7 +88,7 @@ class Aggregation:
                 found[client] = dataclasses.replace(run, n=n)
         return found
 
-    def add(self, client: int, reply: Reply) -> None:
+    def add(self, client: int, reply: ReceivedReply) -> None:
         """Takes the next reply, in ascending order of the clients."""
         self._replies[client] = reply
         try:

@@ -30,13 +30,13 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Replay
-from fednet.protocol.tasks import LEFT, STATE_LOST, Job
+from fednet.protocol.tasks import LEFT, STATE_LOST, TaskSpec
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import (
     POLL_S,
     Asked,
-    Exchange,
+    OpenExchange,
     OpenRound,
     ask,
     begins_again,
@@ -183,7 +183,7 @@ class Updates:
         self.session, self.progress, self.carried = rounds.session, rounds.progress, rounds.carried
         self.clock, self.replay = rounds.clock, rounds.faults.replay
         self.tasks: dict[int, Asked] = {}
-        self.opened: Exchange
+        self.opened: OpenExchange
         self.given: list[int] = []
         self.dropped: dict[int, str] = {}
         self.restarted: list[int] = []
@@ -256,7 +256,7 @@ class Updates:
 
     def _take_up(self) -> None:
         """What an earlier server had under way goes on."""
-        session, progress, jobs = self.session, self.progress, []
+        session, progress, specs = self.session, self.progress, []
         experiment = session.experiment
         for client, saved in sorted(progress.under_way.items()):
             exchange = prepared(session, saved.round, 0, (), self.carried, saved.at)
@@ -273,7 +273,7 @@ class Updates:
                 experiment.agreed,
                 fill=experiment.agreed,
             )
-            job = Job(
+            spec = TaskSpec(
                 client,
                 form,
                 Body([data]),
@@ -284,43 +284,43 @@ class Updates:
                 enrol=down.enrol,
                 round=saved.round,
             )
-            task = exchange.asked[client] = Asked(job, saved.at)
+            task = exchange.asked[client] = Asked(spec, saved.at)
             complete_task(session, exchange, task, seen)
             task.bytes, task.enrolled = saved.bytes, saved.enrolled
             self.schedule.training[client] = saved.round
             self._under_way(client, task)
             if not task.over:
-                jobs.append(job)
-        self.io.begin((self.schedule.round, 0, "train"), jobs, waiting(session))
+                specs.append(spec)
+        self.io.begin((self.schedule.round, 0, "train"), specs, waiting(session))
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""
         rounds, before = self.rounds, self.rounds.sent_down
         self.progress.under_way, rounds.sent_down = {}, {}
         for client in sorted(self.schedule.training):
-            task, job = self.tasks[client], self.tasks[client].job
+            task, spec = self.tasks[client], self.tasks[client].spec
             self.progress.under_way[client] = UnderWay(
-                round=task.job.round,
+                round=task.spec.round,
                 at=task.at,
-                start=job.start,
-                sent=job.check.hex(),
+                start=spec.start,
+                sent=spec.check.hex(),
                 bytes=task.bytes,
                 enrolled=task.enrolled,
             )
-            name = f"sent-{job.check.hex()}"
+            name = f"sent-{spec.check.hex()}"
             if name in before:
                 rounds.sent_down[name] = before[name]
             elif name not in rounds.sent_down:
-                form = msgspec.json.encode(list(job.form)).decode()
-                body = torch.frombuffer(bytearray(job.body.whole()), dtype=torch.uint8)
-                down = SentDown(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
+                form = msgspec.json.encode(list(spec.form)).decode()
+                body = torch.frombuffer(bytearray(spec.body.whole()), dtype=torch.uint8)
+                down = SentDown(form=form, enrol=spec.enrol, body=body)  # type: ignore[call-arg]
                 rounds.sent_down[name] = down
 
     # -- tasks -------------------------------------------------------------------------------------
     def _step(self, at: float, client: int | None = None, lost: bool = False) -> None:
         """Hands out what the schedule gives after an event, see `Schedule.step`."""
         given, self.due = self.schedule.step(at, client, lost)
-        jobs = []
+        specs = []
         self.opened.before = self.carried  # which a lost state may have changed
         for whom in given:
             self.opened.at, self.opened.opened = at, time.monotonic()
@@ -328,22 +328,22 @@ class Updates:
             self._under_way(whom, task)
             self.given.append(whom)
             if not task.over:
-                jobs.append(task.job)
+                specs.append(task.spec)
         if given:
             training = sorted(self.schedule.training)
             self.rounds.display.round_started(self.schedule.round, self.config.rounds, training)
-        if jobs:
-            self.io.add(self.schedule.round, jobs)
+        if specs:
+            self.io.add(self.schedule.round, specs)
 
     def _under_way(self, client: int, task: Asked) -> None:
         self.tasks[client] = task
-        if self.replay is not None and (client, task.job.round) not in self._counted:
+        if self.replay is not None and (client, task.spec.round) not in self._counted:
             task.reason = "not counted"  # the record says when it ended
             return
         if task.over:
             self._ended.append(client)
         if self.replay is None and self.clock is not None:
-            lost = task.reason or task.job.lost
+            lost = task.reason or task.spec.lost
             self._order.given(client, self._end(self.clock, client, 0, lost)[0])
 
     def _wait(self) -> None:
@@ -356,7 +356,7 @@ class Updates:
             task = self.tasks[client]
             self.dropped[client] = reason
             task.reason = reason
-            round, before, residuals = task.job.round, self.carried, self.opened.residuals
+            round, before, residuals = task.spec.round, self.carried, self.opened.residuals
             if begins_again(self.session, round, client, reason, residuals):
                 # Its next task starts from an initial state.
                 versions = {c: v for c, v in before.versions.items() if c != client}
@@ -421,8 +421,8 @@ class Updates:
         self._here.remove(client)
         if task.reason:
             raise CannotGoOn(
-                f"faults.replay: client {client} completed its task of round {task.job.round}, and "
-                f"here did not: {task.reason}"
+                f"faults.replay: client {client} completed its task of round {task.spec.round}, "
+                f"and here did not: {task.reason}"
             )
         return self._now(), client, ""
 
@@ -438,7 +438,7 @@ class Updates:
             return None
         key = outcome.key
         task = self.tasks.get(key.client)
-        if key.purpose != "train" or task is None or task.job.round != key.round or task.over:
+        if key.purpose != "train" or task is None or task.spec.round != key.round or task.over:
             self.io.unused(outcome)  # of a task that has ended already
             return None
         task.reply, task.evaluation = outcome.reply, outcome.evaluation
@@ -452,8 +452,8 @@ class Updates:
         task, deadline = self.tasks[client], self.config.round.deadline
         if lost and lost != LEFT:
             return task.at + clock.patience, lost
-        slow, delay = self.rounds.faults.time(task.job.round, 0, client)
-        took = clock.seconds(client, task.job.cost, task.bytes, up, slow, delay, at=task.at)
+        slow, delay = self.rounds.faults.time(task.spec.round, 0, client)
+        took = clock.seconds(client, task.spec.cost, task.bytes, up, slow, delay, at=task.at)
         latest = math.inf if deadline is None else task.at + deadline
         end = math.inf if lost else task.at + sum(took.values())
         leaves = task.at + task.leaves_s
@@ -467,7 +467,7 @@ class Updates:
         rounds, came, at = self.rounds, self.schedule.came, self.schedule.at
         number, cohort = self.schedule.round, tuple(sorted(came))
         residuals, at_opened = self.opened.residuals, self.opened.at
-        exchange = Exchange(
+        exchange = OpenExchange(
             number, 0, "train", cohort, self.carried, residuals, self._since, at_opened
         )
         for client in cohort:

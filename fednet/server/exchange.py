@@ -38,9 +38,9 @@ from fednet.experiment.evaluations import (
 from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.plain import JsonDict
-from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Leaves, Rules
+from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec
 from fednet.records.rows import TIMES
-from fednet.server.inbox import Reply
+from fednet.server.inbox import ReceivedReply
 from fednet.server.io import LEFT_OUT
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
@@ -83,15 +83,15 @@ class Asked:
     was spent on.
     """
 
-    job: Job
+    spec: TaskSpec
     at: float = 0.0
     bytes: int = 0
     leaves_s: float = math.inf
     enrolled: bool = False
     staleness: int | None = None
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
-    reply: Reply | None = None
-    evaluation: Reply | None = None
+    reply: ReceivedReply | None = None
+    evaluation: ReceivedReply | None = None
     reason: str = ""
     times: dict[str, float] = field(default_factory=dict)
 
@@ -101,11 +101,11 @@ class Asked:
 
 
 @dataclass
-class Exchange:
+class OpenExchange:
     """cohort: in ascending order. before: what it starts from. asked: by client, in the order of
     the cohort once all are asked. residuals: what compressed broadcasts have left out, and what
     compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
-    that earlier servers received, by client and purpose. encoding: seconds. judge: see `Job`.
+    that earlier servers received, by client and purpose. encoding: seconds. judge: see `TaskSpec`.
     restarted: clients that had lost their state, and were asked again from an initial one.
     """
 
@@ -118,16 +118,16 @@ class Exchange:
     opened: float
     at: float = 0.0
     asked: dict[int, Asked] = field(default_factory=dict)
-    found: dict[tuple[int, str], Reply] = field(default_factory=dict)
+    found: dict[tuple[int, str], ReceivedReply] = field(default_factory=dict)
     encoding: float = 0.0
     judge: bool = False
     restarted: list[int] = field(default_factory=list)
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
-    based: dict[bytes, Job] = field(default_factory=dict)  # see `with_base`
+    based: dict[bytes, TaskSpec] = field(default_factory=dict)  # see `with_base`
 
     @property
-    def done(self) -> dict[int, Reply]:
+    def done(self) -> dict[int, ReceivedReply]:
         """The replies that count, by client."""
         return {c: a.reply for c, a in self.asked.items() if a.reply is not None and not a.reason}
 
@@ -167,8 +167,8 @@ class OpenRound:
     before: RunState
     after: RunState
     started: float
-    exchange: Exchange
-    main: Exchange
+    exchange: OpenExchange
+    main: OpenExchange
     record: records.Round
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     virtual: float = 0.0
@@ -183,7 +183,7 @@ class OpenRound:
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, first: Exchange) -> OpenRound:
+    def begun(cls, first: OpenExchange) -> OpenRound:
         """A round whose first exchange is open."""
         record = records.Round(round=first.round, selected=list(first.cohort))
         return cls(first.round, first.before, first.before, first.opened, first, first, record)
@@ -201,7 +201,7 @@ class OpenRound:
 # -- opening ---------------------------------------------------------------------------------------
 def open_exchange(
     session: Session, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
-) -> Exchange:
+) -> OpenExchange:
     """Encodes each client's task of an exchange and hands them to the protocol. at: the second of
     the run.
     """
@@ -212,22 +212,22 @@ def open_exchange(
         if client not in exchange.asked and purpose == "train":
             why = "clients joined, and this one is not in the round any more"
             session.io.record_bill(reply.bill, False, why)
-    rules, jobs = waiting(session), [a.job for a in exchange.asked.values() if not a.over]
+    rules, specs = waiting(session), [a.spec for a in exchange.asked.values() if not a.over]
     exchange.encoding = time.monotonic() - exchange.opened
     here = sum(1 for a in exchange.asked.values() if a.reply is not None)
     if rules.first is not None and here:  # what an earlier server received is among the first
         if here >= rules.first:
-            for job in jobs:
-                exchange.asked[job.client].reason = f"not among the first {rules.first}"
-            jobs = []
+            for spec in specs:
+                exchange.asked[spec.client].reason = f"not among the first {rules.first}"
+            specs = []
         rules = dataclasses.replace(rules, first=max(1, rules.first - here))
-    session.io.begin((round, index, "train"), jobs, rules)
+    session.io.begin((round, index, "train"), specs, rules)
     return exchange
 
 
 def prepared(
     session: Session, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
-) -> Exchange:
+) -> OpenExchange:
     """An exchange in which nobody is asked yet."""
     config, residuals = session.config, dict(before.residuals)
     session.host.begin(round, index, cohort)
@@ -235,7 +235,7 @@ def prepared(
         session.sent.clear()
     session.sent.remembered = residuals
     opened = time.monotonic()
-    exchange = Exchange(round, index, "train", tuple(cohort), before, residuals, opened, at)
+    exchange = OpenExchange(round, index, "train", tuple(cohort), before, residuals, opened, at)
     if config.evaluate.clients == "auto" and index == session.method.main_exchange:
         exchange.judge = evaluation_due(config, round)
     with session.io:
@@ -259,33 +259,33 @@ def waiting(session: Session) -> Rules:
 
 
 # -- a client's task -------------------------------------------------------------------------------
-def ask(session: Session, exchange: Exchange, client: int, again: bool = False) -> Asked:
+def ask(session: Session, exchange: OpenExchange, client: int, again: bool = False) -> Asked:
     """Asks a client: encodes its task, once for clients in a row that get the same. again: it has
     lost its state, and starts from its initial one.
     """
     exp, method, before = session.experiment, session.method, exchange.before
     round, index = exchange.round, exchange.index
-    job = Job(client, round=round)
+    spec = TaskSpec(client, round=round)
     if not again:
-        job.start, job.state = before.versions.get(client, ""), before.states.get(client, "")
-        job.keep = session.durable.get(client, "")
-    asked = exchange.asked[client] = Asked(job, exchange.at)
+        spec.start, spec.state = before.versions.get(client, ""), before.states.get(client, "")
+        spec.keep = session.durable.get(client, "")
+    asked = exchange.asked[client] = Asked(spec, exchange.at)
     if exchange.purpose == "evaluate":
         assert exchange.last is not None
-        _, encoded, job.check = exchange.last
-        job.form, job.body = encoded.form, encoded.body
-        job.cost, job.judge = task_cost(session, client, method.main_exchange), exchange.judge
-        if exp.base_comes and not job.start:
-            asked.job = with_base(exp, job, exchange.based)
+        _, encoded, spec.check = exchange.last
+        spec.form, spec.body = encoded.form, encoded.body
+        spec.cost, spec.judge = task_cost(session, client, method.main_exchange), exchange.judge
+        if exp.base_comes and not spec.start:
+            asked.spec = with_base(exp, spec, exchange.based)
         elif exp.base_comes:
-            job.with_base = functools.partial(with_base, exp, job, exchange.based)
+            spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
         return asked
 
     down, last = method.broadcast(before.server, index, client), exchange.last
     # Where bytes depend on what a client remembers, each has its own.
     same = last is not None and all(map(operator.is_, vars(last[0]).values(), vars(down).values()))
     if last is not None and same and not exp.down.shared:
-        _, encoded, job.check = last
+        _, encoded, spec.check = last
     else:
         encoded = exp.down.encode(
             down,
@@ -296,48 +296,48 @@ def ask(session: Session, exchange: Exchange, client: int, again: bool = False) 
             slot=f"{index}/",
             past=exchange.past(client, "down", round),
         )
-        job.check = encoded.body.check()
-        exchange.last = down, encoded, job.check
-    job.form, job.body = encoded.form, encoded.body
-    if not (job.start or index):
+        spec.check = encoded.body.check()
+        exchange.last = down, encoded, spec.check
+    spec.form, spec.body = encoded.form, encoded.body
+    if not (spec.start or index):
         enrolment = method.enroll(before.server, client, session.host)
         if enrolment is not None:
             asked.enrolled = True
             given = exp.down.encode(enrolment)
-            job.form, job.enrol = [*given.form, *encoded.form], len(given.form)
-            job.body = Body([*given.body.segments, *encoded.body.segments])
-            job.check = job.body.check()
+            spec.form, spec.enrol = [*given.form, *encoded.form], len(given.form)
+            spec.body = Body([*given.body.segments, *encoded.body.segments])
+            spec.check = spec.body.check()
         if exp.base_comes:
-            asked.job = with_base(exp, job, exchange.based)
+            asked.spec = with_base(exp, spec, exchange.based)
     complete_task(session, exchange, asked, encoded.seen)
     return asked
 
 
-def complete_task(session: Session, exchange: Exchange, asked: Asked, down: Payload) -> None:
+def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: Payload) -> None:
     """Adds to a task how long it takes, the faults planned for it and when its client leaves. Finds
     the reply that an earlier server received, and the reason for which a client is not asked. down:
     what the client is sent.
     """
-    exp, clock, faults, job = session.experiment, session.clock, session.faults, asked.job
-    client, round, index = job.client, exchange.round, exchange.index
+    exp, clock, faults, spec = session.experiment, session.clock, session.faults, asked.spec
+    client, round, index = spec.client, exchange.round, exchange.index
     if (weights := weights_of(down)) is not None:
         session.sent[client] = weights
-    job.cost, job.judge = task_cost(session, client, index), exchange.judge
-    job.bound = session.method.in_memory and index > 0
-    if exp.base_comes and (index or job.start):
-        job.with_base = functools.partial(with_base, exp, job, exchange.based)
+    spec.cost, spec.judge = task_cost(session, client, index), exchange.judge
+    spec.bound = session.method.in_memory and index > 0
+    if exp.base_comes and (index or spec.start):
+        spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
     if session.world.step_s is not None and clock is None:
         # The device waits for the rest of its time.
-        job.pace = [Fault("pace", session.world.step_s[client] * job.cost)]
+        spec.pace = [Fault("pace", session.world.step_s[client] * spec.cost)]
     reply = exchange.found.get((client, "train"))
-    if reply is not None and reply.record.task == (job.check, job.start):
+    if reply is not None and reply.record.task == (spec.check, spec.start):
         asked.reply, asked.evaluation = reply, exchange.found.get((client, "evaluate"))
     elif reply is not None:
         session.io.record_bill(reply.bill, False, "the answer to another task")
         exchange.found.pop((client, "train"))
         exchange.found.pop((client, "evaluate"), None)
     if clock is not None:
-        asked.bytes = task_bytes(session.run_id, Key(round, index, 0, client), job)
+        asked.bytes = task_bytes(session.run_id, Key(round, index, 0, client), spec)
     blamed_in, why = session.blamed.get(client, (round, ""))
     fault = faults.out(round, index, [client]).get(client, "")
     asked.reason = f"blamed in round {blamed_in}: {why}" if blamed_in < round else fault
@@ -353,27 +353,27 @@ def complete_task(session: Session, exchange: Exchange, asked: Asked, down: Payl
             leaves = Leaves(at=exchange.opened + asked.leaves_s)
         else:
             slow, delay = faults.time(round, index, client)
-            leaves = clock.leaving(client, job.cost, asked.bytes, exchange.at, slow, delay)
+            leaves = clock.leaving(client, spec.cost, asked.bytes, exchange.at, slow, delay)
     if not asked.over:
-        job.leaves = leaves
-        job.faults = faults.of(round, index, client)
-        job.lost = drops(job.faults)
+        spec.leaves = leaves
+        spec.faults = faults.of(round, index, client)
+        spec.lost = drops(spec.faults)
 
 
-def with_base(experiment: Experiment, job: Job, based: dict[bytes, Job]) -> Job:
+def with_base(experiment: Experiment, spec: TaskSpec, based: dict[bytes, TaskSpec]) -> TaskSpec:
     """The task with the model that training starts from before its payload. based: of tasks with
     the same payload, by its digest, so that it is put together once; a task that held its exchange
     would keep a round's models until the garbage collector next runs.
     """
     base = experiment.base
     assert base is not None
-    made = based.get(job.check)
+    made = based.get(spec.check)
     if made is None:
-        body = Body([*base.body.segments, *job.body.segments])
-        form, enrol = (*base.form, *job.form), job.enrol + len(base.form)
-        made = based[job.check] = Job(job.client, form, body, body.check(), enrol=enrol)
+        body = Body([*base.body.segments, *spec.body.segments])
+        form, enrol = (*base.form, *spec.form), spec.enrol + len(base.form)
+        made = based[spec.check] = TaskSpec(spec.client, form, body, body.check(), enrol=enrol)
     return structs.replace(
-        job, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
+        spec, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
     )
 
 
@@ -390,7 +390,7 @@ def task_cost(session: Session, client: int, index: int) -> int:
 
 
 # -- collecting ------------------------------------------------------------------------------------
-def replies(session: Session, exchange: Exchange) -> Iterator[tuple[int, Reply]]:
+def replies(session: Session, exchange: OpenExchange) -> Iterator[tuple[int, ReceivedReply]]:
     """Waits for all of an exchange. Yields each client whose reply counts, in ascending id, as soon
     as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where a client
     could not do its task and the configuration says to stop.
@@ -410,11 +410,11 @@ def replies(session: Session, exchange: Exchange) -> Iterator[tuple[int, Reply]]
             yield client, asked.reply
         elif asked.reason.startswith("failed"):
             may_stop(session, exchange.round, client, asked.reason.removeprefix("failed: "))
-    started = sum(1 for a in exchange.asked.values() if a.job.start)
+    started = sum(1 for a in exchange.asked.values() if a.spec.start)
     check_states(session, exchange.round, exchange.dropped, started)
 
 
-def take_outcome(session: Session, exchange: Exchange) -> None:
+def take_outcome(session: Session, exchange: OpenExchange) -> None:
     """Takes the next outcome. A client whose state is lost gets its task again, from its initial
     state; not in a later exchange, which needs what the client kept of this round.
     """
@@ -425,13 +425,13 @@ def take_outcome(session: Session, exchange: Exchange) -> None:
         if (key.round, key.phase, key.purpose) != name:
             session.io.unused(outcome)
         elif (
-            exchange.asked[key.client].job.start
+            exchange.asked[key.client].spec.start
             and not (exchange.purpose == "train" and exchange.index)
             and begins_again(session, key.round, key.client, reason, exchange.residuals)
         ):
             exchange.restarted.append(key.client)
             asked = ask(session, exchange, key.client, again=True)
-            session.io.add(exchange.round, [asked.job])
+            session.io.add(exchange.round, [asked.spec])
         else:
             asked = exchange.asked[key.client]
             asked.reply, asked.evaluation, asked.reason = outcome.reply, outcome.evaluation, reason
@@ -440,18 +440,18 @@ def take_outcome(session: Session, exchange: Exchange) -> None:
     session.watch.check()
 
 
-def note_dropped(session: Session, exchange: Exchange, client: int) -> None:
+def note_dropped(session: Session, exchange: OpenExchange, client: int) -> None:
     reason = exchange.asked[client].reason
     session.files.event("dropped", exchange.round, client, reason=reason)
 
 
-def decide(session: Session, exchange: Exchange, clock: VirtualClock) -> None:
+def decide(session: Session, exchange: OpenExchange, clock: VirtualClock) -> None:
     """On the virtual clock: who was in time."""
     for client, asked in exchange.asked.items():
         if asked.reply is not None and not asked.reason:
             asked.times = clock.seconds(
                 client,
-                asked.job.cost,
+                asked.spec.cost,
                 asked.bytes,
                 reply_bytes(asked.reply),
                 *session.faults.time(exchange.round, exchange.index, client),
@@ -503,7 +503,7 @@ def check_states(session: Session, round: int, dropped: Mapping[int, str], start
 
 
 # -- its end ---------------------------------------------------------------------------------------
-def leave_out(session: Session, exchange: Exchange, client: int, reason: str) -> None:
+def leave_out(session: Session, exchange: OpenExchange, client: int, reason: str) -> None:
     """A reply that was accepted turned out to be unusable: the client counts as one that did not
     complete the exchange, and a resume asks it again.
     """
@@ -536,7 +536,7 @@ def record_bills(session: Session, all: Iterable[Asked], left_out: str = "") -> 
 
 
 # -- evaluations by clients ------------------------------------------------------------------------
-def evaluations(session: Session, exchange: Exchange) -> dict[int, dict[str, Counts]]:
+def evaluations(session: Session, exchange: OpenExchange) -> dict[int, dict[str, Counts]]:
     """What the clients that completed an exchange found in evaluating their models, of those that
     were asked to. In a training exchange the model that came down is the one before the round: what
     they found for it is named `received`, where that of an evaluation is `global`.
@@ -565,15 +565,15 @@ def evaluate(
     """
     encoded = session.experiment.exact.encode(down)
     clients, index = tuple(evaluated_clients(session.config)), len(session.method.exchanges)
-    exchange = Exchange(round, index, "evaluate", clients, before, {}, time.monotonic())
+    exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
     exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
     for client in clients:
         ask(session, exchange, client)
     if final:
         session.io.link.ledger.final = round, index
     rules = dataclasses.replace(waiting(session), deadline=None, first=None)
-    jobs = [asked.job for asked in exchange.asked.values()]
-    session.io.begin((round, index, "evaluate"), jobs, rules)
+    specs = [asked.spec for asked in exchange.asked.values()]
+    session.io.begin((round, index, "evaluate"), specs, rules)
     for _ in replies(session, exchange):
         pass
     record_bills(session, exchange.asked.values())

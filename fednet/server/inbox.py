@@ -176,7 +176,7 @@ class HeldMemory:
                 del self._held[round]
 
 
-class Reply(msgspec.Struct, eq=False):
+class ReceivedReply(msgspec.Struct, eq=False):
     """A reply that was checked and logged.
 
     message: of the record. path, at: the file with its payload, and where it begins there, once the
@@ -268,7 +268,7 @@ class Inbox:
     def __init__(
         self,
         folder: Path,
-        decode: Callable[[Reply, Content], Payload | None],
+        decode: Callable[[ReceivedReply, Content], Payload | None],
         on_gpu: bool = False,
     ) -> None:
         """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
@@ -338,7 +338,7 @@ class Inbox:
 
     def take(
         self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
-    ) -> Reply:
+    ) -> ReceivedReply:
         """Checks, decodes and logs a reply whose payload is whole: the only way in. After `flush` a
         resumed run uses the reply without asking the client again. taken_s, task, worker: see
         `ReplyRecord`. Raises RemoteProtocolError or WrongPart for a reply that cannot be used, and
@@ -358,7 +358,7 @@ class Inbox:
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
             message = msgspec.structs.replace(message, reported=reported)
         record = ReplyRecord(message=message, task=task, worker=worker, taken_s=taken_s)
-        reply = Reply(record, message, self._memory, path, arrived=time.monotonic())
+        reply = ReceivedReply(record, message, self._memory, path, arrived=time.monotonic())
         if isinstance(body, Body):
             reply.data = body
             reply.held = size
@@ -407,20 +407,20 @@ class Inbox:
             self.flush()
 
     # -- reading -----------------------------------------------------------------------------------
-    def found(self, round: int, phase: int) -> dict[tuple[int, str], Reply]:
+    def found(self, round: int, phase: int) -> dict[tuple[int, str], ReceivedReply]:
         """The replies of a phase on record whose payloads are as they were received, by client and
         purpose: of a client whose training or evaluation is not, neither, so that it is asked for
         both again. Raises StateError where a whole record is not what was written.
         """
         self.flush()
         log = self.folder / f"round-{round}" / LOG
-        found: dict[tuple[int, str], Reply] = {}
+        found: dict[tuple[int, str], ReceivedReply] = {}
         damaged: set[int] = set()
         for record, at in _last(records_in(log)):
             message, key = record.message, record.message.key
             if key.phase != phase:
                 continue
-            reply = Reply(record, message, self._memory, self._path(key), earlier=True)
+            reply = ReceivedReply(record, message, self._memory, self._path(key), earlier=True)
             if record.inline or not message.size:
                 reply.path = str(log)
                 reply.at = at
@@ -514,7 +514,7 @@ def decoder(
     sent: Sent,
     samples: Callable[[int], int | None],
     tested: Callable[[int], tuple[int, int]],
-) -> Callable[[Reply, Content], Payload | None]:
+) -> Callable[[ReceivedReply, Content], Payload | None]:
     """Decodes a reply, and checks what it must be beyond its form: finite values, samples as this
     federation has them, no more of them than there can be, and an update within
     `security.max_norm`. What passes, the methods can use; it is returned but where it depends on
@@ -525,7 +525,7 @@ def decoder(
     initial = exp.setting.initial.select(exp.shared)
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
-    def decode(reply: Reply, body: Content) -> Payload | None:
+    def decode(reply: ReceivedReply, body: Content) -> Payload | None:
         key, form = reply.message.key, reply.message.form
         if key.purpose == "evaluate":
             counts = exp.up.decode(exp.evaluation_reply, form, body, sound=True)

@@ -39,8 +39,8 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Job, Rules
-from fednet.server.inbox import Inbox, Reply
+from fednet.protocol.tasks import Rules, TaskSpec
+from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
 from fednet.wire.ledger import Bill, Tally
@@ -184,8 +184,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     key: m.Key
     reason: str = ""
-    reply: Reply | None = None
-    evaluation: Reply | None = None
+    reply: ReceivedReply | None = None
+    evaluation: ReceivedReply | None = None
 
 
 class ServerIO:
@@ -220,12 +220,13 @@ class ServerIO:
         self._at, self._flush = at, flush
         self.inline = pump is not None
         self.outcomes: deque[Outcome] = deque()
-        self._taken: dict[tuple[int, str], Reply] = {}  # accepted, of tasks that are not over yet
+        # Accepted, of tasks that are not over yet.
+        self._taken: dict[tuple[int, str], ReceivedReply] = {}
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
         self._resolved: list[Outcome] = []
-        self._logged: list[Reply] = []
+        self._logged: list[ReceivedReply] = []
         self._heard = 0  # messages since the last time
         self._tasks_left = False  # whether a task has left since the last step
         self._sent_any = False
@@ -292,16 +293,18 @@ class ServerIO:
                     self._owner = 0
 
     # -- for the rounds ----------------------------------------------------------------------------
-    def begin(self, phase: tuple[int, int, m.Purpose], jobs: Sequence[Job], rules: Rules) -> None:
+    def begin(
+        self, phase: tuple[int, int, m.Purpose], specs: Sequence[TaskSpec], rules: Rules
+    ) -> None:
         """Opens an exchange or evaluation; what is left of the one before is called off."""
         with self:
             self._taken.clear()
-            self._act(self.protocol.begin(*phase, jobs, rules, self._now()))
+            self._act(self.protocol.begin(*phase, specs, rules, self._now()))
 
-    def add(self, round: int, jobs: Sequence[Job]) -> None:
+    def add(self, round: int, specs: Sequence[TaskSpec]) -> None:
         """More tasks beside those under way."""
         with self:
-            self._act(self.protocol.add(round, jobs, self._now()))
+            self._act(self.protocol.add(round, specs, self._now()))
 
     def cancel(self, reason: str) -> None:
         """Cancels the tasks that are open."""
@@ -598,10 +601,10 @@ class ServerIO:
         """Takes a whole reply in, and accepts or rejects it."""
         key = arrived.reply.key
         worker = self.protocol.roster.workers[arrived.worker]
-        job = self.protocol.tasks[key.client].job
+        spec = self.protocol.tasks[key.client].spec
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
         try:
-            reply = self.inbox.take(arrived.reply, arrived.taken_s, (job.check, job.start), place)
+            reply = self.inbox.take(arrived.reply, arrived.taken_s, (spec.check, spec.start), place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
         if (arrived.up, key) in self._unsent or (arrived.down, key) in self._unsent:

@@ -38,7 +38,7 @@ from fednet.server import evaluation, exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.exchange import (
     POLL_S,
-    Exchange,
+    OpenExchange,
     OpenRound,
     RunState,
     evaluations,
@@ -47,7 +47,7 @@ from fednet.server.exchange import (
     replies,
 )
 from fednet.server.growth import clients_from_next_round
-from fednet.server.inbox import Reply
+from fednet.server.inbox import ReceivedReply
 from fednet.server.session import Session
 from fednet.wire.ledger import Kinds, Tally, add_kinds
 from fednet.wire.messages import clean
@@ -258,7 +258,7 @@ class Rounds:
                 if index == self.method.main_exchange:
                     round.main = round.exchange
 
-    def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, Reply]]) -> bool:
+    def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, ReceivedReply]]) -> bool:
         """Adds up the replies to the exchange that is open, as they come; makes the next server
         state of them, and with it the next `round.after`; adds to the round what came of the
         exchange: times, predictions, reports, the clients' evaluations. Records in the books which
@@ -449,14 +449,14 @@ class Rounds:
             self.io.inbox.clear(self.progress.round, under_way)
 
 
-def predict(experiment: Experiment, open: Exchange, sums: Kinds) -> None:
+def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
     """Adds what an exchange's messages amount to by the declarations, of who completed it."""
     if not experiment.predictable:
         return
     method, clients = experiment.algorithm, sorted(open.done)
     exchange = method.exchanges[open.index]
     if experiment.base is not None and open.index == 0:
-        first = sum(1 for c in clients if not open.asked[c].job.start)
+        first = sum(1 for c in clients if not open.asked[c].spec.start)
         if first:
             raw = sum(field.raw for field in experiment.base.form)
             add_kinds(sums["down"], {BASE: first * raw})
@@ -498,7 +498,7 @@ def add_times(session: Session, round: OpenRound) -> None:
 
     step_s, clock = session.world.step_s, session.clock
     if step_s is not None:
-        trained = [step_s[c] * exchange.asked[c].job.cost for c in exchange.done]
+        trained = [step_s[c] * exchange.asked[c].spec.cost for c in exchange.done]
         if trained:
             round.record.training_s = (round.record.training_s or 0.0) + sum(trained)
     if clock is not None:

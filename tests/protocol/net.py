@@ -11,7 +11,7 @@ from fednet.protocol import client as c
 from fednet.protocol import instructions as s
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Job, Rules
+from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.ledger import Ledger
@@ -29,9 +29,9 @@ def form(size: int, kind: str = "state") -> list[m.Field]:
     return [m.Field("x", kind, size, size)]
 
 
-def job(client: int, size: int = 5, cost: int = 0, **more) -> Job:
+def spec(client: int, size: int = 5, cost: int = 0, **more) -> TaskSpec:
     body = Body([bytes([client]) * size])
-    return Job(client, form(size), body, body.check(), cost, **more)
+    return TaskSpec(client, form(size), body, body.check(), cost, **more)
 
 
 class Site:
@@ -203,14 +203,14 @@ class Net:
 
     def begin(
         self,
-        jobs,
+        specs,
         rules: Rules | None = None,
         round: int = 1,
         purpose: str = "train",
         phase: int = 0,
     ) -> None:
         self.resolved.clear()
-        self.do(self.server.begin(round, phase, purpose, jobs, rules or Rules(), self.now))
+        self.do(self.server.begin(round, phase, purpose, specs, rules or Rules(), self.now))
 
     # -- the wires ---------------------------------------------------------------------------------
     def site(self, name: str, ids, slots: int = 1, join: bool = True) -> Site:

@@ -17,7 +17,7 @@ from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.frames import encode
-from tests.protocol.net import PART, Net, Site, form, job
+from tests.protocol.net import PART, Net, Site, form, spec
 
 ANY = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
 SIZES = st.sampled_from([0, 5, PART, PART + 5, 4 * PART])
@@ -97,7 +97,7 @@ def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
     net = Net(4, declared=declared)
     good = net.site("good", range(4), slots=4)
     work = worked(good)
-    net.begin([job(i, judge=True) for i in range(4)], Rules(closed=1.0, silent=None))
+    net.begin([spec(i, judge=True) for i in range(4)], Rules(closed=1.0, silent=None))
     hung_up = set[bytes]()
     for what, message, body in said:
         conn = b"bad%s" % what.encode()

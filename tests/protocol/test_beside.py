@@ -9,13 +9,13 @@ from fednet.protocol.instructions import Resolved, Stray
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from tests.protocol import test_client as client_side
-from tests.protocol.net import job
+from tests.protocol.net import spec
 from tests.protocol.test_client import working
 from tests.protocol.test_server import key, of, ready, reply, say, sent, server
 
 
 def of_round(client, round):
-    return msgspec.structs.replace(job(client), round=round)
+    return msgspec.structs.replace(spec(client), round=round)
 
 
 def later():
@@ -34,7 +34,7 @@ def test_more_tasks_go_out_under_their_own_round_beside_those_under_way():
     s, out = later()
     assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(2, round=2)]
     assert sent(out, m.Cancel) == []
-    assert {t.job.client for t in s.open()} == {0, 1, 2}
+    assert {t.spec.client for t in s.open()} == {0, 1, 2}
     # A reply to a task after which its client has another is stray; one of an earlier round counts.
     out = say(s, b"1", reply(0), body=memoryview(b"abc"), now=2.0)
     assert isinstance(out[0], Stray)

@@ -12,7 +12,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
-from tests.protocol.net import form, job
+from tests.protocol.net import form, spec
 from tests.protocol.test_server import ready, say, server
 
 CLIENTS = 12
@@ -23,11 +23,11 @@ def idle(one: ServerProtocol) -> list[tuple[int, str]]:
     """Waiting tasks that a worker with a free slot could do, and that worker."""
     free = [x for x in one.roster.workers.values() if x.ready and len(x.queue) < x.slots]
     return [
-        (t.job.client, x.name)
+        (t.spec.client, x.name)
         for t in one.open()
-        if t.status is TaskState.WAITING and not t.job.bound
+        if t.status is TaskState.WAITING and not t.spec.bound
         for x in free
-        if t.job.client in x.ids and x.name not in t.refused_by and t.job.client not in x.lacks
+        if t.spec.client in x.ids and x.name not in t.refused_by and t.spec.client not in x.lacks
     ]
 
 
@@ -59,15 +59,15 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         round += 1
         some = draw.sample(range(CLIENTS), draw.randint(1, CLIENTS))
         bound = draw.random() < 0.3
-        jobs = [job(c, cost=draw.randint(1, 3), bound=bound) for c in some]
+        specs = [spec(c, cost=draw.randint(1, 3), bound=bound) for c in some]
         rules = Rules(first=draw.choice([None, None, 3]), join=None, closed=20.0)
         handed.clear()
-        do(one.begin(round, 0, "train", jobs, rules, now))
+        do(one.begin(round, 0, "train", specs, rules, now))
 
     def add() -> None:
-        at_work = {t.job.client for t in one.open()}
+        at_work = {t.spec.client for t in one.open()}
         some = [c for c in draw.sample(range(CLIENTS), 3) if c not in at_work]
-        do(one.add(round, [job(c) for c in some], now))
+        do(one.add(round, [spec(c) for c in some], now))
         assert len({t.key for t in one.open()}) == len(at_work) + len(some)
 
     def answer() -> None:
@@ -139,10 +139,10 @@ def test_a_bound_task_waits_for_the_worker_of_the_last_one_though_another_is_fre
         said = m.Reply(run="r", inc=1, key=key, form=form(3), size=3)
         return given([*say(one, b"0", said, 0.0, BODY), *one.accept(key, 0.0)])
 
-    assert given(one.begin(1, 0, "train", [job(0)], Rules(), 0.0)) == [(b"0", 0)]
+    assert given(one.begin(1, 0, "train", [spec(0)], Rules(), 0.0)) == [(b"0", 0)]
     assert answer(1, 0) == []
-    jobs = [job(1, cost=9), job(0, bound=True)]
-    assert given(one.begin(2, 0, "train", jobs, Rules(), 0.0)) == [(b"0", 1)]
+    specs = [spec(1, cost=9), spec(0, bound=True)]
+    assert given(one.begin(2, 0, "train", specs, Rules(), 0.0)) == [(b"0", 1)]
     assert given(one.tick(0.0)) == []
     assert answer(2, 1) == [(b"0", 0)]
 
@@ -151,13 +151,13 @@ def test_a_clients_second_task_of_a_round_is_another_attempt_and_counts_as_one_w
     one = server(2)
     ready(one, b"0", "w0", [0])
     ready(one, b"1", "w1", [1])
-    one.begin(1, 0, "train", [job(0), job(1)], Rules(first=2), 0.0)
+    one.begin(1, 0, "train", [spec(0), spec(1)], Rules(first=2), 0.0)
     for attempt in range(2):
         key = m.Key(1, 0, attempt, 0)
         say(one, b"0", m.Reply(run="r", inc=1, key=key, form=form(3), size=3), 0.0, BODY)
         one.accept(key, 0.0)
-        assert [t.job.client for t in one.open()] == [1]  # two of one client are not two
-        one.add(1, [job(0)], 0.0)
+        assert [t.spec.client for t in one.open()] == [1]  # two of one client are not two
+        one.add(1, [spec(0)], 0.0)
         assert one.tasks[0].key == m.Key(1, 0, attempt + 1, 0)
 
 
@@ -166,7 +166,7 @@ def test_each_reply_is_followed_by_a_task_of_the_phase_that_is_open():
     ready(one, b"0", "w0", range(3))
     worker = one.roster.by_conn[b"0"]
     for phase in (0, 1):
-        one.begin(1, phase, "train", [job(c) for c in range(3)], Rules(), 0.0)
+        one.begin(1, phase, "train", [spec(c) for c in range(3)], Rules(), 0.0)
         for left in (2, 1, 0):
             said = m.Reply(
                 run="r", inc=1, key=m.Key(1, phase, 0, worker.queue[0]), form=form(3), size=3
@@ -182,7 +182,7 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
     each = many // workers
     for k in range(workers):
         ready(one, b"%d" % k, f"w{k}", range(k * each, (k + 1) * each))
-    one.begin(1, 0, "train", [job(c) for c in range(many)], Rules(), 0.0)
+    one.begin(1, 0, "train", [spec(c) for c in range(many)], Rules(), 0.0)
 
     class Looked(dict):
         def values(self):
@@ -210,7 +210,7 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
     assert len(looks) <= 2 * many
     looks.clear()
     for k in range(many):  # as in a run without rounds, where each reply leads to a task
-        one.add(k + 2, [job(k)], 0.0)
+        one.add(k + 2, [spec(k)], 0.0)
         said = m.Reply(run="r", inc=1, key=m.Key(k + 2, 0, 0, k), form=form(3), size=3)
         say(one, next(iter(one.roster.hosting[k].values())).conn, said, 0.0, BODY)
         one.accept(said.key, 0.0)

@@ -6,7 +6,7 @@ import pytest
 
 from fednet.protocol.tasks import LEFT, Leaves
 from fednet.wire import messages as m
-from tests.protocol.net import PART, Net, job
+from tests.protocol.net import PART, Net, spec
 
 ASKED = [(0, LEFT)]
 
@@ -27,7 +27,7 @@ def bytes_of(net: Net, direction: str) -> list[tuple[str, bool]]:
 def test_at_its_second_its_task_is_called_off_and_what_crossed_was_spent():
     net = Net(2)
     site = net.site("w", [0, 1])
-    net.begin([job(0, leaves=Leaves(at=net.now + 5.0)), job(1)])
+    net.begin([spec(0, leaves=Leaves(at=net.now + 5.0)), spec(1)])
     net.settle()
     key = next(k for k in site.given if k.client == 0)
     net.pass_time(4.9)
@@ -46,7 +46,7 @@ def test_at_its_second_its_task_is_called_off_and_what_crossed_was_spent():
 def test_a_reply_that_was_whole_before_its_second_counts(size):
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, leaves=Leaves(at=net.now + 5.0))])
+    net.begin([spec(0, leaves=Leaves(at=net.now + 5.0))])
     net.settle()
     (key,) = site.given
     site.answer(key, bytes(size))
@@ -58,7 +58,7 @@ def test_a_reply_that_was_whole_before_its_second_counts(size):
 def test_a_reply_that_is_whole_before_its_departure_is_noticed_counts():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, leaves=Leaves(at=net.now + 5.0))])
+    net.begin([spec(0, leaves=Leaves(at=net.now + 5.0))])
     net.settle()
     (key,) = site.given
     net.now += 5.1
@@ -69,7 +69,7 @@ def test_a_reply_that_is_whole_before_its_departure_is_noticed_counts():
 
 def test_one_that_no_worker_was_free_for_leaves_too():
     net = Net(1)
-    net.begin([job(0, leaves=Leaves(at=net.now + 5.0))])
+    net.begin([spec(0, leaves=Leaves(at=net.now + 5.0))])
     net.pass_time(5.1)
     assert resolved(net) == ASKED
 
@@ -77,7 +77,7 @@ def test_one_that_no_worker_was_free_for_leaves_too():
 def test_one_that_leaves_before_its_reply_is_called_off_once_its_task_is_there():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, 3 * PART, leaves=Leaves(up=0))])
+    net.begin([spec(0, 3 * PART, leaves=Leaves(up=0))])
     net.settle()
     assert resolved(net) == ASKED
     (row,) = [r for r in net.rows if r["type"] == "task"]
@@ -89,7 +89,7 @@ def test_one_that_leaves_before_its_reply_is_called_off_once_its_task_is_there()
 def test_one_that_leaves_while_its_task_comes_is_sent_no_more_of_it(parts):
     net = Net(1)
     net.site("w", [0])
-    net.begin([job(0, 20 * PART, leaves=Leaves(down=parts))])
+    net.begin([spec(0, 20 * PART, leaves=Leaves(down=parts))])
     net.settle()
     assert resolved(net) == ASKED
     (row,) = [r for r in net.rows if r["type"] == "task"]
@@ -99,7 +99,7 @@ def test_one_that_leaves_while_its_task_comes_is_sent_no_more_of_it(parts):
 def test_one_that_leaves_while_it_sends_is_asked_for_no_more_of_it():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, leaves=Leaves(up=5 * PART + 1))])
+    net.begin([spec(0, leaves=Leaves(up=5 * PART + 1))])
     net.settle()
     (key,) = site.given
     site.answer(key, bytes(20 * PART))
@@ -112,7 +112,7 @@ def test_one_that_leaves_while_it_sends_is_asked_for_no_more_of_it():
 def test_one_whose_reply_is_shorter_than_what_gets_through_completes():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, leaves=Leaves(up=5 * PART))])
+    net.begin([spec(0, leaves=Leaves(up=5 * PART))])
     net.settle()
     (key,) = site.given
     site.answer(key, bytes(5 * PART))

@@ -14,7 +14,7 @@ from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskSta
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from tests.protocol.net import PART, Net, form, job
+from tests.protocol.net import PART, Net, form, spec
 
 SAME = (
     "round",
@@ -45,7 +45,7 @@ def agreed(a, b) -> bool:
 def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, 8 * 6 + 3)])  # seven parts
+    net.begin([spec(0, 8 * 6 + 3)])  # seven parts
     net.settle()
     (key,) = site.given
     assert bytes(site.given[key].body) == bytes(51)
@@ -66,7 +66,7 @@ def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
 def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
     net = Net(3)
     sites = [net.site("a", [0, 1]), net.site("b", [2])]
-    net.begin([job(0, 3), job(1, 40), job(2, 17)])
+    net.begin([spec(0, 3), spec(1, 40), spec(2, 17)])
     for _ in range(3):
         net.settle()
         for site in sites:
@@ -87,7 +87,7 @@ def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
 def test_evaluation_within_a_task_is_stored_and_billed_on_its_own(cut):
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, judge=True)])
+    net.begin([spec(0, judge=True)])
     net.settle()
     (key,) = site.given
     verdict = m.Key(1, 0, 0, 0, "evaluate")
@@ -113,7 +113,7 @@ def of_one_broadcast(net: Net, clients: int, slots: int):
     site = net.site("w", list(range(clients)), slots=slots)
     body = Body([bytes(k % 200 for k in range(SIZE))])
     same = {"body": body, "form": form(SIZE), "check": body.check()}
-    net.begin([replace(job(c), **same) for c in range(clients)])
+    net.begin([replace(spec(c), **same) for c in range(clients)])
     return site
 
 
@@ -158,7 +158,7 @@ def test_wherever_connections_are_cut_each_clients_payload_is_of_use_once(slots,
 def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0)])
+    net.begin([spec(0)])
     net.settle()
     (key,) = site.given
     site.answer(key, bytes(60))
@@ -183,7 +183,7 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
 def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, 60)])
+    net.begin([spec(0, 60)])
     net.settle()
     (key,) = site.given
     net.cut(site)
@@ -197,7 +197,7 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
         0.0,
         layout="L",
     )
-    net.begin([job(0, 60)])
+    net.begin([spec(0, 60)])
     net.connect(site)
     net.settle()
     assert list(site.given) == [key]
@@ -215,7 +215,7 @@ def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
     net = Net(1)
     net.bad.add(bytes(30))
     site = net.site("w", [0])
-    net.begin([job(0)])
+    net.begin([spec(0)])
     for attempt in range(3):
         net.settle()
         (key,) = site.given
@@ -231,7 +231,7 @@ def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
 def test_a_task_of_which_a_part_was_lost_on_its_way_is_asked_for_anew():
     net = Net(1)
     site = net.site("w", [0])
-    net.begin([job(0, 5)])
+    net.begin([spec(0, 5)])
     *header, body = site.down.pop()
     site.down.append((*header, body[:-1]))
     net.settle()
@@ -282,13 +282,13 @@ class Federation(RuleBasedStateMachine):
 
     def next_phase(self):
         self.round += 1
-        self.jobs = {i: job(i, size, cost=i) for i, size in enumerate((5, 20, 0, 45))}
+        self.specs = {i: spec(i, size, cost=i) for i, size in enumerate((5, 20, 0, 45))}
         if self.alike:  # a broadcast, beside one that is a client's own
             body = Body([bytes(range(self.round, self.round + 45))])
             for i in (0, 2, 3):
-                self.jobs[i] = replace(self.jobs[i], form=form(45), body=body, check=body.check())
+                self.specs[i] = replace(self.specs[i], form=form(45), body=body, check=body.check())
         self.net.done.clear()
-        self.net.begin(list(self.jobs.values()), self.rules, self.round)
+        self.net.begin(list(self.specs.values()), self.rules, self.round)
 
     def over(self):
         return not self.net.server.open()
@@ -414,7 +414,7 @@ class Federation(RuleBasedStateMachine):
         if self.rules.first is not None:
             assert len(done) <= self.rules.first
         for r in done:
-            self.useful["down"] += self.jobs[r.key.client].body.size
+            self.useful["down"] += self.specs[r.key.client].body.size
             self.useful["up"] += len(net.done[r.key])
         assert {d: sum(k.values()) for d, k in net.ledger.useful.items()} == {
             "up": self.useful["up"],

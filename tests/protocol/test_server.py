@@ -26,7 +26,7 @@ from fednet.protocol.tasks import DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from tests.protocol.net import form, job
+from tests.protocol.net import form, spec
 
 WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0])
 
@@ -98,10 +98,10 @@ def fails(s, conn, client=0, attempt=0, reason="x", now=0.0, **more) -> list:
     return say(s, conn, message, now)
 
 
-def begun(jobs=None, rules=None, **more) -> ServerProtocol:
+def begun(specs=None, rules=None, **more) -> ServerProtocol:
     s = server(**more)
     ready(s, ids=range(4))
-    s.begin(1, 0, "train", jobs or [job(0)], rules or Rules(), 0.0)
+    s.begin(1, 0, "train", specs or [spec(0)], rules or Rules(), 0.0)
     return s
 
 
@@ -120,7 +120,7 @@ def forty(rules=None) -> ServerProtocol:
     s = server(40)
     for i in range(40):
         ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [job(i) for i in range(40)], rules or Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(i) for i in range(40)], rules or Rules(), 0.0)
     return s
 
 
@@ -128,7 +128,7 @@ def two_of_client_0() -> ServerProtocol:
     """Workers a and b, which host client 0; a has its task."""
     s = server()
     ready(s, b"1", "a", [0])
-    s.begin(1, 0, "train", [job(0)], Rules(closed=3.0), 0.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(closed=3.0), 0.0)
     ready(s, b"2", "b", [0])
     return s
 
@@ -136,7 +136,7 @@ def two_of_client_0() -> ServerProtocol:
 # -- joining ---------------------------------------------------------------------------------------
 def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     s = server()
-    assert s.begin(1, 0, "train", [job(0)], Rules(), 0.0) == []
+    assert s.begin(1, 0, "train", [spec(0)], Rules(), 0.0) == []
     welcome = say(s, b"1", m.Join(worker="w", ids=[0]))
     assert [type(x) for x in sent(welcome)] == [m.Welcome]
     (task,) = sent(say(s, b"1", m.Ready(run="r", inc=1, layout="L")), m.Task)
@@ -270,7 +270,7 @@ def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_w
 def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message, reason):
     s = server()
     ready(s)
-    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(), 0.0)
     before = s.waiting()
     out = say(s, b"1", message)
     assert out[0] == Stray("refused")
@@ -283,7 +283,7 @@ def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     s = server()
     ready(s, ids=(0, 1, 2))
     rules = Rules(deadline=10.0)
-    s.begin(1, 0, "train", [job(k, cost=9 - k % 3) for k in (2, 1, 3, 0)], rules, 0.0)
+    s.begin(1, 0, "train", [spec(k, cost=9 - k % 3) for k in (2, 1, 3, 0)], rules, 0.0)
     s.tick(4.0)
     # The time of a task that is handed out ahead has not begun.
     assert [row["deadline_s"] for row in s.waiting()] == [6.0, 10.0, 10.0, 56.0]
@@ -295,9 +295,9 @@ def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
     say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9))
     assert rows()[0] == (0, "training")
     answer(s, b"1", 0)
-    s.begin(2, 0, "train", [job(0)], Rules(), 0.0)
+    s.begin(2, 0, "train", [spec(0)], Rules(), 0.0)
     assert rows() == [(0, "handed")]
-    s = begun([job(k) for k in range(3)], Rules(silent=None))
+    s = begun([spec(k) for k in range(3)], Rules(silent=None))
     assert of(s.tick(99.0), Resolved) == []  # who waits for a busy worker is never lost
 
 
@@ -333,7 +333,7 @@ def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
 
 
 def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_is_at():
-    s = begun([job(0, cost=2), job(1, cost=1), job(2)])
+    s = begun([spec(0, cost=2), spec(1, cost=1), spec(2)])
     assert s.roster.workers["w"].queue == [0, 1]
     noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS)]
     notes = [n.fields for out in noise for n in of(out, Note)]
@@ -379,7 +379,7 @@ def test_reply_whose_sizes_do_not_agree_is_given_out_again(message, body):
 
 
 def test_failed_task_is_given_out_again_only_if_that_could_help():
-    s = begun([job(0), job(1)], Rules())
+    s = begun([spec(0), spec(1)], Rules())
     out = fails(s, b"1", 0, reason="no data")
     assert of(out, Resolved) == [Resolved(key(0), "failed: no data")]
     (note,) = of(out, Note)
@@ -391,7 +391,7 @@ def test_failed_task_is_given_out_again_only_if_that_could_help():
 def test_planned_faults_are_sent_with_the_first_hand_out_and_a_devices_pace_with_each():
     s = server()
     ready(s)
-    planned = job(0, faults=(m.Fault("delay", 1.0),), pace=(m.Fault("pace", 2.0),))
+    planned = spec(0, faults=(m.Fault("delay", 1.0),), pace=(m.Fault("pace", 2.0),))
     out = s.begin(1, 0, "train", [planned], Rules(), 0.0)
     out += fails(s, b"1", again=True)
     kinds = [[f.kind for f in t.faults] for t in sent(out, m.Task)]
@@ -443,14 +443,14 @@ def test_part_out_of_turn_gives_the_task_out_again():
 
 
 def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
-    s = begun([job(0, judge=True), job(1)])
+    s = begun([spec(0, judge=True), spec(1)])
     verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
     out = say(s, b"1", verdict, body=memoryview(b"ok"))
     assert [type(i) for i in out] == [Store, Arrived]
     assert s.accept(verdict.key, 0.0) == []
     assert say(s, b"1", verdict, body=memoryview(b"ok"))[0] == Stray("doubled")
     assert "not asked for" in refusal(say(begun(), b"1", verdict, body=memoryview(b"ok")))
-    s = begun([job(0, judge=True)])
+    s = begun([spec(0, judge=True)])
     assert "not asked for" in refusal(say(s, b"1", verdict, body=memoryview(b"o")))
 
 
@@ -459,7 +459,7 @@ def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
         if key.purpose == "evaluate":
             raise RemoteProtocolError("other counts")
 
-    s = begun([job(0, judge=True)], declared=declared)
+    s = begun([spec(0, judge=True)], declared=declared)
     verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
     out = say(s, b"1", verdict, body=memoryview(b"ok"))
     assert (refusal(out), of(out, Store)) == ("other counts", [])
@@ -467,7 +467,7 @@ def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
 
 
 def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
-    s = begun([job(0, judge=True)])
+    s = begun([spec(0, judge=True)])
     verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
     say(s, b"1", verdict, body=memoryview(b"ok"))
     out = s.reject(verdict.key, "not finite", 0.0)
@@ -477,7 +477,7 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
 
 # -- who gets what ---------------------------------------------------------------------------------
 def test_longest_first_and_one_ahead_but_never_the_last_ones():
-    s = begun([job(i, cost=i) for i in range(4)])
+    s = begun([spec(i, cost=i) for i in range(4)])
     assert s.roster.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
     out = replies(s, b"1", 3)
     assert [t.key.client for t in sent(out, m.Task)] == [1]
@@ -493,7 +493,7 @@ def test_a_task_that_no_worker_had_room_for_keeps_its_place():
     ready(s, b"1", "a", range(4))
     ready(s, b"2", "b", [4, 5])
     costs = {0: 9, 1: 8, 2: 7, 4: 6, 5: 5, 3: 1}
-    s.begin(1, 0, "train", [job(i, cost=cost) for i, cost in costs.items()], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(i, cost=cost) for i, cost in costs.items()], Rules(), 0.0)
     assert [x.queue for x in s.roster.workers.values()] == [[0, 1], [4, 5]]
     out = say(s, b"1", m.Slots(run="r", inc=1, slots=3))
     assert [t.key.client for t in sent(out, m.Task)] == [2]
@@ -502,13 +502,13 @@ def test_a_task_that_no_worker_had_room_for_keeps_its_place():
 def test_tasks_that_were_dropped_while_they_waited_do_not_count_among_those_that_wait():
     s = server()
     ready(s, ids=[0, 1])
-    s.begin(1, 0, "train", [job(2), job(3)], Rules(), 0.0)
-    out = s.begin(2, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(2), spec(3)], Rules(), 0.0)
+    out = s.begin(2, 0, "train", [spec(0), spec(1)], Rules(), 0.0)
     assert [t.key.client for t in sent(out, m.Task)] == [0]  # the last one is not handed out ahead
 
 
 def test_an_upload_that_waits_for_its_link_leaves_its_slot_to_the_next_task():
-    s = begun([job(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0, silent=None))
+    s = begun([spec(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0, silent=None))
     out = say(s, b"1", m.Progress(run="r", inc=1, client=0, phase=m.UPLOADING), 5.0)
     assert [t.key.client for t in sent(out, m.Task)] == [2]
     assert s.roster.workers["w"].queue == [1, 2]
@@ -521,7 +521,7 @@ def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
     s = server(12)
     ready(s, b"1", "a", range(6))
     ready(s, b"2", "b", range(6, 12))
-    s.begin(1, 0, "train", [job(i, cost=i) for i in range(12)], Rules(silent=None), 0.0)
+    s.begin(1, 0, "train", [spec(i, cost=i) for i in range(12)], Rules(silent=None), 0.0)
     assert s.roster.workers["a"].queue == [5, 4]
     out = replies(s, b"1", 5)
     assert [t.key for t in sent(out, m.Task)] == [key(3)]
@@ -529,13 +529,13 @@ def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
 
 
 def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
-    s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    s = begun([spec(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
     s.tick(4.0)
     assert of(s.tick(5.0), Resolved) == [Resolved(key(3), "deadline")]
     assert of(s.tick(9.9), Resolved) == []
     assert of(s.tick(10.0), Resolved) == [Resolved(key(2), "deadline")]
     # One that was given out again is behind another now, though it is before it in the phase.
-    s = begun([job(i, cost=9 - i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    s = begun([spec(i, cost=9 - i) for i in range(4)], Rules(deadline=5.0, silent=None))
     fails(s, b"1", 0, again=True)
     assert s.roster.workers["w"].queue == [1, 0]
     assert of(s.tick(5.0), Resolved) == [Resolved(key(1), "deadline")]
@@ -545,7 +545,7 @@ def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
     s = server()
     ready(s, b"1", "a", [0, 1])
     ready(s, b"2", "b", [0, 1])
-    s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0), spec(1)], Rules(), 0.0)
     assert (s.tasks[0].worker, s.tasks[1].worker) == ("a", "b")
     out = fails(s, b"1", 0, reason="broken", again=True)
     assert sent(out, m.Task) == []
@@ -557,7 +557,7 @@ def test_first_k_closes_the_phase():
     s = server()
     for i in range(3):
         ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [job(i) for i in range(3)], Rules(first=1), 0.0)
+    s.begin(1, 0, "train", [spec(i) for i in range(3)], Rules(first=1), 0.0)
     replies(s, b"1", 1)
     out = s.accept(key(1), 0.0)
     assert of(out, Resolved) == [
@@ -567,7 +567,7 @@ def test_first_k_closes_the_phase():
     ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
     assert s.open() == []
-    s.begin(1, 0, "train", [job(i) for i in range(3)], Rules(first=2), 0.0)
+    s.begin(1, 0, "train", [spec(i) for i in range(3)], Rules(first=2), 0.0)
     assert of(answer(s, b"1", 1), Resolved) == [Resolved(key(1))]  # the first of this phase
 
 
@@ -612,35 +612,35 @@ def test_of_many_sites_the_absent_ones_are_shown_first(monkeypatch):
 
 def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_dropped():
     s = server()  # started at 0
-    s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(join=60.0), 5.0)
     s.tick(20.0)
     assert [row["deadline_s"] for row in s.waiting()] == [40.0]
     s = begun(rules=Rules(closed=30.0))
     s.closed(b"1", 10.0)
     s.tick(20.0)
-    s.begin(2, 0, "train", [job(0)], Rules(closed=30.0), 20.0)
+    s.begin(2, 0, "train", [spec(0)], Rules(closed=30.0), 20.0)
     assert [row["deadline_s"] for row in s.waiting()] == [20.0]
-    s.begin(3, 0, "train", [job(0)], Rules(closed=None, join=None), 20.0)
+    s.begin(3, 0, "train", [spec(0)], Rules(closed=None, join=None), 20.0)
     assert [row["deadline_s"] for row in s.waiting()] == [20.0]  # it went before that
 
 
 def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_its_patience():
     s, rules = begun(rules=Rules(closed=3.0)), Rules(closed=3.0)
     s.closed(b"1", 1.0)
-    s.begin(2, 0, "train", [job(0)], rules, 2.0)
+    s.begin(2, 0, "train", [spec(0)], rules, 2.0)
     assert of(s.tick(3.9), Resolved) == []
     assert of(s.tick(4.0), Resolved) == [Resolved(key(0, round=2), "lost: connection closed")]
     # What begins later does not wait for it, until it is back.
-    out = s.begin(3, 0, "train", [job(0)], rules, 9.0)
+    out = s.begin(3, 0, "train", [spec(0)], rules, 9.0)
     assert of(out, Resolved) == [Resolved(key(0, round=3), "lost: connection closed")]
     ready(s, b"2", "w", [0], 9.0)
-    assert given_to(s.begin(4, 0, "train", [job(0)], rules, 9.0)) == [b"2"]
+    assert given_to(s.begin(4, 0, "train", [spec(0)], rules, 9.0)) == [b"2"]
 
 
 def test_a_client_that_may_be_away_for_ever_is_never_lost():
     s, rules = begun(rules=Rules(closed=None)), Rules(closed=None)
     s.closed(b"1", 1.0)
-    s.begin(2, 0, "train", [job(0)], rules, 2.0)
+    s.begin(2, 0, "train", [spec(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
     assert [row["deadline_s"] for row in s.waiting()] == [None]
     say(s, b"2", m.Join(worker="w", ids=[0]), 1e6)
@@ -661,7 +661,7 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     assert given_to(s.tick(1.0)) == ([b"2"] if others else [])
     assert s.roster.present() == ({0} if others else set())
     # It is not there for what comes later.
-    assert given_to(s.begin(2, 0, "train", [job(1)], s.rules, 1.5)) == []
+    assert given_to(s.begin(2, 0, "train", [spec(1)], s.rules, 1.5)) == []
     assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
     assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), f"lost: {why}")]
 
@@ -673,32 +673,32 @@ def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_w
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
     out = say(s, b"1", m.Alive(run="r", inc=1), 12.0)
     assert [n.event for n in of(out, Note)] == ["back"]
-    assert given_to(s.begin(2, 0, "train", [job(0)], Rules(), 12.0)) == [b"1"]
+    assert given_to(s.begin(2, 0, "train", [spec(0)], Rules(), 12.0)) == [b"1"]
     assert s.tick(16.0) == []  # it is not away any more
 
 
 def test_a_worker_that_was_silent_gets_bound_tasks_again_though_another_was_in_its_place():
     s = server()
     ready(s, b"1", "w", [0, 1])
-    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(), 0.0)
     answer(s, b"1", 0)
     s.tick(11.0)
     ready(s, b"2", "v", [0], 11.0)
     s.tick(14.5)  # longer than `Rules.closed`, but its connection is there
     say(s, b"1", m.Alive(run="r", inc=1), 15.0)
-    out = s.begin(2, 0, "train", [job(1, cost=9), job(0, bound=True)], Rules(), 15.0)
+    out = s.begin(2, 0, "train", [spec(1, cost=9), spec(0, bound=True)], Rules(), 15.0)
     assert given_to(out) == [b"1"]  # the bound one waits for it
 
 
 def test_a_bound_task_waits_for_its_worker_that_is_back_and_prepares():
     s = server()
     ready(s, b"1", "w", [0])
-    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(), 0.0)
     answer(s, b"1", 0)
     s.closed(b"1", 0.0)
     ready(s, b"2", "v", [0])
     say(s, b"3", m.Join(worker="w", ids=[0]))
-    assert given_to(s.begin(2, 0, "train", [job(0, bound=True)], Rules(), 0.0)) == []
+    assert given_to(s.begin(2, 0, "train", [spec(0, bound=True)], Rules(), 0.0)) == []
     assert given_to(say(s, b"3", m.Ready(run="r", inc=1, layout="L"))) == [b"3"]
 
 
@@ -708,7 +708,7 @@ def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joi
     if joined_at is not None:
         say(s, b"0", m.Join(worker="v", ids=[0]), joined_at - 30.0)
         say(s, b"1", m.Join(worker="w", ids=[0]), joined_at)
-    s.begin(1, 0, "train", [job(0)], Rules(join=60.0, silent=None), 55.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(join=60.0, silent=None), 55.0)
     assert of(s.tick(absent_at - 0.1), Resolved) == []
     assert of(s.tick(absent_at), Resolved) == [Resolved(key(0), "absent")]
 
@@ -744,17 +744,17 @@ def test_task_that_kills_its_workers_ends():
 
 
 def test_a_task_goes_to_a_worker_that_has_the_state_it_starts_from_or_its_client_fails():
-    s, start = server(), job(0, start="1-0-0")
+    s, start = server(), spec(0, start="1-0-0")
     ready(s, b"1", "a", [0])
     s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
     ready(s, b"2", "b", [0, 1])
     assert given_to(fails(s, b"1", now=1.0, lacks=True)) == [b"2"]
     answer(s, b"2", 0, 2.0, attempt=1)
     # From then on a is not asked for what it has not.
-    s.begin(2, 0, "train", [job(1, cost=9), start], s.rules, 3.0)
+    s.begin(2, 0, "train", [spec(1, cost=9), start], s.rules, 3.0)
     assert s.tasks[1].worker == "b"
     assert s.tasks[0].status is TaskState.WAITING  # for b, though a is free
-    s.begin(2, 1, "train", [job(1, cost=9), job(0)], s.rules, 3.0)
+    s.begin(2, 1, "train", [spec(1, cost=9), spec(0)], s.rules, 3.0)
     assert s.tasks[0].worker == "a"  # which needs no state for this one
     s.begin(3, 0, "train", [start], s.rules, 4.0)
     out = say(s, b"2", m.Failed(run="r", inc=1, key=key(round=3), reason="x", lacks=True), 5.0)
@@ -764,18 +764,18 @@ def test_a_task_goes_to_a_worker_that_has_the_state_it_starts_from_or_its_client
 
 
 def test_a_worker_has_the_state_of_a_client_again_once_it_has_answered_for_it():
-    s, start, rules = server(), job(0, start="1-0-0"), Rules(silent=None)
+    s, start, rules = server(), spec(0, start="1-0-0"), Rules(silent=None)
     ready(s, b"1", "a", [0])
     s.begin(1, 0, "train", [start], rules, 0.0)
     fails(s, b"1", lacks=True)
-    s.begin(1, 0, "train", [job(0)], rules, 0.0)
+    s.begin(1, 0, "train", [spec(0)], rules, 0.0)
     answer(s, b"1", 0)
     ready(s, b"2", "b", [0])
     assert given_to(s.begin(2, 0, "train", [start], rules, 0.0)) == [b"1"]
 
 
 def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
-    plain = job(0, 3, start="1-0-0")
+    plain = spec(0, 3, start="1-0-0")
     whole = replace(plain, body=Body([b"all"]))
     s = begun([replace(plain, with_base=lambda: whole)], rules=Rules(silent=None))
     (again,) = of(fails(s, b"1", lacks=True, base=True), Send)
@@ -787,10 +787,10 @@ def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
 
 
 def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_later():
-    s = begun([job(0)], rules=Rules(silent=None))
+    s = begun([spec(0)], rules=Rules(silent=None))
     ready(s, b"2", "idle", [0])
     answer(s, b"1", 0, 1.0)
-    s.begin(1, 0, "train", [job(0, bound=True)], s.rules, 2.0)
+    s.begin(1, 0, "train", [spec(0, bound=True)], s.rules, 2.0)
     assert given_to(fails(s, b"1", 0, 0, now=3.0, lacks=True)) == [
         b"2"
     ]  # an earlier server gave it the last
@@ -802,7 +802,7 @@ def test_a_bound_task_that_nobody_can_do_is_lost_and_its_workers_lack_nothing_la
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_rejoin_with_fewer_clients_gives_the_others_tasks_on(closed):
-    s = begun([job(1)])
+    s = begun([spec(1)])
     session = s.roster.workers["w"].session
     if closed:
         s.closed(b"1", 0.0)
@@ -836,7 +836,7 @@ def test_a_task_that_was_lost_on_its_way_is_sent_again_as_the_same_attempt():
 
 def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
     s = server()
-    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(), 0.0)
     assert (
         sent(say(s, b"1", m.Join(run="r", inc=0, worker="w", ids=[0], holding=[key(0)])), m.Cancel)
         == []
@@ -846,8 +846,8 @@ def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
 def test_parts_of_a_task_are_sent_once():
     size = 6 * m.PART
     body = Body([bytes(size)])
-    s = begun([job(0)])
-    s.begin(2, 0, "train", [type(job(0))(0, form(size), body, 0)], Rules(), 0.0)
+    s = begun([spec(0)])
+    s.begin(2, 0, "train", [type(spec(0))(0, form(size), body, 0)], Rules(), 0.0)
     k = key(round=2)
     pull = m.Pull(run="r", inc=1, key=k, first=0, count=4)
     out = say(s, b"1", pull)
@@ -881,7 +881,7 @@ def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
 def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     s = server()
     ready(s, ids=range(4))
-    out = s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0), 0.0)
+    out = s.begin(1, 0, "train", [spec(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0), 0.0)
     assert [x.key.client for x in sent(out, m.Task)] == [0, 1]  # one at work, one ahead
     out = say(s, b"1", m.Slots(run="r", inc=1, slots=3), 5.0)
     assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
@@ -912,11 +912,11 @@ def test_nothing_is_kept_of_progress_that_a_worker_reports_of_clients_of_others(
 
 
 def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
-    jobs = [
-        job(client, cost=9 - client, lost=kind, faults=(m.Fault(kind, 0.5),))
+    specs = [
+        spec(client, cost=9 - client, lost=kind, faults=(m.Fault(kind, 0.5),))
         for client, kind in enumerate(("drop_before_sending", "drop_during_upload"))
     ]
-    s = begun([*jobs, job(2), job(3)], Rules(closed=3.0))
+    s = begun([*specs, spec(2), spec(3)], Rules(closed=3.0))
     # The worker forgot the first, which is at the head of its queue as far as the server knows.
     assert s.roster.workers["w"].queue == [0, 1]
     assert sent(say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab")), m.Pull) == []
@@ -930,9 +930,9 @@ def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
     """Its connection may be away for ever, and the worker in its place is ready."""
     s, rules = server(), Rules(closed=None, silent=10.0)
     ready(s, b"1", "first", (0,))
-    s.begin(1, 0, "train", [job(0)], rules, 1.0)
+    s.begin(1, 0, "train", [spec(0)], rules, 1.0)
     answer(s, b"1", 0, 1.0)
-    bound = [job(0, bound=True)]
+    bound = [spec(0, bound=True)]
     if died == "with its task":
         assert given_to(s.begin(1, 1, "train", bound, rules, 2.0)) == [b"1"]
     if died == "silently before it":
@@ -948,11 +948,11 @@ def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
 def test_a_bound_task_leaves_a_worker_that_stays_silent_for_one_that_was_ready_before():
     s, rules = server(), Rules(closed=None, silent=10.0)
     ready(s, b"1", "first", (0,))
-    s.begin(1, 0, "train", [job(0)], rules, 0.0)
+    s.begin(1, 0, "train", [spec(0)], rules, 0.0)
     answer(s, b"1", 0)
     ready(s, b"2", "second", (0,), 9.0)
     s.tick(11.0)
-    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], rules, 11.0)) == []
+    assert given_to(s.begin(1, 1, "train", [spec(0, bound=True)], rules, 11.0)) == []
     say(s, b"2", m.Alive(run="r", inc=1), 19.0)
     assert given_to(s.tick(20.9)) == []
     assert given_to(s.tick(21.0)) == [b"2"]
@@ -962,7 +962,7 @@ def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
     s = server()
     rules = Rules(closed=None, silent=10.0)
     ready(s, b"1", "first", (0, 1, 2))
-    s.begin(1, 0, "train", [job(0), job(1), job(2)], rules, 1.0)
+    s.begin(1, 0, "train", [spec(0), spec(1), spec(2)], rules, 1.0)
     ready(s, b"2", "second", (0,), 2.0)
     s.closed(b"1", 3.0)
     assert given_to(s.tick(12.0)) == []  # it may come back
@@ -974,7 +974,7 @@ def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
 
 
 def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
-    s = begun([job(0), job(1), job(2)], rules=Rules(closed=0.0))
+    s = begun([spec(0), spec(1), spec(2)], rules=Rules(closed=0.0))
     assert s.roster.workers["w"].queue == [0, 1]
     s.closed(b"1", 1.0)
     s.tick(1.0)
@@ -984,21 +984,21 @@ def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_i
 def test_no_process_is_given_more_than_it_can_be_working_on():
     s = server(200)
     ready(s, ids=range(200), slots=1024)
-    out = s.begin(1, 0, "train", [job(i) for i in range(200)], Rules(), 0.0)
+    out = s.begin(1, 0, "train", [spec(i) for i in range(200)], Rules(), 0.0)
     assert len(sent(out, m.Task)) == SLOTS + 1
     assert sent(say(s, b"1", m.Slots(run="r", inc=1, slots=1024)), m.Task) == []
 
 
 def test_phase_that_begins_cancels_the_one_before():
-    s = begun([job(0, 3), job(1)])
-    out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
+    s = begun([spec(0, 3), spec(1)])
+    out = s.begin(2, 0, "train", [spec(2)], Rules(), 0.0)
     assert of(out, Resolved) == [Resolved(key(c), "the phase is over") for c in (0, 1)]
     assert sent(out, m.Cancel)[0].key == key(0)
     assert Spend(b"1", "down", key(0), "the phase is over") in out
 
 
 def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
-    s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    s = begun([spec(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
     fails(s, b"1", 3, now=1.0)
     assert of(s.tick(6.0), Resolved)[0] == Resolved(key(2), "deadline")
 
@@ -1029,11 +1029,11 @@ def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
                 out += part(s, b"%d" % i, i, index)
             out += s.accept(key(i), 0.0)
     if ends == "phase":
-        s.begin(2, 0, "train", [job(i) for i in range(40)], rules, 0.0)
+        s.begin(2, 0, "train", [spec(i) for i in range(40)], rules, 0.0)
     out += s.tick(1.0)
     round = 2 if ends == "phase" else 1
     if ends == "deadline":  # of all tasks
-        s.begin(2, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 1.0)
+        s.begin(2, 0, "train", [spec(i) for i in range(40)], Rules(silent=None), 1.0)
         round = 2
     first = 20 if round == 2 else 21
     for i in range(first, 40):
@@ -1068,11 +1068,11 @@ def test_among_free_workers_the_least_busy_and_then_the_one_that_had_the_client_
     s = server()
     ready(s, b"1", "a", range(3), slots=2)
     ready(s, b"2", "b", range(3))
-    s.begin(1, 0, "train", [job(i, cost=3 - i) for i in range(3)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(i, cost=3 - i) for i in range(3)], Rules(), 0.0)
     assert [s.tasks[i].worker for i in range(3)] == ["a", "b", "a"]
     for conn, client in ((b"1", 0), (b"2", 1), (b"1", 2)):
         answer(s, conn, client)
-    s.begin(2, 0, "train", [job(1)], Rules(), 0.0)
+    s.begin(2, 0, "train", [spec(1)], Rules(), 0.0)
     assert s.tasks[1].worker == "b"  # which has its data in memory
 
 
@@ -1093,7 +1093,7 @@ def test_a_key_that_was_revoked_since_its_join_speaks_no_more_for_that_client():
     s.begin(0, 0, "train", [], Rules(closed=100.0), 0.0)
     s.closed(b"0", 0.0)
     ready(s, ids=[0, 1], slots=2)
-    s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0), spec(1)], Rules(), 0.0)
     revoked.add(0)
     out = replies(s, b"1", 0)
     assert "may not speak for client 0 any more" in refusal(out)
@@ -1124,7 +1124,7 @@ def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it
     s.roster.limit = 2
     ready(s, b"0", "here", [1])
     ready(s, b"1", "w", [0])
-    s.begin(1, 0, "train", [job(0)], Rules(closed=None, silent=None), 0.0)
+    s.begin(1, 0, "train", [spec(0)], Rules(closed=None, silent=None), 0.0)
     s.closed(b"1", 0.0)
     other = m.Join(worker="x", ids=[1])
     (refuse,) = sent(say(s, b"2", other))
@@ -1137,7 +1137,7 @@ def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it
 def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_is_not_known():
     s = server(1, part=2)
     ready(s)
-    s.begin(1, 0, "train", [job(0, size=1)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0, size=1)], Rules(), 0.0)
     reply = m.Reply(run="r", inc=1, key=key(), form=form(4), size=4)
     assert sent(say(s, b"1", reply), m.Pull)
     part(s, b"1", data=b"ab")
@@ -1151,7 +1151,7 @@ def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_i
 def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
     s = server(1)
     ready(s)
-    s.begin(1, 0, "train", [job(0, lost="a planned fault")], Rules(closed=10.0, silent=None), 50.0)
+    s.begin(1, 0, "train", [spec(0, lost="a planned fault")], Rules(closed=10.0, silent=None), 50.0)
     assert of(s.tick(59.0), Resolved) == []
     say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 59.0)
     assert of(s.tick(68.0), Resolved) == []
@@ -1161,7 +1161,7 @@ def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
 def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answered():
     s = server()
     ready(s, b"1", "a", [0])
-    s.begin(1, 0, "train", [job(0, 3 * m.PART)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(0, 3 * m.PART)], Rules(), 0.0)
     ready(s, b"2", "b", [0])
     pull = m.Pull(run="r", inc=1, key=key(), first=0, count=1)
     late = Stray("late")
@@ -1181,14 +1181,14 @@ def test_a_worker_that_was_silent_before_it_was_ready_is_not_ready_when_it_is_he
     s.tick(11.0)
     say(s, b"1", m.Alive(run="r", inc=1), 12.0)
     assert s.roster.present() == frozenset()
-    assert given_to(s.begin(1, 0, "train", [job(0)], Rules(), 12.0)) == []
+    assert given_to(s.begin(1, 0, "train", [spec(0)], Rules(), 12.0)) == []
     assert given_to(say(s, b"1", m.Ready(run="r", inc=1, layout="L"), 13.0)) == [b"1"]
 
 
 def test_a_worker_that_is_back_with_more_clients_is_given_their_tasks_as_it_answers():
     s = server()
     ready(s, b"1", "w", [0, 1])
-    s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
     session = s.roster.workers["w"].session
     answer(s, b"1", 0)
     s.closed(b"1", 0.0)
@@ -1202,7 +1202,7 @@ def test_a_worker_that_is_back_with_more_clients_is_given_their_tasks_as_it_answ
 def test_an_upload_takes_no_slot_also_when_its_connection_has_ended():
     s = server()
     ready(s, ids=range(4))
-    s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
+    s.begin(1, 0, "train", [spec(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
     say(s, b"1", reply(0, 3 * m.PART))
     out = s.closed(b"1", 1.0)
     assert Spend(b"1", "up", key(0), "cut short") in out

@@ -10,7 +10,7 @@ import torch
 
 from fednet.algorithms.base import Payload, Weights
 from fednet.errors import RemoteProtocolError
-from fednet.server.inbox import HeldMemory, Reply, ReplyRecord, Sent, decoder
+from fednet.server.inbox import HeldMemory, ReceivedReply, ReplyRecord, Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
@@ -43,7 +43,7 @@ def admit(w, mask, exempt):
     form = list(sent.form)
     message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
     decoder(exp, Sent(), lambda client: None, lambda client: (0, 0))(
-        Reply(ReplyRecord(message=message), message, HeldMemory(0), ""),
+        ReceivedReply(ReplyRecord(message=message), message, HeldMemory(0), ""),
         memoryview(bytes(sent.body.whole())),
     )
 

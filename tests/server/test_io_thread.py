@@ -21,9 +21,9 @@ from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import Arrived, Send, Spend
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Job, Rules
+from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
-from fednet.server.inbox import Inbox, Reply
+from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.server.io import Events, ServerIO
 from fednet.transport import keys
 from fednet.transport.base import Received
@@ -116,11 +116,11 @@ class Both:
 
     def phase(self, size: int, ended: str = "") -> None:
         body = Body([bytes(size)])
-        jobs = [
-            Job(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
+        specs = [
+            TaskSpec(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
             for i in range(2)
         ]
-        self.io.begin((1, 0, "train"), jobs, Rules())
+        self.io.begin((1, 0, "train"), specs, Rules())
         limit, done = time.monotonic() + LIMIT_S, []
         while len(done) < 2:
             assert time.monotonic() < limit
@@ -155,7 +155,7 @@ def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypat
     outcomes, let_go = [], []
     wait = both.io.wait
     monkeypatch.setattr(both.io, "wait", lambda s: outcomes.append(wait(s)) or outcomes[-1])
-    monkeypatch.setattr(Reply, "let_go", lambda reply: let_go.append(reply.message.key))
+    monkeypatch.setattr(ReceivedReply, "let_go", lambda reply: let_go.append(reply.message.key))
     both.phase(10, "refused: not finite")
     ended = [o for o in outcomes if o is not None]
     assert [(o.reply, o.evaluation) for o in ended] == [(None, None)] * 2
@@ -435,7 +435,9 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     (last,) = both.io.protocol.roster.by_conn
     io, form = both.io, [m.Field("x", "state", 3, 3)]
     reply = m.Reply(key=key, form=form, size=3, check=digest([b"abc"]))
-    monkeypatch.setattr(io.protocol, "tasks", {0: SimpleNamespace(job=Job(0, [], Body([]), b""))})
+    monkeypatch.setattr(
+        io.protocol, "tasks", {0: SimpleNamespace(spec=TaskSpec(0, [], Body([]), b""))}
+    )
     monkeypatch.setattr(io.protocol, "accept", lambda key, now: [])
     both.client_transport.close()
     io.inbox.store(key, 0, memoryview(b"abc"), 3)
@@ -469,7 +471,7 @@ def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path
     client.send([encode(m.Join(worker="w", ids=[0]))])
     client.send([encode(m.Ready(run="run", inc=1, layout="L"))])
     io._step(0.0)
-    io.begin((1, 0, "train"), [Job(0, [], Body([]), b"")], Rules())
+    io.begin((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
     form = [m.Field("x", "delta", BIG, BIG)]
     client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
     io._step(0.0)
@@ -494,7 +496,7 @@ def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
 
     for round in range(1, 6):
         key = m.Key(round, 0, 0, 0)
-        io.begin((round, 0, "train"), [Job(0, [], Body([]), b"")], Rules())
+        io.begin((round, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
         form = [m.Field("x", "delta", BIG, BIG)]
         client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
         client.send([encode(m.Part(run="run", inc=1, key=key, index=0)), bytes(m.PART)])

@@ -165,9 +165,9 @@ def test_a_task_that_is_resumed_has_the_time_that_is_left_of_its_client(
         self.session.resumed[1].at += 4000
         begin(self)
 
-    def handed(self: ServerIO, name: Any, jobs: Any, rules: Any) -> None:
-        left.extend(job.leaves.at - time.monotonic() for job in jobs)
-        hand_out(self, name, jobs, rules)
+    def handed(self: ServerIO, name: Any, specs: Any, rules: Any) -> None:
+        left.extend(spec.leaves.at - time.monotonic() for spec in specs)
+        hand_out(self, name, specs, rules)
 
     monkeypatch.setattr(Rounds, "begin", later)
     monkeypatch.setattr(ServerIO, "begin", handed)
