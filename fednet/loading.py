@@ -150,9 +150,9 @@ def raised(broken: BaseException, anywhere: bool = False) -> str:
 
 
 # -- what a user's own functions take and return ---------------------------------------------------
-Given = tuple[Any, ...]  # positional arguments, of any types
+Arguments = tuple[Any, ...]  # positional arguments, of any types
 # (the part, its function's arguments, what it returned) -> None, or what was expected
-Check = Callable[[Any, Given, object], "str | None"]
+Check = Callable[[Any, Arguments, object], "str | None"]
 
 
 def held(kind: type, returns: Mapping[str, Check]) -> None:

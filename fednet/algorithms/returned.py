@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fednet.algorithms.state import State
 from fednet.errors import ConfigError, FednetError
-from fednet.loading import Check, Given
+from fednet.loading import Arguments, Check
 from fednet.tensors import Layout, Tensors
 from fednet.wire.payload import Payload, undeclared
 
@@ -28,7 +28,7 @@ def _payload(expected: str) -> Check:
 
 
 def _state(which: str) -> Check:
-    def check(method: Any, given: Given, found: object) -> str | None:
+    def check(method: Any, given: Arguments, found: object) -> str | None:
         kind = getattr(method, which)
         others = {method.Server, method.Client, method.Accumulator} - {kind}
         if not isinstance(found, State) or type(found) in others:
@@ -41,7 +41,7 @@ def _state(which: str) -> Check:
     return check
 
 
-def _pair(method: Any, given: Given, found: object) -> str | None:
+def _pair(method: Any, given: Arguments, found: object) -> str | None:
     state, up = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
     if not isinstance(state, method.Client) or not isinstance(up, Payload):
         return (
@@ -64,7 +64,7 @@ def _pair(method: Any, given: Given, found: object) -> str | None:
     return None
 
 
-def _refusal(method: Any, given: Given, found: object) -> str | None:
+def _refusal(method: Any, given: Arguments, found: object) -> str | None:
     pair = isinstance(found, tuple) and list(map(type, found)) == [str, str]
     return None if pair or found is None else "(key, sentence), or None"
 

@@ -65,7 +65,7 @@ class Book:
             self._file = -1
 
 
-class Account:
+class SiteAccount:
     """Keeps a site's account of what has left it, over all runs of its state directory: a line for
     each payload, on disk before the payload leaves. Any thread may call it. Several processes may
     share the directory: what one writes counts for all. what: the contents, for errors. Line: the
@@ -130,7 +130,7 @@ class _Answer(msgspec.Struct):
     noise: float
 
 
-class Answers(Account):
+class Answers(SiteAccount):
     """Keeps the account of what clients have answered with noise of their own. most: (epsilon,
     delta) that all answers of a client may spend together, None: no bound.
     """
@@ -184,7 +184,7 @@ class _Vector(msgspec.Struct):
     vector: str
 
 
-class Secrets(Account):
+class Secrets(SiteAccount):
     """Holds the clients' secrets in the current rounds of secure aggregation, and the account of
     vectors that have left under masks.
 

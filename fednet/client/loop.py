@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
-from fednet.client.slots import NoRoom, Slots
+from fednet.client.slots import NoRoom, SlotPool
 from fednet.errors import (
     BaseAbsent,
     CannotGoOn,
@@ -53,7 +53,7 @@ from fednet.wire.link import Link
 
 if TYPE_CHECKING:
     from fednet.client.packing import Packing
-    from fednet.client.worker import Outgoing, Worker
+    from fednet.client.worker import EncodedReply, Worker
     from fednet.experiment.links import Shaper
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Done:
     """
 
     given: p.Given
-    replies: Sequence[Outgoing] = ()
+    replies: Sequence[EncodedReply] = ()
     failed: m.Failed | None = None
     faults: Mapping[str, float] = field(default_factory=dict)
     due: float = 0.0
@@ -249,7 +249,7 @@ class ClientLoop:
         self._closing = threading.Event()
         self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
-        self.slots = Slots(
+        self.slots = SlotPool(
             devices, most, gpu_share=gpu_share, inline=inline, changed=self._slots_changed
         )
 

@@ -27,7 +27,7 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
 T = TypeVar("T")
-Job = Callable[[int], None]  # gets the number of the device on which it runs
+DeviceCall = Callable[[int], None]  # gets the number of the device on which it is made
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,14 +66,14 @@ class _Device:
     failures: int = 0
 
 
-class Slots:
-    """Does jobs from a queue, with a thread for each slot of each device. Any thread may call it.
-    Without packs a processor trains one client at a time, with all cores of its process.
+class SlotPool:
+    """Makes queued calls, in a thread for each slot of each device. Any thread may use it. Without
+    packs a processor trains one client at a time, with all cores of its process.
 
     gpu_share: of a GPU's memory, where other processes are known to use it too. most: clients that
-    this process hosts. inline: the jobs are done while the caller is in
-    `work_inline`, by itself or, if clients are packed, by threads: they would only take Python's
-    lock from it. changed() is called when the number of tasks that may run at once changes.
+    this process hosts. inline: the calls are made while the caller is in `work_inline`, by itself
+    or, if clients are packed, by threads: they would only take Python's lock from it. changed() is
+    called when the number of tasks that may run at once changes.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Slots:
         self._gpu_share = gpu_share
         self._inline = inline
         self._changed = changed
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._unfinished = 0  # jobs
+        self._calls: queue.SimpleQueue[DeviceCall | None] = queue.SimpleQueue()
+        self._unfinished = 0  # calls
         self._may_work = threading.Event()
         if not inline:
             self._may_work.set()
@@ -121,20 +121,20 @@ class Slots:
                     device.packed = n > 1
         self._start_threads()
 
-    # -- jobs --------------------------------------------------------------------------------------
-    def put(self, job: Job) -> None:
+    # -- calls -------------------------------------------------------------------------------------
+    def put(self, call: DeviceCall) -> None:
         with self._lock:
             self._unfinished += 1
-        self._jobs.put(job)
+        self._calls.put(call)
 
     def work_inline(self) -> bool:
-        """Does the next job; if there are threads, waits until they have done all. Returns whether
-        there was any.
+        """Makes the next call; if there are threads, waits until they have made all. Returns
+        whether there was any.
         """
         if not self._unfinished:
             return False
         if not self._threads:
-            self._do(self._jobs.get(), 0)
+            self._do(self._calls.get(), 0)
             return True
         self._may_work.set()
         with self._lock:
@@ -145,7 +145,7 @@ class Slots:
     def close(self) -> None:
         self._may_work.set()
         for _ in self._threads:
-            self._jobs.put(None)
+            self._calls.put(None)
         # The interpreter must not end under a thread that is within torch.
         for thread in self._threads:
             thread.join(10.0)
@@ -165,22 +165,22 @@ class Slots:
                     thread.start()
 
     def _serve(self, number: int) -> None:
-        """Does jobs, until there are more threads than slots."""
+        """Makes calls, until there are more threads than slots."""
         device = self._devices[number]
-        while (job := self._jobs.get()) is not None:
+        while (call := self._calls.get()) is not None:
             self._may_work.wait()
             determinism.set_thread()
-            self._do(job, number)
-            del job  # and the payload it came with
+            self._do(call, number)
+            del call  # and the payload it came with
             with self._lock:
                 if device.threads > device.limit:
                     device.threads -= 1
                     return
 
-    def _do(self, job: Job | None, number: int) -> None:
+    def _do(self, call: DeviceCall | None, number: int) -> None:
         try:
-            if job is not None:
-                job(number)
+            if call is not None:
+                call(number)
         finally:
             with self._lock:
                 self._unfinished -= 1

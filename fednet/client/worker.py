@@ -49,7 +49,7 @@ CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` le
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outgoing:
+class EncodedReply:
     """A reply, and its payload. samples: that the client trained on; None: it is not the reply of a
     training.
     """
@@ -182,7 +182,7 @@ class Worker:
             self.device.scratch(exp, exp.setting)
 
     # -- a task ------------------------------------------------------------------------------------
-    def work(self, task: m.Task, body: Content, step: Step) -> list[Outgoing]:
+    def work(self, task: m.Task, body: Content, step: Step) -> list[EncodedReply]:
         """Does a task. Returns its replies: an evaluation comes before the training it belongs to.
 
         step(stage, done, of) is called as the task goes on, and what it raises ends the task.
@@ -336,7 +336,7 @@ class Worker:
                 reported=reported if trained else {},
             )
             main = trained and of.phase == method.main_exchange
-            outgoing.append(Outgoing(reply, encoded.body, host.n if main else None))
+            outgoing.append(EncodedReply(reply, encoded.body, host.n if main else None))
         return outgoing
 
     def _load(self, task: m.Task) -> tuple[Record, str]:

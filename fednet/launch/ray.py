@@ -35,7 +35,7 @@ FAILURES = 5  # of workers that ended by an error, not killed, until the run is 
 Actor = Any
 
 
-class Worker:
+class ClientActor:
     """Runs in an actor: a client process like any other. Its folder has its key, and on a node that
     does not see the run's directory its clients' states.
     """
@@ -199,7 +199,7 @@ class Fleet:
         texts = (Path(p).read_text(encoding="utf-8") for p in parts)
         files = dict(zip(loading.names(parts), texts))
         return (
-            self.ray.remote(Worker)
+            self.ray.remote(ClientActor)
             .options(**self.asks, max_restarts=0)
             .remote(str(self.directory.resolve()), files)
         )

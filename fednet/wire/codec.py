@@ -24,7 +24,6 @@ from fednet.buffers import copied
 from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
-from fednet.wire import payload as payloads
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import WHOLE, Field
@@ -33,6 +32,7 @@ from fednet.wire.payload import (
     NAMES,
     NUMBERS,
     VALUES,
+    DeclaredField,
     P,
     Payload,
     Run,
@@ -413,7 +413,7 @@ def floats(data: Buffer) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-def _unpack(declared: payloads.Field, data: memoryview, got: Field, name: str) -> Any:
+def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) -> Any:
     """The value of a field that came, other than tensors, of the type that its form says. Raises
     RemoteProtocolError for what can be none, or is not of the dtype, rank or range declared.
     """

@@ -21,7 +21,7 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.loading import Check, Given, held
+from fednet.loading import Arguments, Check, held
 from fednet.options import instance
 from fednet.wire.compressors.base import (
     Feedback,
@@ -272,7 +272,7 @@ def chains(
 # Each check returns what was expected where something else came (`loading.held`). How long it is,
 # the chain itself checks.
 def _a(kind: type | tuple[type, ...], expected: str) -> Check:
-    def check(part: Part, given: Given, found: object) -> str | None:
+    def check(part: Part, given: Arguments, found: object) -> str | None:
         return None if isinstance(found, kind) else expected
 
     return check

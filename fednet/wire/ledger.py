@@ -72,7 +72,7 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
 
 # Of an account: its connection, direction and type. Then, where it is of one task, the task's key;
 # and an object of its own where it is one message that no other is added to.
-Name = tuple[bytes, Direction, str] | tuple[bytes, Direction, str, object]
+AccountName = tuple[bytes, Direction, str] | tuple[bytes, Direction, str, object]
 
 
 class Ledger:
@@ -94,8 +94,8 @@ class Ledger:
         numbered: bool = False,
     ) -> None:
         self._write = write
-        self._open: dict[bytes, dict[Name, Account]] = {}  # by connection and name
-        self.forms: dict[Name, Sequence[Field]] = {}
+        self._open: dict[bytes, dict[AccountName, Account]] = {}  # by connection and name
+        self.forms: dict[AccountName, Sequence[Field]] = {}
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._by_round = by_round
         self._numbered, self._number = numbered, 0
@@ -110,7 +110,7 @@ class Ledger:
     # -- open accounts -----------------------------------------------------------------------------
     def add(
         self,
-        name: Name,
+        name: AccountName,
         type: str,
         envelope: int,
         key: Key | None = None,
@@ -140,7 +140,7 @@ class Ledger:
         found.raw_bytes += raw
         found.count += 1
 
-    def open(self, whose: bytes | None = None) -> dict[Name, Account]:
+    def open(self, whose: bytes | None = None) -> dict[AccountName, Account]:
         """The accounts that are open, by name: of one connection, or of all."""
         if whose is not None:
             return dict(self._open.get(whose, ()))
@@ -158,7 +158,9 @@ class Ledger:
         """All accounts whose rows are not written yet."""
         return [*self.open().values(), *self._billed.values()]
 
-    def take_back(self, name: Name, envelope: int, kinds: Mapping[str, int], raw: int) -> None:
+    def take_back(
+        self, name: AccountName, envelope: int, kinds: Mapping[str, int], raw: int
+    ) -> None:
         """A message that was added did not leave."""
         account = self._open.get(name[0], {}).get(name)
         if account is None:
@@ -172,7 +174,7 @@ class Ledger:
         if not account.count:
             self._close(name)
 
-    def _close(self, name: Name) -> Account | None:
+    def _close(self, name: AccountName) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
         self.forms.pop(name, None)
         mine = self._open.get(name[0], {})
@@ -195,7 +197,7 @@ class Ledger:
         down, up: those over which the task went and the reply came; down None: the reply is an
         evaluation within a task.
         """
-        names: list[Name] = [(up, "up", "reply", key), (up, "down", "pull", key)]
+        names: list[AccountName] = [(up, "up", "reply", key), (up, "down", "pull", key)]
         if down is not None:
             names += [(down, "down", "task", key), (down, "up", "pull", key)]
         for name in names:
@@ -239,7 +241,7 @@ class Ledger:
         bill.clear()
 
     # -- rows --------------------------------------------------------------------------------------
-    def settle(self, name: Name, useful: bool, **more: object) -> None:
+    def settle(self, name: AccountName, useful: bool, **more: object) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing
         is written.
         """

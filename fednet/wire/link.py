@@ -17,7 +17,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import OTHER, Direction, Ledger, Name
+from fednet.wire.ledger import OTHER, AccountName, Direction, Ledger
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
@@ -34,7 +34,7 @@ class Outgoing(NamedTuple):
 
     conn: bytes
     frames: Sequence[Frame]
-    name: Name
+    name: AccountName
     envelope: int
     kinds: dict[str, int]
     raw: int
@@ -125,7 +125,7 @@ class Link:
             self._booked[conn] += nbytes
         self._count(conn, self.back, "refused", nbytes)
 
-    def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> Name:
+    def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> AccountName:
         """Adds bytes to a row of many messages; returns the name of its account."""
         name = (NOBODY if conn in self._strangers else conn, direction, what)
         self.ledger.add(name, what, nbytes, counted=True)
@@ -139,7 +139,7 @@ class Link:
         body: Content | None,
         nbytes: int,
         stray: str = "",
-    ) -> tuple[Name, int, dict[str, int], int]:
+    ) -> tuple[AccountName, int, dict[str, int], int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
         and what was added: envelope, bytes by kind, raw bytes). What has to do with a payload is
         added to that payload's account, and what is stray is not, although its form is looked up
@@ -152,11 +152,11 @@ class Link:
         if key is None and stray:
             return self._count(conn, direction, "refused", nbytes), nbytes, kinds, raw
         type = str(message.__struct_config__.tag)
-        name: Name = (conn, direction, ONCE, object())
+        name: AccountName = (conn, direction, ONCE, object())
         if key is not None and isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
             if type != "pull":
                 type = CARRIERS[direction]
-            payload: Name = (conn, direction, type, key)
+            payload: AccountName = (conn, direction, type, key)
             if not stray:
                 name = payload
             length = 0 if body is None else len(body)
@@ -177,7 +177,7 @@ class Link:
         self.ledger.add(name, type, envelope, key, kinds, raw)
         return name, envelope, kinds, raw
 
-    def _parts(self, name: Name, message: m.Task | m.Reply, length: int) -> int:
+    def _parts(self, name: AccountName, message: m.Task | m.Reply, length: int) -> int:
         """The bytes that so much of a payload takes in parts. Bills the pulls for them too."""
         key, run, inc = message.key, message.run, message.inc
         starts = range(0, length, m.PART)
@@ -187,7 +187,7 @@ class Link:
             total += self._framing(header + len(msgpack.encode(index)) - 1)
             total += self._framing(min(m.PART, length - start))
         if name[2] != ONCE:
-            pull: Name = (name[0], OTHER[name[1]], "pull", key)
+            pull: AccountName = (name[0], OTHER[name[1]], "pull", key)
             header = len(encode(m.Pull(run=run, inc=inc, key=key, first=0, count=1)))
             first = 0
             while first < len(starts):
@@ -226,7 +226,7 @@ class Link:
 
     def _once(self, conn: bytes, direction: Direction, nbytes: int, **more: object) -> None:
         """Writes a row of bytes of a connection that are no message."""
-        name: Name = (conn, direction, ONCE, object())
+        name: AccountName = (conn, direction, ONCE, object())
         self.ledger.add(name, "connection", nbytes)
         self.ledger.settle(name, False, **more)
 

@@ -25,7 +25,7 @@ MAX_SAMPLES = 1 << 31  # of one client at most: what a site says of its data is 
 MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
+SampleCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
 # Of a payload's bytes, by `files.digest`.
 Check = Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES)]
 # What a peer writes is shown on terminals and in logs: nothing of it may move a cursor, begin a
@@ -106,9 +106,9 @@ class SiteFacts(msgspec.Struct, frozen=True, array_like=True):
     """
 
     client: Index
-    train: Samples
-    test: Samples
-    classes: list[Samples] = []
+    train: SampleCount
+    test: SampleCount
+    classes: list[SampleCount] = []
     names: Digest = ""
 
 

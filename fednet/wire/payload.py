@@ -35,11 +35,11 @@ import torch
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 
-Form = Literal["tensors", "parameters", "float", "int", "run", "samples", "array"]
+FieldForm = Literal["tensors", "parameters", "float", "int", "run", "samples", "array"]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class DeclaredField:
     """How a payload's field travels: its ledger kind and its form.
 
     tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run:
@@ -51,7 +51,7 @@ class Field:
     """
 
     kind: str
-    form: Form
+    form: FieldForm
     dtype: str = ""
     rank: int | None = None
     low: float = -math.inf
@@ -90,21 +90,21 @@ if typing.TYPE_CHECKING:
     Statistics = Run
     Condensed = Shared = Samples
 else:
-    Weights = Annotated[Tensors, Field("state", "tensors")]
-    Delta = Annotated[Tensors, Field("delta", "tensors")]
-    Control = Annotated[Tensors, Field("control", "parameters")]
-    Accuracy = Annotated[float, Field("accuracy", "float", low=0, high=1)]
-    Scalar = Annotated[float, Field("statistics", "float")]
-    Statistics = Annotated[Run, Field("statistics", "run")]
-    Condensed = Annotated[Samples, Field("condensed", "samples", "float32")]
-    Shared = Annotated[Samples, Field("shared", "samples")]
+    Weights = Annotated[Tensors, DeclaredField("state", "tensors")]
+    Delta = Annotated[Tensors, DeclaredField("delta", "tensors")]
+    Control = Annotated[Tensors, DeclaredField("control", "parameters")]
+    Accuracy = Annotated[float, DeclaredField("accuracy", "float", low=0, high=1)]
+    Scalar = Annotated[float, DeclaredField("statistics", "float")]
+    Statistics = Annotated[Run, DeclaredField("statistics", "run")]
+    Condensed = Annotated[Samples, DeclaredField("condensed", "samples", "float32")]
+    Shared = Annotated[Samples, DeclaredField("shared", "samples")]
 
 KINDS = ("state", "delta", "control", "condensed", "accuracy", "shared", "statistics")
 
 
 def kind(
     name: str,
-    form: Form = "array",
+    form: FieldForm = "array",
     *,
     dtype: str = "",
     rank: int | None = None,
@@ -112,9 +112,10 @@ def kind(
     high: float = math.inf,
 ) -> object:
     """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array", dtype="float32",
-    rank=2)`; see `Field`. A method whose fields are arrays or samples says their bytes in `sizes`.
+    rank=2)`; see `DeclaredField`. A method whose fields are arrays or samples says their bytes in
+    `sizes`.
     """
-    return Annotated[object, Field(name, form, dtype, rank, low, high)]
+    return Annotated[object, DeclaredField(name, form, dtype, rank, low, high)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Payload:
     kind.
     """
 
-    fields: ClassVar[Mapping[str, Field]] = {}
+    fields: ClassVar[Mapping[str, DeclaredField]] = {}
     roles: ClassVar[Roles] = Roles()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -149,7 +150,7 @@ class Payload:
         hints = typing.get_type_hints(cls, include_extras=True)
         fields = {}
         for f in dataclasses.fields(cls):
-            marks = [a for a in get_args(hints[f.name]) if isinstance(a, Field)]
+            marks = [a for a in get_args(hints[f.name]) if isinstance(a, DeclaredField)]
             if not marks:
                 raise ConfigError(
                     f"{cls.__qualname__}.{f.name}: a payload's field needs a kind (Weights, "
@@ -247,7 +248,7 @@ def misfit(form: str, value: object) -> str | None:
     return None
 
 
-def misdeclared(declared: Field, part: torch.Tensor) -> str | None:
+def misdeclared(declared: DeclaredField, part: torch.Tensor) -> str | None:
     """What a tensor is that is not of the dtype and rank declared."""
     if declared.dtype not in ("", NAMES[part.dtype]):
         return f"{NAMES[part.dtype]}, declared is {declared.dtype}"

@@ -16,7 +16,7 @@ from fednet.client import join
 from fednet.client import loop as loops
 from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
 from fednet.client.policy import Policy
-from fednet.client.worker import Outgoing
+from fednet.client.worker import EncodedReply
 from fednet.errors import CannotGoOn, StateError
 from fednet.files import write_record
 from fednet.protocol.client import ClientProtocol, Given
@@ -154,7 +154,7 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     lines, said = RoundLines(), []
     lines.say = said.append
     lines.began(key)
-    lines.answered(Done(given, [Outgoing(reply, body, samples=60)]))
+    lines.answered(Done(given, [EncodedReply(reply, body, samples=60)]))
     del body
     assert left() is None
     lines.over(pause_s=3600.0)  # not yet: another reply of the round may follow

@@ -13,7 +13,7 @@ import torch
 
 from fednet.client import join, slots
 from fednet.client.policy import Policy
-from fednet.client.slots import MOST, PAUSES_S, NoRoom, Slots
+from fednet.client.slots import MOST, PAUSES_S, NoRoom, SlotPool
 from fednet.client.worker import Worker
 from fednet.experiment import placement
 from tests.chaos.mallory import LIMIT_S
@@ -45,10 +45,10 @@ class Fake:
 @pytest.fixture
 def made(monkeypatch):
     """Makes slots and the memory of their devices. Their threads end with the test."""
-    all: list[Slots] = []
+    all: list[SlotPool] = []
 
-    def make(size=100, each=20, devices=("fake",), most=100, **more) -> tuple[Slots, Fake]:
-        all.append(Slots(devices, most, **more))
+    def make(size=100, each=20, devices=("fake",), most=100, **more) -> tuple[SlotPool, Fake]:
+        all.append(SlotPool(devices, most, **more))
         return all[-1], Fake(monkeypatch, size, each)
 
     yield make
@@ -56,11 +56,11 @@ def made(monkeypatch):
         one.close()
 
 
-def succeed(s: Slots, device: int = 0) -> None:
+def succeed(s: SlotPool, device: int = 0) -> None:
     assert s.run(device, lambda: "done", lambda: None) == "done"
 
 
-def run_out(s: Slots, together: int = 1) -> list[float | None]:
+def run_out(s: SlotPool, together: int = 1) -> list[float | None]:
     """So many tasks run at once, and all run out of memory. Returns when each is done again."""
     again: list[float | None] = []
 
@@ -123,14 +123,14 @@ def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_all_jobs_are_done_and_never_more_at_once_than_may_run(made, inline):
+def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
     s, _ = made(inline=inline)
     if inline:
         s.pack(4)
     lock, over = threading.Lock(), threading.Event()
     at_once, most, done = 0, 0, []
 
-    def job(device: int, number: int) -> None:
+    def call(device: int, number: int) -> None:
         nonlocal at_once, most
         tries = 0
 
@@ -156,7 +156,7 @@ def test_all_jobs_are_done_and_never_more_at_once_than_may_run(made, inline):
                 over.set()
 
     for number in range(50):
-        s.put(lambda device, number=number: job(device, number))
+        s.put(lambda device, number=number: call(device, number))
     if inline:
         assert s.work_inline()
         assert not s.work_inline()

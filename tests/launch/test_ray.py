@@ -66,7 +66,7 @@ def _working() -> int | None:
     """The pid of an actor, once it hosts clients."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Worker.work"):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::ClientActor.work"):
                 return int(folder.name)
         except OSError:  # it has ended meanwhile
             continue

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fednet.client.loop import ClientLoop, Prepared
-from fednet.client.worker import Outgoing
+from fednet.client.worker import EncodedReply
 from fednet.errors import RemoteProtocolError
 from fednet.files import digest
 from fednet.loading import WrongPart
@@ -52,7 +52,7 @@ class Work:
     def work(self, task, body, step):
         def answer(key, payload, kind):
             b = Body([payload])
-            return Outgoing(
+            return EncodedReply(
                 m.Reply(
                     key=key,
                     form=[m.Field("x", kind, len(payload), len(payload))],
