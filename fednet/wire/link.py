@@ -22,6 +22,7 @@ from fednet.wire.ledger import OTHER, AccountName, Direction, Ledger
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
 ONCE = "once"  # in an account's name, of a message that is a row at once
+UNREAD = m.Message()  # stands for one that nobody has decoded, or looks at
 CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
 
 Frame = Any  # bytes, as the transport has them
@@ -120,10 +121,7 @@ class Link:
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
-        nbytes = sum([self._framing(len(frame)) for frame in frames])
-        if conn in self._booked:
-            self._booked[conn] += nbytes
-        self._count(conn, self.back, "refused", nbytes)
+        self.book(conn, UNREAD, None, frames, "refused")
 
     def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> AccountName:
         """Adds bytes to a row of many messages; returns the name of its account."""
