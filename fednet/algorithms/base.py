@@ -321,16 +321,14 @@ class Algorithm:
         """Returns the server's state to start from. Called once, before round 1, and not again
         after a resume.
         """
-        kept: State = server
-        return kept
+        return server
 
     def with_more_clients(self, server: OwnState, before: int, now: int) -> State:
         """Returns the server's state after clients have joined the run, of which `before` could
         train until now. A state that holds a mean over all N clients has to be divided by the new
         N. Raises ConfigError if no client can join. Default: the same state.
         """
-        kept: State = server
-        return kept
+        return server
 
     def init_client(self, x: Tensors) -> State:
         """Returns a client's first state; called at its first participation. x: the whole initial
@@ -344,8 +342,7 @@ class Algorithm:
 
     def enrolled(self, client: OwnState, payload: OwnPayload, host: ClientHost) -> State:
         """Returns the client's state after it got the payload of `enroll`."""
-        kept: State = client
-        return kept
+        return client
 
     # -- a round -----------------------------------------------------------------------------------
     def broadcast(self, server: OwnState, phase: int, client_id: int) -> Payload:
@@ -373,8 +370,7 @@ class Algorithm:
         """Returns the model's outputs for inputs x, computed as the local loss computes them. Tried
         on a batch before the run starts.
         """
-        out: torch.Tensor = module(x)
-        return out
+        return module(x)
 
     def init_accumulator(self, server: OwnState, phase: int) -> State:
         """Returns the empty accumulator of an exchange. Default: each field declared Sum or TwoSums
@@ -453,8 +449,7 @@ class Algorithm:
 
     def with_model(self, server: OwnState, x: Tensors) -> State:
         """Returns the server's state with this shared model."""
-        old: State = server
-        return old.replace(**{self._field(self.model_field, "Server"): x})
+        return server.replace(**{self._field(self.model_field, "Server"): x})
 
     def _field(self, name: str | None, where: str) -> str:
         """Returns the name of a field that a default of this class needs; raises ConfigError if
@@ -486,8 +481,7 @@ class Algorithm:
 
     def with_latest(self, client: OwnState, newest: OwnState | OwnPayload) -> State:
         """Returns the client's state with the `shared_state` of `newest`."""
-        old: State = client
-        return old.replace(**{name: getattr(newest, name) for name in self.shared_state})
+        return client.replace(**{name: getattr(newest, name) for name in self.shared_state})
 
     def personal_model(
         self, client: OwnState, local: Tensors, host: ClientHost

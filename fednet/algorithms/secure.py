@@ -171,8 +171,7 @@ class Secure(Algorithm):
     def machine(self, server: object, round: int) -> SecureServer:
         """Returns the server's state machine of the protocol in this exchange."""
         if isinstance(server, Between):
-            found: SecureServer = server.machine
-            return found
+            return server.machine
         return secagg.server(self.terms(round))
 
     def _unmasked(self, machine: SecureServer, inner: object) -> State:
@@ -279,8 +278,7 @@ def made(config: Config) -> Algorithm:
     kind, section = registry.algorithm.get(config.algorithm.name), config.privacy.secagg
     if section.protocol != "none":
         kind = secured(kind, section)
-    method: Algorithm = kind(msgspec.convert(config.algorithm.options, kind.Config), config.clients)
-    return method
+    return kind(msgspec.convert(config.algorithm.options, kind.Config), config.clients)
 
 
 def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:

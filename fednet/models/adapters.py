@@ -52,8 +52,7 @@ class Lora(nn.Module):
     def delta(self) -> torch.Tensor:
         """(alpha / r) B A in the weight's shape, (float64)."""
         product = self.lora_B.double() @ self.lora_A.double().flatten(1)
-        delta: torch.Tensor = (self.scale * product).view(self.weight.shape)
-        return delta
+        return (self.scale * product).view(self.weight.shape)
 
 
 class LoraLinear(Lora, nn.Linear):

@@ -29,12 +29,10 @@ class Net(nn.Module):
         self.head = head
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.body(x)
-        return out
+        return self.body(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.features(x))
-        return out
+        return self.head(self.features(x))
 
 
 class ProjectedNet(nn.Module):
@@ -52,20 +50,17 @@ class ProjectedNet(nn.Module):
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """(n, width): what the projector gets."""
-        out: torch.Tensor = self.body(x)
-        return out
+        return self.body(x)
 
     def projection(self, x: torch.Tensor) -> torch.Tensor:
         """(n, out): MOON's contrastive feature."""
-        out: torch.Tensor = self.projector(self.body(x))
-        return out
+        return self.projector(self.body(x))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         return self.projection(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.features(x))
-        return out
+        return self.head(self.features(x))
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:

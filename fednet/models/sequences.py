@@ -28,8 +28,7 @@ class NextToken(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.features(x))
-        return out.transpose(1, 2)
+        return self.head(self.features(x)).transpose(1, 2)
 
 
 class Recurrent(NextToken):
@@ -42,8 +41,7 @@ class Recurrent(NextToken):
         self.head = nn.Linear(hidden, tokens)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.gru(self.embedding(x))[0]
-        return found
+        return self.gru(self.embedding(x))[0]
 
 
 @model("gru")
@@ -76,8 +74,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attend(self.norm1(x))
-        added: torch.Tensor = self.down(F.gelu(self.up(self.norm2(x))))
-        return x + added
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         n, t, d = x.shape
@@ -86,8 +83,7 @@ class Block(nn.Module):
             for part in (self.query, self.key, self.value)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(n, t, d))
-        return out
+        return self.out(mixed.transpose(1, 2).reshape(n, t, d))
 
 
 class Decoder(NextToken):
@@ -104,8 +100,7 @@ class Decoder(NextToken):
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         start = self.embedding(x) + self.positions[: x.shape[1]]
-        found: torch.Tensor = self.norm(self.blocks(start))
-        return found
+        return self.norm(self.blocks(start))
 
 
 @model("transformer")

@@ -283,8 +283,7 @@ def _batches(lane: Descent) -> Iterator[tuple[np.ndarray, int]]:
 
 def computed(module: nn.Module, parameters: dict[str, torch.Tensor], x: Inputs) -> torch.Tensor:
     """The module's outputs for x, (n, ...), with these parameters in the place of its own."""
-    out: torch.Tensor = functional_call(module, parameters, (x,))
-    return out
+    return functional_call(module, parameters, (x,))
 
 
 class Dropout:

@@ -74,8 +74,7 @@ def count(task: Task, name: str, outputs: torch.Tensor, y: torch.Tensor) -> torc
     """Returns the counts of that name over a batch, int64."""
     if name == "n":
         return torch.tensor(len(y))
-    found: torch.Tensor = getattr(task, f"count_{name}")(outputs, y)
-    return found
+    return getattr(task, f"count_{name}")(outputs, y)
 
 
 def values(names: Iterable[str], counts: Mapping[str, object]) -> dict[str, float]:
