@@ -26,7 +26,7 @@ _FROM = {
     ),
     "fednet.tensors": "Tensors Layout Sum mean",
     "fednet.training.metrics": "metric",
-    "fednet.data": "Data",
+    "fednet.data.base": "Data",
     "fednet.errors": "FednetError ConfigError DataError",
 }
 _HOME = {name: module for module, names in _FROM.items() for name in names.split()}
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # `as`: they are exported
     from fednet.algorithms.state import PerClient as PerClient
     from fednet.algorithms.state import State as State
     from fednet.cli.api import run as run
-    from fednet.data import Data as Data
+    from fednet.data.base import Data as Data
     from fednet.errors import ConfigError as ConfigError
     from fednet.errors import DataError as DataError
     from fednet.errors import FednetError as FednetError

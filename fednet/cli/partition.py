@@ -28,13 +28,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     config = configured(args)
-    from fednet import data as rooms
     from fednet import registry
+    from fednet.data import division, loading
     from fednet.report import figures
 
-    data = rooms.load(config.data, config.data.root, config.seed)
+    data = loading.load(config.data, config.data.root, config.seed)
     uses_public = registry.algorithm.get(config.algorithm.name).uses_public
-    federation = rooms.split(
+    federation = division.split(
         data, config.data, config.clients, config.seed, uses_public=uses_public
     )
     counts = federation.table()

@@ -251,7 +251,7 @@ def check_text(config: Config, allowed: Collection[str]) -> None:
         sections.append(("model", "model", one.model.name, one.model.options))
     inner = data.options.get("format") if data.dataset == "site" else None
     if inner in registry.dataset.names():  # what reads the site's data there
-        from fednet.data.site import DECLARED
+        from fednet.data.datasets.site import DECLARED
 
         own = {k: v for k, v in data.options.items() if k not in DECLARED}
         sections.append(("data", "dataset", inner, own))

@@ -70,8 +70,7 @@ def prepare(
 
     from fednet.client.books import MASKED, Secrets, account_of
     from fednet.client.worker import Worker
-    from fednet.data import balanced_test
-    from fednet.data.federation import Site
+    from fednet.data.federation import Site, balanced_test
     from fednet.experiment import build, links
     from fednet.experiment.store import ClientStore
 
@@ -160,7 +159,7 @@ def sites_data(
     config: Config, clients: Sequence[int], policy: Policy, say: Callable[[str], None]
 ) -> dict[int, Federation]:
     """Returns by client the data that this site brings itself, after checks of all values."""
-    from fednet.data.site import alone, load_site
+    from fednet.data.datasets.site import alone, load_site
     from fednet.experiment import trial
 
     own: dict[int, Federation] = {}

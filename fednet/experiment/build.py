@@ -23,8 +23,9 @@ from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
 from fednet.algorithms.secure import Secure, made, plan_sums
 from fednet.config import Config, parts
-from fednet.data import augment
+from fednet.data import augment, division, loading
 from fednet.data.base import Data
+from fednet.data.datasets import site
 from fednet.data.federation import Federation
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism, selection, trial
@@ -315,13 +316,11 @@ def try_on(experiment: Experiment, data: Data) -> None:
 
 
 def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:
-    from fednet import data as rooms
-
     algorithm = made(config)
     if config.data.dataset == "site":
         return _fitted(config, algorithm, data, None)
-    federation = rooms.split(
-        rooms.load(config.data, root, config.seed),
+    federation = division.split(
+        loading.load(config.data, root, config.seed),
         config.data,
         config.clients,
         config.seed,
@@ -348,8 +347,6 @@ def _fitted(
         input_shape, outputs = federation.data.input_shape, federation.data.outputs
         classes = federation.data.classes or 0
     else:
-        from fednet.data import site
-
         input_shape, declared = site.declared(config.data)
         outputs, classes = site.outputs(config.data), declared or 0
     first, *others = parts.each_model(config)

@@ -19,8 +19,7 @@ from torch import nn
 from fednet import models, seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
-from fednet.data import Data
-from fednet.data.base import named
+from fednet.data.base import Data, named
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.loading import place
 from fednet.models.adapters import adapted, merged

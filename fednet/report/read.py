@@ -140,9 +140,10 @@ class Run:
         Raises StateError if the run has no global model, has not ended, or the file is not what the
         run wrote; ConfigError if the model is a user's own that is not loaded.
         """
-        from fednet import config, data, models
+        from fednet import config, models
         from fednet.algorithms.state import read_named
-        from fednet.data import site
+        from fednet.data import loading
+        from fednet.data.datasets import site
 
         path = self.dir / "model.safetensors"
         if not path.exists():
@@ -160,7 +161,7 @@ class Run:
         elif settings.data.dataset == "site":
             shape, outputs = site.declared(settings.data)[0], site.outputs(settings.data)
         else:  # partition.json is gone
-            found = data.load(settings.data, settings.data.root, settings.seed)
+            found = loading.load(settings.data, settings.data.root, settings.seed)
             shape, outputs = found.input_shape, found.outputs
         chosen = {"name": settings.model.name, **settings.model.options}
         module = models.build(chosen, shape, outputs, settings.seed)

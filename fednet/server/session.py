@@ -19,7 +19,7 @@ from fednet import loading
 from fednet import world as worlds
 from fednet.algorithms.state import State
 from fednet.config import Config
-from fednet.data.site import class_names
+from fednet.data.datasets.site import class_names
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import build, lock, placement, privacy
 from fednet.experiment.clock import VirtualClock

@@ -77,13 +77,13 @@ def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
         shape, classes = tuple(data.options["shape"]), int(data.options["classes"])
         nbytes = math.prod(shape) * (1 if len(shape) == 3 else 4)
     elif data.dataset == "site":
-        from fednet.data.site import declared as of_sites
-        from fednet.data.site import outputs
+        from fednet.data.datasets.site import declared as of_sites
+        from fednet.data.datasets.site import outputs
 
         shape, classes = of_sites(data)[0], outputs(data)
         nbytes = 0
     else:
-        from fednet.data import load
+        from fednet.data.loading import load
 
         dataset.get(data.dataset)
         loaded = load(data, data.root, config.seed)

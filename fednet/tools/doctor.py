@@ -106,7 +106,7 @@ def bits(kind: str, args: argparse.Namespace) -> str:
 def data(args: argparse.Namespace) -> str:
     """Whether the configured dataset is there and can be read."""
     from fednet.config import load
-    from fednet.data import load as read
+    from fednet.data.loading import load as read
 
     config = load(args.config, args.set, args.load)
     if config.data.dataset == "site":

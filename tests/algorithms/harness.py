@@ -26,7 +26,7 @@ from fednet.config import (
     ModelSection,
     TrainSection,
 )
-from fednet.data import Data
+from fednet.data.base import Data
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.scratch import Scratch

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.data import Data
 from fednet.data.augment import check, crop_flip, crop_reflect_flip, flip, get
+from fednet.data.base import Data
 from fednet.errors import ConfigError
 from fednet.seeds import torch_rng
 

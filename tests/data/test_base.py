@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.data import Data, balanced_test
-from fednet.data.base import channel_statistics
+from fednet.data.base import Data, channel_statistics
+from fednet.data.federation import balanced_test
 from fednet.errors import ConfigError, DataError
 
 X, Y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])

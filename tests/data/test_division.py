@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from fednet.client.worker import Device
 from fednet.config.schema import DataSection, PartitionSection, PublicSection
-from fednet.data import Data, Federation, split
+from fednet.data.base import Data
+from fednet.data.division import split
+from fednet.data.federation import Federation
 from fednet.errors import ConfigError
 
 

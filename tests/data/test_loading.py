@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 from fednet.config.schema import DataSection, PartitionSection, PublicSection
-from fednet.data import Data, load, load_site, split
-from fednet.data.site import alone
+from fednet.data.base import Data
+from fednet.data.datasets.site import alone, load_site
+from fednet.data.division import split
+from fednet.data.loading import load
 from fednet.errors import ConfigError, DataError
 from fednet.registry import dataset
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.data import Data, pairs
+from fednet.data import pairs
+from fednet.data.base import Data
 from fednet.data.datasets.hf import hf
 from fednet.data.datasets.shakespeare import shakespeare, spoken
 from fednet.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fednet import data
+from fednet.data import loading
 from fednet.errors import ConfigError
 from fednet.records.manifest import read_manifest
 from fednet.report import status
@@ -50,13 +50,13 @@ def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
 
 def test_server_and_clients_have_the_data_in_memory_once(tmp_path, monkeypatch):
     loaded = []
-    load = data.load
+    load = loading.load
 
     def counted(*of):
         loaded.append(load(*of))
         return loaded[-1]
 
-    monkeypatch.setattr(data, "load", counted)
+    monkeypatch.setattr(loading, "load", counted)
     assert len(lines(run(tmp_path, rounds=1) / "rounds.jsonl")) == 1
     assert len(loaded) == 1
 
