@@ -44,9 +44,8 @@ class Inproc:
             self._connect(client)
         return self._server
 
-    def client(self, user: str | None = None) -> InprocClient:
-        """A new client. `user` stands for a CURVE key it would have proved."""
-        client = InprocClient(self, user)
+    def client(self) -> InprocClient:
+        client = InprocClient(self)
         self._clients.append(client)
         self._connect(client)
         return client
@@ -132,9 +131,8 @@ class InprocServer:
 class InprocClient:
     address, trouble = "inproc", ""
 
-    def __init__(self, network: Inproc, user: str | None) -> None:
+    def __init__(self, network: Inproc) -> None:
         self._network = network
-        self._user = user
         self.conn: bytes | None = None
         self.inbox: deque[Event] = deque()
 
@@ -149,7 +147,7 @@ class InprocClient:
             return False
         if self.conn not in server.inboxes:
             server.inboxes[self.conn] = deque([Opened(self.conn)])
-        server.inboxes[self.conn].append(Received(self.conn, _carried(frames), self._user))
+        server.inboxes[self.conn].append(Received(self.conn, _carried(frames)))
         return True
 
     def wake(self) -> None:

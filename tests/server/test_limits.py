@@ -44,7 +44,10 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
             keys.allow(tmp_path, range(many), keys.make_client_keys(tmp_path / "site.key"))
             keyring = keys.Keyring(tmp_path)
             site = keys.load(tmp_path / "site.key")
-        server = ZmqServer("tcp://127.0.0.1:*", keyring=keyring)
+        refused: list[tuple[str, str]] = []
+        server = ZmqServer(
+            "tcp://127.0.0.1:*", keyring=keyring, on_refused=lambda *what: refused.append(what)
+        )
         io, *_ = made_io(tmp_path, server, many, curve=curve)
         stack.callback(io.close, linger_s=0.0)
         context = stack.enter_context(zmq.Context())
@@ -64,12 +67,12 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
             dealers[dealer] = k
         limit = time.monotonic() + LIMIT_S
         while dealers:
-            assert time.monotonic() < limit, (len(dealers), server.refusals)
+            assert time.monotonic() < limit, (len(dealers), refused)
             for dealer, _ in poller.poll(100):
                 message, _ = decode_from_server(dealer.recv_multipart())
                 assert message.ids == [dealers.pop(dealer)]
                 poller.unregister(dealer)
-        assert server.refusals == {}
+        assert refused == []
         assert len(io.protocol.roster.workers) == many
 
 

@@ -16,6 +16,8 @@ LIMIT_S = 20.0
 class Pair:
     def __init__(self, stack: ExitStack, address: str = "tcp://127.0.0.1:0", **options) -> None:
         self.stack = stack
+        self.refused: list[str] = []  # reasons of what the server refused
+        options.setdefault("on_refused", lambda reason, where: self.refused.append(reason))
         self.server = ZmqServer(address, **options)
         stack.callback(self.server.close, 0)
 
@@ -23,6 +25,10 @@ class Pair:
         client = ZmqClient(self.server.address, **options)
         self.stack.callback(client.close, 0)
         return client
+
+    def refusals(self, text: str) -> int:
+        """How many of the reasons contain this text."""
+        return sum(text in reason for reason in self.refused)
 
     def stranger(self, source: str = "127.0.0.1") -> socket.socket:
         """A plain connection to the server, over which nothing was said."""

@@ -19,6 +19,7 @@ from fednet.transport.zeromq.server import (
 from tests.transport.pairs import Pair, joined, of, pump, spoken
 
 EACH = 3
+MORE = f"more than {EACH} connections of one key or address"
 
 
 def stranger(pair: Pair, address: str = "127.0.0.1") -> socket.socket:
@@ -35,14 +36,14 @@ def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs(
     except OSError:
         pytest.skip("this system has one address of its own")
     crowd = [stranger(pair) for _ in range(EACH + 2)]
-    pump(pair.server, until=lambda seen: pair.server.refusals["each"] == EACH)
+    pump(pair.server, until=lambda seen: pair.refusals(MORE) == EACH)
     assert [pair.ends(one) for one in crowd] == [True] * EACH + [False] * (EACH - 1)
     assert not pair.ends(other)
     assert pair.server.send(conn, [b"still"])
     crowd.pop().close()  # and who has gone is counted no more
     pump(pair.server, until=lambda seen: len(pair.server._by_descriptor) == EACH)
     assert not pair.ends(stranger(pair))
-    assert pair.server.refusals["each"] == EACH
+    assert pair.refusals(MORE) == EACH
 
 
 def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path, new_pair):
@@ -55,7 +56,7 @@ def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path, new_pair
     crowd = [spoken(pair, keys=here) for _ in range(EACH)]
     second = crowd[0][0]
     pump(pair.server, second, until=lambda seen: of(seen, Closed, second))
-    assert pair.server.refusals["each"] == 1
+    assert pair.refusals(MORE) == 1
     assert not of(pump(pair.server, other, first, until=lambda seen: True), Closed)
     for one in (conn, *(c for _, c in crowd[1:])):
         assert pair.server.send(one, [b"still"])

@@ -7,22 +7,22 @@ from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.inproc import Inproc
 
 
-def both(seed: int = 0, user: str | None = None):
-    network = Inproc(seed)
-    server, client = network.server(), network.client(user)
+def both():
+    network = Inproc()
+    server, client = network.server(), network.client()
     assert client.poll(0) == [Opened(b"")]
     return network, server, client
 
 
 def test_headers_arrive_as_bytes_of_their_own_and_payloads_as_they_are_both_ways():
-    _, server, client = both(user="key")
+    _, server, client = both()
     header, body = bytearray(b"up"), memoryview(b"body")
     assert client.send([memoryview(header), body])
     header[:] = b"??"
     opened, up = server.poll(None)
     assert opened == Opened(up.conn)
     assert isinstance(up, Received)
-    assert (up.frames[0], up.user) == (b"up", "key")
+    assert up.frames[0] == b"up"
     assert up.frames[1].obj is body.obj
     assert up.frames[1].readonly
     assert server.send(up.conn, [b"down", body])

@@ -15,7 +15,7 @@ import logging
 import math
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -145,14 +145,13 @@ class ZmqServer:
     """A ROUTER bound to `address`: tcp://127.0.0.1:5555, or tcp://*:0 for any free port.
 
     With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
-    `Received.user` is the key that was proved. max_connections: at a time; None: as many as the
-    process may open descriptors, less a reserve. max_each: of one key or, without CURVE, of one
-    address; None: no limit. later: nobody can connect before `listen`; the port is this process's
-    from now on. `refusals` counts what was refused, by reason. Raises ConfigError if the address
-    cannot be bound.
+    `Received.user` is the key that was proved. max_each: connections of one key or, without CURVE,
+    of one address; None: no limit. later: nobody can connect before `listen`; the port is this
+    process's from now on. Raises ConfigError if the address cannot be bound.
 
-    A connection is a stranger until `vouch`: until its client has joined. If there are too many
-    connections, the oldest strangers are hung up on.
+    A connection is a stranger until `vouch`: until its client has joined. If there are more
+    connections than the process may open descriptors, less a reserve, the oldest strangers are
+    hung up on.
     """
 
     def __init__(
@@ -160,21 +159,16 @@ class ZmqServer:
         address: str,
         *,
         keyring: Keyring | None = None,
-        max_connections: int | None = None,
         max_each: int | None = None,
-        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         on_refused: Refused | None = None,
         later: bool = False,
     ) -> None:
         check_address(address)
         self.keyring, self.on_refused = keyring, on_refused
-        self.refusals: Counter[str] = Counter()
         self._closed = False
         limit = descriptors.limit()
         self._room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
-        if max_connections is not None:
-            self._room = min(self._room, max_connections)
-        self._max_each, self._max_unfinished = max_each, max_unfinished_bytes
+        self._max_each = max_each
         self._serial = itertools.count(1)
         self._by_descriptor: dict[int, Connection] = {}  # those that stand
         self._by_routing_id: dict[bytes, Connection] = {}  # those that sent a message
@@ -224,12 +218,8 @@ class ZmqServer:
         held = socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET)
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if name == "*":  # every address of this machine
-                name = ""
-            number = 0  # any port that is free
-            if port != "*":
-                number = int(port)
-            held.bind((name, number))
+            # An empty name: every address of this machine. Port 0: any that is free.
+            held.bind(("" if name == "*" else name, 0 if port == "*" else int(port)))
         except socket.gaierror:  # an interface, whose name only libzmq knows
             held.close()
             return
@@ -238,8 +228,7 @@ class ZmqServer:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot bind {address!r}: {why(error)}.") from None
         self._held = held
-        shown = "0.0.0.0" if name == "*" else host
-        self.address = f"tcp://{shown}:{held.getsockname()[1]}"
+        self.address = f"tcp://{host}:{held.getsockname()[1]}"
 
     def listen(self) -> None:
         """From now on others can connect. Raises ConfigError if the address cannot be bound."""
@@ -365,12 +354,12 @@ class ZmqServer:
             conn = conn_frame.bytes
             if len(body) > MAX_FRAMES:
                 reason = f"a message of more than the {MAX_FRAMES} frames that are allowed"
-                self._hang_up_for("frames", reason, conn, body[0])
+                self._hang_up_for(reason, conn, body[0])
             elif len(conn) != 5 or conn[0] != 0:
                 # libzmq's own are a zero byte and a running number. A peer that chooses its own
                 # might choose another's.
                 reason = "a routing id of the peer's own choice"
-                self._hang_up_for("identity", reason, conn, body[0])
+                self._hang_up_for(reason, conn, body[0])
             else:
                 user: str | None = None  # the key that was proved on its connection
                 if curve:
@@ -382,7 +371,7 @@ class ZmqServer:
                     fd = _descriptor_of(body[0])
                     if fd is None:
                         reason = "a peer with ZMTP before version 3, which is not supported"
-                        self._refuse("version", reason, self.peer(conn))
+                        self._refuse(reason, self.peer(conn))
                         continue
                     stands = self._meet(conn, user, fd, events)
                 events.append(Received(conn, tuple(map(kept, body)), user))
@@ -429,7 +418,7 @@ class ZmqServer:
                 pass  # its last bytes go uncounted: no reason to hang up on it
         return True
 
-    def _hang_up_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
+    def _hang_up_for(self, reason: str, conn: bytes, frame: zmq.Frame) -> None:
         """Hangs up on the sender of a frame that no client of ours sends. This makes no event: the
         limit of useless messages need not count the frame of a sender that is hung up on anyway.
         """
@@ -438,7 +427,7 @@ class ZmqServer:
             link = self._by_descriptor.get(fd)
             if link is not None and link.conn is not None:
                 link = None  # another connection's, which has the descriptor now
-        self._refuse(what, reason, "unknown" if link is None else link.peer())
+        self._refuse(reason, "unknown" if link is None else link.peer())
         if link is not None:
             link.hang_up()
 
@@ -479,7 +468,7 @@ class ZmqServer:
                 self._access.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
                 continue
             reason = keyring.why_named(user.decode()) if user else "no key"
-            self._refuse("key", reason, address.decode())
+            self._refuse(reason, address.decode())
             self._access.send_multipart([b"1.0", request_id, b"400", b"key not allowed", b"", b""])
         keyring.refresh()
         if self._allowed != keyring.version:  # a key that was allowed may be so no more
@@ -487,7 +476,7 @@ class ZmqServer:
             for conn, link in self._by_routing_id.items():
                 if link.user is not None and not keyring.allows(link.user):
                     link.why = keyring.why_not(link.user)
-                    self._refuse("key", keyring.why_named(link.user), link.peer())
+                    self._refuse(keyring.why_named(link.user), link.peer())
                     self.drop(conn, hang_up=True)
 
     def _read_monitor(self) -> None:
@@ -504,13 +493,12 @@ class ZmqServer:
                 self._disconnected(value)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse(
-                    "handshake",
                     "a handshake failed: the client trusts another server's key, or only one of "
                     "the two uses keys, or it is no fednet client, or bytes were damaged on their "
                     "way",
                 )
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self._refuse("handshake", "a connection ended in its handshake")
+                self._refuse("a connection ended in its handshake")
         for link in fresh:
             if self._by_descriptor.get(link.fd) is link:
                 try:
@@ -521,7 +509,7 @@ class ZmqServer:
                     self._own(link, link.peer().rpartition(":")[0])
         while self._strangers and self._used() > self._room:
             oldest = next(iter(self._strangers.values()))
-            self._drop(oldest, "connections", f"more than {self._room} descriptors of connections")
+            self._drop(oldest, f"more than {self._room} descriptors of connections")
 
     def _used(self) -> int:
         return len(self._by_descriptor) + self._kept - len(self._leaving)
@@ -539,7 +527,7 @@ class ZmqServer:
         if self._max_each is not None and len(owned) > self._max_each:
             strangers = (other for serial, other in owned.items() if serial in self._strangers)
             reason = f"more than {self._max_each} connections of one key or address"
-            self._drop(next(strangers, link), "each", reason)
+            self._drop(next(strangers, link), reason)
 
     def _disown(self, link: Connection) -> None:
         if link.owner is not None:
@@ -549,12 +537,12 @@ class ZmqServer:
                 del self._owned[link.owner]
             link.owner = None
 
-    def _drop(self, link: Connection, what: str, reason: str) -> None:
+    def _drop(self, link: Connection, reason: str) -> None:
         """Hangs up. It is among the connections until libzmq reports its end."""
         self._disown(link)
         self._leaving.add(link.serial)
         self._strangers.pop(link.serial, None)
-        self._refuse(what, reason, link.peer())
+        self._refuse(reason, link.peer())
         link.hang_up()
 
     def _disconnected(self, fd: int) -> None:
@@ -593,7 +581,7 @@ class ZmqServer:
             seen = [(link, link.came()) for link in self._strangers.values()]
             most = min(MAX_STRANGERS, max(1, self._room // 2))
             for link, reason in list(unwelcome(seen, most)):
-                self._drop(link, "stranger", reason)
+                self._drop(link, reason)
             self._look_at = time.monotonic() + pause(LOOK_S, began)
         if now >= self._watch_at:
             began = time.thread_time()
@@ -602,9 +590,9 @@ class ZmqServer:
                     # It has finished one since, so it is not amid an endless one; and to ask the
                     # kernel about a busy connection can take a millisecond.
                     link.received_then = link.received
-                elif link.came() - link.received > self._max_unfinished:
-                    reason = f"more than {self._max_unfinished} bytes of no finished message"
-                    self._refuse("endless", reason, link.peer())
+                elif link.came() - link.received > MAX_UNFINISHED_BYTES:
+                    reason = f"more than {MAX_UNFINISHED_BYTES} bytes of no finished message"
+                    self._refuse(reason, link.peer())
                     link.hang_up()
                 elif link.kernel is not None and link.kernel.over:
                     link.over_at = link.over_at or now
@@ -612,8 +600,7 @@ class ZmqServer:
                         self._disconnected(link.fd)
             self._watch_at = time.monotonic() + pause(WATCH_S, began)
 
-    def _refuse(self, what: str, reason: str, address: str = "unknown") -> None:
-        self.refusals[what] += 1
+    def _refuse(self, reason: str, address: str = "unknown") -> None:
         if self.on_refused is not None:
             self.on_refused(reason, address)
         else:
