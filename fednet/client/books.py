@@ -104,12 +104,10 @@ class SiteAccount:
                 raise gone(self._path, self.what) from None
             ending.callback(os.close, file)
             ending.enter_context(alone(file))
+            repair(self._path)
             held = ending.enter_context(os.fdopen(file, "rb", closefd=False))
             held.seek(self._bytes)
             for text in held:
-                if not text.endswith(b"\n"):
-                    os.ftruncate(file, self._bytes)
-                    break
                 self._lines += 1
                 try:
                     row = msgspec.json.decode(unchecked(text), type=self.Line)

@@ -169,20 +169,16 @@ class RoundLines:
         if not self._clients or time.monotonic() - self._ended < pause_s:
             return
         round, purpose = self._of
-        what, on = "answered for", ""
+        what = "evaluated" if purpose == "evaluate" else "answered for"
         clients: Collection[int] = self._clients
-        if purpose == "evaluate":
-            what = "evaluated"
-        elif self._samples:
-            what, clients = "trained", self._samples
+        on = ""
         if self._samples:
+            what, clients = "trained", self._samples
             on = f" on {sum(self._samples.values())} samples"
-        took = f"{self._ended - self._began:.1f} s"
-        named = ids.as_text(clients)
-        if len(named) > 60:
+        named = f"client{'s' if len(clients) > 1 else ''} {ids.as_text(clients)}"
+        if len(named) > 70:
             named = f"{len(clients)} clients"
-        else:
-            named = f"client{'s' if len(clients) > 1 else ''} {named}"
+        took = f"{self._ended - self._began:.1f} s"
         self.say(log_line(f"round {round}: {what} {named}{on} in {took}, sent {mb(self._sent)}"))
         self._clients, self._samples, self._sent = set(), {}, 0
         self._of = (0, "")
