@@ -76,13 +76,10 @@ class Note(msgspec.Struct, frozen=True):
     fields: JsonDict = {}
 
 
-class Forget(msgspec.Struct, frozen=True):
-    """The connection is of no further use: its queue may be dropped, or the connection itself be
-    ended.
-    """
+class HangUp(msgspec.Struct, frozen=True):
+    """The connection is of no further use: it is to be ended."""
 
     conn: bytes
-    hang_up: bool = False
 
 
-Instruction = Send | Stray | Store | Arrived | Resolved | Spend | Note | Forget
+Instruction = Send | Stray | Store | Arrived | Resolved | Spend | Note | HangUp

@@ -22,7 +22,7 @@ from fednet.ids import Ids, as_text
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
-    Forget,
+    HangUp,
     Instruction,
     Note,
     Resolved,
@@ -356,7 +356,6 @@ class ServerProtocol:
             why = why or "connection closed"
             self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
             self._restart_uploads(worker)
-        self._out.append(Forget(conn))
         return self._instructions()
 
     def tick(self, now: float) -> list[Instruction]:
@@ -405,7 +404,7 @@ class ServerProtocol:
             self._ask(conn, join, new)
             return "refused"
         if old is not None and old.conn is not None:
-            self._out.append(Forget(old.conn, hang_up=True))
+            self._out.append(HangUp(old.conn))
             self.roster.disconnect(old)
             self._restart_uploads(old)
         worker = self.roster.enter(conn, join, ids, user, self.now)

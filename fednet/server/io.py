@@ -29,7 +29,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
-    Forget,
+    HangUp,
     Instruction,
     Note,
     Resolved,
@@ -550,7 +550,7 @@ class ServerIO:
         self._hung_up.add(conn)
         fields = {"what": "connection", "reason": reason, "worker": ""}
         self._log.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
-        self.transport.drop(conn, hang_up=True)
+        self.transport.hang_up(conn)
 
     def _act(self, instructions: list[Instruction]) -> None:
         """Does what a command of the rounds leads to."""
@@ -593,9 +593,9 @@ class ServerIO:
                 self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
             elif isinstance(i, Note):
                 self._log.tell(i.event, i.fields)
-            elif isinstance(i, Forget):
+            elif isinstance(i, HangUp):
                 self._send_composed()
-                self.transport.drop(i.conn, i.hang_up)
+                self.transport.hang_up(i.conn)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""

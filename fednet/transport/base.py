@@ -105,9 +105,9 @@ class ServerTransport(Protocol):
         """Make `poll`, running or next, return. From any thread."""
         ...
 
-    def drop(self, conn: bytes, hang_up: bool = False) -> None:
-        """Forget what is queued for `conn`. With `hang_up` also end its connection, as the network
-        might: what is on its way is lost, and `Closed` follows.
+    def hang_up(self, conn: bytes) -> None:
+        """End the connection, as the network might: what is queued or on its way is lost, and
+        `Closed` follows.
         """
         ...
 

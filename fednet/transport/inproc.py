@@ -102,9 +102,9 @@ class InprocServer:
     def wake(self) -> None:
         """`poll` never waits."""
 
-    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+    def hang_up(self, conn: bytes) -> None:
         client = self.peers.get(conn)
-        if client is not None and hang_up:
+        if client is not None:
             client.reconnect()
 
     def peer(self, conn: bytes) -> str:

@@ -276,7 +276,7 @@ def test_noise_is_not_taken_off_by_asking_twice(tmp_path, exp):
         for attempt, lr in enumerate((0.01, 0.01, 0.02)):
             if lr != 0.01:
                 server.welcome["config"] = told(privacy=PRIVATE, train={"lr": lr})
-                server.transport.drop(server.conn, hang_up=True)
+                server.transport.hang_up(server.conn)
                 server.listen(lambda: len(server.said(m.Ready)) == 2)
             server.say(*task(exp, m.Key(1, 0, attempt, 0)))
             server.listen(lambda n=attempt: len(answers(server)) > n)
@@ -322,7 +322,7 @@ class SumTaker:
         server.welcome |= {"run": run, "config": told(**SECURE, **changes)}
         server.heard.clear()
         if server.conn:
-            server.transport.drop(server.conn, hang_up=True)
+            server.transport.hang_up(server.conn)
         server.listen(lambda: server.said(m.Ready))
         method, inner = exp.algorithm, exp.algorithm.init_server(exp.agreed)
         machine = secagg.server(method.terms(1))

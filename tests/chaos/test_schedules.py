@@ -150,9 +150,9 @@ class BadServer:
         passing = self.passing(False, Received(conn, tuple(frames)))
         return all(self.inner.send(conn, message.frames) for message in passing)
 
-    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+    def hang_up(self, conn: bytes) -> None:
         self.held.pop((False, conn), None)
-        self.inner.drop(conn, hang_up)
+        self.inner.hang_up(conn)
 
     def fault(self, up: bool) -> str:
         if 0 in self.plan:
@@ -164,7 +164,7 @@ class BadServer:
         """What of a message passes now."""
         kind, frames, found = self.fault(up), [bytes(f) for f in message.frames], [message]
         if kind == "cut":
-            self.inner.drop(message.conn, hang_up=True)
+            self.inner.hang_up(message.conn)
             return []
         if kind == "duplicate":
             found = [message, message]

@@ -186,7 +186,7 @@ class Net:
                 self.link.settle(i.conn, i.direction, i.key, False)
             elif isinstance(i, s.Note):
                 self.notes.append(i)
-            elif isinstance(i, s.Forget) and i.hang_up and i.conn in self.by_conn:
+            elif isinstance(i, s.HangUp) and i.conn in self.by_conn:
                 self.cut(self.by_conn[i.conn])
 
     def receive(self, conn: bytes, frames) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fednet.errors import RemoteProtocolError
 from fednet.protocol import client as c
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.instructions import Forget, Send
+from fednet.protocol.instructions import HangUp, Send
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -107,7 +107,7 @@ def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
             net.do(net.server.closed(b"bad1", net.now))
         elif conn not in hung_up:
             out = net.server.received(conn, message, body, net.now)
-            hung_up |= {i.conn for i in out if isinstance(i, Forget) and i.hang_up}
+            hung_up |= {i.conn for i in out if isinstance(i, HangUp)}
             for i in out:
                 if isinstance(i, Send):
                     encode(i.message)

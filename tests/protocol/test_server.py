@@ -12,7 +12,7 @@ from fednet.protocol import workers
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
-    Forget,
+    HangUp,
     Note,
     Resolved,
     Send,
@@ -239,7 +239,7 @@ def test_name_of_a_connected_worker_is_taken_over_only_with_its_session():
     ready(s)
     assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0])))
     out = say(s, b"2", m.Join(worker="w", ids=[0], session=s.roster.workers["w"].session))
-    assert Forget(b"1", hang_up=True) in out
+    assert HangUp(b"1") in out
     assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1)))
     assert of(s.closed(b"1", 0.0), Note) == []  # it is not away
     assert s.roster.workers["w"].conn == b"2"

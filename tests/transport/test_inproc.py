@@ -75,7 +75,7 @@ def test_after_a_reconnect_the_client_is_another_connection(by):
     if by == "client":
         client.reconnect()
     else:
-        server.drop(old, hang_up=True)
+        server.hang_up(old)
     assert client.poll(0) == [Closed(b""), Opened(b"")]
     client.send([b"2"])
     events = server.poll(0)

@@ -146,21 +146,6 @@ def test_connections_that_ended_make_room_for_others(pair):
     assert not pair.refused
 
 
-def test_dropping_a_connection_forgets_its_queue(pair):
-    client, conn = joined(pair)
-    count = 3 * SEND_MESSAGES
-    for i in range(count):
-        pair.server.send(conn, [b"%d" % i, b"x" * 2**20])
-    pair.server.drop(conn)
-    pair.server.send(conn, [b"end"])
-    seen = pump(
-        pair.server,
-        client,
-        until=lambda seen: [e for e in of(seen, Received) if e.frames[0] == b"end"],
-    )
-    assert 0 < len(of(seen, Received)) < count
-
-
 def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(pair):
     """As when an older connection's last words come after the newer one has got its descriptor, and
     were answered.
@@ -226,7 +211,7 @@ def test_what_was_sent_over_a_connection_that_ended_does_not_come_over_the_next(
     client, conn = joined(pair)
     for _ in range(SEND_MESSAGES):
         assert client.send([b"old", bytes(2**20)])
-    pair.server.drop(conn, hang_up=True)
+    pair.server.hang_up(conn)
     seen = pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
     client.send([b"new"])
     seen += pump(
@@ -239,7 +224,7 @@ def test_what_was_sent_over_a_connection_that_ended_does_not_come_over_the_next(
 def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(pair):
     client, conn = joined(pair)
     other, kept = joined(pair)
-    pair.server.drop(conn, hang_up=True)
+    pair.server.hang_up(conn)
     seen = pump(pair.server, client, other, until=lambda seen: len(of(seen, Opened, client)) == 1)
     assert of(seen, Closed, pair.server) == [Closed(conn)]
     assert [type(e) for w, e in seen if w is client] == [Closed, Opened]

@@ -286,16 +286,13 @@ class ZmqServer:
     def wake(self) -> None:
         self._waker.wake()
 
-    def drop(self, conn: bytes, hang_up: bool = False) -> None:
-        """libzmq cannot close one peer of a socket, nor take back what it has; `hang_up` goes by
-        the kernel.
-        """
+    def hang_up(self, conn: bytes) -> None:
+        """By the kernel: libzmq cannot close one peer of a socket, nor take back what it has."""
         self._blocked.pop(conn, None)
         link = self._by_routing_id.get(conn)
         if link is not None:
             link.queue.clear()
-            if hang_up:
-                link.hang_up()
+            link.hang_up()
 
     def vouch(self, conn: bytes) -> None:
         link = self._by_routing_id.get(conn)
@@ -477,7 +474,7 @@ class ZmqServer:
                 if link.user is not None and not keyring.allows(link.user):
                     link.why = keyring.why_not(link.user)
                     self._refuse(keyring.why_named(link.user), link.peer())
-                    self.drop(conn, hang_up=True)
+                    self.hang_up(conn)
 
     def _read_monitor(self) -> None:
         fresh = []
