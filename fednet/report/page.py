@@ -34,7 +34,6 @@ TIMELINE = {
     "joined": "joined",
     "rejoined": "joined again",
     "left": "left",
-    "superseded": "was replaced by another process",
     "away": "lost the connection",
     "back": "is connected again",
     "dropped": "was dropped from the round",

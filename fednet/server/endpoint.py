@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fednet import descriptors
 from fednet.config import Config, to_yaml
-from fednet.errors import ConfigError, why
+from fednet.errors import ConfigError
 from fednet.experiment.build import Experiment
 from fednet.files import write_record
 from fednet.protocol.tasks import Rules
@@ -132,19 +132,6 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
             f"--keys {keys}: is given while security.curve is false; add --set security.curve=true."
         )
     check_bind(bind, config.security.curve, insecure)
-    if bind.startswith(("tcp://127.", "tcp://localhost:")):
-        with socket.socket() as server, socket.socket() as client:
-            client.settimeout(5.0)
-            try:
-                server.bind(("127.0.0.1", 0))
-                server.listen()
-                client.connect(server.getsockname())
-            except OSError as wrong:
-                raise ConfigError(
-                    f"this machine's network has no loopback: 127.0.0.1 cannot be reached "
-                    f"({why(wrong)}). Switch it on (ip link set lo up), or use fednet run "
-                    f"--in-process."
-                ) from None
     return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients), later=True)
 
 

@@ -83,7 +83,6 @@ SITES = {
     "ready": "ready",
     "away": "",
     "back": "heard of again",
-    "superseded": "another process has taken its place",
     "asked_to_join": "asks to join the run",
 }
 EXPECTED = ("joined", "ready")  # which are for the log alone
@@ -229,7 +228,6 @@ class ServerIO:
         self._logged: list[ReceivedReply] = []
         self._heard = 0  # messages since the last time
         self._tasks_left = False  # whether a task has left since the last step
-        self._sent_any = False
         self._tick_at = self._shown_at = self._booked = 0.0
         # Of what peers send that brings the run nothing: so much each, see above.
         everyone = 1 + protocol.clients
@@ -441,9 +439,6 @@ class ServerIO:
         """Takes in what has come, waiting so long for it; whether anything happened."""
         try:
             if self._tasks_left:  # with the last one
-                if not self._sent_any:  # the event shows how long a restarted server took to it
-                    self._sent_any = True
-                    self._log.tell("first_task", {"round": self.protocol.round})
                 self._at("broadcasting", self.protocol.round)
                 self._tasks_left = False
             alone = not self.protocol.roster.workers and not self.protocol.tasks

@@ -216,13 +216,10 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 
 class Refuse(Message, tag="refuse", frozen=True):
-    """Not accepted. `final`: trying again cannot help. `unread`: the message was damaged, and what
-    it said is lost.
-    """
+    """Not accepted. `final`: trying again cannot help."""
 
     reason: Text
     final: bool = False
-    unread: bool = False
 
 
 class Task(Message, tag="task", frozen=True):

@@ -22,7 +22,7 @@ from fednet.protocol.instructions import (
 )
 from fednet.protocol.server import UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
-from fednet.protocol.tasks import DEATHS, TRIES, Rules
+from fednet.protocol.tasks import DEATHS, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -317,27 +317,6 @@ def test_peer_is_told_of_its_first_refusals_in_each_round():
     assert told() == REFUSALS
     s.closed(b"1", 0.0)
     assert s.strikes == {}
-
-
-def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
-    s = begun()
-    dropped = []
-    for _ in range(REFUSALS * TRIES):
-        assert not dropped
-        dropped = of(s.undecodable(b"1", "reply: state: no digest", 0.0), Resolved)
-    (over,) = dropped
-    assert over.key.client == 0
-    assert over.reason == (
-        f"refused: {REFUSALS} messages that cannot be read, the last: reply: state: no digest"
-    )
-
-
-def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_is_at():
-    s = begun([spec(0, cost=2), spec(1, cost=1), spec(2)])
-    assert s.roster.workers["w"].queue == [0, 1]
-    noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS)]
-    notes = [n.fields for out in noise for n in of(out, Note)]
-    assert [fields["client"] for fields in notes if fields["what"] == "reply"] == [0]
 
 
 def test_an_empty_reply_is_whole_with_its_announcement():
@@ -711,15 +690,6 @@ def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joi
     s.begin(1, 0, "train", [spec(0)], Rules(join=60.0, silent=None), 55.0)
     assert of(s.tick(absent_at - 0.1), Resolved) == []
     assert of(s.tick(absent_at), Resolved) == [Resolved(key(0), "absent")]
-
-
-def test_a_worker_is_superseded_by_one_that_hosts_all_of_its_clients():
-    s = server()
-    ready(s, b"1", "w", [0, 1])
-    s.closed(b"1", 1.0)
-    for conn, ids, superseded in ((b"2", [0], []), (b"3", [0, 1], ["w"])):
-        notes = of(ready(s, conn, conn.decode(), ids), Note)
-        assert [n.fields["worker"] for n in notes if n.event == "superseded"] == superseded
 
 
 def test_client_that_is_back_and_prepares_is_not_taken_for_lost():

@@ -152,7 +152,7 @@ def test_the_timeline_says_who_joined_and_left_and_who_was_dropped_and_why(tmp_p
     events = [
         {"round": 0, "type": "started", "time": 100.0, "incarnation": 1},
         {"round": 0, "type": "joined", "time": 101.5, "clients": [0, 1, 2, 5], "host": "lab"},
-        {"round": 1, "type": "first_task", "time": 102.0},
+        {"round": 1, "type": "round", "time": 102.0},
         {"round": 1, "client": 2, "type": "dropped", "time": 103.0, "why": "deadline <3 s"},
         {"round": 1, "client": 3, "type": "fault", "time": 103.5, "kind": "crash"},
         {"round": 1, "type": "away", "time": 104.0, "clients": [5], "why": "no heartbeat"},
