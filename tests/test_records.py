@@ -12,7 +12,7 @@ import pytest
 from fednet.cli.display import round_line, summary_rows
 from fednet.files import read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
-from fednet.report import costs, figures, metrics, open_run, page, tables, verify
+from fednet.report import costs, curves, metrics, open_run, page, tables, verify
 from tests.report.fake_run import jsonl, opened, write
 from tests.rooms import lines, run
 
@@ -88,7 +88,7 @@ def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon,
     assert [c.text for t, c in zip(made.columns, made.cells[0]) if t.title == "privacy spent"] == [
         "1.5000"
     ]
-    assert "Privacy spent" in figures.figure([found], tmp_path / "f.svg", y="epsilon")
+    assert "Privacy spent" in curves.figure([found], tmp_path / "f.svg", y="epsilon")
 
 
 @pytest.mark.parametrize("own", ["personal", "local"])
@@ -107,7 +107,7 @@ def test_every_accuracy_names_its_model(tmp_path, own):
     for r in found.rounds:
         r.own_model = own
     named = f"{own} accuracy on clients' tests"
-    assert named.capitalize() in figures.figure([found], tmp_path / "f.svg", y="personal_accuracy")
+    assert named.capitalize() in curves.figure([found], tmp_path / "f.svg", y="personal_accuracy")
     assert own in [c.title for c in tables.table([found]).columns]
     text = page.render([found])
     assert f"<span>{own} accuracy</span>" in text

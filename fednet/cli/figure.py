@@ -50,10 +50,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from fednet.report import figures
+    from fednet.report import curves
 
     runs = opened(args.runs)
-    caption = figures.figure(
+    caption = curves.figure(
         runs,
         args.out,
         args.x,

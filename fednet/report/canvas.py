@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from fednet.plain import JsonMapping
 from fednet.report import style
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as MplFigure
 
 # So that the same run gives the same file.
@@ -87,6 +89,16 @@ def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
     fig.savefig(made, format=kind[1:], metadata=TIMELESS.get(kind), dpi=dpi)
     write_aside(path, made.getvalue())
     return path
+
+
+def whole_ticks(axis: Axis) -> None:
+    """Sets ticks at whole numbers only."""
+    axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # as AutoLocator has it
+
+
+def digits(values: Sequence[float]) -> list[float | None]:
+    """Returns the values for the pointer; None: not finite, which JSON does not have."""
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
 # -- on the page -----------------------------------------------------------------------------------

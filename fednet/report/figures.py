@@ -1,14 +1,12 @@
-"""Describes the figures of runs: name, title, note and how each is drawn.
+"""Describes the figures of one run: name, title, note and how each is drawn.
 
 A function for each figure yields a `Figure`, or nothing if the run has no data for it. `canvas`
-draws it into a file or into the page. To add a figure of one run, write such a function and name it
-in `details`; a new metric (`records.METRICS`) has its curves without a change here.
+draws it into a file or into the page. To add a figure, write such a function and name it in
+`details`.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections import Counter, defaultdict
@@ -19,14 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fednet import records
-from fednet.errors import ConfigError, unknown
-from fednet.files import write_aside
 from fednet.plain import JsonDict
 from fednet.records import metric
-from fednet.report import condensed, costs, groups, metrics, style
-from fednet.report.canvas import BOTTOM, Figure, canvas, saved, write
-from fednet.report.groups import Group
+from fednet.report import condensed, costs, metrics, style
+from fednet.report.canvas import BOTTOM, Figure, digits, whole_ticks, write
 from fednet.report.read import Run
 from fednet.report.style import COLOURS
 
@@ -35,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure as MplFigure
 
-INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 BARS = 60  # at most in a figure: with more rounds, a bar is the mean of several
 HOVER = 40_000  # cells of the largest grid that shows its values under the pointer
 NAMED = 30  # ticks that have names at most
@@ -60,151 +53,6 @@ def details(run: Run) -> Iterator[Figure]:
     yield from condensed.images(run.dir)
 
 
-# -- several runs ----------------------------------------------------------------------------------
-def curve(
-    of: Sequence[Group],
-    x: str = "rounds",
-    y: str = "accuracy",
-    bytes: str = "total",
-    band: str = "ci",
-) -> Iterator[Figure]:
-    """Yields the curves of the groups that were evaluated, in one figure: means over seeds with a
-    band, a key of `metrics.BANDS`. A group's index is its colour, dashes and marker.
-    """
-    # By the group's index: its number of seeds, its label, its curve.
-    curves = {
-        i: (len(g.runs), g.label, metrics.band(g.runs, x, y, bytes, band)) for i, g in enumerate(of)
-    }
-    curves = {i: found for i, found in curves.items() if found[2]["round"]}
-    if not curves:
-        return
-    several = any(n > 1 for n, _, _ in curves.values())
-    across = costs.axis(x, bytes, of[0].clock)
-    label = groups.titled(of, y)
-
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        for i, (n, name, c) in curves.items():
-            line = style.line(i)
-            ax.plot(
-                c["x"],
-                c["mean"],
-                markevery=max(1, len(c["x"]) // 8),
-                markersize=3.5,
-                label=f"{name} (n={n})" if several else name,
-                gid=f"series-{i}",
-                **line,
-            )
-            if n > 1:
-                area = ax.fill_between(
-                    c["x"], c["low"], c["high"], color=line["color"], alpha=0.18, linewidth=0
-                )
-                area.set_gid(f"series-{i}-band")
-        ax.set(xlabel=across, ylabel=label)
-        # The range of y depends on the means: a band that is so wide that it would flatten the
-        # lines is cut off, and so is a loss that is not finite.
-        means, lows, highs = (
-            [v for _, _, c in curves.values() for v in c[name] if math.isfinite(v)] or [0.0]
-            for name in ("mean", "low", "high")
-        )
-        span = (max(means) - min(means)) or 0.1
-        low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
-        high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
-        if groups.metric_of(of, y).share:
-            low, high = max(0.0, low), min(1.0, high)
-        ax.set_ylim(low, high)
-        if x == "rounds":
-            _whole(ax.xaxis)
-        if len(curves) > 1:
-            ax.legend(handlelength=3.2).set_gid("key")
-
-    note = f"The {label} in each round in which it was measured."
-    if several:
-        note += f" Lines are means over seeds; bands are {metrics.BANDS[band]}."
-    table: list[tuple[object, ...]] = [("label", "seeds", "round", x, "mean", *_ends(band))]
-    series = []
-    for i, (n, name, c) in curves.items():
-        table += [(name, n, *values) for values in zip(*c.values())]
-        half = [high - mean for high, mean in zip(c["high"], c["mean"])]
-        series.append(
-            {
-                "i": i,
-                "l": name,
-                "t": c["round"],
-                "x": _digits(c["x"]),
-                "m": _digits(c["mean"]),
-                "h": _digits(half) if n > 1 else None,
-            }
-        )
-    yield Figure(
-        f"{y}_{x}",
-        f"{label.capitalize()} against {across}",
-        note,
-        draw,
-        hover={"kind": "lines", "xl": across, "s": series},
-        table=table,
-    )
-
-
-def to_target(
-    of: Sequence[Group],
-    target: float,
-    x: str = "rounds",
-    bytes: str = "total",
-    band: str = "ci",
-) -> Iterator[Figure]:
-    """Yields the cost of each group to reach the target accuracy: a bar is the mean over its seeds
-    with their band, a dot is a seed. A group of which a seed never reaches it has only dots, and
-    says how many reach it.
-    """
-    y = metrics.measured(r for g in of for r in g.runs)
-    costs_of = [[metrics.to_target(r, target, x, bytes, y) for r in g.runs] for g in of]
-    reached = [[v for v in values if v is not None] for values in costs_of]
-    if not any(reached):
-        return
-    unit = "rounds" if x == "rounds" else costs.axis(x, bytes, of[0].clock)
-    means = [
-        metrics.around(got, band) if len(got) == len(g.runs) else None
-        for g, got in zip(of, reached)
-    ]
-
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        for i, (g, got, mean) in enumerate(zip(of, reached, means)):
-            if mean is not None:
-                m, low, high = mean
-                error = [[m - low], [high - m]] if len(got) > 1 else None
-                ax.barh(i, m, 0.6, xerr=error, color=style.line(i)["color"], alpha=0.75, capsize=2)
-            else:
-                text = f" {len(got)} of {len(g.runs)} reach it"
-                ax.text(0, i - 0.25, text, va="center", fontsize="small")
-            if len(g.runs) > 1:
-                ax.plot(got, [i] * len(got), "o", color="black", markersize=2.5, linestyle="")
-        ax.set_yticks(range(len(of)), [g.label for g in of])
-        ax.set(xlabel=f"{unit} to {target:g} {groups.titled(of, y)}", xlim=(0, None))
-        ax.set_ylim(len(of) - 0.5, -0.5)
-        ax.grid(False, axis="y")
-
-    rows: list[tuple[object, ...]] = [("label", "seeds", "reached", "mean", *_ends(band), "values")]
-    rows += [
-        (g.label, len(g.runs), len(got), *(mean or ("", "", "")), " ".join(map(str, got)))
-        for g, got, mean in zip(of, reached, means)
-    ]
-    yield Figure(
-        f"to_target_{x}",
-        f"{unit[0].upper()}{unit[1:]} to {target:g} {groups.titled(of, y)}",
-        "The first evaluated round at or above the target, not smoothed.",
-        draw,
-        table=rows,
-    )
-
-
-def _ends(band: str) -> tuple[str, str]:
-    """Returns the names of the columns of a band's ends."""
-    return ("low95", "high95") if band == "ci" else (f"low_{band}", f"high_{band}")
-
-
-# -- one run ---------------------------------------------------------------------------------------
 def traffic(run: Run) -> Iterator[Figure]:
     book = costs.ledger(run)
     # Round 0 is what was sent before the first; the evaluation after the last round is left out.
@@ -366,7 +214,7 @@ def resources(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="round", ylabel="busy, seconds per round (solid)", ylim=(0, None))
         right.set(ylabel="memory, MB (dotted)", ylim=(0, None))
         right.grid(False)
-        _whole(ax.xaxis)
+        whole_ticks(ax.xaxis)
         _legend(ax, [(COLOURS[places[name] % 8], name) for name in busy])
 
     values_by_label = {f"{name} busy, s": busy[name] for name in busy}
@@ -424,7 +272,7 @@ def participation(run: Run) -> Iterator[Figure]:
         ax.set_facecolor(style.BLANK)
         ax.set(xlabel="round", ylabel="client")
         for axis in (ax.xaxis, ax.yaxis):
-            _whole(axis)
+            whole_ticks(axis)
         _legend(ax, [(colours[code], words[code]) for code in shown])
 
     pointed = [*words[:3], *(f"dropped: {why}" for why in reasons)]
@@ -456,7 +304,7 @@ def availability(run: Run) -> Iterator[Figure]:
         for i, values in enumerate(counts.values()):
             ax.plot(rounds, values, color=COLOURS[i], linestyle=("-", "--", ":")[i])
         ax.set(xlabel="round", ylabel="clients", ylim=(0, None))
-        _whole(ax.xaxis)
+        whole_ticks(ax.xaxis)
         _legend(ax, [(COLOURS[i], name) for i, name in enumerate(counts)])
 
     yield Figure(
@@ -547,7 +395,7 @@ def confusion(run: Run) -> Iterator[Figure]:
     def draw(fig: MplFigure) -> None:
         ax = _shades(fig, shares, "true class", "share of the true class")
         ax.set(xlabel="predicted class")
-        _whole(ax.xaxis)
+        whole_ticks(ax.xaxis)
         _named(ax.xaxis, classes)
         _named(ax.yaxis, classes)
         ax.tick_params("x", rotation=90 if long else 0)
@@ -601,7 +449,7 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
             rasterized=len(i) > HOVER // 10,
         )
         ax.set(xlabel="client", ylabel="class", xlim=(-0.5, n - 0.5), ylim=(c_all - 0.5, -0.5))
-        _whole(ax.xaxis)
+        whole_ticks(ax.xaxis)
         _named(ax.yaxis, classes)
         text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
         ax.set_title(text, loc="right", fontsize=9)
@@ -624,82 +472,6 @@ def partition_file(counts: np.ndarray, classes: Sequence[str] | None, path: Path
     width, height = 1.2 + 0.32 * counts.shape[0], 1.2 + 0.34 * counts.shape[1]
     fitted = (min(40.0, max(5.0, width)), min(40.0, max(3.0, height)))
     write(replace(made, size=fitted), Path(path))
-
-
-# -- fit for a paper -------------------------------------------------------------------------------
-def figure(
-    runs: Sequence[Run],
-    out: str | Path,
-    x: str = "rounds",
-    y: str = "accuracy",
-    width: str = "3.4in",
-    bytes: str = "total",
-    labels: Sequence[str] = (),
-    band: str = "ci",
-    target: float | None = None,
-) -> str:
-    """`fednet figure`: one figure fit for a paper, and its data beside it as CSV. Returns the
-    caption. labels: of the lines. y `cost`: what each method needs to reach `target`, in the unit
-    of x.
-
-    PDF with embedded TrueType (type 42). width: such as 3.4in, 8.6cm, 86mm. Raises ConfigError for
-    an unknown metric or width, or if no run was evaluated.
-    """
-    path = Path(out)
-    known = (*(m.name for m in records.known(row for run in runs for row in run.rounds)), "cost")
-    if y not in known:
-        raise ConfigError(unknown("--y", y, known))
-    if (y == "cost") != (target is not None):
-        raise ConfigError(
-            "--y cost and --target belong together: --y cost --target 0.8 draws what each method "
-            "needs to reach an accuracy of 0.8, in the unit of --x."
-        )
-    if target is not None and not 0 < target <= 1:
-        raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {target:g}.")
-    length = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)\s*", width)
-    inches = float(length[1]) * INCHES[length[2]] if length else 0.0
-    if not 0.5 <= inches <= 40:
-        raise ConfigError(
-            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to "
-            f"40 inches."
-        )
-    found = groups.group(runs, labels)
-    clocks = groups.clocks(found)
-    if x == "seconds" and len(clocks) > 1:
-        raise ConfigError(
-            f"--x seconds: these runs measure time by different clocks: "
-            f"{', '.join(costs.CLOCKS[clock] for clock in clocks)}. Draw a figure for each clock."
-        )
-    if target is not None:
-        made = next(to_target(found, target, x, bytes, band), None)
-        if made is None:
-            raise ConfigError(f"--target {target:g}: none of the runs reaches this accuracy.")
-    else:
-        made = next(curve(found, x, y, bytes, band=band), None)
-    if made is None:
-        raise ConfigError(
-            f"figure: none of the runs has {groups.titled(found, y)} in its rounds.jsonl."
-        )
-    settings = {**style.FITTED, **style.PAPER, "lines.linewidth": 1.2}
-    with canvas((inches, 0.68 * inches), **settings) as fig:
-        made.draw(fig)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        saved(fig, path, dpi=300)
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows(made.table)
-    write_aside(path.with_suffix(".csv"), table.getvalue())
-    seeds = [", ".join(map(str, g.seeds)) for g in found]
-    if len(set(seeds)) == 1:
-        which = f"seed{'' if len(found[0].seeds) == 1 else 's'} {seeds[0]}"
-    else:
-        which = "seeds " + "; ".join(f"{g.label}: {each}" for g, each in zip(found, seeds))
-    if any(len(g.runs) > 1 for g in found):
-        over = f"Means over {which}; bands are {metrics.BANDS[band]}"
-    else:
-        over = f"One run per method ({which}), so no confidence band"
-    lines = ", ".join(g.label for g in found)
-    caption = f"{made.title}: {lines}. {groups.setting(runs)}. {over}."
-    return f"{caption} {costs.counted(bytes)}." if x == "mb" else caption
 
 
 # -- parts of several figures ----------------------------------------------------------------------
@@ -740,21 +512,16 @@ def _bars(
         )
         base = base + height
         ax.set_xlim(x[0] - 0.6 * wide, x[-1] + 0.6 * wide)
-    _whole(ax.xaxis)
+    whole_ticks(ax.xaxis)
 
 
 def _stacked(bars: dict[str, Bars]) -> JsonDict:
     """Returns the values of stacked bars, for the pointer: it shows all parts of a bar."""
     series = [
-        {"l": label, "x": _digits(x.tolist()), "m": _digits(height.tolist())}
+        {"l": label, "x": digits(x.tolist()), "m": digits(height.tolist())}
         for label, (x, height, _) in bars.items()
     ]
     return {"kind": "lines", "xl": "round", "s": series}
-
-
-def _digits(values: Sequence[float]) -> list[float | None]:
-    """Returns the values for the pointer; None: not finite, which JSON does not have."""
-    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
 def _shades(fig: MplFigure, table: np.ndarray, ylabel: str, what: str) -> Axes:
@@ -765,7 +532,7 @@ def _shades(fig: MplFigure, table: np.ndarray, ylabel: str, what: str) -> Axes:
     ax.grid(False)
     ax.set_facecolor(style.BLANK)
     ax.set(ylabel=ylabel)
-    _whole(ax.yaxis)
+    whole_ticks(ax.yaxis)
     fig.colorbar(image, label=what).ax.set_ylim(0, 1)
     return ax
 
@@ -803,11 +570,6 @@ def _legend(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
         handlelength=1.2,
         columnspacing=1.2,
     )
-
-
-def _whole(axis: Axis) -> None:
-    """Sets ticks at whole numbers only."""
-    axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # as AutoLocator has it
 
 
 def _named(axis: Axis, labels: Sequence[str]) -> None:

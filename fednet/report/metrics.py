@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fednet.config.schema import held_out_count
+from fednet.errors import ConfigError
 from fednet.plain import JsonDict
 from fednet.records import EVALUATED_MODELS, Client, Round, Summary, metric
 from fednet.report import costs
@@ -74,6 +75,12 @@ def measured(runs: Iterable[Run]) -> str:
 
 
 # -- targets ---------------------------------------------------------------------------------------
+def check_target(target: float) -> None:
+    """Raises ConfigError for a target that is no accuracy."""
+    if not 0 < target <= 1:
+        raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {target:g}.")
+
+
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
     """Returns the first evaluated round at or above the target, None if there is none."""
     return next((t for t, a in values if a >= target), None)

@@ -18,7 +18,7 @@ from fednet.files import write_aside
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records import metric, shown
-from fednet.report import canvas, costs, figures, groups, metrics, style, tables
+from fednet.report import canvas, costs, curves, figures, groups, metrics, style, tables
 from fednet.report.canvas import Figure
 from fednet.report.figures import size
 from fednet.report.read import Run
@@ -88,15 +88,15 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     data = list(dict.fromkeys("the sites' own data" if n == "site" else n for n in names))
     # No seconds if the runs measure them by different clocks.
     axes = [x for x in costs.COSTS if x != "seconds" or len(groups.clocks(found)) == 1]
-    curves = []  # of each metric that was recorded, a chart for each axis
+    drawn = []  # of each metric that was recorded, a chart for each axis
     for m in shown("page", (row for run in runs for row in run.rounds)):
         charts = [
             {"place": place, **chart(f)}
             for place, x in enumerate(axes)
-            for f in figures.curve(found, x, m.name)
+            if (f := curves.curve(found, x, m.name)) is not None
         ]
         if charts:
-            curves.append({"name": groups.titled(found, m.name), "charts": charts})
+            drawn.append({"name": groups.titled(found, m.name), "charts": charts})
     legend = [
         (f"{g.label} (n={len(g.runs)})", " ".join(str(d) for d in style.line(i)["dashes"] if d))
         for i, g in enumerate(found)
@@ -113,7 +113,7 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
             tiles=[] if several else _tiles(runs[0]),
             live=[r.name for r in runs if not r.finished],
             comparison=_comparison(runs) if several else None,
-            curves=curves,
+            curves=drawn,
             axes=[costs.axis(x, clock=found[0].clock) for x in axes],
             legend=legend if several else [],
             details=[_details(r, chart) for r in firsts],

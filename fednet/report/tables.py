@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fednet.errors import ConfigError
 from fednet.records import shown
 from fednet.report import costs, metrics
 from fednet.report.groups import LONG, Group, clocks, group, pairs, unpaired
@@ -96,9 +95,8 @@ def table(
     """Returns the comparison as values. by: a name of `costs.COSTS`, None: all; bytes: a name of
     `costs.BYTES`; labels: of the methods. Raises ConfigError for a target that is no accuracy.
     """
-    for t in targets:
-        if not 0 < t <= 1:
-            raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
+    for target in targets:
+        metrics.check_target(target)
     groups = group(runs, labels)
     # No seconds if the runs measure them by different clocks.
     units = [by] if by else list(costs.COSTS)
