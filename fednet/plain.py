@@ -1,4 +1,6 @@
-"""Plain values, as in JSON: numbers, text, lists, mappings, true, false, null."""
+"""Plain values, as in JSON: numbers, text, lists, mappings, true, false, null; and a table of texts
+as lines.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -58,6 +60,19 @@ def part_of(share: float, n: int) -> int:
     product of the floats is a little less.
     """
     return math.floor(share * n + 1e-9)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Returns rows of cells as lines, with columns as wide as their widest cell. right: the columns
+    whose cells end at the same place.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = enumerate(zip(row, widths))
+        placed = (cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in cells)
+        lines.append("  ".join(placed).rstrip())
+    return lines
 
 
 def plain(value: object) -> object:

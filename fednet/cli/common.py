@@ -24,6 +24,7 @@ from fednet.errors import (
     nowhere,
     refused,
 )
+from fednet.plain import aligned
 
 if TYPE_CHECKING:
     from fednet.config import Config
@@ -285,10 +286,4 @@ def _own_frames(error: BaseException) -> bool:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Prints a table as plain lines of any width, which other programs can cut and search."""
-    wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
-    for row in (columns, *rows):
-        cells = (
-            cell.rjust(w) if i in right else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, wide))
-        )
-        print("  ".join(cells).rstrip())
+    print("\n".join(aligned([columns, *rows], right)))

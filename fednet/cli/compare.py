@@ -37,4 +37,5 @@ def run(args: argparse.Namespace) -> None:
     from fednet.report import tables
 
     runs = opened(args.runs)
-    print(tables.compare(runs, args.target, args.by, args.bytes, args.format, args.label))
+    made = tables.table(runs, args.target, args.by, args.bytes, args.label)
+    print(tables.as_csv(made) if args.format == "csv" else tables.as_text(made))

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     config = configured(args)
     import numpy as np
 
-    from fednet.report import traces
+    from fednet.world.presence import expected
 
     made = world.of(config)
     if kind == "availability":
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         lengths = [b - a for p in made.presence for a, b in p.spells]
         if not lengths:
             raise ConfigError("no client of the trace is ever available.")
-        found = traces.expected(made.presence, config.asked)
+        found = expected(made.presence, config.asked)
         p25, median, p75, p95 = np.quantile(lengths, [0.25, 0.5, 0.75, 0.95])
         share = np.mean([p.share() for p in made.presence])
         quartiles = f"{p25:g}, {median:g}, {p75:g}, {p95:g} s"

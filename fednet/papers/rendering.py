@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from fednet.papers.mini import DESCRIPTION
 from fednet.papers.results import unrun
-from fednet.plain import JsonMapping
+from fednet.plain import JsonMapping, aligned
 
 # Of rounds; also what begins with rounds_to_.
 COUNTS = ("best_round", "flat_after_round", "steady_after_round")
@@ -146,16 +146,8 @@ def _text(value: float | None, digits: int = 2) -> str:
 def as_text(rows: Sequence[JsonMapping]) -> str:
     """Returns the table and its notes as text."""
     head, lines = table(rows)
-    whole = [head, *lines]
-    widths = [max(len(line[i]) for line in whole) for i in range(len(head))]
-    out = []
-    for line in whole:
-        cells = [
-            cell.ljust(width) if name in WORDS else cell.rjust(width)
-            for name, cell, width in zip(head, line, widths)
-        ]
-        out.append("  ".join(cells).rstrip())
-    return "\n".join([*out, "", *notes(rows)])
+    numbers = [i for i, name in enumerate(head) if name not in WORDS]
+    return "\n".join([*aligned([head, *lines], numbers), "", *notes(rows)])
 
 
 def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:

@@ -20,7 +20,7 @@ from fednet.papers import plan as planning
 from fednet.papers import rendering, results
 from fednet.papers.job import Reproduction, plan
 from fednet.papers.mini import DESCRIPTION
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, aligned
 from fednet.report import costs, metrics
 from fednet.report.read import open_run
 from fednet.sweep import cells
@@ -135,7 +135,4 @@ def listing() -> str:
         datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in found)
         lines.append((name, f"{len(found):3d} cells", ", ".join(datasets), caption))
     lines += [(name, "  no runs", "", f"prints {what}") for name, what in papers.no_runs().items()]
-    wide = [max(len(line[i]) for line in lines) for i in range(3)]
-    return "\n".join(
-        "  ".join([*(part.ljust(w) for part, w in zip(line, wide)), line[3]]) for line in lines
-    )
+    return "\n".join(aligned(lines))

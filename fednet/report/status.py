@@ -10,7 +10,7 @@ import json as jsonlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from fednet.errors import StateError
 from fednet.experiment.rundir import resume_hint
 from fednet.ids import as_text, ranges_as_text
+from fednet.plain import aligned
 from fednet.report.read import open_run
 
 SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
@@ -141,7 +142,8 @@ def text(status: Status, run: Path, now: float) -> str:
     awaited = [w.client for w in waiting]
     if waiting and live:
         lines.append(f"waiting for {_clients(awaited)}:")
-        lines += _table(WAITING, [_row(w, status, now) for w in waiting])
+        rows = [_row(w, status, now) for w in waiting]
+        lines += [f"  {line}" for line in aligned([WAITING, *rows])]
     elif waiting and not ended:
         lines.append(f"was waiting for {_clients(awaited)}: {as_text(awaited)}")
     if status.arrived and not ended:
@@ -153,7 +155,7 @@ def text(status: Status, run: Path, now: float) -> str:
         absent = f", {_clients(missing)} not connected" if missing else ""
         more = f" ({SHOWN} are shown)" if len(there) > SHOWN else ""
         lines.append(f"client processes: {len(there)} connected{more}{absent}:")
-        rows = []
+        rows = [SITES]
         for site in (*there[:SHOWN], *away):
             since = time.strftime("%m-%d %H:%M:%S", time.localtime(site.since))
             rows.append(
@@ -166,7 +168,7 @@ def text(status: Status, run: Path, now: float) -> str:
                     site.why or "connected",
                 )
             )
-        lines += _table(SITES, rows)
+        lines += [f"  {line}" for line in aligned(rows)]
     return "\n".join(lines)
 
 
@@ -222,9 +224,3 @@ def span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    whole = [columns, *rows]
-    widths = [max(len(r[i]) for r in whole) for i in range(len(columns))]
-    return ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in whole]

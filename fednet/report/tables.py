@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fednet.plain import aligned
 from fednet.records import shown
 from fednet.report import costs, metrics
 from fednet.report.groups import LONG, Group, clocks, group, pairs, unpaired
@@ -70,19 +71,6 @@ class Table:
     cells: list[list[TableCell]]  # (groups, columns)
     differences: list[list[TableCell]]  # (groups - 1, columns): to the first, paired by seed
     notes: list[str]
-
-
-def compare(
-    runs: Sequence[Run],
-    targets: Sequence[float] = (),
-    by: str | None = None,
-    bytes: str = "total",
-    format: str = "table",
-    labels: Sequence[str] = (),
-) -> str:
-    """Returns the comparison as text. format: table | csv; the rest as of `table`."""
-    made = table(runs, targets, by, bytes, labels)
-    return as_csv(made) if format == "csv" else as_table(made)
 
 
 def table(
@@ -294,10 +282,10 @@ def grid(t: Table) -> list[list[str]]:
     return rows
 
 
-def as_table(t: Table) -> str:
+def as_text(t: Table) -> str:
     """Returns the table as several below each other, if it is wider than WIDTH."""
     rows = grid(t)
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     blocks = [[0, 1]]
     for i in range(2, len(widths)):
         if len(blocks[-1]) > 2 and sum(widths[j] + 2 for j in [*blocks[-1], i]) - 2 > WIDTH:
@@ -305,15 +293,12 @@ def as_table(t: Table) -> str:
         blocks[-1].append(i)
     lines = []
     for block in blocks:
-        part = [
-            "  ".join(r[i].ljust(widths[i]) if i == 0 else r[i].rjust(widths[i]) for i in block)
-            for r in rows
-        ]
-        rule = "─" * len(part[0])
+        part = aligned([[r[i] for i in block] for r in rows], range(1, len(block)))
+        rule = "─" * max(map(len, part))
         part.insert(1, rule)
         if t.differences:
             part.insert(2 + len(t.groups), rule)
-        lines += [*(line.rstrip() for line in part), ""]
+        lines += [*part, ""]
     notes = [line for note in t.notes for line in textwrap.wrap(note, WIDTH)]
     return "\n".join([*lines, *notes]) + "\n"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fednet.cli.main import main
-from fednet.report import traces
 from fednet.world import Presence
+from fednet.world.presence import expected
 
 
 def test_expected_participants_worked_by_hand():
     """One is there for the first half of each hour, one always: 1.5 in the mean."""
     half, whole = Presence(((0.0, 1800.0),), 3600.0), Presence(((0.0, 3600.0),), 3600.0)
-    found = traces.expected([half, whole], asked=1)
+    found = expected([half, whole], asked=1)
     assert found.here == pytest.approx(1.5, abs=0.01)
     assert (found.least, found.most, found.asked) == (1, 2, 1)
     stays = dict(found.stay)

@@ -81,7 +81,7 @@ def test_what_judging_all_clients_at_the_end_took_is_no_cost_of_the_last_round(t
     }  # and joins
     assert metrics.summarise(run)["bytes"]["mb"] == pytest.approx(before["total"][2] + 4160e-6)
     # Its MB as a whole have them, as the summary's have.
-    assert f"{before['total'][2] + 4160e-6:.2f}" in tables.compare([run])
+    assert f"{before['total'][2] + 4160e-6:.2f}" in tables.as_text(tables.table([run]))
 
 
 def test_bytes_by_kind_add_up_to_the_total(tmp_path):

@@ -9,7 +9,7 @@ from fednet.errors import ConfigError
 from fednet.files import read_lines
 from fednet.report.groups import group
 from fednet.report.read import open_run
-from fednet.report.tables import compare, table
+from fednet.report.tables import as_csv, as_text, table
 from tests.report.fake_run import jsonl, opened, write
 
 
@@ -21,6 +21,10 @@ def two_methods(path):
         own = {"algorithm": "fedprox", "seed": s, "rounds": 3, "accuracy": accuracy}
         runs.append(opened(path / f"prox-{s}", **own))
     return runs
+
+
+def text_of(runs, *more, **by_name):
+    return as_text(table(runs, *more, **by_name))
 
 
 def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
@@ -50,10 +54,8 @@ def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
         opened(tmp_path / f"a{seed}", seed=seed, rounds=2, accuracy=[0.5, last])
         for seed, last in enumerate((0.7, 0.6))
     ]
-    assert "1 of 2 seeds (2.0, -)" in compare(runs, targets=[0.7], by="rounds")
-    rows = list(
-        csv.DictReader(io.StringIO(compare(runs, targets=[0.7], by="rounds", format="csv")))
-    )
+    assert "1 of 2 seeds (2.0, -)" in text_of(runs, targets=[0.7], by="rounds")
+    rows = list(csv.DictReader(io.StringIO(as_csv(table(runs, targets=[0.7], by="rounds")))))
     row = next(r for r in rows if r["metric"] == "rounds to 0.7")
     assert (row["mean"], row["reached"], row["values"]) == ("", "1", "2.0 never")
 
@@ -106,7 +108,7 @@ def test_megabytes_are_shown_in_total_and_by_kind(tmp_path):
 
 
 def test_a_wide_table_is_several_below_each_other_of_120_columns(tmp_path):
-    text = compare(two_methods(tmp_path), targets=[0.3, 0.4, 0.5, 0.55])
+    text = text_of(two_methods(tmp_path), targets=[0.3, 0.4, 0.5, 0.55])
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("method ") > 1
     assert all(f"{unit} to 0.55" in text for unit in ("rounds", "MB", "s"))
@@ -116,7 +118,7 @@ def test_runs_on_other_partitions_are_named(tmp_path):
     a = opened(tmp_path / "a", seed=0)
     b = opened(tmp_path / "b", algorithm="scaffold", seed=0)
     (b.dir / "partition.json").write_text((a.dir / "partition.json").read_text().replace("a", "b"))
-    assert "used different data partitions (seed 0)" in compare([a, open_run(b.dir)])
+    assert "used different data partitions (seed 0)" in text_of([a, open_run(b.dir)])
 
 
 def test_other_participants_are_named_with_the_first_round(tmp_path):
@@ -125,17 +127,17 @@ def test_other_participants_are_named_with_the_first_round(tmp_path):
     rows = list(read_lines(b / "rounds.jsonl"))
     rows[2]["selected"] = [99]
     jsonl(b / "rounds.jsonl", rows)
-    assert "used different participants from round 3 on" in compare([a, open_run(b)])
+    assert "used different participants from round 3 on" in text_of([a, open_run(b)])
 
 
 def test_unequal_seeds_are_named(tmp_path):
     runs = two_methods(tmp_path)
-    assert "share only the seeds [0, 1]" in compare(runs[:-1])
+    assert "share only the seeds [0, 1]" in text_of(runs[:-1])
 
 
 def test_a_target_that_is_no_accuracy_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="above 0 and at most 1, got 60"):
-        compare([opened(tmp_path / "a")], targets=[60])
+        table([opened(tmp_path / "a")], targets=[60])
 
 
 def test_a_list_in_a_label_reads_as_a_chain_and_a_long_label_gives_way_to_the_runs_name(tmp_path):
@@ -155,12 +157,12 @@ def test_a_list_in_a_label_reads_as_a_chain_and_a_long_label_gives_way_to_the_ru
 
 def test_labels_are_those_that_are_given(tmp_path):
     runs = [opened(tmp_path / m, algorithm=m) for m in ("fedavg", "scaffold")]
-    text = compare(runs, labels=("ours", "theirs"))
+    text = text_of(runs, labels=("ours", "theirs"))
     assert "theirs - ours" in text
     with pytest.raises(
         ConfigError, match=r"expected 2, one for each group.*fedavg, scaffold.*got 1"
     ):
-        compare(runs, labels=("ours",))
+        table(runs, labels=("ours",))
 
 
 def test_accuracies_of_local_and_of_personal_models_are_not_said_to_be_of_one_kind(tmp_path):
