@@ -7,28 +7,13 @@ configuration of its run and the figures that the paper prints for it. Then `job
 line asks for), `reproduce`, and `results`.
 """
 
-from fednet.papers.tables import (
-    FIELD,
-    NAMES,
-    Cell,
-    caption,
-    cells,
-    lay,
-    no_runs,
-    paper,
-    table,
-    with_results,
-)
-
-__all__ = [
-    "FIELD",
-    "NAMES",
-    "Cell",
-    "caption",
-    "cells",
-    "lay",
-    "no_runs",
-    "paper",
-    "table",
-    "with_results",
-]
+from fednet.papers.tables import FIELD as FIELD
+from fednet.papers.tables import NAMES as NAMES
+from fednet.papers.tables import Cell as Cell
+from fednet.papers.tables import caption as caption
+from fednet.papers.tables import cells as cells
+from fednet.papers.tables import lay as lay
+from fednet.papers.tables import no_runs as no_runs
+from fednet.papers.tables import paper as paper
+from fednet.papers.tables import table as table
+from fednet.papers.tables import with_results as with_results

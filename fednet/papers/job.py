@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,8 +87,8 @@ def plan(asked: argparse.Namespace) -> Reproduction:
             known = dict.fromkeys(c.dataset for c in every)
             raise ConfigError(unknown("dataset", asked.dataset, known))
     if asked.setting:  # in whole words: E1 is not E10
-        words = _words(asked.setting)
-        cells = [c for c in cells if words <= _words(f"{c.variant} {c.heterogeneity}")]
+        words = set(asked.setting.lower().split())
+        cells = [c for c in cells if words <= set(f"{c.variant} {c.heterogeneity}".lower().split())]
         if not cells:
             there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() for c in every)
             raise ConfigError(
@@ -115,19 +114,6 @@ def plan(asked: argparse.Namespace) -> Reproduction:
         asked.scale,
         changed=", ".join(s for s in asked.set if s.partition("=")[0].strip() not in WHERE),
     )
-
-
-def _words(text: str) -> set[str]:
-    """Returns the words without a # before them, which a shell takes for a comment, and numbers as
-    any number is written: alpha=1.0 as alpha=1.
-    """
-    found = set()
-    for word in text.lower().split():
-        name, equals, value = word.removeprefix("#").rpartition("=")
-        with contextlib.suppress(ValueError):
-            value = f"{float(value):g}"
-        found.add(f"{name}{equals}{value}")
-    return found
 
 
 def _named_methods(cells: Sequence[Cell], only: Sequence[str]) -> set[str]:

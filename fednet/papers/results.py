@@ -12,7 +12,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,14 +29,11 @@ if TYPE_CHECKING:
 FLAT = 0.001  # of accuracy
 STEADY_SHARE = 0.05  # of the loss of the first round
 COMPARED = ("points_gained", "rounds_to_target", "speedup")  # with another run of the same seed
+KEY = ("method", "dataset", "heterogeneity", "variant", "seed")  # which run a row is of
 FIXED = (
     "table",
     "scale",
-    "method",
-    "dataset",
-    "heterogeneity",
-    "variant",
-    "seed",
+    *KEY,
     "status",
     "measure",
     "paper",
@@ -58,20 +55,9 @@ FIXED = (
     "device",
     "changed",
 )
-CURVE = (
-    "method",
-    "dataset",
-    "heterogeneity",
-    "variant",
-    "seed",
-    "round",
-    "mb",
-    "accuracy",
-    "personal_accuracy",
-    "test_loss",
-    "train_loss",
-)
-KEY = ("method", "dataset", "heterogeneity", "variant", "seed")  # which run a row is of
+# In percent or not, by metric.
+FACTORS = {"accuracy": 100, "personal_accuracy": 100, "test_loss": 1, "train_loss": 1}
+CURVE = (*KEY, "round", "mb", *FACTORS)
 
 
 # -- measures --------------------------------------------------------------------------------------
@@ -86,8 +72,7 @@ def measured(
             return None
         if name == "points_gained":
             ours, theirs = (
-                own["pfl"] if (own := metrics.personal(r)) is not None else _best(r)[0]
-                for r in (run, versus)
+                metrics.accuracies(r).get("personal", _best(r)[0]) for r in (run, versus)
             )
             return None if ours is None or theirs is None else 100 * float(ours - theirs)
         reached = metrics.speedup(run, versus, target_round)
@@ -162,10 +147,10 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
     "best_round": lambda run: _best(run)[1],
     "mean_accuracy": _mean_accuracy,
     "flat_after_round": _flat_after_round,
-    "pfl_accuracy": lambda run: (metrics.personal(run) or {}).get("pfl"),
-    "drift_accuracy": lambda run: (metrics.personal(run) or {}).get("drift"),
-    "solo_accuracy": lambda run: (metrics.personal(run) or {}).get("drift"),
-    "client_accuracy": lambda run: metrics.pooled(metrics.latest(run, "global").values(), "global"),
+    "pfl_accuracy": lambda run: metrics.accuracies(run).get("personal"),
+    "drift_accuracy": lambda run: metrics.accuracies(run).get("balanced"),
+    "solo_accuracy": lambda run: metrics.accuracies(run).get("balanced"),
+    "client_accuracy": lambda run: metrics.accuracies(run).get("global"),
     "class_spread": metrics.class_spread,
     "max_drop": lambda run: metrics.differences(metrics.curve(run))["max_drop"],
     "avg_drop": lambda run: metrics.differences(metrics.curve(run))["avg_drop"],
@@ -183,6 +168,11 @@ def percent(value: float | None) -> float | None:
 
 
 # -- rows ------------------------------------------------------------------------------------------
+def key_of(cell: Cell, seed: int) -> JsonDict:
+    """Returns which run a row is of, by the columns of KEY."""
+    return dict(zip(KEY, (cell.method, cell.dataset, cell.heterogeneity, cell.variant, seed)))
+
+
 def row(
     cell: Cell,
     seed: int,
@@ -199,11 +189,7 @@ def row(
     out |= {
         "table": f"{cell.paper}/{cell.table}",
         "scale": scale,
-        "method": cell.method,
-        "dataset": cell.dataset,
-        "heterogeneity": cell.heterogeneity,
-        "variant": cell.variant,
-        "seed": seed,
+        **key_of(cell, seed),
         "status": status,
         "measure": cell.measure,
         "paper": cell.figure,
@@ -249,21 +235,12 @@ def device(run: Run) -> str | None:
 
 def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:
     """Returns the run's curves, one row for each evaluated round. Accuracies in percent."""
-    factors = {"accuracy": 100, "personal_accuracy": 100, "test_loss": 1, "train_loss": 1}
-    by_round = {y: dict(metrics.curve(run, y)) for y in factors}
+    by_round = {y: dict(metrics.curve(run, y)) for y in FACTORS}
     spent = costs.cost(run, "mb")
     rows = []
     for t in sorted({*by_round["accuracy"], *by_round["personal_accuracy"]}):
-        row: JsonDict = {
-            "method": cell.method,
-            "dataset": cell.dataset,
-            "heterogeneity": cell.heterogeneity,
-            "variant": cell.variant,
-            "seed": seed,
-            "round": t,
-            "mb": round(spent[t], 3),
-        }
-        for y, factor in factors.items():
+        row = {**key_of(cell, seed), "round": t, "mb": round(spent[t], 3)}
+        for y, factor in FACTORS.items():
             value = by_round[y].get(t)
             row[y] = None if value is None else round(factor * value, 4)
         rows.append(row)
@@ -277,23 +254,14 @@ def read_csv(path: Path) -> list[JsonDict]:
 
 
 def merge(target: Path, new: Sequence[JsonMapping], columns: Sequence[str]) -> None:
-    """Rows of the same run are replaced, others stay. What was not run replaces nothing that
-    was.
+    """Rows of the same run are replaced in their places, since a table must not change its order
+    with what was run last; others stay. What was not run replaces nothing that was.
     """
-    old = read_csv(target) if target.exists() else []
-    known = {identity(r) for r in old if not unrun(r)}
-    new = [r for r in new if not (unrun(r) and identity(r) in known)]
-    by_run: dict[tuple[str, ...], list[JsonMapping]] = {}
-    # In their places: a table must not change its order with what was run last.
-    for r in old:
-        by_run.setdefault(identity(r), []).append(r)
-    replaced = set()
-    for row in new:
-        if identity(row) not in replaced:
-            replaced.add(identity(row))
-            by_run[identity(row)] = []
-        by_run[identity(row)].append(row)
-    rows = [r for rs in by_run.values() for r in rs]
+    found = by_run(read_csv(target) if target.exists() else [])
+    for key, own in by_run(new).items():
+        if key not in found or unrun(found[key][0]) or not unrun(own[0]):
+            found[key] = own
+    rows = [r for own in found.values() for r in own]
     more = list(dict.fromkeys(k for r in rows for k in r if k not in columns))
     out = io.StringIO()
     writer = csv.DictWriter(out, [*columns, *more], lineterminator="\n", restval="")
@@ -314,6 +282,14 @@ def run_of(row: JsonMapping) -> tuple[str, ...]:
 
 def identity(row: JsonMapping) -> tuple[str, ...]:
     return (*run_of(row), str(row.get("changed") or ""))
+
+
+def by_run(rows: Iterable[JsonMapping]) -> dict[tuple[str, ...], list[JsonMapping]]:
+    """Returns the rows by `identity`, in the order of their first."""
+    found: dict[tuple[str, ...], list[JsonMapping]] = {}
+    for row in rows:
+        found.setdefault(identity(row), []).append(row)
+    return found
 
 
 def _value(text: str | None) -> str | int | float | None:

@@ -174,9 +174,9 @@ def pooled(clients: Iterable[Client], name: str) -> float | None:
     return sum(correct for correct, _ in counts) / total if total else None
 
 
-def personal(run: Run) -> JsonDict | None:
-    """Returns the accuracy of the personal models on each client's own test split, at its last
-    evaluation; None without them.
+def personal_spread(run: Run) -> JsonDict | None:
+    """Returns how the accuracy of the personal models is spread over the clients, each on its own
+    test split at its last evaluation; None without them.
 
     worst_tenth: mean over the worst tenth of the clients (at least one).
     """
@@ -185,8 +185,6 @@ def personal(run: Run) -> JsonDict | None:
         return None
     values = np.sort([r.accuracy_personal for r in own.values()])
     return {
-        "pfl": pooled(own.values(), "personal"),
-        "drift": pooled(latest(run, "balanced").values(), "balanced"),
         "clients": len(own),
         "mean": float(values.mean()),
         "std": float(values.std()),
@@ -248,8 +246,8 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
             "never_took_part": len(asked) - len(taken),
             "shared": settings.get("shared"),
         }
-    if own := personal(run):
-        out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
+    if spread := personal_spread(run):
+        out["personal_spread"] = spread
     out["bytes"] = costs.summed(run, prediction)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)

@@ -134,11 +134,12 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
             (_percent(a["best"]), "best global accuracy", f"in round {a['best_round']}"),
             (_percent(ending), "mean global accuracy", f"of the last {of} evaluated rounds"),
         ]
-    if own := metrics.personal(run):
-        note = f"on clients' tests; worst 10 % of clients: {_percent(own['worst_tenth'])}"
-        if own["drift"] is not None:
-            note += f"; class-balanced tests: {_percent(own['drift'])}"
-        tiles.append((_percent(own["pfl"]), f"{run.own_model} accuracy", note))
+    if spread := metrics.personal_spread(run):
+        own = metrics.accuracies(run)
+        note = f"on clients' tests; worst 10 % of clients: {_percent(spread['worst_tenth'])}"
+        if "balanced" in own:
+            note += f"; class-balanced tests: {_percent(own['balanced'])}"
+        tiles.append((_percent(own["personal"]), f"{run.own_model} accuracy", note))
 
     spent, total = s["bytes"], book.sum() or 1
     wasted = f"{100 * sum(book.wasted.values()) / total:.2g} % wasted"

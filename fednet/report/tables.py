@@ -134,7 +134,7 @@ def _results(runs: Sequence[Run]) -> Iterator[Column]:
     yield column(f"last {many} {where}", lambda r: metrics.last(curves[r])[0])
     own = "/".join(_own_models(runs))
     if own:
-        yield column(own, lambda r: (metrics.personal(r) or {}).get("pfl"))
+        yield column(own, lambda r: metrics.accuracies(r).get("personal"))
     held_out = {r: metrics.accuracies(r, True) for r in runs}
     for name in ("global", "personal", "finetuned"):
         if any(name in found for found in held_out.values()):
@@ -192,14 +192,14 @@ def _only_clients(run: Run) -> bool:
 
 def _on_clients(run: Run) -> float | None:
     """Returns the global model's accuracy in the last evaluation of each client, pooled."""
-    return metrics.pooled(metrics.latest(run, "global").values(), "global")
+    return metrics.accuracies(run).get("global")
 
 
 def _own_models(runs: Sequence[Run]) -> list[str]:
     """Returns the kinds of the clients' own models, `local` or `personal`, in runs with their
     accuracy.
     """
-    return sorted({r.own_model for r in runs if metrics.personal(r)})
+    return sorted({r.own_model for r in runs if "personal" in metrics.accuracies(r)})
 
 
 def _notes(

@@ -106,14 +106,16 @@ def test_the_quantiles_of_students_distribution_are_the_printed_ones(degrees, t)
 
 def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
     run = opened(tmp_path / "a", personalised=True)
-    own = metrics.personal(run)
+    own, found = metrics.personal_spread(run), metrics.accuracies(run)
     assert own is not None
     last = {r.client: r for r in run.clients}
     assert own["clients"] == len(last)
-    assert own["pfl"] == sum(r.correct_personal for r in last.values()) / sum(
-        r.tested_personal for r in last.values()
-    )
-    assert metrics.summarise(run)["personal"]["balanced"] == own["drift"]
+    for name in ("personal", "balanced"):
+        correct, tested = (
+            sum(r[f"{what}_{name}"] for r in last.values()) for what in ("correct", "tested")
+        )
+        assert found[name] == correct / tested
+    assert metrics.summarise(run)["personal"] == found
     assert own["worst_tenth"] == own["min"] == min(r.accuracy_personal for r in last.values())
     assert set(metrics.summarise(opened(tmp_path / "b"))["personal"]) == {"global"}
 
