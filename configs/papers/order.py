@@ -171,12 +171,12 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         yield f"With settings found by a search over the paper's grids: {found_by_search}."
     for column, methods in grouped(rows).items():
         if leads := paired(methods):
-            yield f"{_setting(column)}: {leads}."
+            yield f"{setting(column)}: {leads}."
     for column, methods in grouped([r for r in rows if r["scale"] != "mini"]).items():
         found = order(methods)
         if found is not None:
             yield (
-                f"{_setting(column)}: {found[0]} of {found[1]} pairs of methods stand in the "
+                f"{setting(column)}: {found[0]} of {found[1]} pairs of methods stand in the "
                 f"paper's order{near(methods)}; {first(methods)}."
             )
 
@@ -209,7 +209,7 @@ def searched(rows: Sequence[Row]) -> str:
     return "; ".join(lines)
 
 
-def _setting(column: Sequence[str]) -> str:
+def setting(column: Sequence[str]) -> str:
     return " ".join(part for part in column if part)
 
 

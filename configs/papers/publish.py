@@ -42,6 +42,7 @@ from fednet.plain import JsonDict, JsonMapping
 from fednet.report.read import Run, open_run
 
 HERE = Path(__file__).parent
+NOTES = {"full": "", "mini": MINI}  # above what was run, by scale
 POINTS = 100  # of a curve, in the compact results
 LOSSES = (  # figures of the papers with panels of training loss
     *(f"feddpc/{t}" for t in ("table2", "figure3", "figure4", "figure5", "figure6")),
@@ -66,18 +67,35 @@ def main(words: Sequence[str] | None = None) -> int:
         "--from", dest="out", type=Path, metavar="DIR", help="where fednet reproduce wrote runs"
     )
     parser.add_argument("--scale", choices=["full", "mini"], default="full")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where the pages are written")
     args = parser.parse_args(words)
     if bool(args.tables) != bool(args.out):
         parser.error("give tables and --from DIR together, or neither")
     try:
         for name in args.tables:
-            keep(name, args.scale, args.out, args.folder)
-        print(write(args.folder))
+            keep(name, args.scale, args.out, HERE)
+        print(write(HERE))
     except ConfigError as wrong:
         print(f"publish.py: {wrong}", file=sys.stderr)
         return 2
     return 0
+
+
+def stem(name: str, scale: str) -> str:
+    """Returns the beginning of the names of a table's files."""
+    return name.replace("/", "-") + ("-mini" if scale == "mini" else "")
+
+
+def tables_of(paper: str) -> list[str]:
+    return [name for name in papers.with_results() if name.startswith(f"{paper}/")]
+
+
+def without_runs(paper: str, books: Path) -> dict[str, Path]:
+    """Returns what the command printed for tables that have no runs, by table."""
+    return {p.stem.replace("-", "/", 1): p for p in sorted(books.glob(f"{paper}-*.txt"))}
+
+
+def capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 # -- the compact results ---------------------------------------------------------------------------
@@ -86,22 +104,22 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
     there of other cells and seeds stays. Of rows at changed settings those with fewer rounds alone
     are kept, under a name that says so. Raises ConfigError where there are none.
     """
-    stem = name.replace("/", "-") + ("-mini" if scale == "mini" else "")
-    if not (out / f"{stem}.csv").exists():
+    own = stem(name, scale)
+    if not (out / f"{own}.csv").exists():
         raise ConfigError(
-            f"{out / stem}.csv: there is none; `fednet reproduce {name} --scale {scale} "
+            f"{out / own}.csv: there is none; `fednet reproduce {name} --scale {scale} "
             f"--out {out} --gather` writes it."
         )
     books = folder / "results"
     books.mkdir(parents=True, exist_ok=True)
-    rows = results.read_csv(out / f"{stem}.csv")
+    rows = results.read_csv(out / f"{own}.csv")
     changed = {results.run_of(r) for r in rows if not _as_printed(r)}
     for suffix, columns in (("", results.FIXED), ("-curves", results.CURVE)):
-        source, target = out / f"{stem}{suffix}.csv", books / f"{stem}{suffix}.csv"
+        source, target = out / f"{own}{suffix}.csv", books / f"{own}{suffix}.csv"
         if source.exists():
             new = [r for r in results.read_csv(source) if results.run_of(r) not in changed]
             results.merge(target, thinned(new) if suffix else new, columns)
-    draw_runs(name, scale, out, books / stem)
+    draw_runs(name, scale, out, books / own)
 
 
 def _as_printed(row: Row) -> bool:
@@ -112,17 +130,10 @@ def _as_printed(row: Row) -> bool:
 
 def thinned(rows: Sequence[Row]) -> list[Row]:
     """At most POINTS rows of a run, spread evenly over its rounds, with the first and the last."""
-    by_run: dict[tuple[str, ...], list[Row]] = {}
-    for r in rows:
-        by_run.setdefault(results.identity(r), []).append(r)
     out: list[Row] = []
-    for rs in by_run.values():
-        n = len(rs)
-        if n <= POINTS:
-            out += rs
-        else:
-            places = sorted({round(i * (n - 1) / (POINTS - 1)) for i in range(POINTS)})
-            out += [rs[i] for i in places]
+    for own in results.by_run(rows).values():
+        places = {round(i * (len(own) - 1) / (POINTS - 1)) for i in range(POINTS)}
+        out += [own[i] for i in sorted(places)]
     return out
 
 
@@ -130,15 +141,13 @@ def draw_runs(name: str, scale: str, out: Path, folder: Path) -> None:
     """Writes the pictures that the paper has too, from the first seed's runs of each setting."""
     if name not in SHOWN:
         return
-    note = MINI if scale == "mini" else ""
-    key = name.partition("/")[0]
-    runs_at = out / (f"{key}-mini" if scale == "mini" else key)
+    note = NOTES[scale]
+    runs_at = out / stem(name.partition("/")[0], scale)
     settings: dict[str, dict[str, Run]] = {}
     for cell in papers.cells(name):
         config = (mini(cell) if scale == "mini" else cell).config
         for run in sorted(runs_at.glob(f"{config['name']}-seed*"))[:1]:
-            words = (cell.dataset, cell.variant, cell.heterogeneity)
-            setting = "-".join(w for w in words if w).lower().replace(" ", "-")
+            setting = order.setting(cell.column).lower().replace(" ", "-")
             if (run / "summary.json").exists():
                 settings.setdefault(setting, {})[cell.method] = open_run(run)
     for setting, runs in settings.items():
@@ -201,18 +210,17 @@ def results_page(folder: Path) -> str:
         "",
         *(f"- {line}" for line in rendering.LEGEND),
         "",
-        DESCRIPTION[0].upper() + DESCRIPTION[1:],
+        capitalized(DESCRIPTION),
         "",
         *_overview(books),
     ]
     for key, title in papers.NAMES.items():
         parts += ["", f"## {title}", "", str(papers.paper(key)["title"])]
         # What is measured without runs, as the command printed it.
-        for text in sorted(books.glob(f"{key}-*.txt")):
-            name = text.stem.replace("-", "/", 1)
+        for name, text in without_runs(key, books).items():
             printed = text.read_text(encoding="utf-8").rstrip()
             parts += ["", f"### {name}", "", *_remark(notes, name), "```", printed, "```"]
-        for name in (n for n in papers.with_results() if n.startswith(f"{key}/")):
+        for name in tables_of(key):
             parts += _section(name, books, notes)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -254,38 +262,36 @@ def _cells_run(rows: Sequence[Row]) -> int:
 
 
 def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
-    caption = papers.caption(name)
-    parts = ["", f"### {name}", "", caption[0].upper() + caption[1:] + ".", ""]
+    parts = ["", f"### {name}", "", capitalized(papers.caption(name)) + ".", ""]
     parts += _remark(notes, name)
     run: set[str] = set()
-    for scale in ("full", "mini"):
+    for scale, note in NOTES.items():
         rows = _rows(name, books, scale)
         if not rows:
             continue
         run |= {str(r["dataset"]) for r in rows}
-        note = MINI if scale == "mini" else ""
         if note:
             parts += [
-                f"**{note[0].upper() + note[1:]}.** These runs compare the methods with each other "
+                f"**{capitalized(note)}.** These runs compare the methods with each other "
                 f"at this size, and nothing with the paper.",
                 "",
             ]
         parts += [rendering.as_md(rows, legend=False).rstrip()]
         parts += [f"- {line}" for line in order.notes(rows)]
         parts += _others(rows)
-        stem = name.replace("/", "-") + ("-mini" if scale == "mini" else "")
-        curves = books / f"{stem}-curves.csv"
+        own = stem(name, scale)
+        curves = books / f"{own}-curves.csv"
         if curves.exists():
             points = results.read_csv(curves)
-            drawn = [pictures.curves(points, books / f"{stem}.svg", note)]
+            drawn = [pictures.curves(points, books / f"{own}.svg", note)]
             if name in LOSSES:
-                loss = books / f"{stem}-loss.svg"
+                loss = books / f"{own}-loss.svg"
                 drawn.append(pictures.curves(points, loss, note, "train_loss"))
             parts += ["", *(f"![{name}](results/{d.name})" for d in drawn if d is not None)]
-        swept = pictures.sweep(rows, name, books / f"{stem}-sweep.svg", note)
+        swept = pictures.sweep(rows, name, books / f"{own}-sweep.svg", note)
         parts += [f"![{name}](results/{swept.name})"] if swept is not None else []
         parts += [
-            f"![{p.stem}](results/{stem}/{p.name})" for p in sorted((books / stem).glob("*.png"))
+            f"![{p.stem}](results/{own}/{p.name})" for p in sorted((books / own).glob("*.png"))
         ]
         parts.append("")
     missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]
@@ -296,14 +302,8 @@ def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
 
 def _others(rows: Sequence[Row]) -> list[str]:
     """A table of the further figures that the paper prints for these cells."""
-    names = list(
-        dict.fromkeys(
-            k.removeprefix("ours:")
-            for r in rows
-            for k in r
-            if k.startswith("ours:") and r[k] is not None
-        )
-    )
+    filled = dict.fromkeys(k for r in rows for k in r if r[k] is not None)
+    names = [k.removeprefix("ours:") for k in filled if k.startswith("ours:")]
     if not names:
         return []
     head = ["setting", "method"]
@@ -320,7 +320,7 @@ def _others(rows: Sequence[Row]) -> list[str]:
                 printed = runs[0].get(f"paper{suffix}")
                 cells.append("" if printed is None else str(printed))
                 cells.append(rendering.reading(done, f"ours{suffix}", n))
-            lines.append(" | ".join([" ".join(p for p in column if p), method, *cells]))
+            lines.append(" | ".join([order.setting(column), method, *cells]))
     bar = ["---", "---", *["---:"] * 2 * len(names)]
     return ["", *(f"| {line} |" for line in (" | ".join(head), " | ".join(bar), *lines))]
 
@@ -329,7 +329,7 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
     """The rows in the order of the paper's table, whatever was run first; a column's own methods
     after the paper's.
     """
-    path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
+    path = books / f"{stem(name, scale)}.csv"
     if not path.exists():
         return []
     cells = papers.cells(name)
@@ -372,12 +372,12 @@ def gallery_page(folder: Path) -> str:
     left: list[str] = []
     for paper, title in papers.NAMES.items():
         lines: list[str] = []
-        for name in (n for n in papers.with_results() if n.startswith(f"{paper}/")):
-            found = list(_line(name, books))
-            lines += found
-            left += [] if found else [name]
-        for text in sorted(books.glob(f"{paper}-*.txt")):
-            name = text.stem.replace("-", "/", 1)
+        for name in tables_of(paper):
+            if line := _line(name, books):
+                lines.append(line)
+            else:
+                left.append(name)
+        for name in without_runs(paper, books):
             lines.append(
                 f"| | [{name}](RESULTS.md#{name.replace('/', '')}): {papers.no_runs()[name]}.<br>"
                 "Measured, without runs. |"
@@ -389,27 +389,28 @@ def gallery_page(folder: Path) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _line(name: str, books: Path) -> Iterator[str]:
-    stem = name.replace("/", "-")
-    scales = {
-        scale: [r for r in results.read_csv(path) if r["status"] == "done"]
-        for scale, suffix in (("full", ""), ("mini", "-mini"))
-        if (path := books / f"{stem}{suffix}.csv").exists()
-    }
-    scales = {scale: rows for scale, rows in scales.items() if rows}
+def _done(name: str, books: Path) -> dict[str, list[JsonDict]]:
+    """The rows of the runs that are done, by scale."""
+    every = {s: [r for r in _rows(name, books, s) if r["status"] == "done"] for s in NOTES}
+    return {scale: rows for scale, rows in every.items() if rows}
+
+
+def _line(name: str, books: Path) -> str:
+    """A table's picture, its verdict and the commands that run it again; "" if it was not run."""
+    scales = _done(name, books)
     if not scales:
-        return
+        return ""
     found = {scale: order.verdict(rows) for scale, rows in scales.items()}
     nothing = "inconclusive"
     word, at = next(((v.word, s) for s, v in found.items() if v.word != nothing), (nothing, ""))
     at = f" at {at} scale" if at == "mini" else ""
     said = "; ".join(v.said(s, _seeds(scales[s])) for s, v in found.items())
-    shown = books / f"{stem}{'' if 'full' in scales else '-mini'}.svg"
+    shown = books / f"{stem(name, next(iter(scales)))}.svg"
     picture = f'<img src="results/{shown.name}" width="240">' if shown.exists() else ""
     anchor = name.replace("/", "").lower()
     caption = papers.caption(name).replace("|", "\\|")
     commands = "<br>".join(f"`{_command(name, s, rows)}`" for s, rows in scales.items())
-    yield (
+    return (
         f"| {picture} | [{name}](RESULTS.md#{anchor}): {caption}.<br>**{word.capitalize()}**{at}"
         f" ({said}).<br>{commands} |"
     )
@@ -451,10 +452,10 @@ def field_page(folder: Path) -> str:
     if prose := str(notes.get("field", "")).strip():
         parts.append(prose)
     for paper in papers.FIELD:
-        for name in (n for n in papers.with_results() if n.startswith(f"{paper}/")):
+        for name in tables_of(paper):
             lines = list(_sources(name, folder / "results", notes.get("elsewhere", [])))
-            caption = papers.caption(name)
-            parts += ["", f"## {name}", "", f"{caption[0].upper()}{caption[1:]}.", "", *lines]
+            caption = capitalized(papers.caption(name))
+            parts += ["", f"## {name}", "", f"{caption}.", "", *lines]
             if not lines:
                 parts.append(f"Not run here: `fednet reproduce {name} --plan`.")
     return "\n".join(parts).rstrip() + "\n"
@@ -463,13 +464,10 @@ def field_page(folder: Path) -> str:
 def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterator[str]:
     """A line a source and a column of the table, the methods side by side."""
     cells = papers.cells(name)
-    paper, stem = name.partition("/")[0], name.replace("/", "-")
+    paper = name.partition("/")[0]
     ours = {
-        scale: rendering.grouped(
-            [r for r in results.read_csv(path) if r["status"] == "done" and not r["changed"]]
-        )
-        for scale, suffix in (("full scale", ""), (MINI.partition(":")[0], "-mini"))
-        if (path := books / f"{stem}{suffix}.csv").exists()
+        scale: rendering.grouped(r for r in rows if not r["changed"])
+        for scale, rows in _done(name, books).items()
     }
     columns: dict[tuple[str, str, str], dict[str, float | None]] = {}
     for c in cells:
@@ -488,10 +486,10 @@ def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterat
         for scale, found in ours.items():
             methods = found.get(column, {})
             if methods:
-                sources.append((f"fednet, {scale}", _ours(methods)))
+                sources.append((f"fednet, {scale} scale", _ours(methods)))
                 extra |= dict.fromkeys(m for m in methods if m not in printed)
         if len(sources) > 1:
-            where = " ".join(part for part in column if part)
+            where = order.setting(column)
             lines += [(where, source, values) for source, values in sources]
     if not lines:
         return
