@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -15,103 +17,99 @@ from fednet.plain import JsonDict
 from fednet.records import Wire
 from fednet.report.read import Run, once
 
-BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
 CLOCKS = {"seconds": "wall clock", "seconds_virtual": "simulated time"}  # fields of a round
+AFTER = 1 << 62  # the round number of the evaluation after the last round
+ENVELOPE = "envelope"  # the kind of all bytes that are not payload
+FIELDS = ("round", "direction", "purpose", "kind", "use")
+# Values of `use`; all others are reasons of waste. Messages without a payload (greetings, joins,
+# heartbeats, cancellations) keep the connection.
+USED, CONNECTION, REPEATED = "used", "connection", "round repeated"
+# Which bytes a figure or a table counts: what their fields are.
+BYTES: dict[str, dict[str, str]] = {
+    "total": {},
+    "up": {"direction": "up"},
+    "down": {"direction": "down"},
+    "useful": {"use": USED},
+}
 SENT = {
     "total": "sent by and to all clients",
     "up": "sent by all clients",
     "down": "sent to all clients",
     "useful": "of messages that were used, each counted once, by and to all clients",
 }
-REPEATED = "round repeated"  # a reason of waste
-AFTER = 1 << 62  # the round number of the evaluation after the last round
 
 
 class Spent:
     """The bytes of a run, read from `wire.jsonl` one row at a time.
 
-    rows: by (round, direction, kind); the kind `envelope` is all that is not payload, and the
-    evaluation after the last round has the round AFTER. raw: payload before compression, by
-    direction; messages: their number, by direction; servers: the numbers of the run's server
-    processes.
-
-    All bytes are used, wasted, or `connection`: messages without a payload (greetings, joins,
-    heartbeats, cancellations). useful: used bytes by direction, used: by round; method: used
-    payload of the method's own messages, by direction and kind; wasted: by reason, with the
-    requests for the payloads.
+    bytes: by the values of FIELDS. raw: payload before compression, by direction; messages: their
+    number, by direction; servers: the numbers of the run's server processes.
     """
 
     def __init__(self, run: Run) -> None:
-        self.rows = Counter[tuple[int, str, str]]()
-        self.raw, self.messages, self.useful = (Counter(up=0, down=0) for _ in range(3))
-        self.used = Counter[int]()
-        self.method = {"up": Counter[str](), "down": Counter[str]()}
-        self.wasted = Counter[str]()
-        self.connection = 0
+        self.bytes = Counter[tuple[int, str, str, str, str]]()
+        self.raw, self.messages = Counter(up=0, down=0), Counter(up=0, down=0)
         servers: dict[int, set[int]] = defaultdict(set)
         for w in run.lines("wire"):
-            t = round_of(w)
-            servers[t].add(w.incarnation)
-            for kind, n in w.kinds.items():
-                self.rows[t, w.direction, kind] += n
-            self.rows[t, w.direction, "envelope"] += w.bytes - sum(w.kinds.values())
+            servers[round_of(w)].add(w.incarnation)
             self.raw[w.direction] += w.raw_bytes
             self.messages[w.direction] += 1
-            if w.useful:
-                self._use(w, 1)
-            elif w.kinds or w.reason or w.type == "refused":
-                why = w.reason or ("not used" if w.kinds else w.type)
-                self.wasted[why.partition(":")[0]] += w.bytes
-            else:
-                self.connection += w.bytes
+            self._count(w, _use(w), 1)
         self.servers = set[int]().union(*servers.values())
         # Only a round in which two servers took part can have a payload twice.
         twice = {t for t, processes in servers.items() if len(processes) > 1}
         for w in _repeated(run, twice) if twice else ():
-            self._use(w, -1)
-            self.wasted[REPEATED] += w.bytes
+            self._count(w, USED, -1)
+            self._count(w, REPEATED, 1)
 
-    def _use(self, w: Wire, sign: int) -> None:
-        """Counts a message as used; with sign -1, no longer."""
-        self.useful[w.direction] += sign * w.bytes
-        self.used[round_of(w)] += sign * w.bytes
-        if w.purpose == "train":
-            for kind, n in w.kinds.items():
-                self.method[w.direction][kind] += sign * n
+    def _count(self, w: Wire, use: str, sign: int) -> None:
+        """Adds a message's bytes to those of this use, or with sign -1 takes them away."""
+        t, rest = round_of(w), w.bytes
+        for kind, n in w.kinds.items():
+            self.bytes[t, w.direction, w.purpose, kind, use] += sign * n
+            rest -= n
+        self.bytes[t, w.direction, w.purpose, ENVELOPE, use] += sign * rest
 
-    def sum(self, **by: str | int) -> int:
-        """Returns bytes with this `round`, `direction` and `kind`, whichever are given."""
-        want = (by.get("round"), by.get("direction"), by.get("kind"))
-        return sum(
-            n for key, n in self.rows.items() if all(w is None or w == k for w, k in zip(want, key))
-        )
+    def by(self, *fields: str, **where: object) -> Counter[Any]:
+        """Returns the bytes by one of FIELDS, or by a tuple of several. where: values of fields, to
+        count only what has them.
+        """
+        of = itemgetter(*map(FIELDS.index, fields))
+        wanted = [(FIELDS.index(name), value) for name, value in where.items()]
+        found = Counter[Any]()
+        for key, n in self.bytes.items():
+            if n and all(key[i] == value for i, value in wanted):
+                found[of(key)] += n
+        return found
 
-    def by_round(self, bytes: str = "total") -> Mapping[int, int]:
-        if bytes == "useful":
-            return self.used
-        out = Counter[int]()
-        for (t, direction, _), n in self.rows.items():
-            if bytes in ("total", direction):
-                out[t] += n
-        return out
+    def by_round(self, bytes: str = "total") -> Counter[int]:
+        """bytes: a key of BYTES."""
+        return self.by("round", **BYTES[bytes])
 
     def total(self, bytes: str = "total") -> int:
         """Of the whole run, its last evaluation included."""
-        return sum(self.by_round(bytes).values())
+        return self.by_round(bytes).total()
 
     @property
     def kinds(self) -> list[str]:
         """The kinds that were sent, the largest first, the envelope last."""
-        size = Counter[str]()
-        for (_, _, kind), n in self.rows.items():
-            size[kind] += n
-        return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
+        size = self.by("kind")
+        return sorted(size, key=lambda k: (k == ENVELOPE, -size[k], k))
 
 
 @once
 def ledger(run: Run) -> Spent:
     return Spent(run)
+
+
+def _use(w: Wire) -> str:
+    if w.useful:
+        return USED
+    if w.kinds or w.reason or w.type == "refused":
+        why = w.reason or ("not used" if w.kinds else w.type)
+        return why.partition(":")[0]
+    return CONNECTION
 
 
 def round_of(w: Wire) -> int:
@@ -155,7 +153,7 @@ def seconds_key(run: Run) -> str:
 
 def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     """Returns the cumulative cost after each round, by its number. by: a name of COSTS; bytes:
-    total | up | down (all bytes), useful (each used payload once, both directions).
+    a key of BYTES.
 
     Bytes before round 1 (joins) count into round 1. Traffic that a resumed run repeats counts
     twice. The evaluation after the last round is no cost of a round.
@@ -195,7 +193,9 @@ def wasted(run: Run) -> dict[str, int]:
     """Returns bytes of payloads, and of the requests for them, that were not used or whose round
     was repeated, by reason, the largest first.
     """
-    return dict(sorted(ledger(run).wasted.items(), key=lambda item: (-item[1], item[0])))
+    found = ledger(run).by("use")
+    reasons = (item for item in found.items() if item[0] not in (USED, CONNECTION))
+    return dict(sorted(reasons, key=lambda item: (-item[1], item[0])))
 
 
 def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict | None:
@@ -205,9 +205,10 @@ def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> J
     if prediction is None:
         return None
     out: JsonDict = {}
-    for way, measured in ledger(run).method.items():
+    for way in ("up", "down"):
+        measured = ledger(run).by("kind", direction=way, purpose="train", use=USED)
         want = prediction.get(way) or {}
-        for kind in sorted({*want, *measured}):
+        for kind in sorted({*want, *measured} - {ENVELOPE}):
             p, m = int(want.get(kind, 0)), measured[kind]
             out.setdefault(way, {})[kind] = {"predicted": p, "measured": m, "difference": m - p}
     return out
@@ -215,25 +216,27 @@ def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> J
 
 def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
     """up, down, total: all bytes; mb: of both; after: those in no round's record; useful: those of
-    messages that were used; connection: see `Spent`; raw: payload before compression.
+    messages that were used; connection: of messages without a payload; raw: payload before
+    compression.
     """
     book = ledger(run)
-    up, down = book.sum(direction="up"), book.sum(direction="down")
+    sent, useful = book.by("direction"), book.by("direction", use=USED)
+    recorded = {
+        "up": sum(r.bytes_up for r in run.rounds),
+        "down": sum(r.bytes_down for r in run.rounds),
+    }
     out: JsonDict = {
-        "up": up,
-        "down": down,
-        "total": up + down,
-        "mb": (up + down) / 1e6,
-        "after": {
-            "up": up - sum(r.bytes_up for r in run.rounds),
-            "down": down - sum(r.bytes_down for r in run.rounds),
-        },
-        "useful": dict(book.useful),
-        "connection": book.connection,
+        "up": sent["up"],
+        "down": sent["down"],
+        "total": sent.total(),
+        "mb": sent.total() / 1e6,
+        "after": {way: sent[way] - recorded[way] for way in ("up", "down")},
+        "useful": {way: useful[way] for way in ("up", "down")},
+        "connection": book.by("use")[CONNECTION],
         "raw": dict(book.raw),
         "messages": dict(book.messages),
         "kinds": {
-            way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))}
+            way: {k: n for k in book.kinds if (n := book.by("kind", direction=way)[k])}
             for way in ("up", "down")
         },
     }

@@ -56,13 +56,14 @@ def details(run: Run) -> Iterator[Figure]:
 def traffic(run: Run) -> Iterator[Figure]:
     book = costs.ledger(run)
     # Round 0 is what was sent before the first; the evaluation after the last round is left out.
-    rounds = sorted({t for t, _, _ in book.rows} - {costs.AFTER})
+    sent = book.by("round", "direction", "kind")
+    rounds = sorted({t for t, _, _ in sent} - {costs.AFTER})
     if not rounds:
         return
     bars: dict[tuple[str, str], Bars] = {}
     for way in ("up", "down"):
         for kind in book.kinds:
-            values = np.asarray([book.rows[t, way, kind] for t in rounds])
+            values = np.asarray([sent[t, way, kind] for t in rounds])
             if values.any():
                 bars[way, kind] = _binned(rounds, values / 1e6)
     kinds = style.places((kind for _, kind in bars), style.KINDS)
@@ -87,12 +88,12 @@ def traffic(run: Run) -> Iterator[Figure]:
         _legend(ax, [(COLOURS[i % 8], named(kind)) for kind, i in kinds.items()])
 
     def named(kind: str) -> str:
-        return "protocol overhead" if kind == "envelope" else kind
+        return "protocol overhead" if kind == costs.ENVELOPE else kind
 
     note = (
         "MB sent by the clients (up) and to them (down, paler) in each round, by kind of payload."
     )
-    if after := costs.ledger(run).sum(round=costs.AFTER):
+    if after := book.by_round()[costs.AFTER]:
         note += f" The evaluation after the last round is not included ({size(after)})."
     if predicted := costs.predicted(run, run.summary.predicted):
         off = sum(abs(v["difference"]) for way in predicted.values() for v in way.values())

@@ -141,9 +141,9 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
             note += f"; class-balanced tests: {_percent(own['balanced'])}"
         tiles.append((_percent(own["personal"]), f"{run.own_model} accuracy", note))
 
-    spent, total = s["bytes"], book.sum() or 1
-    wasted = f"{100 * sum(book.wasted.values()) / total:.2g} % wasted"
-    idle = f"{100 * book.connection / total:.2g} % keep-alive"
+    spent, total = s["bytes"], book.total() or 1
+    wasted = f"{100 * sum(costs.wasted(run).values()) / total:.2g} % wasted"
+    idle = f"{100 * book.by('use')[costs.CONNECTION] / total:.2g} % keep-alive"
     note = f"down {size(spent['down'])}, up {size(spent['up'])}; {wasted}, {idle}"
     tiles.append((size(spent["total"]), "sent in total", note))
 

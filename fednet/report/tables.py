@@ -170,18 +170,17 @@ def _spent(
     yield Column(f"MB{way}", {r: n / 1e6 for r, n in totals.items()}, 2)
     if bytes == "useful":
         return
-    direction = {} if bytes == "total" else {"direction": bytes}
-    sent = {
-        r: {k: book.sum(kind=k, **direction) for k in book.kinds if k != "envelope"}
-        for r in runs
-        for book in (costs.ledger(r),)
-    }
+    sent = {r: costs.ledger(r).by("kind", **costs.BYTES[bytes]) for r in runs}
     # Those that are a hundredth of the bytes of one of the runs, or more.
-    large = [k for r in runs for k, n in sent[r].items() if n and 100 * n >= totals[r]]
-    kinds = dict.fromkeys(large)
+    kinds = dict.fromkeys(
+        k
+        for r in runs
+        for k in costs.ledger(r).kinds
+        if k != costs.ENVELOPE and sent[r][k] and 100 * sent[r][k] >= totals[r]
+    )
     for kind in kinds:
-        yield Column(f"MB{way} {kind}", {r: sent[r].get(kind, 0) / 1e6 for r in runs}, 2)
-    rest = {r: totals[r] - sum(sent[r].get(k, 0) for k in kinds) for r in runs}
+        yield Column(f"MB{way} {kind}", {r: sent[r][kind] / 1e6 for r in runs}, 2)
+    rest = {r: totals[r] - sum(sent[r][k] for k in kinds) for r in runs}
     yield Column(f"MB{way} other", {r: n / 1e6 for r, n in rest.items()}, 2)
 
 

@@ -47,11 +47,10 @@ def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
     ]
     jsonl(path / "wire.jsonl", rows)
     book = costs.ledger(open_run(path))
-    assert book.rows[1, "up", "state"] == 28
-    assert book.rows[1, "down", "state"] == 5
+    assert book.by("round", "direction", kind="state") == {(1, "up"): 28, (1, "down"): 5}
     assert book.messages == {"up": 3, "down": 1}
-    assert book.wasted == {"late": 16}
-    assert book.method == {"up": {"state": 14}, "down": {"state": 5}}
+    assert book.by("use") == {"used": 6 + 15, "late": 16}
+    assert book.by("direction", kind="state", use="used") == {"up": 14, "down": 5}
 
 
 def test_who_is_not_judged_at_the_end_of_a_large_run_has_no_line_in_the_figure(tmp_path):
@@ -89,9 +88,12 @@ def test_rounds_done_again_are_of_use_once(tmp_path):
     late = wire_row(2, 9, "up", "reply", {"state": 7}, 1)  # by the first server alone
     jsonl(path / "wire.jsonl", [*rows, late, *again])
     after = costs.ledger(open_run(path))
-    assert after.used == {**before.used, 2: before.used[2] + 8}
-    assert after.method["up"]["state"] == before.method["up"]["state"] + 7
+    used = before.by_round("useful")
+    assert after.by_round("useful") == {**used, 2: used[2] + 8}
+    ways = [book.by("direction", kind="state", use="used") for book in (before, after)]
+    assert ways[1] == {**ways[0], "up": ways[0]["up"] + 7}
     assert after.by_round()[2] == 2 * before.by_round()[2] + 8
     once = sum(r["bytes"] for r in again if r["useful"] and r["kinds"])
-    assert (before.wasted, after.wasted) == ({}, {"round repeated": once})
+    assert "round repeated" not in before.by("use")
+    assert after.by("use")["round repeated"] == once
     assert (before.servers, after.servers) == ({1}, {1, 2})
