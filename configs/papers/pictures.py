@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fednet import config, data, models
+from fednet import config, models
+from fednet.data import loading
 from fednet.papers import rendering
 from fednet.plain import JsonMapping
 from fednet.report import condensed, figures, style
@@ -222,7 +223,7 @@ def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     settings = config.load(run.dir / "config.yaml")
     if not files or settings.data.dataset == "site":
         return None
-    found = data.load(settings.data, settings.data.root, settings.seed)
+    found = loading.load(settings.data, settings.data.root, settings.seed)
     x, y = found.test
     if not found.classes or y.ndim != 1:
         return None
