@@ -140,19 +140,6 @@ def test_cells_run_once_and_a_sweeps_folder_stands_for_those_that_are_done(three
     assert not found[0].config["report"]  # one page is drawn over all
 
 
-@pytest.mark.parametrize("left", [b"", b"lr0.3_seed0\n", b"\xff\x00\n"])
-def test_a_done_cell_whose_name_is_not_in_the_order_is_shown_after_those_that_are(
-    three, tmp_path, left
-):
-    """As where two commands begin at once, and one writes over the names of the other."""
-    ran(three)
-    (tmp_path / "three" / ".cells" / "order").write_bytes(left)
-    found = [run.name for run in opened([tmp_path / "three"])]
-    assert sorted(found) == ["lr0.1_seed0", "lr0.2_seed0", "lr0.3_seed0"]
-    assert found[0] == ("lr0.3_seed0" if b"lr" in left else "lr0.1_seed0")
-    assert ran(three) == (["done"] * 3, [])
-
-
 def test_a_done_cell_under_another_configuration_is_an_error(three):
     ran(three)
     assert ran(three, sets=["data.root=elsewhere"])[0] == ["done"] * 3  # no result changes
