@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from fednet import ids
@@ -17,29 +15,12 @@ from fednet.cli.common import Parser, table
 from fednet.errors import ConfigError
 
 
-class KeyParser(Parser):
-    """A parser that takes a word of the form of a key for a key, also one that begins with `-`."""
-
-    def parse_known_args(  # type: ignore[override]  # argparse has an overload for each namespace
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        # argparse takes no word that begins with a space for an option; `_public` removes it.
-        from fednet.transport.keys import is_key
-
-        words = sys.argv[1:] if args is None else args
-        return super().parse_known_args([f" {w}" if is_key(w) else w for w in words], namespace)
-
-
-def _public(text: str) -> str:
-    return text.strip()
-
-
 def add(parser: argparse.ArgumentParser) -> None:
     does = parser.add_subparsers(
         dest="does",
         required=True,
         metavar="server | client | allow | revoke | list | show | trust | lab",
-        parser_class=KeyParser,
+        parser_class=Parser,
     )
 
     def verb(name: str, help: str, file: str = "") -> argparse.ArgumentParser:
@@ -56,26 +37,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         "client", "make a client's key pair in FILE and print its public key", "the file to write"
     )
     client.add_argument(
-        "--server",
-        type=_public,
-        metavar="PUBLIC",
-        help="the server's public key, stored in FILE too",
+        "--server", metavar="PUBLIC", help="the server's public key, stored in FILE too"
     )
     trust = verb(
         "trust", "at a site: write the server's public key into FILE", "the client's key file"
     )
-    trust.add_argument("public", type=_public, metavar="PUBLIC", help="the server's public key")
+    trust.add_argument("public", metavar="PUBLIC", help="the server's public key")
     allow = verb("allow", "allow the owner of the public key to run clients K")
     revoke = verb("revoke", "remove the keys of clients K")
     for one in (allow, revoke):
         one.add_argument(
             "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
         )
-    allow.add_argument("public", type=_public, metavar="PUBLIC", help="the client's public key")
+    allow.add_argument("public", metavar="PUBLIC", help="the client's public key")
     allow.add_argument("--until", metavar="TIME", help="expiry (UTC), such as 2027-01-31 [never]")
-    revoke.add_argument(
-        "--key", type=_public, metavar="PUBLIC", help="remove only this public key [all]"
-    )
+    revoke.add_argument("--key", metavar="PUBLIC", help="remove only this public key [all]")
     verb("list", "print which keys may run which clients, until when")
     show = verb(
         "show",

@@ -178,14 +178,9 @@ def load(file: str | Path) -> KeyPair:
     return KeyPair(**{name: checked(key, f"{path}: {name}") for name, key in found.items()})
 
 
-def is_key(text: str) -> bool:
-    """Whether a text has the form of a key."""
-    return len(text) == KEY_LENGTH and _Z85.issuperset(text)
-
-
 def checked(key: str, where: str) -> str:
     """`key`, if it is a key. The text of an error never shows it: it might be the secret half."""
-    if not is_key(key):
+    if len(key) != KEY_LENGTH or not _Z85.issuperset(key):
         raise ConfigError(
             f"{where}: expected a key of {KEY_LENGTH} Z85 characters, found {len(key)} characters."
         )

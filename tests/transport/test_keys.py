@@ -296,25 +296,6 @@ def test_no_key_is_made_that_a_command_line_takes_for_a_flag(tmp_path, monkeypat
     assert make_client_keys(tmp_path / "c.key") == "b" * KEY_LENGTH
 
 
-@pytest.mark.parametrize(
-    "key", ["-" + "a" * 39, "--" + "b" * 38, "-h" + "c" * 38, "-x=" + "d" * 37]
-)
-def test_a_key_of_elsewhere_that_begins_with_a_dash_is_taken_as_it_is(tmp_path, key):
-    folder, site = str(tmp_path / "keys"), str(tmp_path / "site.key")
-    assert main(["keys", "server", folder]) == 0
-    assert main(["keys", "allow", folder, "0-1", key]) == 0
-    assert not Keyring(folder).refusal(key, 1)
-    assert main(["keys", "revoke", folder, "0", "--key", key]) == 0
-    assert Keyring(folder).refusal(key, 0)
-    assert main(["keys", "allow", folder, "--until", "2999-01-01", "2", "--", key]) == 0
-    assert not Keyring(folder).refusal(key, 2)
-    assert main(["keys", "client", site, "--server", key]) == 0
-    assert keys.load(site).server == key
-    other = "-" + "e" * 39
-    assert main(["keys", "trust", site, other]) == 0
-    assert keys.load(site).server == other
-
-
 def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_path, monkeypatch):
     make_server_keys(tmp_path)
     old = make_client_keys(tmp_path / "a.key")
