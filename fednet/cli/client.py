@@ -13,10 +13,8 @@ from pathlib import Path
 
 from fednet import ids, loading
 from fednet.cli import values
-from fednet.cli.common import add_flags, execute, path_argument
+from fednet.cli.common import LOOPBACK, add_flags, execute, path_argument
 from fednet.errors import ConfigError
-
-DEFAULT_SERVER = "tcp://127.0.0.1:5555"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     # the way to the server
     found = parser.add_mutually_exclusive_group()
     found.add_argument(
-        "--server", metavar="ADDRESS", help=f"the server [FEDNET_SERVER, else {DEFAULT_SERVER}]"
+        "--server", metavar="ADDRESS", help=f"the server [FEDNET_SERVER, else {LOOPBACK}]"
     )
     found.add_argument(
         "--run",
@@ -126,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
     policy = policies.policy(
         args.policy, args.data, args.allow, download=args.download, faults=args.faults
     )
-    server = args.server or (
-        None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
-    )
+    server = args.server
+    if server is None and args.run is None:
+        server = os.environ.get("FEDNET_SERVER") or LOOPBACK
     serve = functools.partial(
         join.main,
         args.id,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednet import places
+from fednet.cli import values
 from fednet.errors import (
     CannotGoOn,
     ConfigError,
@@ -29,6 +30,7 @@ from fednet.plain import aligned
 if TYPE_CHECKING:
     from fednet.config import Config
 
+LOOPBACK = "tcp://127.0.0.1:5555"  # where a server listens that is given no address
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
@@ -104,6 +106,27 @@ FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "DIR",
         "help": "folder of the datasets [data.root, else FEDNET_DATA]",
     },
+    "--workers": {
+        "type": values.at_least_one,
+        "metavar": "W",
+        "help": "worker processes of a run [one per visible GPU, else one per core, at most one "
+        "per client]",
+    },
+    "--in-process": {
+        "action": "store_true",
+        "help": "run everything in one process, without sockets",
+    },
+    "--seeds": {
+        "type": values.seeds,
+        "metavar": "0,1,2",
+        "help": "seeds of each cell, such as 0,1,2 or 0-4 [0]",
+    },
+    "--jobs": {
+        "type": values.at_least_one,
+        "default": 1,
+        "metavar": "J",
+        "help": "runs to do at a time [1]",
+    },
     "--proxy": {
         "type": _proxy,
         "default": argparse.SUPPRESS,
@@ -114,8 +137,8 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Adds these of `FLAGS`."""
+def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
+    """Adds these of `FLAGS` to a parser, or to a group of one."""
     for name in names:
         parser.add_argument(name, **FLAGS[name])
 
@@ -150,6 +173,23 @@ def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: s
         metavar=what,
         help=f"{help} [{variable}]",
     )
+
+
+def bind_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --bind, --insecure and --keys."""
+    parser.add_argument(
+        "--bind",
+        default=os.environ.get("FEDNET_SERVER") or LOOPBACK,
+        metavar="ADDRESS",
+        help="address to listen at; tcp://*:0 takes a free port, for fednet-server alone "
+        f"[FEDNET_SERVER, else {LOOPBACK}]",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="allow an address beyond loopback without CURVE keys",
+    )
+    path_argument(parser, "--keys", "folder of the server's keys")
 
 
 def configured(args: argparse.Namespace) -> Config:

@@ -33,12 +33,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--only", type=values.names("FedAvg,FedProx"), metavar="M,...", help="only these methods"
     )
     parser.add_argument(
-        "--seeds",
-        type=values.seeds,
-        metavar="0,1,2",
-        help="seeds of each cell [0]",
-    )
-    parser.add_argument(
         "--setting",
         metavar="TEXT",
         help="only cells whose setting has these words, such as alpha=0.2 or E1",
@@ -49,10 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="full",
         help="mini: small enough for a laptop [full]",
     )
-    parser.add_argument(
-        "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs to do at a time [1]"
-    )
-    add_flags(parser, "--device")
+    add_flags(parser, "--seeds", "--jobs", "--device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,15 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     common_arguments(parser, RESUMED)
     run_arguments(parser)
     placed = parser.add_mutually_exclusive_group()
-    placed.add_argument(
-        "--workers",
-        type=values.at_least_one,
-        metavar="W",
-        help="worker processes [one per visible GPU, else one per core, at most one per client]",
-    )
-    placed.add_argument(
-        "--in-process", action="store_true", help="run everything in one process, without sockets"
-    )
+    add_flags(placed, "--workers", "--in-process")
     parser.add_argument(
         "--check",
         action="store_true",

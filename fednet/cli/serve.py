@@ -1,4 +1,6 @@
-"""Run a server that works through a queue of runs, one after the other, at one address."""
+"""Run a server that works through a queue of runs, one after the other, at one address, at which
+`fednet-client --stay` finds each of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import add_flags, path_argument
+from fednet.cli.common import add_flags, bind_arguments
 from fednet.errors import ConfigError, speaker
 
 
@@ -19,21 +21,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the queue and the runs [FEDNET_SERVE, else serve]",
     )
-    parser.add_argument(
-        "--bind",
-        default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555",
-        metavar="ADDRESS",
-        help="address of every run, for `fednet-client --stay --server ADDRESS`",
-    )
+    bind_arguments(parser)
     parser.add_argument(
         "--page",
         default="8420",
         metavar="ADDRESS",
         help="address of the web page, PORT or HOST:PORT [8420]",
-    )
-    path_argument(parser, "--keys", "folder of the server's keys")
-    parser.add_argument(
-        "--insecure", action="store_true", help="allow an address beyond loopback without keys"
     )
     add_flags(parser, "--device", "--data", "--quiet")
 

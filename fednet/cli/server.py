@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from fednet.cli.common import (
     RESUMED,
     add_flags,
+    bind_arguments,
     common_arguments,
     configured,
     execute,
-    path_argument,
 )
 from fednet.cli.run import hosting, run_arguments
 
@@ -21,19 +20,7 @@ from fednet.cli.run import hosting, run_arguments
 def add(parser: argparse.ArgumentParser) -> None:
     common_arguments(parser, RESUMED)
     run_arguments(parser)
-    parser.add_argument(
-        "--bind",
-        default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555",
-        metavar="ADDRESS",
-        help="address to listen at; tcp://*:0 takes a free port [FEDNET_SERVER, else "
-        "tcp://127.0.0.1:5555]",
-    )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="allow an address beyond loopback without CURVE keys",
-    )
-    path_argument(parser, "--keys", "folder of the server's keys")
+    bind_arguments(parser)
     add_flags(parser, "--data")
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 
-from fednet.cli import values
 from fednet.cli.common import add_flags, common_arguments
 from fednet.errors import ConfigError, speaker
 
@@ -22,28 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     common_arguments(parser, "a YAML configuration, if --grid is given; else a sweep file")
     parser.add_argument(
-        "--seeds",
-        type=values.seeds,
-        metavar="0,1,2",
-        help="seeds of each cell, such as 0,1,2 or 0-4 [0]",
-    )
-    parser.add_argument(
         "--plan", action="store_true", help="print what would run and what is done, and stop"
     )
-    parser.add_argument(
-        "--workers", type=values.at_least_one, metavar="W", help="worker processes per run"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=values.at_least_one,
-        default=1,
-        metavar="J",
-        help="cells to run at a time [1]",
-    )
-    add_flags(parser, "--device")
-    parser.add_argument(
-        "--in-process", action="store_true", help="run each in one process, without sockets"
-    )
+    add_flags(parser, "--seeds", "--jobs", "--workers", "--in-process", "--device")
 
 
 def run(args: argparse.Namespace) -> None:
