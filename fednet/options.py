@@ -23,15 +23,12 @@ _CALL = re.compile(r"\s*([a-z0-9][a-z0-9_-]*)\s*(?:\(([^()]*)\))?\s*")
 def options_of(
     part: Callable[..., object], given: Collection[str] = ()
 ) -> type[msgspec.Struct] | None:
-    """Returns the type that a part's options are checked against: its attribute `Options`, else its
-    signature. None: it takes any (`**options`).
+    """Returns the type that a part's options are checked against, from its signature. None: it
+    takes any (`**options`).
 
     given: arguments that fednet fills in itself, which the configuration cannot give. A text in an
     argument's annotation, `Annotated[float, "What it does. [unit]"]`, is shown in lists of options.
     """
-    declared: type[msgspec.Struct] | None = getattr(part, "Options", None)
-    if declared is not None:
-        return declared
     try:
         parameters, resolved = inspect.signature(part, eval_str=True).parameters, True
     except (NameError, TypeError):  # a user's annotation that cannot be resolved is ignored

@@ -30,4 +30,3 @@ from fednet.config.schema import ServerPoint as ServerPoint
 from fednet.config.schema import TrainSection as TrainSection
 from fednet.config.schema import drawn as drawn
 from fednet.config.tree import compose as compose
-from fednet.options import call as call

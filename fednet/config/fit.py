@@ -86,25 +86,22 @@ def _mapping(node: Node, kind: Hint, path: str, beside: Sequence[str]) -> dict[s
     """Does what `_plain` does, for a mapping."""
     members = _members(kind)
     before = f"{path}." if path else ""
-    # Which of several types a tag names, and that it is a key, only msgspec knows.
-    plain = (m for m in members if is_struct(m) and not _origin(m).__struct_config__.tag)
-    struct = next(plain, None)
+    struct = next((m for m in members if is_struct(m)), None)
     if struct is None:
         of = next((get_args(m) for m in members if _origin(m) is dict), ())
         inner = of[1] if of else Any
         return {k: _plain(n, inner, before + k) for k, n in node.value.items()}
     declared = {f.encode_name: f for f in fields(struct)}
     is_open = declared.pop("options", None) is not None
-    closed = _origin(struct).__struct_config__.forbid_unknown_fields and not is_open
     made: dict[str, object] = {}
     options: dict[str, object] = {}
     for key, child in node.value.items():
         if key in declared:
             made[key] = _plain(child, declared[key].type, before + key)
-        elif closed:
-            raise unknown_key(child, key, path, [*declared, *beside])
-        else:
+        elif is_open:
             options[key] = _plain(child, Any, before + key)
+        else:
+            raise unknown_key(child, key, path, [*declared, *beside])
     for key, field in declared.items():
         if field.required and key not in made:
             place = node.key_at or node.at

@@ -49,10 +49,10 @@ def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | N
     """Returns the declared options of a part: an algorithm's Config, else see `options.options_of`.
     None: it takes any.
     """
-    own: type[msgspec.Struct] | None = None
     if kind == "algorithm":
-        own = getattr(part, "Config", None)
-    return own or options_of(part, GIVEN.get(kind, ()))
+        config: type[msgspec.Struct] = part.Config
+        return config
+    return options_of(part, GIVEN.get(kind, ()))
 
 
 S = TypeVar("S", AlgorithmSection, ModelSection, DataSection, PartitionSection)
@@ -88,11 +88,7 @@ def _filled(section: S, node: Node | None, path: str) -> S:
     made = fit.fit(own, declared, path, fit.keys(type(section)))
     if at_sites:
         return section
-    every = {
-        f.encode_name: msgspec.to_builtins(getattr(made, f.name))
-        for f in msgspec.structs.fields(made)
-    }
-    return msgspec.structs.replace(section, options=every)
+    return msgspec.structs.replace(section, options=msgspec.to_builtins(made))
 
 
 def _get(kind: str, name: str, node: Node | None, path: str) -> registry.Part:

@@ -1,8 +1,8 @@
 """Builds models by name, from a run's seed.
 
 A model is a function or an `nn.Module` class under `@model("name")`. It is called with
-`input_shape` and `classes`, if it takes them, and with its options: its annotated keyword
-arguments, or a `msgspec.Struct` as its attribute `Options`. The module has
+`input_shape` and `classes`, if it takes them, and with its options, its annotated keyword
+arguments. The module has
 
     head            the last Linear
     features(x)     the input of the last Linear: head(features(x)) == forward(x)

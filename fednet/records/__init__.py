@@ -15,7 +15,6 @@ from fednet.records.rows import FILES as FILES
 from fednet.records.rows import Client as Client
 from fednet.records.rows import Event as Event
 from fednet.records.rows import Round as Round
-from fednet.records.rows import Row as Row
 from fednet.records.rows import Summary as Summary
 from fednet.records.rows import Wire as Wire
 from fednet.records.table import COSTS as COSTS
