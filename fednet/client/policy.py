@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
 
@@ -48,15 +47,12 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5
 
 
-class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a policy file. data: folders or files that may be read. ids: clients that may be
-    served. allow: kinds of payload that may leave. text: options of the site's own parts, whose
-    text the server may choose (see `check_text`). A key that is left out sets no limit, but
-    `text`, `download` and `faults` allow nothing unless they are given.
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a policy file and a policy have in common. allow: kinds of payload that may leave; None
+    for every kind. text: options of the site's own parts, whose text the server may choose (see
+    `check_text`).
     """
 
-    ids: int | str | None = None
-    data: str | tuple[str, ...] = ()
     allow: tuple[str, ...] | None = None
     text: tuple[str, ...] = ()
     download: bool = False
@@ -66,23 +62,25 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_samples: AtLeast1 | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyFile(Limits, frozen=True):
+    """The keys of a policy file. ids: clients that may be served. data: folders or files that may
+    be read. A key that is left out sets no limit, but `text`, `download` and `faults` allow nothing
+    unless they are given.
+    """
+
+    ids: int | str | None = None
+    data: str | tuple[str, ...] = ()
+
+
+class Policy(Limits, frozen=True):
     """Says what a client process may do. data: this site's data. places: folders below which a path
-    that the server names may be read. allow: None for every kind. local: the user of this process
-    wrote the server's configuration too.
+    that the server names may be read. local: the user of this process wrote the server's
+    configuration too.
     """
 
     ids: numbers.Ids | None = None
     data: Path | None = None
     places: tuple[Path, ...] = ()
-    allow: tuple[str, ...] | None = None
-    text: tuple[str, ...] = ()
-    download: bool = False
-    faults: bool = False
-    privacy: BudgetSection | None = None
-    max_model_mb: float | None = None
-    max_samples: int | None = None
     local: bool = False
 
     @classmethod
@@ -348,7 +346,7 @@ def policy(
     elif data is not None and not places:
         places = (data,)
     ids = None if given.ids is None else numbers.parse(str(given.ids), f"{file}: ids")
-    same = {k: v for k, v in msgspec.structs.asdict(given).items() if k not in ("ids", "data")}
+    same = {name: getattr(given, name) for name in Limits.__struct_fields__}
     return Policy(ids=ids, data=data, places=places, **same)
 
 
