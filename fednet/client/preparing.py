@@ -202,7 +202,7 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
         for kind in kinds:
             bounds = experiment.bounds(kind, key.client, key.round)
             for name, field in kind.fields.items():
-                of = (field.kind, field.form, bounds.get(name), key.round)
+                of = (field.kind, field.form, bounds.get(name))
                 # An evaluation's is not compressed.
                 total += max(experiment.down.size_of(*of)[1], experiment.exact.size_of(*of)[1])
         return total

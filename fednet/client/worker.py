@@ -259,7 +259,7 @@ class Worker:
                 made.append((key, exp.up.encode(evaluation.reply(exp, found))))
             else:
                 main = key.phase == method.main_exchange
-                past = record.past(f"down/{key.phase}/", key.round)
+                past = record.past(f"down/{key.phase}/")
                 state, down = self._decode(exp, task, body, record, fill, host, past)
                 x = weights_of(down)
                 reference = exp.agreed if x is None else x

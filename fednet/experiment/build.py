@@ -205,7 +205,6 @@ class Experiment:
         direction: str,
         client: int,
         sizes: Mapping[str, int] | None = None,
-        round: int = 0,
     ) -> dict[str, int]:
         """Returns the bytes by kind of one payload for one client: exact, but a bound with zstd or
         where sites bring their own data. sizes: of fields whose declaration leaves them open, if
@@ -217,7 +216,7 @@ class Experiment:
         for name, field in payload.fields.items():
             kinds[field.kind] = (
                 kinds.get(field.kind, 0)
-                + codec.size_of(field.kind, field.form, bounds.get(name), round)[1]
+                + codec.size_of(field.kind, field.form, bounds.get(name))[1]
             )
         return kinds
 

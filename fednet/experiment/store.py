@@ -50,12 +50,12 @@ class Record(State):
         own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
         return own and self.buffers is None and not self.residuals
 
-    def past(self, where: str, round: int) -> Memory:
+    def past(self, where: str) -> Memory:
         """Returns what compressors remember: for its next messages, and to be kept in the next
         record.
         """
         known = self.residuals or {}
-        return Memory(known, dict(known), where, round)
+        return Memory(known, dict(known), where)
 
     def own(self, initial: Tensors) -> Tensors | None:
         """Returns the whole initial model with the client's own buffers. None if it has none."""

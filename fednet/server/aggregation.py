@@ -166,7 +166,7 @@ class Aggregation:
                 self.session.sent.get(client, exp.agreed),
                 fill=self._fill,
                 sound=True,
-                past=self.exchange.past(client, "up", reply.message.key.round),
+                past=self.exchange.past(client, "up"),
             )
         moved: dict[str, Tensors] = {}
         for name in up.fields:

@@ -147,10 +147,10 @@ class OpenExchange:
                 found[client] = math.inf
         return found
 
-    def past(self, client: int, way: str, round: int) -> Memory:
+    def past(self, client: int, way: str) -> Memory:
         """What is remembered with a client of earlier messages that way."""
         memory = self.asked[client].memory
-        return Memory(self.residuals, memory, f"client {client}/{way}/{self.index}/", round)
+        return Memory(self.residuals, memory, f"client {client}/{way}/{self.index}/")
 
 
 @dataclass
@@ -294,7 +294,7 @@ def ask(session: Session, exchange: OpenExchange, client: int, again: bool = Fal
             exp.agreed,
             exchange.cache,
             slot=f"{index}/",
-            past=exchange.past(client, "down", round),
+            past=exchange.past(client, "down"),
         )
         spec.check = encoded.body.check()
         exchange.last = down, encoded, spec.check

@@ -504,7 +504,7 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
         kind: type[Payload] = exp.evaluation_reply
         if key.purpose != "evaluate":
             kind = exp.algorithm.exchanges[key.phase].up
-        exp.up.check(kind, form, exp.bounds(kind, key.client, key.round), key.round)
+        exp.up.check(kind, form, exp.bounds(kind, key.client, key.round))
 
     return check
 
@@ -541,7 +541,7 @@ def decoder(
             initial if x is None else x,  # a compressed state is a difference to it
             initial if sent.fill is None else sent.fill,
             True,
-            Memory(sent.remembered, following, f"client {key.client}/up/{key.phase}/", key.round),
+            Memory(sent.remembered, following, f"client {key.client}/up/{key.phase}/"),
         )
         for name in payload.fields:
             value = getattr(payload, name)

@@ -473,7 +473,7 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
             ("down", method.Enrolment, enrolled, None),
         ):
             if kind is not None and times:
-                each = experiment.predicted(kind, way, client, sizes, open.round)
+                each = experiment.predicted(kind, way, client, sizes)
                 add_kinds(sums[way], {name: times * n for name, n in each.items()})
 
 

@@ -246,7 +246,7 @@ class Codec:
                     base = self.base(field.kind, reference)
                     wanted = part.vector if base is None else part.vector - base
                     draws = rng(name) if rng else np.random.default_rng(0)
-                    data, arrived = chain.send(wanted, draws, memory, past.round)
+                    data, arrived = chain.send(wanted, draws, memory)
                     decoded = arrived if base is None else base + arrived
                     if cache is not None:
                         cache.setdefault(mark, (value, data, decoded, arrived))
@@ -274,7 +274,6 @@ class Codec:
         kind: type[Payload],
         form: Sequence[Field],
         bounds: Mapping[str, int] | None = None,
-        round: int = 0,
     ) -> None:
         """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the
         body is asked for. bounds: the largest size in bytes of the fields whose declaration leaves
@@ -289,7 +288,7 @@ class Codec:
                     f"field {name}: kind {got.kind!r}, expected {field.kind!r}"
                 )
             bound = got.size if bounds is None else bounds.get(name)
-            low, high = self.size_of(field.kind, field.form, bound, round)
+            low, high = self.size_of(field.kind, field.form, bound)
             if not low <= got.size <= high:
                 raise RemoteProtocolError(
                     f"field {name}: {got.size} bytes, expected "
@@ -303,17 +302,15 @@ class Codec:
                     f"field {name}: {got.raw} bytes before compression, expected {raw}"
                 )
 
-    def size_of(self, kind: str, form: str, bound: int | None, round: int = 0) -> tuple[int, int]:
-        """(smallest, largest) bytes of a field; equal where the declaration fixes them. round: see
-        `compress.Chain.nbytes`.
-        """
+    def size_of(self, kind: str, form: str, bound: int | None) -> tuple[int, int]:
+        """(smallest, largest) bytes of a field; equal where the declaration fixes them."""
         layout = self.layouts.get(form)
         if layout is not None:
             chain = self.chains.get(kind)
             if chain is None:
                 return layout.nbytes, layout.nbytes
             rest = layout.nbytes - 4 * layout.sizes[0]
-            size, exact = chain.nbytes(layout.sizes[0], round)
+            size, exact = chain.nbytes(layout.sizes[0])
             return (size if exact else 0) + rest, size + rest
         if form in NUMBERS:
             return NUMBERS[form].size, NUMBERS[form].size
@@ -343,7 +340,7 @@ class Codec:
         form is not what `kind` declares, or the bytes are not what the form says, or not finite.
         """
         if not sound:
-            self.check(kind, form, None, past.round)
+            self.check(kind, form)
         size = sum(map(operator.attrgetter("size"), form))
         if size != len(body):
             raise RemoteProtocolError(f"payload of {len(body)} bytes, announced were {size}")
@@ -374,7 +371,7 @@ class Codec:
                 if chain is None:
                     vector = floats(data[:cut])
                 else:
-                    vector = chain.receive(data[:cut], layout.sizes[0], past.of(name), past.round)
+                    vector = chain.receive(data[:cut], layout.sizes[0], past.of(name))
                     base = self.base(field.kind, reference)
                     if base is not None:
                         vector = base + vector

@@ -81,12 +81,12 @@ class Chain:
     def __str__(self) -> str:
         return "[" + ", ".join(self.text) + "]"
 
-    def nbytes(self, numel: int, round: int = 0) -> tuple[int, bool]:
+    def nbytes(self, numel: int) -> tuple[int, bool]:
         """Length of numel encoded values, and whether that is exact; without, it is an upper
-        bound. round: from 1; 0: past any warm-up.
+        bound.
         """
         head = 0 if self.feedback is None else self.feedback.head
-        size = self._raw(numel, self._select(round))
+        size = self._raw(numel)
         if self.lossless is not None:
             size = self.lossless.bound(size)
             if self.select is not None and not self.select.fixed:
@@ -95,38 +95,34 @@ class Chain:
 
     # -- with what is remembered -------------------------------------------------------------------
     def send(
-        self, x: torch.Tensor, rng: np.random.Generator, memory: Memory | None, round: int = 0
+        self, x: torch.Tensor, rng: np.random.Generator, memory: Memory | None
     ) -> tuple[bytes, torch.Tensor]:
         """(what crosses, what the receiver makes of it) of a vector. memory: read and written;
         None: what is left out is lost.
         """
         if self.feedback is None or memory is None:
-            data = self.encode(x, rng, memory, round)
-            return data, self.decode(data, x.numel(), round)
+            data = self.encode(x, rng, memory)
+            return data, self.decode(data, x.numel())
         wanted = self.feedback.wanted(x, memory)
-        data = self.encode(wanted, rng, memory, round)
-        decoded = self.decode(data, x.numel(), round)
+        data = self.encode(wanted, rng, memory)
+        decoded = self.decode(data, x.numel())
         return self.feedback.said(memory) + data, self.feedback.kept(wanted, decoded, memory)
 
-    def receive(self, data: memoryview, numel: int, memory: Memory, round: int = 0) -> torch.Tensor:
+    def receive(self, data: memoryview, numel: int, memory: Memory) -> torch.Tensor:
         """What `send` made, for whoever remembers the same. Raises RemoteProtocolError as `decode`
         does, and where something else is remembered.
         """
         if self.feedback is None or not self.feedback.shared:
-            return self.decode(data, numel, round)
+            return self.decode(data, numel)
         head = self.feedback.head
         if len(data) < head:
             raise RemoteProtocolError(f"{self}: {len(data)} bytes for {numel} values.")
         memory = self.feedback.heard(bytes(data[:head]), memory)
-        return self.feedback.received(self.decode(data[head:], numel, round), memory)
+        return self.feedback.received(self.decode(data[head:], numel), memory)
 
     # -- without -----------------------------------------------------------------------------------
     def encode(
-        self,
-        vector: torch.Tensor,
-        rng: np.random.Generator,
-        memory: Memory | None = None,
-        round: int = 0,
+        self, vector: torch.Tensor, rng: np.random.Generator, memory: Memory | None = None
     ) -> bytes:
         """vector: (n,) float32 on the CPU. Draws from `rng` only where the chain is stochastic.
 
@@ -136,10 +132,9 @@ class Chain:
             found = f"{tuple(vector.shape)} {vector.dtype} {vector.device}"
             raise TypeError(f"expected a (n,) float32 tensor on the CPU, got {found}")
         x: Floats = vector.detach().numpy()
-        select = self._select(round)
         head = b""
-        if select is not None:
-            head, x = select.reduce(x, rng, memory)
+        if self.select is not None:
+            head, x = self.select.reduce(x, rng, memory)
         if self.values is None:
             raw = head + x.astype("<f4", copy=False).tobytes()
         else:
@@ -147,19 +142,17 @@ class Chain:
         if self.lossless is None:
             return raw
         packed = self.lossless.encode(raw)
-        open_ended = select is not None and not select.fixed
+        open_ended = self.select is not None and not self.select.fixed
         return len(raw).to_bytes(LENGTH, "little") + packed if open_ended else packed
 
-    def decode(
-        self, data: bytes | bytearray | memoryview, numel: int, round: int = 0
-    ) -> torch.Tensor:
+    def decode(self, data: bytes | bytearray | memoryview, numel: int) -> torch.Tensor:
         """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
         values.
         """
         view = memoryview(data).cast("B")
-        select = self._select(round)
+        select = self.select
         if self.lossless is not None:
-            size = self._raw(numel, select)
+            size = self._raw(numel)
             if select is not None and not select.fixed:
                 most = size
                 size = int.from_bytes(view[:LENGTH], "little")
@@ -175,7 +168,7 @@ class Chain:
         if select is not None:
             k = select.left(view, numel)
             head = select.head(numel, k)
-        expected = self._raw(numel, select, k)
+        expected = self._raw(numel, k)
         if len(view) != expected:
             raise RemoteProtocolError(
                 f"{self}: {len(view)} bytes for {k} of {numel} values, expected {expected}."
@@ -196,18 +189,13 @@ class Chain:
             )
         return torch.from_numpy(values.astype(np.float32, copy=False))
 
-    def _select(self, round: int) -> Reduce | None:
-        if self.select is None or self.feedback is None or not round:
-            return self.select
-        return self.feedback.selecting(self.select, round)
-
-    def _raw(self, numel: int, select: Reduce | None, kept: int | None = None) -> int:
+    def _raw(self, numel: int, kept: int | None = None) -> int:
         """Bytes before they are shortened. kept: how many numbers cross; None: at most."""
         k = numel
         head = 0
-        if select is not None:
-            k = select.count(numel) if kept is None else kept
-            head = select.head(numel, k)
+        if self.select is not None:
+            k = self.select.count(numel) if kept is None else kept
+            head = self.select.head(numel, k)
         return head + (4 * k if self.values is None else self.values.nbytes(k))
 
 

@@ -52,7 +52,7 @@ def test_every_key_has_its_type_default_unit_and_text():
         ("model", {"mlp.hidden", "resnet18_gn.gn_groups"}),
         ("data", {"synthetic.samples", "site.shape"}),
         ("data.partition", {"dirichlet.alpha", "shards.per_client"}),
-        ("wire", {"topk.share", "int8.block", "dgc.warmup"}),
+        ("wire", {"topk.share", "int8.block", "dgc.clip"}),
     ],
 )
 def test_every_option_of_every_part_has_a_text(section, some):

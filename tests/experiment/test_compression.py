@@ -127,7 +127,7 @@ REMEMBERING = {
         "up": {"delta": ["diana(0.2)", "randk(0.2)"]},
         "down": {"state": ["delta", "int8"]},
     },
-    "dgc": {"up": {"delta": ["dgc(0.5, 1, 2)", "topk(0.1)", "int8"]}},
+    "dgc": {"up": {"delta": ["dgc(0.5, 1)", "topk(0.1)", "int8"]}},
     "ef": SPARSE,
     "powersgd": {"up": {"delta": ["powersgd(1)", "int8"], "control": ["powersgd(1)"]}},
 }

@@ -24,11 +24,11 @@ class End:
     def memory(self) -> Memory:
         return Memory(self.known, self.known, "x")
 
-    def sends(self, x: torch.Tensor, round: int = 0) -> tuple[bytes, torch.Tensor]:
-        return self.chain.send(x, self.rng, self.memory, round)
+    def sends(self, x: torch.Tensor) -> tuple[bytes, torch.Tensor]:
+        return self.chain.send(x, self.rng, self.memory)
 
-    def hears(self, data: bytes, n: int, round: int = 0) -> torch.Tensor:
-        return self.chain.receive(memoryview(data), n, self.memory, round)
+    def hears(self, data: bytes, n: int) -> torch.Tensor:
+        return self.chain.receive(memoryview(data), n, self.memory)
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -85,21 +85,6 @@ def test_dgc_clips_and_without_momentum_and_clipping_is_topk_with_ef():
     one, other = End("dgc(0)", "topk(0.1)"), End("ef", "topk(0.1)")
     for k in range(4):
         assert one.sends(normal(200, k))[0] == other.sends(normal(200, k))[0]
-
-
-def test_dgc_warms_up_and_both_ends_know_how_far_it_is():
-    end, other = End("dgc(0.9, 0, 4)", "topk(0.001)"), End("dgc(0.9, 0, 4)", "topk(0.001)")
-    n, shares = 10_000, []
-    for round in range(1, 7):
-        data, seen = end.sends(normal(n, round), round)
-        assert (len(data), True) == end.chain.nbytes(n, round)
-        assert torch.equal(other.hears(data, n, round), seen)
-        shares.append(int((seen != 0).sum()))
-    # 0.001**(t/5) of 10,000
-    assert shares == [2512, 631, 158, 40, 10, 10]
-    assert end.chain.nbytes(n) == end.chain.nbytes(n, 5)
-    with pytest.raises(RemoteProtocolError):
-        other.hears(data, n, 1)
 
 
 # -- powersgd --------------------------------------------------------------------------------------

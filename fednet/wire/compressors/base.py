@@ -41,13 +41,12 @@ class Part:
 @dataclass(frozen=True)
 class Memory:
     """What one end keeps from message to message, by name. known: as it was; next: where what
-    follows is written; field: before each name; round: from 1, 0 if there is none.
+    follows is written; field: before each name.
     """
 
     known: Mapping[str, torch.Tensor]
     next: dict[str, torch.Tensor]
     field: str = ""
-    round: int = 0
 
     def of(self, field: str) -> Memory:
         """Returns what is kept for one field of the messages."""
@@ -96,10 +95,6 @@ class Feedback(Part):
         if self.way == "down":
             return "is for what comes down; ef21 is the same for uploads"
         return "is for uploads; delta is for what comes down"
-
-    def selecting(self, select: Reduce, round: int) -> Reduce:
-        """What selects in that round, from 1."""
-        return select
 
     # -- the sender's side -------------------------------------------------------------------------
     def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:

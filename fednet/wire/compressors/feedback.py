@@ -202,9 +202,8 @@ class DGC(Feedback):
     u_t = m u_{t-1} + g_t, v_t = v_{t-1} + u_t, the largest of v_t are sent, and where they stood u
     and v become 0 (momentum correction, Eq. 5, and momentum factor masking, Eq. 6). g_t is the
     client's update, scaled down to the norm `clip` where it is longer (local gradient clipping; the
-    paper's bound is N^{-1/2} times that of all N; 0: none). In the first `warmup` rounds the share
-    s of topk is larger, s**(t / (warmup + 1)) in round t: with 0.001 and 4, as there, about 0.25,
-    0.063, 0.016 and 0.004.
+    paper's bound is N^{-1/2} times that of all N; 0: none). The paper's warm-up, in which topk's
+    share begins at 0.25 and falls from epoch to epoch, is left out.
 
     A client that was not asked keeps u and v as they were.
     """
@@ -216,14 +215,13 @@ class DGC(Feedback):
         self,
         momentum: Annotated[float, "Momentum m, from 0 and below 1."] = 0.9,
         clip: Annotated[float, "Bound of the update's norm; 0: none. [norm]"] = 0,
-        warmup: Annotated[int, "Rounds in which more than topk's share is sent. [rounds]"] = 0,
     ) -> None:
-        said = f"dgc({momentum}, {clip}, {warmup})"
+        said = f"dgc({momentum}, {clip})"
         if not 0 <= momentum < 1:
             raise ConfigError(f"{said}: expected a momentum from 0, below 1.")
-        if clip < 0 or warmup < 0 or warmup != int(warmup):
-            raise ConfigError(f"{said}: expected a norm and a number of rounds, 0 or above.")
-        self.momentum, self.clip, self.warmup = float(momentum), float(clip), int(warmup)
+        if clip < 0:
+            raise ConfigError(f"{said}: expected a norm, 0 or above.")
+        self.momentum, self.clip = float(momentum), float(clip)
 
     def refused(self, select: Reduce | None, values: Values | None) -> str:
         if not isinstance(select, TopK):
@@ -234,11 +232,6 @@ class DGC(Feedback):
         if way == "up" and kind not in ("state", "delta"):
             return "is for updates, of kind state or delta: no other kind has a momentum"
         return super().misplaced(way, kind)
-
-    def selecting(self, select: Reduce, round: int) -> Reduce:
-        if round > self.warmup or not isinstance(select, TopK):
-            return select
-        return select.at(select.share ** (round / (self.warmup + 1)))
 
     def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         norm = float(torch.linalg.vector_norm(x.double()))

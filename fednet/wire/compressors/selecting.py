@@ -62,12 +62,6 @@ class TopK(Select):
         # What is not finite is sent, and refused there.
         return smallest(-np.nan_to_num(np.abs(x), nan=np.inf, posinf=np.inf), self.count(x.size))
 
-    def at(self, share: float) -> TopK:
-        """The same with another share."""
-        other = copy.copy(self)
-        other.share = share
-        return other
-
 
 def smallest(x: npt.NDArray[np.floating], k: int) -> Indices:
     """(k,) ascending indices of the k smallest of x, (n,); of equal ones those that come first."""
