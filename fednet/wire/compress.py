@@ -21,7 +21,6 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.loading import Arguments, Check, held
 from fednet.options import instance
 from fednet.wire.compressors.base import (
     Feedback,
@@ -30,7 +29,6 @@ from fednet.wire.compressors.base import (
     Memory,
     Part,
     Reduce,
-    Select,
     Values,
 )
 from fednet.wire.compressors.feedback import ErrorFeedback
@@ -207,14 +205,12 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
     chain = Chain()
     for item in items:
         part: Any = instance(registry.compressor, item)
-        returns = next((known for base, known in RETURNS.items() if isinstance(part, base)), None)
-        if returns is None:
+        place = next((name for name, base in places.items() if isinstance(part, base)), None)
+        if place is None:
             raise ConfigError(
                 f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and "
                 f"Lossless."
             )
-        held(type(part), returns)
-        place = next(name for name, base in places.items() if isinstance(part, base))
         after = list(places)[list(places).index(place) :]
         if any(getattr(chain, name) is not None for name in after):
             raise ConfigError(f"{chain}: {item!r} cannot follow; {ORDER}")
@@ -254,31 +250,3 @@ def chains(
         if chain.parts:
             found[kind] = chain
     return found
-
-
-# -- what the functions of a user's own compressor return ------------------------------------------
-# Each check returns what was expected where something else came (`loading.held`). How long it is,
-# the chain itself checks.
-def _a(kind: type | tuple[type, ...], expected: str) -> Check:
-    def check(part: Part, given: Arguments, found: object) -> str | None:
-        return None if isinstance(found, kind) else expected
-
-    return check
-
-
-_BYTES, _TENSOR = _a(bytes, "bytes"), _a(torch.Tensor, "a tensor")
-_ARRAY, _NUMBER = _a(np.ndarray, "an array"), _a((int, np.integer), "a whole number")
-_REDUCE = {
-    "count": _NUMBER,
-    "head": _NUMBER,
-    "reduce": _a(tuple, "(bytes, an array)"),
-    "left": _NUMBER,
-    "expand": _ARRAY,
-}
-RETURNS: Mapping[type[Part], Mapping[str, Check]] = {
-    Feedback: {"wanted": _TENSOR, "said": _BYTES, "kept": _TENSOR, "received": _TENSOR},
-    Select: {**_REDUCE, "select": _ARRAY},
-    Reduce: _REDUCE,
-    Values: {"nbytes": _NUMBER, "encode": _BYTES, "decode": _ARRAY},
-    Lossless: {"bound": _NUMBER, "encode": _BYTES, "decode": _BYTES},
-}

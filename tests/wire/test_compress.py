@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.wire import compress
 from fednet.wire.compressors.base import index_bytes, pack_indices, unpack_indices
+from fednet.wire.compressors.selecting import TopK
 
 CHAINS = [
     [],
@@ -120,6 +121,15 @@ def test_a_length_that_does_not_fit_the_number_of_values_is_refused(items, by):
     chain = compress.parse(items)
     with pytest.raises(RemoteProtocolError):
         chain.decode(chain.encode(normal(700), rng()), 700 + by * 40)
+
+
+def test_a_part_of_ones_own_that_gives_back_another_number_of_values_is_refused():
+    class Short(TopK):
+        def expand(self, head, numbers, n):
+            return numbers
+
+    with pytest.raises(RemoteProtocolError, match=r"of shape \(5,\), expected \(10,\)"):
+        sent(compress.Chain(select=Short(0.5)), normal(10))
 
 
 @pytest.mark.parametrize("items", [[], ["zstd"]])
