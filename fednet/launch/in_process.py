@@ -32,7 +32,6 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
     from fednet.client.policy import Policy
     from fednet.client.preparing import prepare
     from fednet.protocol.client import ClientProtocol
-    from fednet.protocol.tasks import Rules
     from fednet.transport.inproc import Inproc
 
     # Payloads cross whole, and large ones as tensors, unless something needs their bytes
@@ -90,12 +89,10 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         loop.step(0.0)
         loop.close()
 
-    # Loading the data may take longer than any silence.
     end = Endpoint(
         transport,
         None,
         SLOW_BEAT_S,
-        Rules(silent=None),
         pump,
         listen=built.append,
         leave=leave,

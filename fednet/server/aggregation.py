@@ -3,10 +3,11 @@
 Replies are accumulated as they come, in ascending order of the clients. Before a result is made all
 of them are reviewed together (`security.max_norm: auto`, `round.max_share`). Each reply was checked
 when it came; what is wrong with it may show only here: the method raises, or what comes of it is no
-model. Then that client's reply is left out, with its reason. Wherever a review, or a reply that
-failed, changes who counts or for how much, the others are accumulated again, in the same order: the
-result has the bits of a round in which the client was lost. A review still sees every reply that
-could be read: one that fails cannot take away a bound that the others are held to.
+model. Then that client's reply is left out, with its reason; where each reply alone gives a model,
+the round is void. Wherever a review, or a reply that failed, changes who counts or for how much,
+the others are accumulated again, in the same order: the result has the bits of a round in which the
+client was lost. A review still sees every reply that could be read: one that fails cannot take away
+a bound that the others are held to.
 
 On its way into the sum a reply's samples are lowered to what it counts for, its update is clipped
 (`privacy.clip`), and a stale one is rebased. A robust rule makes its sum of all replies after the
@@ -130,13 +131,15 @@ class Aggregation:
                         f"client {client}'s samples count as {n}: round.max_share allows no more"
                     )
                 return after
-            if whose is not None:
-                self._drop(whose, wrong)
-            elif self.method.in_memory:  # of a sum under masks nobody knows whose part was wrong
+            bad = {} if whose is None else {whose: wrong}
+            if whose is None and not self.method.in_memory:  # under masks no part is known
+                alone = {c: self._try((c,))[1] for c in self._replies}
+                bad = {c: reason for c, reason in alone.items() if reason}
+            if not bad:
                 self.host.warn(wrong)
                 return None
-            else:
-                self._drop_unsound(wrong)
+            for client, reason in bad.items():
+                self._drop(client, reason)
             self._review()
         return None
 
@@ -273,16 +276,6 @@ class Aggregation:
         self._accumulator = None
         leave_out(self.session, self.exchange, client, reason)
 
-    def _drop_unsound(self, wrong: str) -> None:
-        """Leaves out whose reply alone gives no sound state, or else the one of largest values."""
-        alone = {c: self._try((c,))[1] for c in self._replies}
-        bad = {c: reason for c, reason in alone.items() if reason}
-        if not bad:
-            largest = max(self._replies, key=lambda c: (_size(self._read(c)), c))
-            bad = {largest: wrong}
-        for client, reason in bad.items():
-            self._drop(client, reason)
-
     def _finite(self, value: object) -> bool:
         """Whether all numbers of a value are finite. Rows of a PerClient are not looked at: they
         are what clients sent, and were checked when it came.
@@ -388,20 +381,6 @@ def _lowered(up: Payload, n: int) -> Payload:
     if run is None or name is None or run.n <= n:
         return up
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=n)})
-
-
-def _size(up: Payload) -> float:
-    """The largest absolute value of a reply's arrays."""
-    largest = 0.0
-    for name in up.fields:
-        value = getattr(up, name)
-        if isinstance(value, Tensors):
-            value = value.vector
-        elif isinstance(value, Samples):
-            value = value.x
-        if isinstance(value, torch.Tensor) and value.numel() and value.is_floating_point():
-            largest = max(largest, float(value.abs().max()))
-    return largest
 
 
 def _theirs(broken: Exception) -> str:

@@ -56,6 +56,14 @@ def beat_seconds(config: Config) -> float:
     return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
 
 
+def patience(config: Config, inline: bool) -> Rules:
+    """How long clients are waited for. inline: they are in this process."""
+    section = config.round
+    # A client that trains in the server's own thread sends no heartbeat.
+    silent = None if inline else section.lost.silent
+    return Rules(closed=section.lost.closed, silent=silent, join=section.join_s())
+
+
 def check_bind(
     bind: str, curve: bool, insecure: bool, keyed: str = "security.curve: true and --keys DIR"
 ) -> None:
@@ -95,18 +103,16 @@ def run_keys(config: Config, directory: Path) -> Path | None:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """How a server reaches its clients. transport: the user of this endpoint closes it. beat_s: how
-    often a worker sends a heartbeat. rules: before the first phase; None: the protocol's own. pump:
-    does the work of clients in this process; None: they have processes of their own. announce:
-    called with the server's events and its incarnation once these can be recorded. listen: called
-    with the server's experiment once all is built; before, strangers could take the descriptors of
-    files. leave: called at the end, after the last message. alone: the clients are started by
-    others. part: bytes of a payload's parts, but the last.
+    often a worker sends a heartbeat. pump: does the work of clients in this process; None: they
+    have processes of their own. announce: called with the server's events and its incarnation once
+    these can be recorded. listen: called with the server's experiment once all is built; before,
+    strangers could take the descriptors of files. leave: called at the end, after the last message.
+    alone: the clients are started by others. part: bytes of a payload's parts, but the last.
     """
 
     transport: ServerTransport
     keyring: Keyring | None
     beat_s: float
-    rules: Rules | None = None
     pump: Callable[[], bool] | None = None
     announce: Callable[[Events, int], None] = lambda events, incarnation: None
     listen: Callable[[Experiment], None] = lambda experiment: None
@@ -168,12 +174,10 @@ def listening(
                 f"--id K --server {reached_at(transport.address, socket.gethostname())}{keys}"
             )
 
-    lost = config.round.lost
     return Endpoint(
         transport,
         keyring,
         beat_seconds(config),
-        Rules(closed=lost.closed, silent=lost.silent, join=config.round.join_s()),
         announce=announce,
         listen=lambda experiment: transport.listen(),
         alone=note is not None,

@@ -40,6 +40,7 @@ from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec
 from fednet.records.rows import TIMES
+from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply
 from fednet.server.io import LEFT_OUT
 from fednet.training.evaluation import Counts
@@ -160,7 +161,7 @@ class OpenRound:
     before, after: what it starts from, and what came of it so far; a void round changes nothing.
     started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
     that the clients train in, once it is open. base: the second of the run at which its virtual
-    time began. runs: of the replies that counted. reports: by the clients; reported: by the method.
+    time began. runs: of the replies that counted. reports: by the clients.
     """
 
     number: int
@@ -179,8 +180,6 @@ class OpenRound:
     runs: dict[int, Run] = field(default_factory=dict)
     evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
-    reported: JsonDict = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
 
     @classmethod
     def begun(cls, first: OpenExchange) -> OpenRound:
@@ -248,12 +247,9 @@ def waiting(session: Session) -> Rules:
     section = session.config.round
     # Then the times of this process do not decide who counts.
     virtual = session.clock is not None or session.faults.replay is not None
-    return Rules(
+    return dataclasses.replace(
+        patience(session.config, session.io.inline),
         deadline=None if virtual else section.deadline,
-        closed=section.lost.closed,
-        # A client that trains in this very thread sends no heartbeat.
-        silent=None if session.io.inline else section.lost.silent,
-        join=section.join_s(),
         first=None if virtual else session.config.first,
     )
 

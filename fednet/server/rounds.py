@@ -313,7 +313,9 @@ class Rounds:
             round.seconds["aggregating"] += time.monotonic() - began
         if exchange.index == self.method.main_exchange:
             round.evaluated = evaluations(session, exchange)
-        round.reported, round.warnings = dict(host.reported), list(host.warnings)
+        record.algorithm = dict(host.reported)
+        if host.warnings:
+            record.algorithm["warnings"] = list(host.warnings)
         return server is not None
 
     # -- its end -----------------------------------------------------------------------------------
@@ -343,7 +345,7 @@ class Rounds:
         progress.seconds += elapsed
         progress.virtual += round.virtual
         if self._accountant is not None:
-            round.reported |= self._accountant.spent(round.number)
+            record.algorithm |= self._accountant.spent(round.number)
         record.set(
             dropped={str(c): reason for c, reason in sorted(round.dropped.items())},
             seconds=elapsed,
@@ -356,7 +358,6 @@ class Rounds:
             useful=tally.useful,
             predicted=round.predicted if session.experiment.predictable else None,
             **hashes,
-            algorithm=round.reported | ({"warnings": round.warnings} if round.warnings else {}),
         )
         progress.round, progress.new = round.number, 0
         evaluation.note_best(session, progress, record, model)

@@ -40,7 +40,7 @@ from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server.books import WriteAheadLog, recover
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.endpoint import Endpoint, text_for_clients
+from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.growth import check_division, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import Events, ServerIO
@@ -206,7 +206,7 @@ class Session:
             part=endpoint.part,
             key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
             declared=declared(exp),
-            rules=endpoint.rules,
+            rules=patience(config, endpoint.pump is not None),
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
             open=config.round.open if endpoint.alone else None,
         )

@@ -28,7 +28,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import form, spec
 
-WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0])
+READY, ALIVE = m.Ready(run="r", inc=1, layout="L"), m.Alive(run="r", inc=1)
 
 
 def server(clients: int = 4, **options) -> ServerProtocol:
@@ -51,7 +51,7 @@ def say(s, conn, message, now=0.0, body=None, user=None) -> list:
 
 def ready(s, conn=b"1", worker="w", ids=(0,), now=0.0, **more) -> list:
     say(s, conn, m.Join(worker=worker, ids=list(ids), **more), now)
-    return say(s, conn, m.Ready(run="r", inc=1, layout="L"), now)
+    return say(s, conn, READY, now)
 
 
 def sent(instructions, kind=m.Message) -> list:
@@ -86,6 +86,15 @@ def answer(s, conn, client, now=0.0, attempt=0) -> list:
     """The client's reply comes, and counts."""
     out = replies(s, conn, client, now, attempt=attempt)
     return out + s.accept(key(client, attempt), now)
+
+
+JUDGED = key(purpose="evaluate")
+
+
+def judges(s, data=b"ok") -> list:
+    """The evaluation within the task of client 0 comes."""
+    verdict = m.Reply(run="r", inc=1, key=JUDGED, form=form(2), size=2)
+    return say(s, b"1", verdict, body=memoryview(data))
 
 
 def part(s, conn, client=0, index=0, now=0.0, data=bytes(m.PART), **more) -> list:
@@ -139,7 +148,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     assert s.begin(1, 0, "train", [spec(0)], Rules(), 0.0) == []
     welcome = say(s, b"1", m.Join(worker="w", ids=[0]))
     assert [type(x) for x in sent(welcome)] == [m.Welcome]
-    (task,) = sent(say(s, b"1", m.Ready(run="r", inc=1, layout="L")), m.Task)
+    (task,) = sent(say(s, b"1", READY), m.Task)
     assert (task.key, task.size) == (key(), 5)
     got = replies(s, b"1", 0)
     assert got == [
@@ -240,7 +249,7 @@ def test_name_of_a_connected_worker_is_taken_over_only_with_its_session():
     assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0])))
     out = say(s, b"2", m.Join(worker="w", ids=[0], session=s.roster.workers["w"].session))
     assert HangUp(b"1") in out
-    assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1)))
+    assert "before a join" in refusal(say(s, b"1", ALIVE))
     assert of(s.closed(b"1", 0.0), Note) == []  # it is not away
     assert s.roster.workers["w"].conn == b"2"
 
@@ -326,7 +335,7 @@ def test_an_empty_reply_is_whole_with_its_announcement():
 
 def test_who_says_twice_that_it_is_ready_is_ready_once():
     s = begun()
-    assert say(s, b"1", m.Ready(run="r", inc=1, layout="L")) == [Stray("doubled")]
+    assert say(s, b"1", READY) == [Stray("doubled")]
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
@@ -423,14 +432,13 @@ def test_part_out_of_turn_gives_the_task_out_again():
 
 def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
     s = begun([spec(0, judge=True), spec(1)])
-    verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
-    out = say(s, b"1", verdict, body=memoryview(b"ok"))
+    out = judges(s)
     assert [type(i) for i in out] == [Store, Arrived]
-    assert s.accept(verdict.key, 0.0) == []
-    assert say(s, b"1", verdict, body=memoryview(b"ok"))[0] == Stray("doubled")
-    assert "not asked for" in refusal(say(begun(), b"1", verdict, body=memoryview(b"ok")))
+    assert s.accept(JUDGED, 0.0) == []
+    assert judges(s)[0] == Stray("doubled")
+    assert "not asked for" in refusal(judges(begun()))
     s = begun([spec(0, judge=True)])
-    assert "not asked for" in refusal(say(s, b"1", verdict, body=memoryview(b"o")))
+    assert "not asked for" in refusal(judges(s, b"o"))
 
 
 def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
@@ -439,18 +447,16 @@ def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
             raise RemoteProtocolError("other counts")
 
     s = begun([spec(0, judge=True)], declared=declared)
-    verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
-    out = say(s, b"1", verdict, body=memoryview(b"ok"))
+    out = judges(s)
     assert (refusal(out), of(out, Store)) == ("other counts", [])
     assert len(of(replies(s, b"1", 0), Arrived)) == 1
 
 
 def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
     s = begun([spec(0, judge=True)])
-    verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
-    say(s, b"1", verdict, body=memoryview(b"ok"))
-    out = s.reject(verdict.key, "not finite", 0.0)
-    assert Spend(b"1", "up", verdict.key, "refused") in out
+    judges(s)
+    out = s.reject(JUDGED, "not finite", 0.0)
+    assert Spend(b"1", "up", JUDGED, "refused") in out
     assert s.tasks[0].status is TaskState.HANDED
 
 
@@ -624,7 +630,7 @@ def test_a_client_that_may_be_away_for_ever_is_never_lost():
     assert [row["deadline_s"] for row in s.waiting()] == [None]
     say(s, b"2", m.Join(worker="w", ids=[0]), 1e6)
     assert s.tick(1e6 + 9.0) == []  # it is not silent since it went
-    assert given_to(say(s, b"2", m.Ready(run="r", inc=1, layout="L"), 1e6 + 9.0)) == [b"2"]
+    assert given_to(say(s, b"2", READY, 1e6 + 9.0)) == [b"2"]
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -641,7 +647,7 @@ def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
     assert s.roster.present() == ({0} if others else set())
     # It is not there for what comes later.
     assert given_to(s.begin(2, 0, "train", [spec(1)], s.rules, 1.5)) == []
-    assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
+    assert "before a join" in refusal(say(s, b"1", ALIVE, 2.0))
     assert of(s.tick(4.0), Resolved) == [Resolved(key(1, round=2), f"lost: {why}")]
 
 
@@ -650,7 +656,7 @@ def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_w
     out = s.tick(10.1)
     assert of(out, Resolved) == [Resolved(key(0, 1), "lost: silent")]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
-    out = say(s, b"1", m.Alive(run="r", inc=1), 12.0)
+    out = say(s, b"1", ALIVE, 12.0)
     assert [n.event for n in of(out, Note)] == ["back"]
     assert given_to(s.begin(2, 0, "train", [spec(0)], Rules(), 12.0)) == [b"1"]
     assert s.tick(16.0) == []  # it is not away any more
@@ -664,7 +670,7 @@ def test_a_worker_that_was_silent_gets_bound_tasks_again_though_another_was_in_i
     s.tick(11.0)
     ready(s, b"2", "v", [0], 11.0)
     s.tick(14.5)  # longer than `Rules.closed`, but its connection is there
-    say(s, b"1", m.Alive(run="r", inc=1), 15.0)
+    say(s, b"1", ALIVE, 15.0)
     out = s.begin(2, 0, "train", [spec(1, cost=9), spec(0, bound=True)], Rules(), 15.0)
     assert given_to(out) == [b"1"]  # the bound one waits for it
 
@@ -678,7 +684,7 @@ def test_a_bound_task_waits_for_its_worker_that_is_back_and_prepares():
     ready(s, b"2", "v", [0])
     say(s, b"3", m.Join(worker="w", ids=[0]))
     assert given_to(s.begin(2, 0, "train", [spec(0, bound=True)], Rules(), 0.0)) == []
-    assert given_to(say(s, b"3", m.Ready(run="r", inc=1, layout="L"))) == [b"3"]
+    assert given_to(say(s, b"3", READY)) == [b"3"]
 
 
 @pytest.mark.parametrize(("joined_at", "absent_at"), [(None, 60.0), (50.0, 110.0)])
@@ -697,9 +703,7 @@ def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
     s.closed(b"1", 1.0)
     say(s, b"2", m.Join(worker="v", ids=[0]), 3.0)
     assert of(s.tick(6.0), Resolved) == []
-    assert [
-        t.key.attempt for t in sent(say(s, b"2", m.Ready(run="r", inc=1, layout="L"), 7.0), m.Task)
-    ] == [1]
+    assert [t.key.attempt for t in sent(say(s, b"2", READY, 7.0), m.Task)] == [1]
 
 
 def test_task_that_kills_its_workers_ends():
@@ -862,7 +866,7 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
         (1, "deadline"),
         (2, "deadline"),
     ]
-    say(s, b"1", m.Alive(run="r", inc=1), 16.0)
+    say(s, b"1", ALIVE, 16.0)
     assert s.roster.workers["w"].slots == 3
 
 
@@ -923,7 +927,7 @@ def test_a_bound_task_leaves_a_worker_that_stays_silent_for_one_that_was_ready_b
     ready(s, b"2", "second", (0,), 9.0)
     s.tick(11.0)
     assert given_to(s.begin(1, 1, "train", [spec(0, bound=True)], rules, 11.0)) == []
-    say(s, b"2", m.Alive(run="r", inc=1), 19.0)
+    say(s, b"2", ALIVE, 19.0)
     assert given_to(s.tick(20.9)) == []
     assert given_to(s.tick(21.0)) == [b"2"]
 
@@ -936,9 +940,9 @@ def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
     ready(s, b"2", "second", (0,), 2.0)
     s.closed(b"1", 3.0)
     assert given_to(s.tick(12.0)) == []  # it may come back
-    say(s, b"2", m.Alive(run="r", inc=1), 12.0)
+    say(s, b"2", ALIVE, 12.0)
     assert given_to(s.tick(13.0)) == [b"2"]
-    say(s, b"2", m.Alive(run="r", inc=1), 99.0)
+    say(s, b"2", ALIVE, 99.0)
     assert not of(s.tick(100.0), Resolved)
     assert s.tasks[1].worker == "first"  # nobody else hosts client 1
 
@@ -1149,10 +1153,10 @@ def test_a_worker_that_was_silent_before_it_was_ready_is_not_ready_when_it_is_he
     s.closed(b"0", 0.0)  # and what it was ready for has gone with that connection
     say(s, b"1", m.Join(worker="w", ids=[0]))
     s.tick(11.0)
-    say(s, b"1", m.Alive(run="r", inc=1), 12.0)
+    say(s, b"1", ALIVE, 12.0)
     assert s.roster.present() == frozenset()
     assert given_to(s.begin(1, 0, "train", [spec(0)], Rules(), 12.0)) == []
-    assert given_to(say(s, b"1", m.Ready(run="r", inc=1, layout="L"), 13.0)) == [b"1"]
+    assert given_to(say(s, b"1", READY, 13.0)) == [b"1"]
 
 
 def test_a_worker_that_is_back_with_more_clients_is_given_their_tasks_as_it_answers():

@@ -110,6 +110,19 @@ def test_a_reply_of_which_a_model_that_is_not_finite_is_made_is_left_out(tmp_pat
     assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
 
 
+def test_a_round_whose_replies_give_a_model_each_but_none_together_is_void(tmp_path, monkeypatch):
+    finish = FedAvg.server_update
+
+    def finishing(self, total, server, cohort, host):
+        after = finish(self, total, server, cohort, host)
+        return after if len(cohort) == 1 else after.replace(x=after.x * torch.nan)
+
+    monkeypatch.setattr(FedAvg, "server_update", finishing)
+    for record in lines(run(tmp_path) / "rounds.jsonl"):
+        assert (record["void"], record["dropped"]) == (True, {})
+        assert record["algorithm"]["warnings"] == ["its reply gives no model: x is not finite"]
+
+
 def said(**changes):
     def change(up):
         run = {"n": up.run.n, "steps": up.run.steps, "loss": up.run.loss, **changes}

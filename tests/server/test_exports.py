@@ -10,10 +10,7 @@ from safetensors.torch import load_file
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports
-from fednet.tensors import Layout, Slot
 from tests.rooms import run, small
-
-LAYOUT = Layout((Slot("w", (2,), "parameter"),))
 
 
 def test_class_means_are_of_the_real_images_and_nan_for_an_absent_class(tmp_path):
