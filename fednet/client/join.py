@@ -19,7 +19,7 @@ from fednet.client import preparing
 from fednet.client.loop import ClientLoop, given_up, read_server
 from fednet.client.policy import Policy
 from fednet.client.slots import MOST
-from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, timed, why
+from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.protocol.client import ClientProtocol
@@ -120,13 +120,6 @@ def main(
         states.release()
     if isinstance(end, m.Refuse):
         raise ConfigError(f"the server refused this client: {end.reason}")
-    if lacking := loop.lacking:
-        complain(
-            timed(
-                f"fednet-client: the last tasks of client(s) {ids.as_text(lacking)} were not done "
-                f"here: their state is not in this process's --state directory"
-            )
-        )
     say("the run is over" if end.over else "left")
     return 0 if end.over else LEFT
 

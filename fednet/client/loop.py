@@ -11,7 +11,6 @@ import os
 import queue
 import signal
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -192,8 +191,6 @@ class ClientLoop:
     were. inline: tasks are done within `step`, because the server runs in this process too. run:
     the directory in which the server is found. faults: planned faults are acted out. gpu_share: of
     a GPU that this process may use. most: clients of this process.
-
-    lacking: clients whose last task found no state here.
     """
 
     def __init__(
@@ -215,7 +212,7 @@ class ClientLoop:
         self.prepared: Prepared | None = None
         self.ended: m.End | m.Refuse | None = None
         self.error: BaseException | None = None  # ends the process
-        self.lacking: set[int] = set()
+        self._lacking: set[int] = set()  # clients whose state was not here
         self.book = Book()
         self.link = Link(
             "client",
@@ -242,7 +239,6 @@ class ClientLoop:
         self._done_at: float | None = None  # when the run was first found to be finished
         self._connected = False
         self._leaving = False
-        self._closing = threading.Event()
         self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
         self.slots = SlotPool(
@@ -363,7 +359,6 @@ class ClientLoop:
 
     def close(self) -> None:
         self._wanted.clear()  # each running task ends at its next step
-        self._closing.set()
         self.slots.close()
         self.link.closed(CONNECTION)
         self.transport.close(1.0)
@@ -432,7 +427,6 @@ class ClientLoop:
         if not done.replies or "drop_before_sending" in done.faults:
             protocol.forget(key)
             return
-        self.lacking.discard(key.client)
         out: list[p.Instruction] = []
         for outgoing in done.replies:
             body = outgoing.body
@@ -501,24 +495,24 @@ class ClientLoop:
             if self._wanted.get(key) is not given:
                 return
             done: Done | None = None
-            again_s: float | None = None
+            again = False
             try:
                 done = self._work(given, prepared.workers[device], device)
             except TaskCancelled:
                 pass
             except NoRoom as short:
-                again_s = short.again_s
-                if again_s is None:
-                    done = self._failure(given, short, again=True)
-                else:
+                again = not short.alone
+                if again:
                     of = f"client {key.client} in round {key.round}"
                     log.warning("%s: %s; it is done again", of, short)
+                else:  # another process, or a later time, may have the memory
+                    done = self._failure(given, short, again=True)
             except OWN_ERRORS as error:
                 done = self._failure(given, error)
             self.protocol.doing.pop(key.client, None)
             if done is not None:
                 self._later(partial(self._answer, done))
-            elif again_s is not None and not self._closing.wait(again_s):
+            elif again and self._wanted.get(key) is given:
                 if packing is not None:
                     packing.expect()
                 self.slots.put(partial(self._do, given, prepared))
@@ -580,11 +574,10 @@ class ClientLoop:
         if text is not None:
             log.log(level, "client %d in round %d: %s", key.client, key.round, text)
         if isinstance(error, StateAbsent) and not base:
-            # The user is told of the first one; the others are named when the process ends. A
-            # server in this process says it itself.
-            if not self.lacking and not self._inline:
+            # The user is told once of each client. A server in this process says it itself.
+            if key.client not in self._lacking and not self._inline:
                 complain(timed(f"fednet-client: round {key.round}: {error}"))
-            self.lacking.add(key.client)
+            self._lacking.add(key.client)
         failed = m.Failed(
             key=key, reason=without_paths(reason), again=again, lacks=lacks, base=base
         )
