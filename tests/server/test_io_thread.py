@@ -36,7 +36,7 @@ from fednet.wire.codec import Body
 from fednet.wire.frames import encode
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
-from tests.transport.flipping import Flipping
+from tests.transport.relays import Flipping
 
 LIMIT_S = 30.0
 BIG = 2 * m.PART + 1000

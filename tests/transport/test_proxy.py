@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,73 +13,9 @@ from fednet.transport.keys import Keyring, lab, load
 from fednet.transport.zeromq import proxy
 from fednet.transport.zeromq.client import ZmqClient
 from fednet.transport.zeromq.server import ZmqServer
+from tests.transport.relays import Socks
 
 HIDDEN = {"server.hidden": "127.0.0.1"}  # names that the proxy alone knows
-
-
-class Middle:
-    """A SOCKS5 proxy that asks for a user and password, and counts what passes."""
-
-    def __init__(self, port: int = 0) -> None:
-        self.asked, self.passed = [], 0
-        self.listener = socket.create_server(("127.0.0.1", port))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                conn, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(conn,), daemon=True).start()
-
-    def _one(self, conn: socket.socket) -> None:
-        where = self._socks(conn)
-        if where is None:
-            conn.close()
-            return
-        self.asked.append(where)
-        there = socket.create_connection((HIDDEN.get(where[0], where[0]), where[1]))
-        for a, b in ((conn, there), (there, conn)):
-            threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
-
-    def _socks(self, conn):
-        def take(n):
-            got = b""
-            while len(got) < n:
-                got += conn.recv(n - len(got))
-            return got
-
-        _, count = take(2)
-        if 2 not in take(count):
-            conn.sendall(b"\x05\xff")
-            return None
-        conn.sendall(b"\x05\x02")
-        take(1)
-        who = [take(take(1)[0]) for _ in range(2)]
-        conn.sendall(b"\x01\x00" if who == [b"site", b"se cret"] else b"\x01\x01")
-        if who != [b"site", b"se cret"]:
-            return None
-        _, _, _, kind = take(4)
-        host = socket.inet_ntoa(take(4)) if kind == 1 else take(take(1)[0]).decode()
-        port = int.from_bytes(take(2), "big")
-        conn.sendall(b"\x05\x00\x00\x01\x00\x00\x00\x00\x00\x00")
-        return host, port
-
-    def _pump(self, a, b):
-        try:
-            while data := a.recv(65536):
-                self.passed += len(data)
-                b.sendall(data)
-        except OSError:
-            pass
-        b.close()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # whoever waits in accept
-        self.listener.close()
 
 
 def events(end, kind):
@@ -98,7 +33,7 @@ def test_messages_go_both_ways_through_a_proxy(curve, tmp_path, monkeypatch):
         files = lab(tmp_path / "keys", 1)
         keyring, keys = Keyring(tmp_path / "keys"), load(files[0])
     with ExitStack() as stack:
-        middle = Middle()
+        middle = Socks(HIDDEN)
         stack.callback(middle.close)
         monkeypatch.setenv(proxy.VARIABLE, f"socks5://site:se%20cret@127.0.0.1:{middle.port}")
         server = ZmqServer("tcp://127.0.0.1:0", keyring=keyring)
@@ -138,7 +73,7 @@ def test_messages_go_both_ways_through_a_proxy(curve, tmp_path, monkeypatch):
 def test_why_a_proxy_does_not_connect_is_said_and_it_is_tried_again(who, says, monkeypatch):
     """who: what the client says of itself; None: the proxy is down, and comes back."""
     with ExitStack() as stack:
-        middle = Middle()
+        middle = Socks(HIDDEN)
         stack.callback(middle.close)
         if who is None:
             middle.close()
@@ -155,7 +90,7 @@ def test_why_a_proxy_does_not_connect_is_said_and_it_is_tried_again(who, says, m
                 break
         assert said[0].startswith(f"the proxy at 127.0.0.1:{middle.port} {says}")
         if who is None:
-            again = Middle(middle.port)
+            again = Socks(HIDDEN, middle.port)
             stack.callback(again.close)
             events(client, Opened)
 
