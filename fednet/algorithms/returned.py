@@ -11,7 +11,7 @@ from fednet.algorithms.state import State
 from fednet.errors import ConfigError, FednetError
 from fednet.loading import Arguments, Check
 from fednet.tensors import Layout, Tensors
-from fednet.wire.payload import Payload, undeclared
+from fednet.wire.payload import Payload, tensors_of, undeclared
 
 S = TypeVar("S", State, Payload)
 
@@ -51,9 +51,8 @@ def _pair(method: Any, given: Arguments, found: object) -> str | None:
     if wrong := undeclared(up):
         return wrong
     shared: Layout = given[3].shared
-    for name in up.fields:
-        value = getattr(up, name)
-        if not isinstance(value, Tensors) or value.layout.parameters == shared.parameters:
+    for name, value in tensors_of(up).items():
+        if value.layout.parameters == shared.parameters:
             continue
         sent, expected = value.layout.parameters.names, shared.parameters.names
         lacks = [n for n in expected if n not in sent] or [n for n in sent if n not in expected]
@@ -108,9 +107,8 @@ class Diverged(FednetError):
 
 def finite(up: Payload, exempt: Collection[str]) -> None:
     """Raises Diverged if tensors are not finite, except in the buffers of these names."""
-    for name in up.fields:
-        value = getattr(up, name)
-        if isinstance(value, Tensors) and not value.is_finite(exempt):
+    for name, value in tensors_of(up).items():
+        if not value.is_finite(exempt):
             raise Diverged(
                 f"{name} is not finite after training; a smaller train.lr, or train.clip_norm, may "
                 f"help"

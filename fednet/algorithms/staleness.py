@@ -21,7 +21,7 @@ import msgspec
 
 from fednet.options import call
 from fednet.tensors import Tensors
-from fednet.wire.payload import P
+from fednet.wire.payload import P, tensors_of
 
 _NUMBER = r"\s*[0-9]+\.?[0-9]*\s*"
 Staleness = Annotated[
@@ -54,11 +54,11 @@ def rebased(up: P, sent: Tensors | None, now: Tensors | None, tau: int) -> P:
     if not tau:
         return up
     s, changed = weight(BUFFERED, tau), {}
-    for name, field in up.fields.items():
-        value = getattr(up, name)
-        if isinstance(value, Tensors) and field.kind == "delta":
+    for name, value in tensors_of(up).items():
+        kind = up.fields[name].kind
+        if kind == "delta":
             changed[name] = value * s
-        elif isinstance(value, Tensors) and field.kind == "state" and now is not None:
+        elif kind == "state" and now is not None:
             assert sent is not None
             changed[name] = value.with_vector((now + s * (value - sent)).vector)
     return dataclasses.replace(up, **changed)

@@ -22,7 +22,7 @@ from fednet.training.evaluation import Counts, other_width
 from fednet.training.hosts import ClientHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
-from fednet.wire.payload import weights_of
+from fednet.wire.payload import tensors_of, weights_of
 
 
 def within(
@@ -123,7 +123,7 @@ def set_trained(method: Algorithm, up: Payload, host: ClientHost, wanted: bool) 
     if sent is not None and sent.layout == host.layout:
         host.trained = sent.to(host.device)
         return
-    changed = [name for name in up.fields if isinstance(getattr(up, name), Tensors)]
+    changed = list(tensors_of(up))
     if wanted and changed and type(method).personal_model is Algorithm.personal_model:
         raise WrongPart(
             f"client_update of {type(method).__name__} ({place(type(method).client_update)}) sends "

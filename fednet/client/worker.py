@@ -42,7 +42,7 @@ from fednet.training.setting import Pair, Setting, Splits
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content, Encoded
 from fednet.wire.compressors.base import Memory
-from fednet.wire.payload import Payload, Run, weights_of
+from fednet.wire.payload import Payload, Run, tensors_of, weights_of
 
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
 CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` leaves
@@ -394,14 +394,12 @@ class Worker:
             moved: dict[str, Tensors] = {}
             with self._lock:
                 known, self._copies = self._copies, {}
-                for name in down.fields:
-                    value = getattr(down, name)
-                    if isinstance(value, Tensors):
-                        source, copy = known.get(name, (None, value))
-                        if source is not value:
-                            copy = value.to(self.device.device)
-                        self._copies[name] = value, copy
-                        moved[name] = copy
+                for name, value in tensors_of(down).items():
+                    source, copy = known.get(name, (None, value))
+                    if source is not value:
+                        copy = value.to(self.device.device)
+                    self._copies[name] = value, copy
+                    moved[name] = copy
                 self.device.synchronize()
             down = dataclasses.replace(down, **moved)
         return state, down
@@ -439,10 +437,8 @@ class Worker:
 def _versions(payload: Payload) -> list[int]:
     """Counters of the writes to a payload's tensors."""
     found: list[int] = []
-    for name in payload.fields:
-        value = getattr(payload, name)
-        if isinstance(value, Tensors):
-            found += value.vector._version, value.buffers._version, value.counters._version
+    for value in tensors_of(payload).values():
+        found += value.vector._version, value.buffers._version, value.counters._version
     return found
 
 

@@ -36,7 +36,7 @@ from fednet.errors import ConfigError, StateError, lacking
 from fednet.experiment import selection
 from fednet.files import digest, write_aside
 from fednet.tensors import Sum, Tensors
-from fednet.wire.payload import P, Payload, run_of
+from fednet.wire.payload import P, Payload, run_of, tensors_of
 
 if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
@@ -52,10 +52,8 @@ TAILS = 8
 # -- an update's norm ------------------------------------------------------------------------------
 def updates(up: Payload, x: Tensors | None) -> Iterable[tuple[str, Tensors, float]]:
     """Yields (field, value, norm of its update) of a reply's tensors. x: what was sent."""
-    for name, field in up.fields.items():
-        value = getattr(up, name)
-        if isinstance(value, Tensors):
-            yield name, value, _update(value, field.kind, x).norm()
+    for name, value in tensors_of(up).items():
+        yield name, value, _update(value, up.fields[name].kind, x).norm()
 
 
 def _update(value: Tensors, kind: str, x: Tensors | None) -> Tensors:

@@ -22,7 +22,7 @@ from fednet import seeds
 from fednet.config import Config
 from fednet.plain import part_of
 from fednet.tensors import Tensors, blockwise
-from fednet.wire.payload import P
+from fednet.wire.payload import P, tensors_of
 from fednet.world import training
 
 BY_ITSELF = ("sign_flip", "gaussian", "label_flip")
@@ -83,8 +83,7 @@ def attacked_reply(up: P, x: Tensors, config: Config, round: int, client: int) -
         name: attacked_vector(
             value, x if up.fields[name].kind == "state" else None, config, round, client
         )
-        for name in up.fields
-        if isinstance(value := getattr(up, name), Tensors)
+        for name, value in tensors_of(up).items()
     }
     return dataclasses.replace(up, **changed) if changed else up
 

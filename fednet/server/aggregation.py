@@ -37,7 +37,7 @@ from fednet.loading import WrongPart, raised
 from fednet.robust import stack
 from fednet.server.exchange import OpenExchange, leave_out
 from fednet.server.inbox import ReceivedReply
-from fednet.wire.payload import Payload, run_of
+from fednet.wire.payload import Payload, run_of, tensors_of
 
 if TYPE_CHECKING:
     from fednet.server.session import Session
@@ -95,11 +95,8 @@ class Aggregation:
         try:
             up = self._read(client)
             if self.config.security.max_norm == "auto":
-                norms = self._norms[client] = {}
-                for name in up.fields:
-                    value = getattr(up, name)
-                    if isinstance(value, Tensors):
-                        norms[name] = math.sqrt(value.square)
+                own = tensors_of(up).items()
+                self._norms[client] = {name: value.rough_norm for name, value in own}
             self._runs[client] = run_of(up)
             for name, field in up.fields.items():
                 value = getattr(up, name)
@@ -172,9 +169,8 @@ class Aggregation:
                 past=self.exchange.past(client, "up"),
             )
         moved: dict[str, Tensors] = {}
-        for name in up.fields:
-            value = getattr(up, name)
-            if not isinstance(value, Tensors) or value.device.type == "cpu":
+        for name, value in tensors_of(up).items():
+            if value.device.type == "cpu":
                 continue
             if self.method.only_sums:
                 for part in (value.vector, value.buffers, value.counters):
@@ -231,8 +227,8 @@ class Aggregation:
             value = getattr(after, f.name)
             if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):
                 return None, f"its reply gives no model: {f.name} is not finite", None
-        norm = 0.0 if x is None else math.sqrt(x.square)
-        most = GROWTH * max(1.0, math.sqrt(self.experiment.agreed.square))
+        norm = 0.0 if x is None else x.rough_norm
+        most = GROWTH * max(1.0, self.experiment.agreed.rough_norm)
         if norm > most:
             found = f"a model of norm {norm:.3g}, where {most:.3g} is {GROWTH:g} times its first"
             return None, f"its reply gives no model: {found}", None
@@ -248,7 +244,7 @@ class Aggregation:
         Lowers the sample counts of clients that would weigh more than `round.max_share`.
         """
         if len(self._norms) >= ENOUGH:
-            least = 1.0 if self._shared is None else max(1.0, math.sqrt(self._shared.square))
+            least = 1.0 if self._shared is None else max(1.0, self._shared.rough_norm)
             for name in next(iter(self._norms.values())):
                 median = statistics.median_low([norms[name] for norms in self._norms.values()])
                 most = OUTLIER * max(least, median)

@@ -549,7 +549,7 @@ def decoder(
                 exp.up.finite(value, name)
                 # the mean, or the next training, would leave the finite numbers: one peer could end
                 # everybody's run
-                if not math.isfinite(value.square):
+                if not math.isfinite(value.rough_norm):
                     raise RemoteProtocolError(
                         f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
                     )

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, overload
@@ -206,11 +206,11 @@ class Tensors:
 
     # What comes is asked for it twice: whether it is finite, and how it compares with others.
     @cached_property
-    def square(self) -> float:
-        """Returns the norm's square in float32: not finite where a parameter is not, or it is too
-        large.
+    def rough_norm(self) -> float:
+        """Returns Euclidean norm over the parameters, in float32: not finite where a parameter is
+        not, or its square is too large.
         """
-        return float(torch.dot(self.vector, self.vector))
+        return math.sqrt(torch.dot(self.vector, self.vector))
 
     # -- identity ----------------------------------------------------------------------------------
     # A round's record and its checkpoint both ask, of a value that does not change.
@@ -229,9 +229,9 @@ class Tensors:
 
     def is_finite(self, exempt: Collection[str] = ()) -> bool:
         """Returns whether every parameter and buffer is finite, but for those of these names. The
-        square and the sum first: a NaN or an infinity leaves neither finite.
+        norm and the sum first: a NaN or an infinity leaves neither finite.
         """
-        whole = (math.isfinite(self.square) or bool(torch.isfinite(self.vector).all())) and (
+        whole = (math.isfinite(self.rough_norm) or bool(torch.isfinite(self.vector).all())) and (
             not self.buffers.numel()
             or bool(torch.isfinite(self.buffers.sum()))
             or bool(torch.isfinite(self.buffers).all())
@@ -355,15 +355,10 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
     return torch.from_numpy(lend(nbytes)).view(dtype)
 
 
-def blocks(x: torch.Tensor, n: int = CHUNK) -> Sequence[torch.Tensor]:
-    """Returns x in parts of n elements."""
-    return (x,) if x.numel() <= n else x.split(n)
-
-
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
     """Returns inner product of two flat vectors in float64, without a float64 copy of either."""
     total = 0.0
-    for left, right in zip(blocks(a), blocks(b)):
+    for left, right in zip(a.split(CHUNK), b.split(CHUNK)):
         wide = left.double()
         total += torch.dot(wide, wide if a is b else right.double()).item()
     return total
@@ -382,8 +377,8 @@ def accumulate(
         return total
     device = total.device
     length = BLOCK if device.type == "cpu" else GPU_BLOCK
-    lesser = itertools.repeat(None) if less is None else blocks(less.to(device), length)
-    for into, part, other in zip(blocks(total, length), blocks(x.to(device), length), lesser):
+    lesser = itertools.repeat(None) if less is None else less.to(device).split(length)
+    for into, part, other in zip(total.split(length), x.to(device).split(length), lesser):
         wide = (part if other is None else part - other).double()
         if fresh:
             torch.mul(wide, weight, out=into)

@@ -176,6 +176,12 @@ def weights_of(payload: Payload | None) -> Tensors | None:
     return None if name is None else getattr(payload, name)
 
 
+def tensors_of(payload: Payload) -> dict[str, Tensors]:
+    """Its fields that hold tensors of the model, by name."""
+    values = {name: getattr(payload, name) for name in payload.fields}
+    return {name: value for name, value in values.items() if isinstance(value, Tensors)}
+
+
 def run_of(payload: Payload) -> Run | None:
     """What a reply says of its local training; None where it declares nothing of the kind."""
     name = payload.roles.run
