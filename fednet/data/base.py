@@ -15,7 +15,7 @@ import torch
 
 from fednet.data import pairs
 from fednet.errors import DataError, unknown
-from fednet.tensors import Inputs, mapped, to_device
+from fednet.tensors import Inputs, mapped, named, to_device
 
 # The target that stands for no label, as in torch.nn.CrossEntropyLoss.
 IGNORED = -100
@@ -243,11 +243,6 @@ def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float,
     mean = [t / n for t in total.tolist()]
     std = [max(0.0, s / n - m * m) ** 0.5 or 255.0 for s, m in zip(square.tolist(), mean)]
     return tuple(m / 255 for m in mean), tuple(s / 255 for s in std)
-
-
-def named(x: Inputs) -> dict[str, torch.Tensor]:
-    """Returns x as a dict; a single tensor has the empty name."""
-    return x if isinstance(x, dict) else {"": x}
 
 
 def _read(given: Any, which: str, notes: list[str]) -> Split:

@@ -24,7 +24,7 @@ from fednet.options import takes
 from fednet.plain import JsonDict, part_of
 from fednet.registry import partitioner
 from fednet.seeds import rng
-from fednet.tensors import Inputs
+from fednet.tensors import mapped
 
 if TYPE_CHECKING:
     from fednet.config.schema import DataSection
@@ -190,14 +190,10 @@ def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
 
 def _merged(data: Data) -> Data:
     """Joins train and test samples to one training set, in that order."""
-
     (x, y), (x_test, y_test) = data.train, data.test
-    if isinstance(x, dict):
-        both: Inputs = {name: torch.cat([part, x_test[name]]) for name, part in x.items()}
-    else:
-        both = torch.cat([x, x_test])
+    both = mapped(x, lambda *parts: torch.cat(parts), x_test), torch.cat([y, y_test])
     # Test samples have no owner: `natural` then says that groups are missing.
-    return data.replace(train=(both, torch.cat([y, y_test])), test=None, groups=None)
+    return data.replace(train=both, test=None, groups=None)
 
 
 def _cut(

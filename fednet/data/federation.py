@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fednet.data.base import Data, Split, named
+from fednet.data.base import Data, Split
 from fednet.plain import JsonDict
 from fednet.seeds import rng, torch_rng
-from fednet.tensors import Inputs, to_device
+from fednet.tensors import Inputs, named, to_device
 
 
 @dataclass(frozen=True, eq=False)

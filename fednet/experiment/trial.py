@@ -19,12 +19,12 @@ from torch import nn
 from fednet import models, seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
-from fednet.data.base import Data, named
+from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.loading import place
 from fednet.models.adapters import adapted, merged
 from fednet.models.calls import unnamed
-from fednet.tensors import Inputs
+from fednet.tensors import Inputs, named
 from fednet.training import metrics
 from fednet.training.samples import length
 from fednet.training.tasks.classification import BINS, Classification, class_axis

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from fednet.tensors import Inputs, mapped
+from fednet.tensors import Inputs, mapped, named
 
 DEVICES = ("cuda",)  # on which steps can be captured
 KEPT = 4  # kinds of training that are kept for later ones
@@ -48,17 +48,13 @@ class Captured:
     def __call__(self, x: Inputs, *more: torch.Tensor) -> None:
         if self._graph is None:
             own, others = mapped(x, torch.clone), [part.clone() for part in more]
-            self._batch = [*_tensors(own), *others]
+            self._batch = [*named(own).values(), *others]
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream()
             mode = "thread_local"  # other threads go on with the device meanwhile
             with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 self.step(own, *others)
             self._graph = graph
-        for held, given in zip(self._batch, [*_tensors(x), *more]):
+        for held, given in zip(self._batch, [*named(x).values(), *more]):
             held.copy_(given)
         self._graph.replay()
-
-
-def _tensors(x: Inputs) -> list[torch.Tensor]:
-    return list(x.values()) if isinstance(x, dict) else [x]

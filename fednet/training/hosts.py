@@ -22,7 +22,7 @@ from fednet import seeds
 from fednet.config import TrainSection
 from fednet.data.base import Data
 from fednet.data.federation import Site
-from fednet.tensors import Inputs, Tensors
+from fednet.tensors import Inputs, Tensors, mapped
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
 from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descend
 from fednet.training.samples import piece
@@ -180,10 +180,7 @@ class ClientHost:
         if more is not None and len(more):
             added, given = self.inputs(more)
             labels = torch.cat([labels, given.to(labels.dtype)])
-            if isinstance(inputs, dict) and isinstance(added, dict):
-                inputs = {name: torch.cat([part, added[name]]) for name, part in inputs.items()}
-            else:
-                inputs = torch.cat([inputs, added])  # type: ignore[list-item]
+            inputs = mapped(inputs, lambda *parts: torch.cat(parts), added)
         where = "" if stream == "order" else f"/{stream}"  # part of the names of random draws
         recipe = msgspec.structs.replace(
             config,

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.errors import ConfigError
-from fednet.tensors import Inputs, Tensors, mapped, to_device
+from fednet.tensors import Inputs, Tensors, mapped, named, to_device
 from fednet.training.graphs import kept
 from fednet.training.loop import Descent
 from fednet.training.optimizers import SGD, Corrected
@@ -232,12 +232,12 @@ def joint_batches(
     width, device = first.width, first.scratch.device
     draws = [_batches(lane) for lane in lanes]
     data = [lane.data for lane in lanes] + [first.data] * (n - len(lanes))
-    x = first.data[0]
-    sample = sum(part[:1].nbytes for part in (x.values() if isinstance(x, dict) else [x]))
+    x, others = first.data[0], [x for x, _ in data[1:]]
+    sample = sum(part[:1].nbytes for part in named(x).values())
     chunk = max(1, CHUNK_BYTES // (n * width * sample))
     most = max(lane.steps for lane in lanes)
 
-    def gathered(parts: Sequence[torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+    def gathered(at: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
         shape = parts[0].shape[1:]
         out = torch.empty((n, at[0].numel(), *shape), dtype=parts[0].dtype, device=device)
         for i, part in enumerate(parts):
@@ -254,14 +254,8 @@ def joint_batches(
                 index[i, s], shares[s, i, :size], sizes[s, i] = rows, 1.0 / size, size
             seen[i] += int(sizes[:, i].sum())
         at = to_device(torch.from_numpy(index), device)
-        if isinstance(x, dict):
-            xs: Inputs = {
-                name: gathered([own[name] for own, _ in data if isinstance(own, dict)], at)
-                for name in x
-            }
-        else:
-            xs = gathered([own for own, _ in data], at)  # type: ignore[misc]
-        ys = gathered([y for _, y in data], at)
+        xs = mapped(x, functools.partial(gathered, at), *others)
+        ys = gathered(at, *(y for _, y in data))
         part_of, samples = (to_device(torch.from_numpy(a), device) for a in (shares, sizes))
         for k in range(steps):
             yield mapped(xs, lambda part: part[:, k]), ys[:, k], part_of[k], samples[k]  # noqa: B023
