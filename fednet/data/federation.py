@@ -56,10 +56,6 @@ class Site:
     def n_test(self) -> int:
         return len(self.own_test)
 
-    @property
-    def classes(self) -> int | None:
-        return self.data.classes
-
     @cached_property
     def class_counts(self) -> np.ndarray:
         """(C,) int64 training samples by class; (1,) if y holds values."""

@@ -6,6 +6,7 @@ whatever else the configuration says, in the emulation and on the virtual clock.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Hashable
@@ -67,15 +68,9 @@ def of(config: Config, client: int) -> ClientLinkSection:
 
 def shape(config: Config, client: int) -> LinkShape:
     """Returns the link of one client, for the transport."""
-    link = of(config, client)
-    # They are all numbers, which the types do not say: `of` has drawn those given as text.
-    figures: Any = (
-        link.up_mbps,
-        link.down_mbps,
-        link.latency_ms or 0.0,
-        world.links(config, client),
-    )
-    return LinkShape(*figures)
+    link: Any = of(config, client)  # all numbers: `of` has drawn the figures given as text
+    rates = world.links(config, client)
+    return LinkShape(link.up_mbps, link.down_mbps, link.latency_ms or 0.0, rates)
 
 
 def shaper(config: Config) -> Shaper | None:
@@ -98,15 +93,10 @@ def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, LinkShape]]:
     """Finds the link that a message takes: its client's. Messages of a process, such as joins and
     heartbeats, take none.
     """
-    links: dict[int, LinkShape] = {}
-    free = LinkShape()
+    shape_of = functools.cache(functools.partial(shape, config))
 
     def link_of(frames: Frames) -> tuple[Hashable, LinkShape]:
         client = client_of(frames[0])
-        if client is None:
-            return None, free
-        if client not in links:
-            links[client] = shape(config, client)
-        return client, links[client]
+        return client, LinkShape() if client is None else shape_of(client)
 
     return link_of

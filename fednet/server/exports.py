@@ -79,7 +79,7 @@ def keep_personal(
     store = ClientStore(state, method.Client)
     scratch_of = functools.cache(lambda setting: experiment.scratch(setting=setting))
     none = torch.zeros((0, *experiment.input_shape)), torch.zeros(0, dtype=torch.int64)
-    nothing = Splits(none)
+    nothing = Splits(none, none)
     latest = experiment.config.evaluate.shared == "latest"
     for client, version in sorted(versions.items()):
         try:

@@ -95,7 +95,7 @@ class ClientHost:
         return self._splits.train
 
     @cached_property
-    def test(self) -> Pair | None:
+    def test(self) -> Pair:
         return self._splits.test
 
     @cached_property
@@ -263,14 +263,10 @@ class ClientHost:
         """Evaluates weights, or a function from `Algorithm.personal_model`, on the client's test
         split or on given inputs.
         """
-        data = self.test if data is None else data
-        if data is None:
-            return Counts(np.zeros((2, self.classes), dtype=np.int64))
         evaluated = self.model(model) if isinstance(model, Tensors) else model
+        size, more = self.setting.config.evaluate.batch_size, tuple(self.setting.more)
         with drawing(self.scratch.module, self.device):  # a function may call the module
-            size = self.setting.config.evaluate.batch_size
-            more = tuple(self.setting.more)
-            return evaluate(evaluated, data, self.setting.task, size, more)
+            return evaluate(evaluated, data or self.test, self.setting.task, size, more)
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:
@@ -359,14 +355,10 @@ class ServerHost:
         size = self.setting.config.evaluate.batch_size
         return recalibrated(self.scratch, whole, inputs, size).select(x.layout)
 
-    def evaluate(self, x: Tensors, samples: Samples | Pair | None = None) -> Counts:
-        """Evaluates x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on
-        `device`.
-        """
-        data = self.public_inputs if samples is None else samples
-        if isinstance(data, Samples):
-            data = self.setting.inputs(data, self.device)
-        return evaluate(self.model(x), data, self.task, self.setting.config.evaluate.batch_size)
+    def evaluate(self, x: Tensors) -> Counts:
+        """Evaluates x on the public set."""
+        size = self.setting.config.evaluate.batch_size
+        return evaluate(self.model(x), self.public_inputs, self.task, size)
 
     def fit(
         self,

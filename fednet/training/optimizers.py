@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.optim.sgd import sgd
 
-from fednet.errors import ConfigError, unknown
-
 
 def tau(k: int, rho: float) -> float:
     """Effective steps of k steps of SGD with momentum rho from rest: the sum of each gradient's
@@ -86,16 +84,14 @@ def optimizer(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """A new optimizer; fused where the device has it. Momentum is SGD's; Adam keeps its own
-    betas.
+    """A new optimizer, sgd, adam or adamw; fused where the device has it. Momentum is SGD's; Adam
+    keeps its own betas.
     """
     if name == "sgd":
         return SGD(parameters, lr, momentum, weight_decay)
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    if name not in kinds:
-        raise ConfigError("train.optimizer: " + unknown("optimizer", name, ["sgd", *kinds]))
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     fused = parameters[0].device.type in ("cpu", "cuda")
-    return kinds[name](parameters, lr=lr, weight_decay=weight_decay, fused=fused)
+    return kind(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
 
 
 class Corrected:

@@ -30,7 +30,7 @@ class Splits:
     """
 
     train: Pair
-    test: Pair | None = None
+    test: Pair
 
     @property
     def n(self) -> int:

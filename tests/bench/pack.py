@@ -75,7 +75,7 @@ class Clients:
         return self._timed(lambda: list(self.pool.map(self._client, everyone, everyone)))
 
     def _client(self, k: int, place: int, pack: Callable[[Descent], Run] | None = None) -> None:
-        splits = Splits(self.data[k])
+        splits = Splits(self.data[k], self.data[k])
         host = ClientHost(self.built.setting, self.scratches[place], k, 1, splits=splits, pack=pack)
         with self.streams[place]:
             host.train(self.start)

@@ -43,14 +43,6 @@ def test_fit_computes_in_the_precision_of_the_run():
     assert close(exact, rough, 0.05)
 
 
-def test_the_server_judges_on_its_public_set_or_on_what_it_is_given():
-    h = io()
-    x, y = F5.public_data.train
-    assert h.evaluate(F5.initial).n == len(y) == 40
-    assert h.evaluate(F5.initial, (x[:7], y[:7])).n == 7
-    assert h.evaluate(F5.initial, Samples(x[:7], y[:7])).table[1].sum() == 7
-
-
 def test_reports_and_warnings_are_of_one_round():
     h = ServerHost(
         F5.setting(F5.make("fedavg")), lambda: Scratch(lambda: F5.build(1), F5.layout), 4
@@ -102,9 +94,3 @@ def test_fresh_initialisations_differ_by_number_and_repeat():
     host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
     assert same(host.fresh("theta", 1), host.fresh("theta", 1))
     assert not same(host.fresh("theta", 1), host.fresh("theta", 2))
-
-
-def test_a_site_without_test_samples_has_nothing_to_count():
-    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
-    host.test = None
-    assert host.evaluate(F5.initial).n == 0

