@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fednet.config import from_mapping
-from fednet.training.optimizers import tau
 from tests.algorithms.harness import Federation
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
 
@@ -59,13 +58,6 @@ def test_three_rounds_recomputed_in_float64(options, momentum):
     assert agrees(run.x, x, 1e-4)
     assert agrees(run.server.c, c, 1e-3)
     assert all(agrees(run.clients[k].c, c_i[k], 1e-3) for k in (0, 1, 2))
-
-
-@pytest.mark.parametrize(
-    ("k", "rho", "expected"), [(3, 0.0, 3.0), (1, 0.9, 1.0), (2, 0.9, 2.9), (3, 0.5, 4.25)]
-)
-def test_effective_steps_are_the_total_weight_of_all_gradients(k, rho, expected):
-    assert tau(k, rho) == pytest.approx(expected)  # k = 3, rho = 0.5: 1.75 + 1.5 + 1
 
 
 def test_a_client_without_samples_leaves_its_variate():

@@ -23,23 +23,13 @@ from fednet.errors import ConfigError
 from fednet.experiment import build, privacy
 from fednet.secagg import primitives
 from fednet.secagg.terms import LIGHT, PAIRWISE
-from tests.rooms import lines, merged
+from tests.rooms import SMALL, lines, merged
 
-SMALL = {
+SIX = {
     "clients": 6,
-    "participation": 1.0,
     "rounds": 1,
     "report": False,
-    "model": {"name": "mlp", "hidden": [4]},
-    "data": {
-        "dataset": "synthetic",
-        "samples": 240,
-        "shape": [1, 4, 4],
-        "classes": 4,
-        "partition": {"scheme": "dirichlet", "alpha": 0.5},
-    },
-    "train": {"epochs": 1, "lr": 0.05, "batch_size": 16},
-    "evaluate": {"clients": "none"},
+    "data": {"samples": 240, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
 }
 SUMMED = [n for n in registry.algorithm.names() if registry.algorithm.get(n).summed]
 ROBUST = {"clip": 4.0, "bits": 24, "colluding": 0.34}
@@ -49,7 +39,7 @@ DELAY = {"round": 1, "client": 1, "kind": "delay", "seconds": 1}
 
 def mapping(protocol: str | None = None, **sets: Any) -> dict[str, Any]:
     masked = {} if protocol is None else {"privacy": {"secagg": {"protocol": protocol, **ROBUST}}}
-    return merged(merged(SMALL, masked), sets)
+    return merged(merged(merged(SMALL, SIX), masked), sets)
 
 
 def run(out: Path, name: str, protocol: str | None = None, **sets: Any) -> Any:
@@ -58,7 +48,7 @@ def run(out: Path, name: str, protocol: str | None = None, **sets: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
-    """Two rounds of SMALL in which nobody is lost."""
+    """Two rounds of SIX in which nobody is lost."""
     return run(tmp_path_factory.mktemp("masked"), "masked", "secagg", rounds=2)
 
 

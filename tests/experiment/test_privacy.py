@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import fednet
 from fednet import config
 from fednet.algorithms.base import Delta, Payload, Statistics, Weights
 from fednet.algorithms.fedavg import FedAvg
@@ -17,7 +16,7 @@ from fednet.experiment import privacy, selection
 from fednet.experiment.privacy import Noise
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire.payload import Run
-from tests.processes import lines
+from tests.rooms import hashes, lines, run, summary
 
 LAYOUT = Layout((Slot("w", (2,), "parameter"),))
 
@@ -36,24 +35,10 @@ def vector(*values: float) -> Tensors:
     return Tensors.pack(LAYOUT, {"w": torch.tensor(values)})
 
 
-def run(tmp_path, name, **sets):
-    small = {
-        "name": name,
-        "clients": 4,
-        "participation": 0.5,
-        "rounds": 3,
-        "algorithm": {"name": "fedavg", "weighting": "uniform"},
-        "model": {"name": "mlp", "hidden": [8]},
-        "train": {"epochs": 1, "batch_size": 64, "lr": 0.01},
-        "data": {
-            "dataset": "synthetic",
-            "samples": 200,
-            "shape": [1, 4, 4],
-            "classes": 4,
-            "partition": {"scheme": "dirichlet", "alpha": 0.5},
-        },
-    }
-    return fednet.run({**small, **sets}, in_process=True, out=tmp_path)
+def private(out, name, **sets):
+    """A run of three rounds, whose four clients count the same."""
+    uniform = {"name": "fedavg", "weighting": "uniform"}
+    return run(out, name=name, clients=4, rounds=3, algorithm=uniform, **sets)
 
 
 def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_change():
@@ -138,9 +123,9 @@ def test_two_fields_of_one_answer_do_not_have_the_same_noise(tmp_path):
 
 @pytest.mark.long
 def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
-    plain, private = run(tmp_path, "plain"), run(tmp_path, "private", privacy={"clip": 1e6})
-    assert plain.summary["model_sha256"] == private.summary["model_sha256"]
-    assert private.summary["privacy"]["epsilon"] is None
+    plain, bounded = private(tmp_path, "plain"), private(tmp_path, "p", privacy={"clip": 1e6})
+    assert hashes(plain) == hashes(bounded)
+    assert summary(bounded)["privacy"]["epsilon"] is None
 
 
 @pytest.mark.long
@@ -148,8 +133,8 @@ def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
 def test_a_private_run_says_what_it_spent(tmp_path, where):
     pytest.importorskip("dp_accounting")
     section = {"clip": 0.1, "noise": 4.0, "where": where, "delta": 1e-3}
-    first = run(tmp_path, "first", privacy=section, participation=1.0)
-    spent = [r["algorithm"]["epsilon"] for r in lines(first.dir / "rounds.jsonl")]
+    first = private(tmp_path, "first", privacy=section)
+    spent = [r["algorithm"]["epsilon"] for r in lines(first / "rounds.jsonl")]
     # All clients take part in all rounds: T Gaussians of multiplier z/2, so eps(a) = 2 a T / z^2,
     # and the classical conversion adds log(1/delta) / (a - 1). dp-accounting's is a little tighter,
     # never looser.
@@ -158,9 +143,8 @@ def test_a_private_run_says_what_it_spent(tmp_path, where):
             2 * a * t / 16 + math.log(1000) / (a - 1) for a in (1 + n / 10 for n in range(1, 1000))
         )
         assert 0.7 * classical < found <= classical * 1.001
-    assert first.summary["privacy"]["epsilon"] == spent[-1]
-    again = run(tmp_path, "again", privacy=section, participation=1.0)
-    assert first.summary["model_sha256"] != again.summary["model_sha256"]
+    assert summary(first)["privacy"]["epsilon"] == spent[-1]
+    assert hashes(first) != hashes(private(tmp_path, "again", privacy=section))
 
 
 def test_drawing_half_of_the_clients_spends_less_if_nobody_knows_whom():
@@ -244,7 +228,6 @@ def test_a_huge_update_is_refused_and_the_round_goes_on(
         return state, self.Up(x=change(up.x), run=up.run) if host.client_id == 1 else up
 
     monkeypatch.setattr(FedAvg, "client_update", client_update)
-    found = run(tmp_path, "huge", participation=1.0, security=security)
-    rounds = lines(found.dir / "rounds.jsonl")
+    rounds = lines(private(tmp_path, "huge", security=security) / "rounds.jsonl")
     assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
     assert all(why in r["dropped"]["1"] for r in rounds)

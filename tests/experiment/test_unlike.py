@@ -13,36 +13,18 @@ import fednet
 from fednet import config
 from fednet.errors import ConfigError
 from tests.processes import Federation, settings
+from tests.rooms import run, small
 
 TWO = [
     {"name": "mlp", "hidden": [16, 8], "clients": "0,3"},
     {"name": "mlp", "hidden": [8], "clients": "1-2"},
 ]
-
-
-def asked(model: Any, **changes: Any) -> dict[str, Any]:
-    data = {
-        "dataset": "synthetic",
-        "samples": 200,
-        "shape": [1, 4, 4],
-        "classes": 4,
-        "partition": {"scheme": "iid"},
-    }
-    return {
-        "rounds": 2,
-        "clients": 4,
-        "participation": 1.0,
-        "algorithm": "fedproto",
-        "model": model,
-        "data": data,
-        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
-        **changes,
-    }
+ASKED = {"clients": 4, "algorithm": {"name": "fedproto"}, "evaluate": {"clients": "auto"}}
 
 
 def personal(out: Path, name: str, **changes: Any) -> list[dict[str, torch.Tensor]]:
-    run = fednet.run({"name": name, **asked(**changes)}, out=out, in_process=True)
-    return [load_file(run.dir / "personal" / f"client-{c}.safetensors") for c in range(4)]
+    directory = run(out, name=name, **{**ASKED, **changes})
+    return [load_file(directory / "personal" / f"client-{c}.safetensors") for c in range(4)]
 
 
 @pytest.mark.long
@@ -63,13 +45,13 @@ def test_each_client_trains_its_own_model_as_where_all_have_it(tmp_path: Path) -
 @pytest.mark.long
 def test_scores_cross_between_models_whose_features_differ(tmp_path: Path) -> None:
     other = [TWO[0], {**TWO[1], "hidden": [12]}]
-    data = {**asked(TWO)["data"], "public": {"samples": 20}}
-    made = personal(tmp_path, "md", model=other, algorithm="fedmd", data=data)
+    public = {"public": {"samples": 20}}
+    made = personal(tmp_path, "md", model=other, algorithm={"name": "fedmd"}, data=public)
     assert [len(m["head.weight"][0]) for m in made] == [8, 12, 12, 8]
 
 
 def test_a_list_of_models_is_written_and_read_again() -> None:
-    made = config.from_mapping(asked([{**TWO[0], "clients": None}, {**TWO[1], "clients": 1}]))
+    made = small(**ASKED, model=[{**TWO[0], "clients": None}, {**TWO[1], "clients": 1}])
     again = config.to_mapping(made)
     assert again["model"]["hidden"] == [16, 8]
     (other,) = again["model"]["others"]
@@ -82,12 +64,12 @@ def test_models_whose_heads_get_other_widths_are_refused_where_features_cross(
 ) -> None:
     other = [TWO[0], {**TWO[1], "hidden": [12]}]
     with pytest.raises(ConfigError, match=r"get 8 and 12 features, and fedproto sends features"):
-        fednet.run({"name": "apart", **asked(other)}, out=tmp_path, in_process=True)
+        run(tmp_path, **ASKED, model=other)
 
 
 @pytest.mark.long
 def test_processes_and_a_killed_server_give_the_bits_of_one_process(tmp_path: Path) -> None:
-    changes = {**asked(TWO), "rounds": 4, "participation": 0.75}
+    changes = {"model": TWO, "algorithm": "fedproto", "rounds": 4, "participation": 0.75}
     one = Federation(tmp_path / "one", **changes)
     fednet.run(settings(**changes), out=one.out, in_process=True)
     crash = [{"round": 3, "kind": "server_crash", "at": "aggregating"}]
