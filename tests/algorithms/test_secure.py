@@ -29,7 +29,14 @@ SIX = {
     "clients": 6,
     "rounds": 1,
     "report": False,
-    "data": {"samples": 240, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": {
+        "samples": 240,
+        "shape": [1, 4, 4],
+        "classes": 4,
+        "partition": {"scheme": "dirichlet", "alpha": 0.5},
+    },
+    "train": {"batch_size": 16},
 }
 SUMMED = [n for n in registry.algorithm.names() if registry.algorithm.get(n).summed]
 ROBUST = {"clip": 4.0, "bits": 24, "colluding": 0.34}
