@@ -22,7 +22,7 @@ import torch
 from fednet.errors import StateError
 from fednet.files import digest, write_aside
 from fednet.plain import JsonDict, JsonMapping
-from fednet.tensors import Layout, PerClient, Rows, Slot, Sum, Tensors, TwoSums
+from fednet.tensors import Layout, PerClient, Rows, Slot, Tensors
 from fednet.tensors.layout import Role
 
 S = TypeVar("S", bound="State")
@@ -97,13 +97,11 @@ def _to_tree(value: object, path: str, out: dict[str, torch.Tensor] | None) -> o
             str(c): r if isinstance(r, str) else inside(c, r) for c, r in sorted(value.rows.items())
         }
         return {"$rows": rows, "layout": _slots(value.layout)}
-    if isinstance(value, Layout):
-        return {"$layout": _slots(value)}
     if isinstance(value, dict):
         return {"$dict": [[name, inside(name, part)] for name, part in value.items()]}
     if isinstance(value, (tuple, list)):
         return {"$list": [inside(n, part) for n, part in enumerate(value)]}
-    if isinstance(value, (State, Sum, TwoSums)):
+    if isinstance(value, State):
         names = [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
         return {"$record": {name: inside(name, getattr(value, name)) for name in names}}
     raise StateError(
@@ -123,7 +121,10 @@ def load(
     and declaration differ.
     """
     try:
-        return _from_tree(tree, tensors, kind, store)
+        if isinstance(tree, dict) and "$record" in tree:
+            fields = tree["$record"].items()
+            return kind(**{name: _from_tree(part, tensors, store) for name, part in fields})
+        return _from_tree(tree, tensors, store)
     except (AttributeError, KeyError, TypeError, ValueError) as broken:
         raise StateError(
             f"a saved {kind.__qualname__} does not fit its declaration: {broken}"
@@ -148,9 +149,7 @@ def _tensors(tree: JsonMapping, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     return Tensors(layout, *parts)
 
 
-def _from_tree(
-    tree: object, tensors: Mapping[str, torch.Tensor], kind: type | None, store: Rows | None
-) -> object:
+def _from_tree(tree: object, tensors: Mapping[str, torch.Tensor], store: Rows | None) -> object:
     if not isinstance(tree, dict):
         return tree
     if "$tensor" in tree:
@@ -163,16 +162,9 @@ def _from_tree(
             for c, r in tree["$rows"].items()
         }
         return PerClient(_layout(tree["layout"]), rows, store)
-    if "$layout" in tree:
-        return _layout(tree["$layout"])
     if "$dict" in tree:
-        return {k: _from_tree(v, tensors, None, store) for k, v in tree["$dict"]}
-    if "$list" in tree:
-        return tuple(_from_tree(v, tensors, None, store) for v in tree["$list"])
-    fields = {name: _from_tree(v, tensors, None, store) for name, v in tree["$record"].items()}
-    if kind is None:
-        kind = TwoSums if "plain" in fields else Sum
-    return kind(**fields)
+        return {k: _from_tree(v, tensors, store) for k, v in tree["$dict"]}
+    return tuple(_from_tree(v, tensors, store) for v in tree["$list"])
 
 
 def write_state(

@@ -346,8 +346,8 @@ def _fitted(
         input_shape, outputs = federation.data.input_shape, federation.data.outputs
         classes = federation.data.classes or 0
     else:
-        input_shape, declared = site.declared(config.data)
-        outputs, classes = site.outputs(config.data), declared or 0
+        input_shape, declared, outputs = site.declared(config.data)
+        classes = declared or 0
     first, *others = parts.each_model(config)
     begun = start(first, input_shape, outputs, given)
     starts = [begun, *(start(own, input_shape, outputs) for own in others)]

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from fednet.training.setting import Setting
     from fednet.training.tasks import Task
 
-SAMPLES = 2
-
 
 def finite(data: Data) -> None:
     """Raises DataError if an input or target is not finite."""
@@ -58,8 +56,6 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
     """Tries the model, the task, and what the method needs of the model, on two training samples.
     Raises ConfigError.
     """
-    if not len(data.train[1]):
-        return
     config, task = setting.config, setting.task
     module = setting.module()
     if config.train.memory_format == "channels_last":
@@ -151,7 +147,7 @@ def merges(setting: Setting, data: Data) -> None:
     the model computes with these weights. Raises ConfigError.
     """
     config = setting.config
-    if config.model.adapters is None or not len(data.train[1]):
+    if config.model.adapters is None:
         return
     x = data.inputs(samples(data)[0])
     module = setting.module()
@@ -182,15 +178,10 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
     first with the largest. So they differ, and at least one has a label where some value means
     "none".
     """
-    y = data.train[1].flatten(1) if data.train[1].ndim > 1 else data.train[1][:, None]
-    if not y.numel():
-        return data.take(slice(0, SAMPLES))
+    y = data.train[1].view(data.n_train, -1)
     lowest = int(y.amin(1).argmin())
     highest = int(y.amax(1).argmax())
-    if lowest == highest:
-        return data.take(slice(0, SAMPLES))
-    x, labels = data.take(np.array([lowest, highest]))
-    return x, labels
+    return data.take(slice(0, 2) if lowest == highest else np.array([lowest, highest]))
 
 
 def counting(
@@ -210,7 +201,7 @@ def counting(
     needed = metrics.needed(names)
     width = max(1, classes)
     shapes: dict[str, tuple[int, ...]] = {}
-    if data is not None and len(data.train[1]):
+    if data is not None:
         counts_alone = type(task) not in (Classification, Regression)
         positions = isinstance(task, Classification) and data.train[1].ndim > 1
         if not (needed or counts_alone or positions):

@@ -159,7 +159,7 @@ class Run:
         if facts.get("input_shape"):
             shape, outputs = tuple(facts["input_shape"]), int(facts["outputs"])
         elif settings.data.dataset == "site":
-            shape, outputs = site.declared(settings.data)[0], site.outputs(settings.data)
+            shape, _, outputs = site.declared(settings.data)
         else:  # partition.json is gone
             found = loading.load(settings.data, settings.data.root, settings.seed)
             shape, outputs = found.input_shape, found.outputs

@@ -77,10 +77,9 @@ def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
         shape, classes = tuple(data.options["shape"]), int(data.options["classes"])
         nbytes = math.prod(shape) * (1 if len(shape) == 3 else 4)
     elif data.dataset == "site":
-        from fednet.data.datasets.site import declared as of_sites
-        from fednet.data.datasets.site import outputs
+        from fednet.data.datasets.site import declared
 
-        shape, classes = of_sites(data)[0], outputs(data)
+        shape, _, classes = declared(data)
         nbytes = 0
     else:
         from fednet.data.loading import load

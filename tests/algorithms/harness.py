@@ -141,8 +141,9 @@ class Federation:
         saved: bool = False,
         **options: Any,
     ) -> Run:
-        """Runs `rounds` rounds. cohorts: ids by round; default all. saved: every state goes through
-        dump and load on its way, as in a run that is killed and resumed after each step.
+        """Runs `rounds` rounds. cohorts: ids by round; default all. saved: the states of both sides
+        go through dump and load on their way, as in a run that is killed and resumed after each
+        step.
         """
         run = Run(self, self.make(name, **options), saved)
         for t in range(self.rounds):
@@ -234,7 +235,7 @@ class Run:
                     continue
                 self.clients[client] = self._keep(state)
                 trip[client] = (down, up)
-                fold = self._keep(algorithm.accumulate(fold, server, client, up, self.io))
+                fold = algorithm.accumulate(fold, server, client, up, self.io)
             server = self._keep(algorithm.server_update(fold, server, sorted(trip), self.io))
             self.trips.append(trip)
         self.reports.append(dict(self.io.reported))

@@ -60,7 +60,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     if not root.exists():
         raise DataError(f"--data {root}: there is no such folder or file.")
     given = section.options
-    shape, classes = declared(section)
+    shape, classes, outputs = declared(section)
     name = given.get("format")
     own: JsonDict = {}
     if name == "site":
@@ -87,10 +87,9 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     data = made(name, own, root, False, seed)
     if not section.normalise:
         data = data.replace(mean=None, std=None)
-    if data.outputs != outputs(section) and classes is None:
+    if data.outputs != outputs and classes is None:
         raise DataError(
-            f"--data {root}: a target holds {data.outputs} values; data.targets says "
-            f"{outputs(section)}."
+            f"--data {root}: a target holds {data.outputs} values; data.targets says {outputs}."
         )
     if data.input_shape != shape or data.classes != classes:
         raise DataError(
@@ -100,9 +99,10 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     return data
 
 
-def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
-    """Returns (input shape, C) that the configuration declares for every site. Option classes: a
-    number, a list of names in order, or null for values. Raises ConfigError without a shape.
+def declared(section: DataSection) -> tuple[tuple[int, ...], int | None, int]:
+    """Returns (input shape, C, width of a model's output) that the configuration declares for every
+    site. Option classes: a number, a list of names in order, or null for values, whose width is
+    that of the targets. Raises ConfigError without a shape.
     """
     given = section.options
     if not given.get("shape"):
@@ -113,23 +113,14 @@ def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
     classes = given.get("classes")
     if isinstance(classes, (list, tuple)):
         classes = len(classes)
-    return tuple(int(s) for s in given["shape"]), classes
+    outputs = given.get("targets", 1) if classes is None else classes
+    return tuple(given["shape"]), classes, outputs
 
 
 def class_names(section: DataSection) -> str:
     """Returns the digest of the class names that the configuration lists, "" without any."""
     names = section.options.get("classes")
     return digest_of(map(str, names)) if isinstance(names, (list, tuple)) else ""
-
-
-def outputs(section: DataSection) -> int:
-    """Returns the width of a model's output: C, or for values the declared width of the targets
-    (option `targets`, default 1).
-    """
-    classes, width = declared(section)[1], section.options.get("targets", 1)
-    if not isinstance(width, int) or width < 1:
-        raise ConfigError(f"data.targets: expected a whole number >= 1, got {width!r}.")
-    return width if classes is None else classes
 
 
 def alone(data: Data) -> Federation:
