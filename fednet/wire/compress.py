@@ -37,7 +37,6 @@ ORDER = (
     "the order is one of ef, noef, ef21, diana, dgc, delta, one of topk, randk, threshold, "
     "powersgd, one of fp16, bf16, int8, int4, qsgd, sign, zstd, each at most once."
 )
-LENGTH = 4  # bytes that say how long what follows is, before it was shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,6 @@ class Chain:
         size = self._raw(numel)
         if self.lossless is not None:
             size = self.lossless.bound(size)
-            if self.select is not None and not self.select.fixed:
-                size += LENGTH
         return head + size, self.fixed
 
     # -- with what is remembered -------------------------------------------------------------------
@@ -126,9 +123,6 @@ class Chain:
 
         Values that are not finite are not hidden: `decode` gives them back so, or refuses.
         """
-        if vector.dtype != torch.float32 or vector.dim() != 1 or vector.device.type != "cpu":
-            found = f"{tuple(vector.shape)} {vector.dtype} {vector.device}"
-            raise TypeError(f"expected a (n,) float32 tensor on the CPU, got {found}")
         x: Floats = vector.detach().numpy()
         head = b""
         if self.select is not None:
@@ -137,11 +131,7 @@ class Chain:
             raw = head + x.astype("<f4", copy=False).tobytes()
         else:
             raw = head + self.values.encode(x, rng)
-        if self.lossless is None:
-            return raw
-        packed = self.lossless.encode(raw)
-        open_ended = self.select is not None and not self.select.fixed
-        return len(raw).to_bytes(LENGTH, "little") + packed if open_ended else packed
+        return raw if self.lossless is None else self.lossless.encode(raw)
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> torch.Tensor:
         """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
@@ -150,17 +140,7 @@ class Chain:
         view = memoryview(data).cast("B")
         select = self.select
         if self.lossless is not None:
-            size = self._raw(numel)
-            if select is not None and not select.fixed:
-                most = size
-                size = int.from_bytes(view[:LENGTH], "little")
-                view = view[LENGTH:]
-                if size > most:
-                    raise RemoteProtocolError(
-                        f"{self}: {size} bytes announced for {numel} values, expected at most "
-                        f"{most}."
-                    )
-            view = memoryview(self.lossless.decode(view, size))
+            view = memoryview(self.lossless.decode(view, self._raw(numel)))
         k = numel  # how many numbers cross
         head = 0
         if select is not None:

@@ -377,16 +377,6 @@ def test_what_is_outside_its_declaration_is_refused(a, share, reason):
         codec.decode(Bounded, sent.form, sent.body.whole())
 
 
-def test_error_feedback_sends_later_what_topk_left_out():
-    codec = Codec(LAYOUT.parameters, {"delta": parse(["topk(0.5)"])})
-    residuals: dict[str, torch.Tensor] = {}
-    total = torch.zeros(17)
-    dy = tensors(1).params
-    for _ in range(6):
-        total += codec.encode(Up(dy=dy), None, residuals).seen.dy.vector
-    assert torch.allclose(total + residuals["dy"], 6 * dy.vector, atol=1e-4)
-
-
 def test_a_payload_is_decoded_alike_for_all_only_where_everything_in_it_crosses():
     class Model(Payload):
         x: Weights

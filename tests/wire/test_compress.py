@@ -379,14 +379,13 @@ def test_what_feeds_errors_back_never_adds_to_them(items, x):
 def test_a_zstd_bomb_is_refused_by_its_announcement_before_anything_is_allocated():
     zstandard = pytest.importorskip("zstandard")
     bomb = zstandard.ZstdCompressor().compress(bytes(50_000_000))
-    with pytest.raises(RemoteProtocolError, match="announces 50000000 bytes, expected 4000"):
+    with pytest.raises(RemoteProtocolError, match="bytes, expected at most 4000"):
         compress.parse(["zstd"]).decode(bomb, 1000)
     unannounced = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(50_000_000))
     with pytest.raises(RemoteProtocolError, match="announces"):
         compress.parse(["zstd"]).decode(unannounced, 1000)
-    said = (50_000_000).to_bytes(4, "little")
-    with pytest.raises(RemoteProtocolError, match="50000000 bytes announced for 32 values"):
-        compress.parse(["threshold(1)", "zstd"]).decode(said + bomb, 32)
+    with pytest.raises(RemoteProtocolError, match="announces"):
+        compress.parse(["threshold(1)", "zstd"]).decode(bomb, 32)
 
 
 def test_bytes_after_the_zstd_frame_are_refused():

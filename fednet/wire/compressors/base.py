@@ -217,8 +217,8 @@ class Lossless(Part):
     def encode(self, data: bytes) -> bytes:
         raise NotImplementedError
 
-    def decode(self, data: memoryview, nbytes: int) -> bytes:
-        """To exactly nbytes bytes; never allocates more than that."""
+    def decode(self, data: memoryview, most: int) -> bytes:
+        """To at most so many bytes, and never allocates more: the chain checks the length."""
         raise NotImplementedError
 
 

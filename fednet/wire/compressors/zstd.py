@@ -32,20 +32,16 @@ class Zstd(Lossless):
         packed: bytes = writer.compress(data)
         return packed
 
-    def decode(self, data: memoryview, nbytes: int) -> bytes:
+    def decode(self, data: memoryview, most: int) -> bytes:
         zstandard = self.library
         try:
             # The declared size is what will be allocated, so it is checked before anything is.
             declared = zstandard.get_frame_parameters(data).content_size
-            if declared != nbytes:
+            if declared > most:
                 raise RemoteProtocolError(
-                    f"zstd: the frame announces {declared} bytes, expected {nbytes}."
+                    f"zstd: the frame announces {declared} bytes, expected at most {most}."
                 )
-            raw: bytes = zstandard.ZstdDecompressor().decompress(
-                data, max_output_size=nbytes, allow_extra_data=False
-            )
+            raw: bytes = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as e:
             raise RemoteProtocolError(f"zstd: {e}.") from e
-        if len(raw) != nbytes:
-            raise RemoteProtocolError(f"zstd: {len(raw)} bytes in the frame, expected {nbytes}.")
         return raw
