@@ -453,6 +453,7 @@ class ClientLoop:
             return  # another server has welcomed this process meanwhile, to another run
         # Without the emulated links of the run before.
         self.transport = getattr(self.transport, "inner", self.transport)
+        self.protocol.own_links = prepared.shape is not None
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
         self.protocol.beside = prepared.beside

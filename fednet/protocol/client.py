@@ -7,6 +7,7 @@ server grants them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -103,10 +104,10 @@ class OutgoingReply(Sending, kw_only=True):
 @dataclass(slots=True)
 class HeldTask:
     """A task of this process. body: all of the payload, or room for it. window: of a payload that
-    is coming. shared: body is the equal payload of another task, so what comes is not kept.
-    earlier: an earlier server process asked for it. replies: to the evaluation within this task, if
-    there is one, and then to the task. The first stays until the second is sent: if the connection
-    ends in between, both are announced again.
+    is coming; None before it is asked for. shared: body is the equal payload of another task, so
+    what comes is not kept. earlier: an earlier server process asked for it. replies: to the
+    evaluation within this task, if there is one, and then to the task. The first stays until the
+    second is sent: if the connection ends in between, both are announced again.
     """
 
     task: m.Task
@@ -126,6 +127,7 @@ class ClientProtocol:
     join: its first message over each connection, which says what it is and whom it hosts; slots and
     session change. room(): bytes of memory that a payload may take. part: bytes of a payload's
     parts, but the last.
+    own_links: each client has a link of its own: payloads need not wait for each other.
     beside: a task of a later round does not end other clients' tasks. largest(key): the most bytes
     of a task's payload that the run declares. All payloads together have room for `slots` tasks,
     one that is ahead and one that is cancelled.
@@ -134,6 +136,7 @@ class ClientProtocol:
     join: m.Join
     room: Callable[[], int] = capacity.free_memory
     part: int = PART
+    own_links: bool = False
     beside: bool = False
     largest: Callable[[Key], int] = lambda key: MOST
 
@@ -145,6 +148,8 @@ class ClientProtocol:
     # By client: stage, step, steps. The threads that train write to it.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     _tasks: dict[Key, HeldTask] = field(default_factory=dict)  # none of them GONE
+    # Tasks whose payloads are still to be asked for. Some may be gone.
+    _awaited: deque[Key] = field(default_factory=deque)
     _out: list[Instruction] = field(default_factory=list)
     _heard: float = 0.0  # when a message last came
     _beaten: float = 0.0  # when the server last got a sign of life
@@ -215,6 +220,8 @@ class ClientProtocol:
             if message.over:
                 self._change(ClientEvent.ENDED)
             self._out.append(message)
+        if self._awaited:
+            self._pull()
         return self._instructions()
 
     def tick(self, now: float) -> list[Instruction]:
@@ -420,33 +427,47 @@ class ClientProtocol:
             self._tasks[key] = HeldTask(task, own)
             self._whole(key)
         else:
-            self._pull(task)
+            self._tasks[key] = HeldTask(task, memoryview(b""))
+            self._change_task(key, ClientTaskEvent.TASK)
+            self._awaited.append(key)
 
-    def _pull(self, task: m.Task) -> None:
-        """Begins to ask for the parts of a task's payload."""
+    def _pull(self) -> None:
+        """Begins to ask for payloads, in the order of their tasks: for one at a time over a shared
+        link, so that its task can begin before the others' payloads have come.
+        """
+        while self._awaited:
+            if not self.own_links and any(h.window is not None for h in self._tasks.values()):
+                return
+            held = self._tasks.get(self._awaited.popleft())
+            if held is None or held.state is not ClientTaskState.COMING or held.window is not None:
+                continue
+            key = held.task.key
+            where = self._make_room(held)
+            if where:
+                self._change_task(key, ClientTaskEvent.NO_ROOM)
+                self._no_room(held.task, where)
+            else:
+                held.window = Receiving(held.task.size, self.part)
+                self._grant(key, held.window)
+
+    def _make_room(self, held: HeldTask) -> str:
+        """Finds room for a payload; returns where there is too little, "" if there is enough."""
+        task = held.task
         # Most clients get the same broadcast, and this process has it in memory once.
-        whole: Content | None = None
         for other in self._tasks.values():
             here = other.shared or other.state is ClientTaskState.WORKING
             if here and other.body and task.check and task.check == other.task.check:
-                whole = other.body
-                break
-        shared = whole is not None
-        if whole is None:
-            room = self.room()
-            if task.size > room:
-                self._no_room(task, f"the {room} that are free")
-                return
-            try:
-                # Not cleared: the system gives it memory as parts are written to it.
-                whole = lend(task.size).data
-            except (MemoryError, OverflowError, ValueError):
-                self._no_room(task, "this machine")
-                return
-        window = Receiving(task.size, self.part)
-        self._tasks[task.key] = HeldTask(task, whole, window=window, shared=shared)
-        self._change_task(task.key, ClientTaskEvent.TASK)
-        self._grant(task.key, window)
+                held.body, held.shared = other.body, True
+                return ""
+        room = self.room()
+        if task.size > room:
+            return f"the {room} that are free"
+        try:
+            # Not cleared: the system gives it memory as parts are written to it.
+            held.body = lend(task.size).data
+        except (MemoryError, OverflowError, ValueError):
+            return "this machine"
+        return ""
 
     def _no_room(self, task: m.Task, where: str) -> None:
         self._fail(task.key, f"a payload of {task.size} bytes does not fit into {where}")

@@ -100,6 +100,7 @@ class ClientTaskState(_Named):
 class ClientTaskEvent(_Named):
     TASK = "task without its payload"
     WHOLE = "its payload is whole"
+    NO_ROOM = "no room for its payload"
     DAMAGED = "a part out of turn"
     REPLIED = "reply made"
     FAILED = "failed"
@@ -117,6 +118,7 @@ CLIENT_TASK: Table[ClientTaskState, ClientTaskEvent] = {
     },
     ClientTaskState.COMING: {
         ClientTaskEvent.WHOLE: (ClientTaskState.WORKING,),
+        ClientTaskEvent.NO_ROOM: (ClientTaskState.GONE,),
         ClientTaskEvent.DAMAGED: (ClientTaskState.GONE,),
         ClientTaskEvent.CLOSED: (ClientTaskState.GONE,),
         ClientTaskEvent.CANCELLED: (ClientTaskState.GONE,),

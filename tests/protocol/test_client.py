@@ -321,6 +321,53 @@ def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more(
     assert not sent(give(c, last, b"x"), m.Failed)
 
 
+def test_payloads_come_one_after_the_other_in_the_order_of_their_tasks():
+    """Whatever becomes of the one that is coming, the next follows."""
+    c = ready(slots=4, room=lambda: 2 * m.PART)
+    sizes = {0: 2, 1: 2, 2: 3, 3: 2}  # parts by attempt; of the third there is no room for so many
+    for attempt, parts in sizes.items():
+        out = give(c, task(parts * m.PART, key=key(attempt=attempt)), None)
+        pulled = [(p.key.attempt, p.first, p.count) for p in sent(out, m.Pull)]
+        assert pulled == ([(0, 0, 2)] if attempt == 0 else [])
+        assert c.task_state(key(attempt=attempt)) is ClientTaskState.COMING
+    assert part(c, key(attempt=1)) == [Stray("late")]  # it was not asked for
+    assert sent(part(c, key()), m.Pull) == []
+    out = part(c, key(), 1)
+    assert Given in map(type, out)
+    assert [p.key.attempt for p in sent(out, m.Pull)] == [1]
+    out = c.received(m.Cancel(run="r", inc=1, key=key(attempt=1)), None, 0.0)
+    assert [f.key.attempt for f in sent(out, m.Failed)] == [2]
+    assert [p.key.attempt for p in sent(out, m.Pull)] == [3]
+    again = task(2 * m.PART, key=key(attempt=4))
+    assert sent(give(c, again, None), m.Pull) == []
+    out = part(c, key(attempt=3), index=1)  # out of turn
+    assert [f.key.attempt for f in sent(out, m.Failed)] == [3]
+    assert [p.key.attempt for p in sent(out, m.Pull)] == [4]
+    c.closed(1.0)
+    c.opened(2.0)
+    c.received(WELCOME, None, 2.0)
+    assert [p.key.attempt for p in sent(give(c, again, None), m.Pull)] == [4]
+
+
+def test_an_equal_payload_that_comes_after_another_takes_no_memory():
+    free = [3 * m.PART]
+    c = ready(slots=2, room=lambda: free[0])
+    for attempt in range(2):
+        give(c, task(3 * m.PART, key=key(attempt=attempt), check=b"same"), None)
+    for index in range(3):
+        part(c, key(), index)
+    free[0] = 0
+    given = [i for index in range(3) for i in part(c, key(attempt=1), index)]
+    assert [g.task.key.attempt for g in given if isinstance(g, Given)] == [1]
+
+
+def test_over_links_of_their_own_the_payloads_of_several_clients_come_at_the_same_time():
+    c = ready(own_links=True)
+    for client in range(2):
+        out = give(c, task(2 * m.PART, key=key(client)), None)
+        assert [p.key.client for p in sent(out, m.Pull)] == [client]
+
+
 def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     c = ready()
     assert sent(give(c, task(3 * m.PART), None)) == [
