@@ -351,7 +351,7 @@ class Algorithm:
         the server's of that name.
         """
         values = {name: getattr(server, name) for name in self.Down.fields if hasattr(server, name)}
-        if (model := self.Down.roles.weights) is not None:
+        if (model := self.Down.weights_field) is not None:
             values[model] = self.shared_model(server)
         return first(self.Down, "broadcast", **values)
 
@@ -362,8 +362,8 @@ class Algorithm:
         which it keeps if the reply does not count. Default: local training from the model that came
         down, which the reply has as its only weights.
         """
-        y = host.train(getattr(down, self._field(down.roles.weights, "Down")))
-        x, run = self._field(self.Up.roles.weights, "Up"), self._field(self.Up.roles.run, "Up")
+        y = host.train(getattr(down, self._field(down.weights_field, "Down")))
+        x, run = self._field(self.Up.weights_field, "Up"), self._field(self.Up.run_field, "Up")
         return client, first(self.Up, "client_update", **{x: y.x, run: y.run})
 
     def outputs(self, module: nn.Module, x: Inputs) -> torch.Tensor:
@@ -392,9 +392,9 @@ class Algorithm:
         sums that `summed` declares; without it, the sum x of the weights in the replies, weighted
         by samples unless `weighting: uniform`.
         """
-        weight = self.weight(getattr(up, self._field(up.roles.run, "Up")))
+        weight = self.weight(getattr(up, self._field(up.run_field, "Up")))
         if not self.summed:
-            x = getattr(up, self._field(up.roles.weights, "Up"))
+            x = getattr(up, self._field(up.weights_field, "Up"))
             return accumulator.replace(x=accumulator.x.add(x, weight))
         sums = {}
         for name, how in self.summed.items():

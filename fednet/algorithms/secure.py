@@ -119,8 +119,8 @@ class Secure(Algorithm):
             host.secrets.leaves(host.client_id, host.round, entries.tobytes())
         answer = machine.answer("masked", question, entries)
         kind, shown = self.exchanges[phase].up, {}
-        if kind.roles.run is not None:
-            shown[kind.roles.run] = run
+        if kind.run_field is not None:
+            shown[kind.run_field] = run
         else:
             host.reported.clear()  # of one client, as its counts are
         return kind(answer=_array(answer), **shown)
@@ -294,8 +294,8 @@ def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
         if step == "masked":
             hints = get_type_hints(plain.down, include_extras=True)
             down |= {name: hints[name] for name in plain.down.fields}
-            if section.counts == "open" and plain.up.roles.run is not None:
-                up[plain.up.roles.run] = Statistics
+            if section.counts == "open" and plain.up.run_field is not None:
+                up[plain.up.run_field] = Statistics
         exchanges.append(Exchange(_payload("Down", step, down), _payload("Up", step, up), step))
     made = {"exchanges": tuple(exchanges), "steps": steps, "plain": plain, "in_memory": True}
     own = {"main": steps.index("masked"), "__module__": method.__module__}

@@ -187,7 +187,7 @@ def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
     if section.where == "server":
         up = clipped(up, x, section.clip, SLACK)
     run = run_of(up)
-    name = up.roles.run
+    name = up.run_field
     if run is None or name is None:
         return up
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=1)})

@@ -373,7 +373,7 @@ def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
 
 def _lowered(up: Payload, n: int) -> Payload:
     """The reply with at most n samples."""
-    run, name = run_of(up), up.roles.run
+    run, name = run_of(up), up.run_field
     if run is None or name is None or run.n <= n:
         return up
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=n)})

@@ -208,11 +208,11 @@ def ask_all(
         for name in method.shared_state
         if name in question.fields
     }
-    if question.roles.weights is not None:
+    if question.weights_field is not None:
         if model is None:  # a method that has a global model, and gave none
             session.files.event("not_evaluated", round, clients=evaluated_clients(session.config))
             return {}
-        values[question.roles.weights] = model
+        values[question.weights_field] = model
     evaluated = exchange.evaluate(session, round, question(**values), carried, final)
     if not method.personalised:  # who never trained has no model but the global one
         for client in world.held_out(session.config) & evaluated.keys():

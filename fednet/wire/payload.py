@@ -118,19 +118,6 @@ def kind(
     return Annotated[object, DeclaredField(name, form, dtype, rank, low, high)]
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Which fields of a payload have a part in what the server does beside the method. They follow
-    from the declared kinds, whatever the fields are called; None: the payload has none such.
-
-    weights: the first of kind `state`, the model that updates are differences to. run: the first of
-    form `run`, what the local training was.
-    """
-
-    weights: str | None = None
-    run: str | None = None
-
-
 P = TypeVar("P", bound="Payload")
 
 
@@ -138,10 +125,16 @@ P = TypeVar("P", bound="Payload")
 class Payload:
     """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a
     kind.
+
+    Two fields have a part in what the server does beside the method; they follow from the declared
+    kinds, whatever they are called, and None is where there is none. weights_field: the first of
+    kind `state`, the model that updates are differences to. run_field: the first of form `run`,
+    what the local training was.
     """
 
     fields: ClassVar[Mapping[str, DeclaredField]] = {}
-    roles: ClassVar[Roles] = Roles()
+    weights_field: ClassVar[str | None] = None
+    run_field: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -159,10 +152,9 @@ class Payload:
                 )
             fields[f.name] = marks[0]
         cls.fields = fields
-        cls.roles = Roles(
-            next((n for n, f in fields.items() if (f.kind, f.form) == ("state", "tensors")), None),
-            next((n for n, f in fields.items() if f.form == "run"), None),
-        )
+        models = (n for n, f in fields.items() if (f.kind, f.form) == ("state", "tensors"))
+        cls.weights_field = next(models, None)
+        cls.run_field = next((n for n, f in fields.items() if f.form == "run"), None)
 
     @classmethod
     def kinds(cls) -> set[str]:
@@ -172,7 +164,7 @@ class Payload:
 
 def weights_of(payload: Payload | None) -> Tensors | None:
     """The model that a payload carries; None where it declares none."""
-    name = None if payload is None else payload.roles.weights
+    name = None if payload is None else payload.weights_field
     return None if name is None else getattr(payload, name)
 
 
@@ -184,7 +176,7 @@ def tensors_of(payload: Payload) -> dict[str, Tensors]:
 
 def run_of(payload: Payload) -> Run | None:
     """What a reply says of its local training; None where it declares nothing of the kind."""
-    name = payload.roles.run
+    name = payload.run_field
     return None if name is None else getattr(payload, name)
 
 

@@ -55,13 +55,9 @@ def test_a_run_is_packed_and_near_to_one_that_is_not(tmp_path, lanes):
     assert a == [pytest.approx(r, rel=1e-4) for r in b]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"algorithm": {"name": "fedrep"}, "evaluate": {"clients": "all", "finetune": True}}],
-    ids=["fedrep"],
-)
-def test_the_same_bits_in_one_process_and_in_several_whoever_meets_whom(tmp_path, changes):
-    changes = rooms.merged(RUN, changes)
+def test_the_same_bits_in_one_process_and_in_several_whoever_meets_whom(tmp_path):
+    fedrep = {"algorithm": {"name": "fedrep"}, "evaluate": {"clients": "all", "finetune": True}}
+    changes = rooms.merged(RUN, fedrep)
     one = rooms.hashes(rooms.run(tmp_path / "one", **changes))
     assert rooms.hashes(rooms.processes(tmp_path / "two", workers=2, **changes)) == one
     assert len(set(one)) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from fednet.errors import LACKS_MEMORY, ConfigError
 from fednet.launch.supervisor import fork
-from tests.processes import ROOT, Rig
+from tests.processes import Rig
 
 
 def refused():
@@ -73,10 +73,3 @@ def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, t
 def test_what_the_machine_refuses_one_of_them_is_said_in_a_sentence(work, said, tmp_path):
     with Rig(tmp_path) as rig:
         assert rig.ended(rig.fork(forks, work, tmp_path)) == (3, f"fednet run: {said}\n")
-
-
-def test_an_error_is_printed_in_one_place():
-    files = sorted((ROOT / "fednet").rglob("*.py"))
-    told = [f.name for f in files if "file=sys.stderr" in f.read_text("utf-8")]
-    told += [f.name for f in files if "sys.stderr.write" in f.read_text("utf-8")]
-    assert told == ["errors.py"]

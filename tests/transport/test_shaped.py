@@ -46,17 +46,11 @@ def test_time_is_bytes_over_bandwidth_plus_latency():
     assert LinkShape(up_mbps=8.0, latency_ms=20).time(10**6, "up") == pytest.approx(1.02)
 
 
-def test_a_message_up_arrives_when_its_bytes_and_the_latency_have_passed():
-    lab = Lab()
-    assert lab.client.send(message(1, 1000))
-    assert lab.server_gets(1.49) == []
-    assert lab.server_gets(1.5) == [1]
-
-
 def test_messages_queue_for_the_bandwidth_but_share_the_latency():
     lab = Lab()
     lab.client.send(message(1, 1000))
     lab.client.send(message(2, 2000))  # leaves from 1 to 3
+    assert lab.server_gets(1.49) == []
     assert lab.server_gets(1.5) == [1]
     assert lab.server_gets(3.49) == []
     assert lab.server_gets(3.5) == [2]

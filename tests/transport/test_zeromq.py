@@ -318,23 +318,6 @@ def test_a_frame_above_the_limit_ends_the_connection(pair):
     assert of(seen, Closed, pair.server) == [Closed(conn)]
 
 
-def test_connections_beyond_the_limit_are_hung_up_and_counted(pair):
-    pair.server._room = 1
-    client, conn = joined(pair)
-    for refused in (1, 2):  # one that was hung up on makes no room for another
-        with pair.stranger() as stranger:
-            stranger.sendall(b"\xff")
-            pump(
-                pair.server,
-                client,
-                until=lambda seen: pair.refusals("descriptors") == refused,  # noqa: B023
-            )
-            while stranger.recv(64):  # greeting, then the end
-                pass
-        pump(pair.server, client, until=lambda seen: len(pair.server._by_descriptor) == 1)
-    assert pair.server.send(conn, [b"still"])
-
-
 def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first(pair):
     pair.server._room = 4  # of which the first has two descriptors
     _client, conn = joined(pair)

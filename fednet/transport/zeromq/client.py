@@ -44,11 +44,12 @@ REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed
 by then."""
 
-FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-)
+FAILED: dict[int, str] = {  # events, and what they say
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server does not allow this key",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed: only one of the two uses keys "
+    "(--keys), or no fednet server listens there",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "",
+}
 
 TELL_ENDED = 3
 """A server that has another key than we were given ends each connection in its handshake, and gives
@@ -264,17 +265,11 @@ class ZmqClient:
                     self._open = False
                     changes.append(Closed(b"", self._received))
                     break
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._refuse("the server does not allow this key")
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self._refuse(
-                    "the handshake failed: only one of the two uses keys (--keys), or no fednet "
-                    "server listens there"
-                )
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self._ended_early += 1
-                if self._way_out.trouble:
-                    self._refuse(self._way_out.trouble)
+            elif event in FAILED:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
+                self._ended_early += not FAILED[event]
+                if FAILED[event] or self._way_out.trouble:
+                    self._refuse(FAILED[event] or self._way_out.trouble)
                 elif self._ended_early == TELL_ENDED:
                     # Where just one has CURVE, either side may be the first to notice.
                     self._refuse(
@@ -282,8 +277,6 @@ class ZmqClient:
                         "another server's key, or only one of the two uses keys (--keys), or no "
                         "fednet server listens there, or something on the way ends the connections"
                     )
-            if event in FAILED:
-                self._retry_at = time.monotonic() + REFUSED_RETRY_S
         return changes
 
     def _flush(self) -> None:
