@@ -8,7 +8,8 @@ language:
     ```sh background        runs on beside the blocks that follow, and is ended with its page
 
 A page may take ten minutes in all. Ends with 1 where a block fails, also one that runs beside
-others, and shows what it said.
+others, and shows what it said. A command of fednet and a block of `python` is a fork of a process
+that has imported torch, which takes two seconds of a processor (`forking.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +26,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +36,9 @@ FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTIL
 MOST_S = 600.0
 LOOK_S = 0.2  # how often it is looked whether what runs beside a block still does
 TOGETHER = 2  # pages; each has a folder of its own
+COMMANDS = ("fednet", "fednet-server", "fednet-client")
+IMPORTED = ("torch._dynamo", "matplotlib.figure")  # of fednet nothing: it imports what it needs
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,35 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(found[1], found[2].strip(), found[3], line)
 
 
-def started(block: Block, folder: Path) -> subprocess.Popen[str]:
+@contextmanager
+def programs(modules: tuple[str, ...] = IMPORTED) -> Iterator[Path]:
+    """A folder with programs that are forks: fednet's installed commands, and `python`, which takes
+    a file.
+    """
+    with tempfile.TemporaryDirectory(prefix="fednet-programs-") as made:
+        folder, forking = Path(made), str(HERE / "forking.py")
+        where = str(folder / "socket")
+        installed = {name: [shutil.which(name, path=ENVIRONMENT["PATH"])] for name in COMMANDS}
+        for name, file in {"python-file": [], **installed}.items():
+            if None not in file:
+                words = shlex.join([sys.executable, "-IS", forking, "ask", where, *file])
+                (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+                (folder / name).chmod(0o755)
+        with subprocess.Popen(
+            [sys.executable, forking, "serve", where, *modules],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,  # its end is the server's
+            stdout=subprocess.PIPE,
+        ) as server:
+            server.stdout.readline()  # it listens
+            yield folder
+
+
+def started(block: Block, folder: Path, programs: Path) -> subprocess.Popen[str]:
     script = folder / f"block-{block.line}.{'py' if block.language == 'python' else 'sh'}"
     script.write_text(block.text, encoding="utf-8")
-    command = [sys.executable] if block.language == "python" else ["sh", "-eu"]
+    python = str(programs / "python-file")
+    command = [python] if block.language == "python" else ["sh", "-eu"]
     return subprocess.Popen(
         [*command, script.name],
         cwd=folder,
@@ -68,7 +101,7 @@ def started(block: Block, folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**ENVIRONMENT, "PATH": f"{programs}:{ENVIRONMENT['PATH']}"},
         start_new_session=True,
     )
 
@@ -92,7 +125,7 @@ def ended(process: subprocess.Popen[str], beside: Beside, until: float) -> str:
                 raise
 
 
-def run(page: Path) -> list[str]:
+def run(page: Path, programs: Path) -> list[str]:
     """What failed."""
     name, until = page.relative_to(HERE), time.monotonic() + MOST_S
     beside: Beside = []
@@ -103,7 +136,7 @@ def run(page: Path) -> list[str]:
                     continue
                 if block.mark not in ("", "background"):
                     return [f"{name}:{block.line}: unknown mark {block.mark!r}"]
-                began, process = time.monotonic(), started(block, Path(folder))
+                began, process = time.monotonic(), started(block, Path(folder), programs)
                 if block.mark == "background":
                     beside.append((block, process))
                     continue
@@ -128,8 +161,10 @@ def run(page: Path) -> list[str]:
 
 def main() -> int:
     chosen = [Path(word).resolve() for word in sys.argv[1:]] or pages()
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        failed = [what for found in pool.map(run, chosen) for what in found]
+    with programs() as folder, ThreadPoolExecutor(TOGETHER) as pool:
+        failed = [
+            what for found in pool.map(partial(run, programs=folder), chosen) for what in found
+        ]
     print("\n".join(failed) if failed else f"{len(chosen)} pages: every command runs")
     return bool(failed)
 

@@ -55,7 +55,7 @@ def program(tmp_path, monkeypatch):
     path = tmp_path / "nvidia-smi"
     path.write_text(
         f"#!/bin/sh\necho $* > {tmp_path}/words\n"
-        "echo 0, 50, 1000\necho 1, [N/A], 10\necho 0, 100, 2000\nsleep 600\n"
+        "echo 0, 50, 1000\necho 1, [N/A], 10\necho 0, 100, 2000\nexec sleep 600\n"
     )
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
