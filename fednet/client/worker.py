@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -169,9 +169,6 @@ class Worker:
         self._lock = threading.Lock()
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
-        # Digest, kind and form of the last payload whose values were found finite: the same
-        # payload of another client is not searched again.
-        self._finite: tuple[bytes, type[Payload], Sequence[m.Field]] | None = None
 
     def warm(self) -> None:
         """Builds the scratch model, and imports what the first step would. On a GPU the first task
@@ -385,10 +382,7 @@ class Worker:
             state = method.enrolled(state, enrolment, host)
             body = body[cut:]
         kind = method.exchanges[task.key.phase].down
-        same = (task.check, kind, form)
-        down = exp.down.decode(kind, form, body, exp.agreed, fill, self._finite == same, past)
-        if exp.down.alone(kind) and not task.enrol:
-            self._finite = same
+        down = exp.down.decode(kind, form, body, exp.agreed, fill, past=past)
         if isinstance(body, Body) and method.only_sums and self.device.device.type != "cpu":
             # One copy of the tensors on this device, for all clients that get this broadcast.
             moved: dict[str, Tensors] = {}
