@@ -146,6 +146,15 @@ def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
     assert [type(i) for i in out] == [Cancelled, Booked, Given]
 
 
+def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
+    c = working()
+    c.beside = True
+    out = c.received(task(key=m.Key(2, 0, 0, 1)), memoryview(bytes(3)), 0.0)
+    assert Cancelled not in map(type, out)
+    out = c.received(task(key=m.Key(2, 0, 0, 0)), memoryview(bytes(3)), 0.0)
+    assert [i for i in out if isinstance(i, Cancelled)] == [Cancelled(key())]
+
+
 @pytest.mark.parametrize(
     ("size", "sent_of_it"),
     [(0, []), (10, [5]), (3 * m.PART, [m.PART, m.PART // 2])],
@@ -410,13 +419,6 @@ def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
     out = c.received(WELCOME, None, 2.0)
     assert [type(x) for x in sent(out)] == [m.Ready, m.Reply]
     assert out[-1] == Booked("up", key())
-
-
-def test_transfers_cut_short_are_booked_as_that():
-    c = working()
-    c.reply(*reply(2 * m.PART))
-    give(c, task(2 * m.PART, key=key(1)), None)
-    assert c.closed(1.0) == [Booked("up", key(), False), Booked("down", key(1), False)]
 
 
 def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():

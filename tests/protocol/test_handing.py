@@ -125,28 +125,6 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         draw.choice(acts)()
 
 
-def test_a_bound_task_waits_for_the_worker_of_the_last_one_though_another_is_free():
-    one = server(2)
-    ready(one, b"0", "w0", [0, 1])
-    ready(one, b"1", "w1", [0])
-
-    def given(instructions) -> list[tuple[bytes, int]]:
-        tasks = [i for i in instructions if isinstance(i, Send) and isinstance(i.message, m.Task)]
-        return [(i.conn, i.message.key.client) for i in tasks]
-
-    def answer(round: int, client: int) -> list[tuple[bytes, int]]:
-        key = m.Key(round, 0, 0, client)
-        said = m.Reply(run="r", inc=1, key=key, form=form(3), size=3)
-        return given([*say(one, b"0", said, 0.0, BODY), *one.accept(key, 0.0)])
-
-    assert given(one.begin(1, 0, "train", [spec(0)], Rules(), 0.0)) == [(b"0", 0)]
-    assert answer(1, 0) == []
-    specs = [spec(1, cost=9), spec(0, bound=True)]
-    assert given(one.begin(2, 0, "train", specs, Rules(), 0.0)) == [(b"0", 1)]
-    assert given(one.tick(0.0)) == []
-    assert answer(2, 1) == [(b"0", 0)]
-
-
 def test_a_clients_second_task_of_a_round_is_another_attempt_and_counts_as_one_with_the_first():
     one = server(2)
     ready(one, b"0", "w0", [0])
@@ -159,21 +137,6 @@ def test_a_clients_second_task_of_a_round_is_another_attempt_and_counts_as_one_w
         assert [t.spec.client for t in one.open()] == [1]  # two of one client are not two
         one.add(1, [spec(0)], 0.0)
         assert one.tasks[0].key == m.Key(1, 0, attempt + 1, 0)
-
-
-def test_each_reply_is_followed_by_a_task_of_the_phase_that_is_open():
-    one = server(3)
-    ready(one, b"0", "w0", range(3))
-    worker = one.roster.by_conn[b"0"]
-    for phase in (0, 1):
-        one.begin(1, phase, "train", [spec(c) for c in range(3)], Rules(), 0.0)
-        for left in (2, 1, 0):
-            said = m.Reply(
-                run="r", inc=1, key=m.Key(1, phase, 0, worker.queue[0]), form=form(3), size=3
-            )
-            say(one, b"0", said, 0.0, BODY)
-            one.accept(said.key, 0.0)
-            assert bool(worker.queue) == bool(left)
 
 
 @pytest.mark.parametrize("workers", [200, 2])

@@ -698,14 +698,6 @@ def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joi
     assert of(s.tick(absent_at), Resolved) == [Resolved(key(0), "absent")]
 
 
-def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
-    s = begun(rules=Rules(closed=3.0))
-    s.closed(b"1", 1.0)
-    say(s, b"2", m.Join(worker="v", ids=[0]), 3.0)
-    assert of(s.tick(6.0), Resolved) == []
-    assert [t.key.attempt for t in sent(say(s, b"2", READY, 7.0), m.Task)] == [1]
-
-
 def test_task_that_kills_its_workers_ends():
     s, now = begun(rules=Rules(closed=0.0)), 0.0
     for n in range(2, 3 + DEATHS):
@@ -971,20 +963,6 @@ def test_phase_that_begins_cancels_the_one_before():
     assert Spend(b"1", "down", key(0), "the phase is over") in out
 
 
-def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
-    s = begun([spec(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
-    fails(s, b"1", 3, now=1.0)
-    assert of(s.tick(6.0), Resolved)[0] == Resolved(key(2), "deadline")
-
-
-def test_part_with_the_key_of_an_evaluation_is_not_stored():
-    s = begun()
-    say(s, b"1", reply(size=m.PART + 1))
-    out = part(s, b"1", purpose="evaluate")
-    assert out[0] == Stray("late")
-    assert of(out, Store) == []
-
-
 @pytest.mark.parametrize("ends", ["phase", "deadline", "closed", "refused", "accepted"])
 def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
     rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
@@ -1184,3 +1162,20 @@ def test_an_upload_takes_no_slot_also_when_its_connection_has_ended():
     ready(s, b"2", ids=range(4), inc=1, session=session, holding=[key(0), key(1), key(2)])
     assert s.roster.workers["w"].queue == [1, 2]
     assert sent(say(s, b"2", reply(0, 3 * m.PART)), m.Pull)
+
+
+# -- tasks of several rounds at a time -------------------------------------------------------------
+def test_more_tasks_go_out_under_their_own_round_beside_those_under_way():
+    s = server()
+    ready(s, ids=range(4), slots=4)
+    s.begin(1, 0, "train", [spec(0, round=1), spec(1, round=1)], Rules(), 0.0)
+    answer(s, b"1", 0)
+    out = s.add(2, [spec(0, round=2), spec(2, round=2)], 1.0)
+    assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(2, round=2)]
+    assert sent(out, m.Cancel) == []
+    assert {t.spec.client for t in s.open()} == {0, 1, 2}
+    # A reply to a task after which its client has another is stray; one of an earlier round counts.
+    out = replies(s, b"1", 0, 2.0)
+    assert isinstance(out[0], Stray)
+    assert of(out, Resolved) == []
+    assert of(answer(s, b"1", 1, 2.0), Resolved) == [Resolved(key(1))]
