@@ -86,6 +86,13 @@ def processes(out: Path, *, workers: int = 2, **changes) -> Path:
     return out / str(changes.get("name", SMALL["name"]))
 
 
+def lost(*which: tuple[int, int]) -> dict:
+    """Faults that lose the replies of these (round, client)."""
+    return {
+        "schedule": [{"round": t, "client": c, "kind": "drop_before_sending"} for t, c in which]
+    }
+
+
 def summary(directory: Path) -> dict:
     return json.loads((directory / "summary.json").read_text())
 

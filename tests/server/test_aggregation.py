@@ -14,17 +14,10 @@ from fednet.errors import CannotGoOn
 from fednet.loading import WrongPart
 from fednet.server.aggregation import lowered
 from fednet.server.rounds import Rounds
-from tests.rooms import hashes, lines, run, summary
+from tests.rooms import hashes, lines, lost, run, summary
 from tests.server.test_bounds import federation
 
 LIAR = 1
-ROUNDS = (1, 2)
-
-
-def silent() -> dict:
-    """Faults that lose the liar in every round."""
-    each = [{"round": t, "client": LIAR, "kind": "drop_before_sending"} for t in ROUNDS]
-    return {"schedule": each}
 
 
 def lies(monkeypatch, method, change) -> None:
@@ -39,7 +32,8 @@ def lies(monkeypatch, method, change) -> None:
 
 
 def others_alone(tmp_path, **changes):
-    return run(tmp_path / "alone", faults=silent(), round={"lost": {"closed": 0.02}}, **changes)
+    faults = lost((1, LIAR), (2, LIAR))
+    return run(tmp_path / "alone", faults=faults, round={"lost": {"closed": 0.02}}, **changes)
 
 
 @pytest.fixture(scope="module")

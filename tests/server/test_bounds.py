@@ -10,7 +10,7 @@ import pytest
 
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedavg import FedAvg
-from tests.rooms import hashes, lines, run, site_data
+from tests.rooms import hashes, lines, lost, run, site_data
 
 MARK = 12345.0  # the loss by which the failing client's reply is known
 BOUNDS = {
@@ -56,14 +56,6 @@ def federation(monkeypatch, *, failing: int | None, malicious: int, by: str) -> 
     monkeypatch.setattr(FedAvg, "server_update", finishing)
 
 
-def without(*clients: int) -> dict:
-    return {
-        "schedule": [
-            {"round": 1, "client": client, "kind": "drop_before_sending"} for client in clients
-        ]
-    }
-
-
 @pytest.mark.parametrize(
     ("bound", "by", "failing", "malicious"),
     [
@@ -86,8 +78,8 @@ def test_a_failing_reply_leaves_the_bounds_of_the_others_as_they_are(
         found = run(tmp_path / "found", **common)
     with monkeypatch.context() as patched:
         federation(patched, failing=None, malicious=malicious, by=by)
-        lost = {**common, "round": {"lost": {"closed": 0.02}, **common.get("round", {})}}
-        expected = run(tmp_path / "expected", faults=without(failing), **lost)
+        common["round"] = {"lost": {"closed": 0.02}, **common.get("round", {})}
+        expected = run(tmp_path / "expected", faults=lost((1, failing)), **common)
     assert hashes(found) == hashes(expected)
     for row, other in zip(lines(found / "rounds.jsonl"), lines(expected / "rounds.jsonl")):
         assert row["completed"] == other["completed"]
@@ -110,7 +102,7 @@ def test_a_reply_that_fails_counts_among_those_that_set_the_bound(
     expected = run(
         tmp_path / "expected",
         rounds=1,
-        faults=without(failing, malicious),
+        faults=lost((1, failing), (1, malicious)),
         round={"lost": {"closed": 0.02}},
     )
     assert hashes(found) == hashes(expected)

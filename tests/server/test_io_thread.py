@@ -95,6 +95,15 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
     return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
 
 
+def ready(io, network):
+    """A client that hosts client 0 and is ready."""
+    client = network.client()
+    client.send([encode(m.Join(worker="w", ids=[0]))])
+    client.send([encode(m.Ready(run="run", inc=1, layout="L"))])
+    io._step(0.0)
+    return client
+
+
 class Both:
     """The I/O and one client loop, stepped in turn by whoever waits for it; else the I/O has its
     thread, and the client is not stepped.
@@ -467,10 +476,7 @@ def test_what_could_not_leave_for_a_connection_that_ended_is_in_no_row(tmp_path)
 def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path):
     network, key = Inproc(), m.Key(1, 0, 0, 0)
     io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
-    client = network.client()
-    client.send([encode(m.Join(worker="w", ids=[0]))])
-    client.send([encode(m.Ready(run="run", inc=1, layout="L"))])
-    io._step(0.0)
+    client = ready(io, network)
     io.begin((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
     form = [m.Field("x", "delta", BIG, BIG)]
     client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
@@ -485,10 +491,7 @@ def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path
 def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
     network = Inproc()
     io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
-    client = network.client()
-    client.send([encode(m.Join(worker="w", ids=[0]))])
-    client.send([encode(m.Ready(run="run", inc=1, layout="L"))])
-    io._step(0.0)
+    client = ready(io, network)
 
     def written() -> list[str]:
         files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]

@@ -25,6 +25,7 @@ from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.wire.messages import Reply
 from tests import rooms
+from tests.rooms import lost
 
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 
@@ -52,12 +53,6 @@ def rounds(directory: Path) -> list[dict[str, Any]]:
 
 def hashes(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(r["model_sha256"], r["clients_sha256"]) for r in records]
-
-
-def lost(*which: tuple[int, int]) -> dict[str, Any]:
-    return {
-        "schedule": [{"round": t, "client": c, "kind": "drop_before_sending"} for t, c in which]
-    }
 
 
 def test_a_round_below_the_minimum_is_void_and_changes_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fednet.server.io import ServerIO
 from fednet.server.rounds import Rounds
 from fednet.server.watch import Watch
-from tests.rooms import lines
+from tests.rooms import lines, lost
 from tests.server.test_rounds import hashes
 from tests.server.test_rounds import run as run_any
 
@@ -70,10 +70,7 @@ def test_what_came_and_is_in_no_update_is_in_the_book_too(tmp_path: Path) -> Non
 
 
 def test_a_lost_client_costs_its_patience_and_another_is_asked(tmp_path: Path) -> None:
-    faults = {
-        "schedule": [{"round": 1, "client": c, "kind": "drop_before_sending"} for c in (0, 1)]
-    }
-    _, records = run(tmp_path, faults=faults, rounds=3)
+    _, records = run(tmp_path, faults=lost((1, 0), (1, 1)), rounds=3)
     dropped = {c: why for r in records for c, why in r["dropped"].items()}
     struck = {str(c) for c in (0, 1) if c in records[0]["selected"]}
     assert struck
@@ -213,16 +210,14 @@ def test_what_ended_while_clients_are_awaited_is_kept_for_the_updates(
 
 
 def test_a_client_that_lost_a_task_and_completed_a_later_one_is_replayed(tmp_path: Path) -> None:
-    lost = [
-        {"round": t, "client": c, "kind": "drop_before_sending"} for t in (1, 2) for c in (0, 1)
-    ]
+    faults = lost((1, 0), (1, 1), (2, 0), (2, 1))
     real = {
         "link": {"clock": "real"},
         "schedule": {"mode": "semi-sync", "every": 0.05},
         "participation": 1.0,
         "round": {"lost": {"closed": 0.02}},
     }
-    path, first = run(tmp_path / "first", faults={"schedule": lost}, **real)
+    path, first = run(tmp_path / "first", faults=faults, **real)
     dropped = {int(c): r["round"] for r in first for c in r["dropped"]}
     assert set(dropped) == {0, 1}
     for client, round in dropped.items():
@@ -233,13 +228,12 @@ def test_a_client_that_lost_a_task_and_completed_a_later_one_is_replayed(tmp_pat
 
 def test_replies_of_a_void_update_are_on_record_and_replayed(tmp_path: Path) -> None:
     """Two of three replies are lost, where an update needs two."""
-    lost = [{"round": 2, "client": c, "kind": "drop_before_sending"} for c in (0, 1)]
     virtual = {
         "schedule": {"mode": "semi-sync", "every": 0.1},
         "participation": 1.0,
         "round": {"min_results": 2, "lost": {"closed": 0.05}},
     }
-    path, first = run(tmp_path / "first", faults={"schedule": lost}, **virtual)
+    path, first = run(tmp_path / "first", faults=lost((2, 0), (2, 1)), **virtual)
     (void,) = [r for r in first if r["void"]]
     assert void["dropped"]["2"] == "the update was discarded"
     assert void["completed"] == []
