@@ -49,6 +49,22 @@ class Empty(State):
     """No state."""
 
 
+def leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yields the parts of a state that are no collections, each with its place in the state."""
+    if isinstance(value, State):
+        for field in dataclasses.fields(value):
+            place = f"{name}.{field.name}" if name else field.name
+            yield from leaves(place, getattr(value, field.name))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(f"{name}[{key!r}]", part)
+    elif isinstance(value, (tuple, list)):
+        for at, part in enumerate(value):
+            yield from leaves(f"{name}[{at}]", part)
+    else:
+        yield name, value
+
+
 # -- to and from files -----------------------------------------------------------------------------
 def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
     """Returns (tree, tensors): a tree for JSON (a dict if value is a State), with references to the

@@ -22,14 +22,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from fednet.algorithms.base import Run, Samples, Tensors
 from fednet.algorithms.staleness import rebased
-from fednet.algorithms.state import State
+from fednet.algorithms.state import State, leaves
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -300,22 +300,6 @@ class Aggregation:
                     f"a method must leave what it gets as it is, and return new values "
                     f"(server.{name}.clone(), for example)."
                 )
-
-
-def leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yields the parts of a state that are no collections, each with its place in the state."""
-    if isinstance(value, State):
-        for field in dataclasses.fields(value):
-            place = f"{name}.{field.name}" if name else field.name
-            yield from leaves(place, getattr(value, field.name))
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from leaves(f"{name}[{key!r}]", part)
-    elif isinstance(value, (tuple, list)):
-        for at, part in enumerate(value):
-            yield from leaves(f"{name}[{at}]", part)
-    else:
-        yield name, value
 
 
 def versions(state: State) -> dict[str, int]:

@@ -8,15 +8,22 @@ checkpoint holds yet are in the folders beside it, see inbox.py.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import torch
 
-from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
+from fednet.algorithms.state import (
+    PerClient,
+    S,
+    State,
+    content_sha256,
+    leaves,
+    read_state,
+    write_state,
+)
 from fednet.errors import StateError
 from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_record, write_record
@@ -99,8 +106,8 @@ class Checkpoints:
         for old in self.folder.glob("state-*.safetensors"):
             if old.name not in files.values():
                 old.unlink()
-        kept = (k for value in states.values() for k in _per_client(value))
-        rows = {row for k in kept for row in k.names.values()}
+        kept = [part for _, part in leaves("", states) if isinstance(part, PerClient)]
+        rows = {row for part in kept for row in part.names.values()}
         if rows:
             self.rows.prune(rows)
 
@@ -159,25 +166,14 @@ class Checkpoints:
             raise StateError(
                 f"{path}: holds another state than the one it is named for; {RESTORE}."
             )
-        for rows in _per_client(value):
-            self.rows.check(rows)
+        for _, part in leaves("", value):
+            if isinstance(part, PerClient):
+                self.rows.check(part)
         return value
 
 
 def content_name(value: State) -> str:
     return f"state-{content_sha256(value)[:24]}.safetensors"
-
-
-def _per_client(value: object) -> Iterator[PerClient]:
-    """The `PerClient` values in a state's fields, and in lists of states."""
-    if isinstance(value, PerClient):
-        yield value
-    elif isinstance(value, State):
-        for f in dataclasses.fields(value):  # type: ignore[arg-type]
-            yield from _per_client(getattr(value, f.name))
-    elif isinstance(value, tuple):
-        for one in value:
-            yield from _per_client(one)
 
 
 class Residuals(State):

@@ -245,18 +245,17 @@ class Rounds:
     # -- a round's exchanges -----------------------------------------------------------------------
     def exchange(self, round: OpenRound) -> None:
         """All exchanges of a round whose first is open."""
-        last, going = len(self.method.exchanges) - 1, True
-        while going:
-            arriving = replies(self.session, round.exchange)
-            going = self.aggregate(round, arriving) and round.exchange.index < last
-            if going:
-                completed, index = sorted(round.exchange.done), round.exchange.index + 1
+        for index in range(len(self.method.exchanges)):
+            if index:
+                completed = sorted(round.exchange.done)
                 at = self.second() if self.clock is None else round.base + round.virtual
                 round.exchange = open_exchange(
                     self.session, round.number, index, completed, round.after, at
                 )
-                if index == self.method.main_exchange:
-                    round.main = round.exchange
+            if index == self.method.main_exchange:
+                round.main = round.exchange
+            if not self.aggregate(round, replies(self.session, round.exchange)):
+                break  # it is void
 
     def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, ReceivedReply]]) -> bool:
         """Adds up the replies to the exchange that is open, as they come; makes the next server
