@@ -276,7 +276,7 @@ def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
                 f"at this size, and nothing with the paper.",
                 "",
             ]
-        parts += [rendering.as_md(rows, legend=False).rstrip()]
+        parts += [rendering.as_md(rows).rstrip()]
         parts += [f"- {line}" for line in order.notes(rows)]
         parts += _others(rows)
         own = stem(name, scale)

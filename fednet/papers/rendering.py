@@ -150,14 +150,14 @@ def as_text(rows: Sequence[JsonMapping]) -> str:
     return "\n".join([*aligned([head, *lines], numbers), "", *notes(rows)])
 
 
-def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
-    """Returns the table and its notes as Markdown. legend: False for a page that has `LEGEND` and
-    the description of the mini scale elsewhere.
+def as_md(rows: Sequence[JsonMapping]) -> str:
+    """Returns the table and its notes as Markdown, for a page that has `LEGEND` and the description
+    of the mini scale elsewhere.
     """
     head, lines = table(rows)
     bar = ["---" if name in WORDS else "---:" for name in head]
     text = ["| " + " | ".join(line) + " |" for line in (head, bar, *lines)]
-    return "\n".join([*text, "", *(f"- {n}" for n in notes(rows, legend))]) + "\n"
+    return "\n".join([*text, "", *(f"- {n}" for n in notes(rows, legend=False))]) + "\n"
 
 
 def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 
 import torch
 
 from fednet import seeds
 from fednet.config import Config
 from fednet.plain import part_of
+from fednet.robust import rules
 from fednet.tensors import Tensors, blockwise
 from fednet.wire.payload import P, tensors_of
 from fednet.world import training
@@ -88,22 +88,18 @@ def attacked_reply(up: P, x: Tensors, config: Config, round: int, client: int) -
     return dataclasses.replace(up, **changed) if changed else up
 
 
-def colluding(honest: Iterable[torch.Tensor], attack: str, factor: float) -> torch.Tensor:
+def colluding(honest: torch.Tensor, attack: str, factor: float) -> torch.Tensor:
     """Returns the (P,) float64 update that each malicious client sends if it knows the honest
-    ones.
+    ones (m, P).
 
     alie: mean + z std (of m - 1), Baruch et al., NeurIPS 2019 (arXiv:1902.06156), Algorithm 1 (the
     sign does not matter for a symmetric defence). ipm: -epsilon mean, Xie et al., UAI 2019
     (arXiv:1903.03936), section 4.
     """
-    rows = list(honest)
-    mean = torch.zeros_like(rows[0], dtype=torch.float64)
-    for row in rows:
-        mean += row
-    mean /= len(rows)
+    mean = rules.mean(honest)
     if attack == "ipm":
         return -factor * mean
     square = torch.zeros_like(mean)
-    for row in rows:
+    for row in honest:
         square += (row - mean) ** 2
-    return mean + factor * (square / max(1, len(rows) - 1)).sqrt()
+    return mean + factor * (square / max(1, len(honest) - 1)).sqrt()

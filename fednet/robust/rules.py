@@ -9,6 +9,7 @@ names its source; the values were compared with those of ByzFL (El Mhamdi et al.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,15 +26,18 @@ def columns(rows: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
     return into
 
 
-def mean(rows: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Tensor:
-    """Returns the (P,) float64 weighted mean of the rows, added in their order. None: all count the
-    same.
-    """
-    weights = [1.0] * len(rows) if weights is None else weights
+def weighted_sum(rows: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """Returns the (P,) float64 sum of the rows, added in their order."""
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for row, weight in zip(rows, weights):
         total += row.double() * weight
-    return total / (sum(weights) or 1.0)
+    return total
+
+
+def mean(rows: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Tensor:
+    """Returns the weighted mean of the rows. None: all count the same."""
+    weights = [1.0] * len(rows) if weights is None else weights
+    return weighted_sum(rows, weights) / (sum(weights) or 1.0)
 
 
 def median(rows: torch.Tensor) -> torch.Tensor:
@@ -89,12 +93,9 @@ def norm_bound(rows: torch.Tensor, bound: float | None) -> torch.Tensor:
     """
     lengths = [dot(row, row) ** 0.5 for row in rows]
     if bound is None:
-        ordered = sorted(lengths)
-        bound = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for row, length in zip(rows, lengths):
-        total += row.double() * (bound / length if length > bound else 1.0)
-    return total / len(rows)
+        bound = statistics.median(lengths)
+    scales = [bound / length if length > bound else 1.0 for length in lengths]
+    return weighted_sum(rows, scales) / len(rows)
 
 
 def geometric_median(rows: torch.Tensor, iterations: int, smoothing: float = 1e-6) -> torch.Tensor:

@@ -24,25 +24,16 @@ operating system, never from a run's seed. They stay in memory: a client whose p
 middle of a round has dropped out of it.
 """
 
-from fednet.secagg.light import LightClient, LightServer
-from fednet.secagg.pairwise import PairwiseClient, PairwiseServer
-from fednet.secagg.steps import BelowThreshold, Refused, SecureClient, SecureServer
-from fednet.secagg.terms import PROTOCOLS, Terms
-
-__all__ = [
-    "PROTOCOLS",
-    "BelowThreshold",
-    "LightClient",
-    "LightServer",
-    "PairwiseClient",
-    "PairwiseServer",
-    "Refused",
-    "SecureClient",
-    "SecureServer",
-    "Terms",
-    "client",
-    "server",
-]
+from fednet.secagg.light import LightClient as LightClient
+from fednet.secagg.light import LightServer as LightServer
+from fednet.secagg.pairwise import PairwiseClient as PairwiseClient
+from fednet.secagg.pairwise import PairwiseServer as PairwiseServer
+from fednet.secagg.steps import BelowThreshold as BelowThreshold
+from fednet.secagg.steps import Refused as Refused
+from fednet.secagg.steps import SecureClient as SecureClient
+from fednet.secagg.steps import SecureServer as SecureServer
+from fednet.secagg.terms import PROTOCOLS as PROTOCOLS
+from fednet.secagg.terms import Terms as Terms
 
 
 def client(terms: Terms, me: int) -> SecureClient:

@@ -109,7 +109,7 @@ def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure
 def test_what_was_run_at_another_setting_has_no_difference_from_the_paper(other):
     made = [{**r, **other} for r in rows(A=(50.0, [5.0]))]
     assert "difference" not in lines(made)[0]
-    said = rendering.as_md(made)
+    said = rendering.as_text(made)
     assert ("This is not the paper's setting" in said) == (other == {"scale": "mini"})
 
 
