@@ -16,21 +16,19 @@ from fednet.wire.codec import Codec
 OPEN = ("samples", "array")  # forms whose size depends on a client's data
 
 
-def cost(config: Config, name: str, public: int | None = None) -> dict[str, tuple[int, bool]]:
+def cost(config: Config, name: str) -> dict[str, tuple[int, bool]]:
     """The payload bytes of one client, before compression: `down` and `up` in each round, `once`
     with its first task; and whether there are fields beside that whose size is not known here.
 
     name: of the method, for the configured model, with the configured options if the configuration
-    names this method, else with its defaults. public: samples that the server holds, if known.
-    Raises ConfigError.
+    names this method, else with its defaults. Raises ConfigError.
     """
     from fednet import models
 
     kind = algorithm.get(name)
     own = config.algorithm.options if name == config.algorithm.name else {}
     method: Algorithm = kind(msgspec.convert(own, kind.Config), config.clients)
-    facts, classes = _facts(config, public or 0)
-    known_public = public is not None or not config.data.public.fraction
+    facts, classes = _facts(config)
     section = models.section(models.without_files(config.model))
     module = models.build(section, facts.input_shape, classes, config.seed)
     layout = method.shared(layout_of(config, module), module)
@@ -44,7 +42,7 @@ def cost(config: Config, name: str, public: int | None = None) -> dict[str, tupl
         codec = Codec(layout, {}, buffers_cross(config.model.buffers, direction != "up"))
         size, is_open = 0, False
         for payload in kinds:
-            known = direction == "once" and known_public
+            known = direction == "once" and not config.data.public.fraction
             bounds = method.sizes(payload, facts) if known else {}
             for field, about in payload.fields.items():
                 size += codec.size_of(about.kind, about.form, bounds.get(field))[1]
@@ -65,7 +63,7 @@ KNOWN = {
 }
 
 
-def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
+def _facts(config: Config) -> tuple[ClientFacts, int]:
     """The facts that hold for every client, and the number of classes."""
     data = config.data
     shape: tuple[int, ...]
@@ -88,4 +86,4 @@ def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
         loaded = load(data, data.root, config.seed)
         shape, classes = loaded.input_shape, loaded.outputs
         nbytes = loaded.sample_nbytes
-    return ClientFacts(0, (), nbytes, shape, public or data.public.samples), int(classes)
+    return ClientFacts(0, (), nbytes, shape, data.public.samples), int(classes)
