@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     config = configured(args)
     import numpy as np
 
-    from fednet.world.presence import expected
+    from fednet.world.presence import available
 
     made = world.of(config)
     if kind == "availability":
@@ -45,20 +45,19 @@ def run(args: argparse.Namespace) -> None:
         lengths = [b - a for p in made.presence for a, b in p.spells]
         if not lengths:
             raise ConfigError("no client of the trace is ever available.")
-        found = expected(made.presence, config.asked)
+        here = available(made.presence)
         p25, median, p75, p95 = np.quantile(lengths, [0.25, 0.5, 0.75, 0.95])
         share = np.mean([p.share() for p in made.presence])
         quartiles = f"{p25:g}, {median:g}, {p75:g}, {p95:g} s"
-        at_once = f"{found.here:.1f} (from {found.least:g} to {found.most:g})"
+        at_once = f"{here.mean():.1f} (from {here.min()} to {here.max()})"
+        selected = np.minimum(here, config.asked).mean()
         rows = [
             ("clients", f"{config.clients}"),
             ("mean availability", f"{100 * share:.1f} %"),
             ("session length (quartiles, 95th percentile)", quartiles),
             ("clients available at once", at_once),
-            ("clients selected per round", f"{found.asked:.1f} of {config.asked} requested"),
+            ("clients selected per round", f"{selected:.1f} of {config.asked} requested"),
         ]
-        for seconds, count in found.stay:
-            rows.append((f"of these still available after {seconds:g} s", f"{count:.1f}"))
         table(("what", "how much"), rows)
     elif kind == "devices":
         assert made.step_s is not None

@@ -215,22 +215,13 @@ def row(
             "mb": s["bytes"]["mb"],
             "seconds": s["seconds"],
             "seconds_per_round": s["seconds_per_round"],
-            "device": device(run),
+            "device": (run.summary.provenance or {}).get("device"),
         }
     for name, paper in list(cell.figures.items())[1:]:
         out |= {f"paper:{name}": paper, f"ours:{name}": found[name]}
     return {
         k: round(v, 4) if isinstance(v, float) and math.isfinite(v) else v for k, v in out.items()
     }
-
-
-def device(run: Run) -> str | None:
-    """Where the clients trained. The summary alone would say where the run was ended, which a
-    resumed one may be elsewhere.
-    """
-    joined = {str(e["device"]) for e in run.events if e.type == "joined" and "device" in e.details}
-    ended: JsonMapping = run.summary.provenance or {}
-    return ", ".join(sorted(joined)) or ended.get("device")
 
 
 def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:

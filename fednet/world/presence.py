@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Spells = Sequence[tuple[float, float]]
+STEP_S, WEEK_S = 600.0, 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,40 +88,13 @@ def joined(spells: Spells) -> tuple[tuple[float, float], ...]:
     return tuple(out)
 
 
-# -- what to expect of a run (`fednet world`) ------------------------------------------------------
-STEP_S, WEEK_S = 600.0, 7 * 86_400.0
-STAYS = (60.0, 600.0, 3600.0)  # seconds that a task may take
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What to expect of a round that begins at a random time: available clients (mean, minimum,
-    maximum), selected clients, and how many of these are still available after some seconds.
+def available(presence: Sequence[Presence]) -> np.ndarray:
+    """Returns how many clients are available, every ten minutes of a week, or until the last client
+    has left for good.
     """
-
-    here: float
-    least: float
-    most: float
-    asked: float
-    stay: list[tuple[float, float]]
-
-
-def expected(presence: Sequence[Presence], asked: int) -> Expected:
-    """asked: clients that a round selects if so many are available."""
-    # Every ten minutes of a week, or until the last client has left for good.
-    ends = [p.spells[-1][1] for p in presence if p.spells]
-    repeats = any(p.period is not None for p in presence)
-    last = WEEK_S if repeats else max(1.0, min(WEEK_S, max(ends, default=0.0)))
-    at = np.arange(0.0, last, min(STEP_S, last / 200))
-    here = np.array([sum(p.until(t) is not None for p in presence) for t in at])
-    stays = []
-    some = at[:: max(1, len(at) // 300)]
-    for seconds in STAYS:
-        found = []
-        for t in some:
-            ends = [e for p in presence if (e := p.until(t)) is not None]
-            stay = sum(e - t >= seconds for e in ends)
-            found.append(stay / max(1, len(ends)) * min(asked, len(ends)))
-        stays.append((seconds, float(np.mean(found))))
-    mean_asked = float(np.minimum(here, asked).mean())
-    return Expected(float(here.mean()), float(here.min()), float(here.max()), mean_asked, stays)
+    last = WEEK_S
+    if all(p.period is None for p in presence):
+        ends = [p.spells[-1][1] for p in presence if p.spells]
+        last = max(1.0, min(WEEK_S, max(ends, default=0.0)))
+    seconds = np.arange(0.0, last, min(STEP_S, last / 200))
+    return np.array([sum(p.until(t) is not None for p in presence) for t in seconds])

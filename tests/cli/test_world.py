@@ -6,18 +6,17 @@ import pytest
 
 from fednet.cli.main import main
 from fednet.world import Presence
-from fednet.world.presence import expected
+from fednet.world.presence import available
 
 
-def test_expected_participants_worked_by_hand():
+def test_how_many_are_available_is_counted_over_a_week_or_until_the_last_has_left():
     """One is there for the first half of each hour, one always: 1.5 in the mean."""
     half, whole = Presence(((0.0, 1800.0),), 3600.0), Presence(((0.0, 3600.0),), 3600.0)
-    found = expected([half, whole], asked=1)
-    assert found.here == pytest.approx(1.5, abs=0.01)
-    assert (found.least, found.most, found.asked) == (1, 2, 1)
-    stays = dict(found.stay)
-    # after an hour only the one that never leaves: alone for half of the time, else one of two
-    assert stays[3600.0] == pytest.approx(0.75, abs=0.01)
+    found = available([half, whole])
+    assert len(found) == 7 * 24 * 6
+    assert found.mean() == pytest.approx(1.5, abs=0.01)
+    assert set(found) == {1, 2}
+    assert available([Presence(((0.0, 50.0),)), Presence(((0.0, 100.0),))]).mean() == 1.5
 
 
 @pytest.mark.parametrize(
