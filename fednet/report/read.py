@@ -21,6 +21,7 @@ import numpy as np
 
 from fednet.config import tree
 from fednet.errors import ConfigError, StateError, lacking, unknown
+from fednet.files import read_text
 from fednet.places import runs
 from fednet.plain import JsonDict, meet
 from fednet.records import FILES, Client, Event, Round, Summary, Wire, reading
@@ -45,10 +46,7 @@ class Run:
     @cached_property
     def config(self) -> JsonDict:
         path = self.dir / "config.yaml"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as broken:
-            raise StateError(f"{path}: not a text file ({broken.reason}).") from None
+        text = read_text(path, "put it back, or delete the run")
         value = tree.compose(text, str(path)).plain()
         if not isinstance(value, dict):
             raise ConfigError(

@@ -123,9 +123,9 @@ def kind(trace: str) -> str:
     if trace in AVAILABILITY:
         return "availability"
     text = reading.text(trace, "world", (*AVAILABILITY, *shipped.LINKS))
-    head = next((line for line in text.splitlines() if line.strip()), "")
-    if head.lstrip()[:1] == "{":
+    if reading.is_json(text):
         return "devices" if '"computation"' in text else "availability"
+    head = next((line for line in text.splitlines() if line.strip()), "")
     if "," not in head or "mbps" in head:
         return "link"
     return "devices" if "step_ms" in head else "availability"

@@ -184,7 +184,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet keys server file", "file/allowed: Not a directory; expected a folder that keys"),
         ("fednet keys client file/site.key", "expected a file that keys can be written to"),
         ("fednet status file", "expected a run directory"),
-        ("fednet report torn", "config.yaml: not a text file (invalid"),
+        ("fednet report torn", "config.yaml: is no text (invalid"),
         ("fednet-client", "--id is missing"),
         ("fednet-client --id 3-1", "--id: the range 3-1 goes from 3 to 1"),
         ("fednet-client --id 3 --run runs/x --stay", "give --server, not --run"),

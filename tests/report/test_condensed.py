@@ -5,7 +5,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from fednet.report import figures
 from fednet.report.condensed import GAP, images, shown
+from tests.report.fake_run import opened
 
 RAMP = torch.linspace(0, 1, 16).view(1, 4, 4)
 
@@ -46,6 +48,12 @@ def test_a_row_for_each_class_with_the_mean_first_and_clients_in_order_of_id(tmp
     assert "of the first" not in figure.note
     (figure,) = images(tmp_path, most=1)
     assert figure.note.endswith("(of the first 1 clients).")
+
+
+def test_they_are_among_the_figures_of_a_run(tmp_path):
+    run = opened(tmp_path / "a", rounds=1)
+    save(run.dir, [RAMP] * 3, c5=([RAMP], [0]))
+    assert [f.name for f in figures.details(run)][-1] == "condensed"
 
 
 def test_pixels_are_stretched_to_what_can_be_seen():

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from fednet.cli.api import report
 from fednet.report import finish, page
@@ -91,16 +89,6 @@ def test_names_from_a_run_cannot_become_markup(tmp_path):
     assert "&lt;script&gt;alert(1)" in text
 
 
-def test_the_participation_grid_says_the_reason_of_a_drop(runs, pages):
-    text = pages[0].read_text()
-    (round_5,) = [r for r in runs[0].rounds if r.round == 5]
-    found = [json.loads(html.unescape(d)) for d in re.findall(r'data-hover="([^"]*)"', text)]
-    (grid,) = [d for d in found if "words" in d]
-    for client in round_5.dropped:
-        code = grid["v"][int(client)][grid["c"].index("5")]
-        assert grid["words"][code] == "dropped: deadline <3 s"
-
-
 def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs, pages):
     text = pages[0].read_text()
     assert f"{100 * runs[0].rounds[-1].test_accuracy:.2f} %" in text
@@ -116,21 +104,6 @@ def test_several_runs_are_overlaid_with_bands_and_compared(pages):
     )  # two methods, three axes, five quantities
     assert "fedavg (n=2)" in text
     assert "2 more runs" in text
-
-
-def test_condensed_images_are_on_the_page_by_client_and_class(tmp_path):
-    path = write(tmp_path / "a", rounds=1)
-    folder = path / "condensed"
-    folder.mkdir()
-    x = torch.rand(2, 1, 4, 4)
-    save_file({"means": x}, folder / "means.safetensors", metadata={"names": '["cat", "dog"]'})
-    save_file({"x": x, "y": torch.tensor([0, 1])}, folder / "client-5.safetensors")
-    text = page.render([open_run(path)])
-    card = text.split("<h3>Condensed images, by client and class</h3>")[1].split("</svg>")[0]
-    assert re.findall(r"<text[^>]*>([^<]*)</text>", card) == [
-        *("mean", "5", "client"),
-        *("cat", "dog", "class"),
-    ]
 
 
 def test_several_runs_are_a_table_of_the_settings_in_which_they_differ(tmp_path):
@@ -174,6 +147,7 @@ def test_a_loss_that_is_not_finite_leaves_the_pages_numbers_readable(tmp_path):
     run = opened(tmp_path / "a", rounds=2)
     run.rounds[1].train_loss = float("nan")
     found = re.findall(r'data-hover="([^"]*)"', page.render([run]))
+    assert found
 
     def refuse(constant):
         raise AssertionError(constant)
