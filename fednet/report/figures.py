@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,13 +66,13 @@ def traffic(run: Run) -> Iterator[Figure]:
             values = np.asarray([sent[t, way, kind] for t in rounds])
             if values.any():
                 bars[way, kind] = _binned(rounds, values / 1e6)
-    kinds = style.places((kind for _, kind in bars), style.KINDS)
+    colours = style.colours((kind for _, kind in bars), style.KINDS)
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
         for way, sign, shade in (("up", 1, 1.0), ("down", -1, 0.55)):
             parts = [
-                (kinds[k], x, sign * v, wide) for (w, k), (x, v, wide) in bars.items() if w == way
+                (colours[k], x, sign * v, wide) for (w, k), (x, v, wide) in bars.items() if w == way
             ]
             _bars(ax, parts, shade)
         ax.axhline(0, color="black", linewidth=0.8)
@@ -85,7 +85,7 @@ def traffic(run: Run) -> Iterator[Figure]:
             ax.text(0.01, y, text, va=side, fontsize=9, transform=ax.transAxes)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
         ax.set(xlabel="round", ylabel="MB per round")
-        _legend(ax, [(COLOURS[i % 8], named(kind)) for kind, i in kinds.items()])
+        _legend(ax, {named(kind): colour for kind, colour in colours.items()})
 
     def named(kind: str) -> str:
         return "protocol overhead" if kind == costs.ENVELOPE else kind
@@ -113,7 +113,7 @@ def traffic(run: Run) -> Iterator[Figure]:
         note,
         draw,
         hover=_stacked({f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}),
-        legend=len(kinds),
+        legend=len(colours),
     )
 
 
@@ -139,7 +139,7 @@ def time_split(run: Run) -> Iterator[Figure]:
         "Seconds that each round took, by what the time was spent on.",
         [r.round for r in run.rounds],
         table,
-        style.places(table, style.PHASES),
+        style.colours(table, style.PHASES),
         f"seconds per round ({clock})",
     )
 
@@ -160,7 +160,7 @@ def devices(run: Run) -> Iterator[Figure]:
         "Seconds that each device trained in each round, summed over its clients.",
         rounds,
         {name: [float(seconds[name][t]) for t in rounds] for name in names},
-        {name: i for i, name in enumerate(names)},
+        {name: COLOURS[i % 8] for i, name in enumerate(names)},
         "seconds of training",
     )
 
@@ -171,17 +171,17 @@ def _seconds(
     note: str,
     rounds: Sequence[int],
     table: dict[str, list[float]],
-    places: dict[str, int],
+    colours: dict[str, str],
     ylabel: str,
 ) -> Figure:
-    """Draws the parts of each round on one another. table: by part; places: of their colours."""
+    """Draws the parts of each round on one another. table, colours: by part."""
     bars = {part: _binned(rounds, np.asarray(values)) for part, values in table.items()}
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        _bars(ax, [(places[part], *bar) for part, bar in bars.items()])
+        _bars(ax, [(colours[part], *bar) for part, bar in bars.items()])
         ax.set(xlabel="round", ylabel=ylabel)
-        _legend(ax, [(COLOURS[i % 8], part) for part, i in places.items()])
+        _legend(ax, colours)
 
     hover = _stacked({f"{part}, s": bar for part, bar in bars.items()})
     return Figure(name, title, note, draw, hover=hover, legend=len(table))
@@ -193,14 +193,15 @@ def resources(run: Run) -> Iterator[Figure]:
     if not rows:
         return
     rounds = [r.round for r in rows]
-    names = {name for r in rows for name in r.resources or {}}
-    places = style.places(sorted(names), style.RESOURCES)
+    names = sorted({name for r in rows for name in r.resources or {}})
+    places = style.places(names, style.RESOURCES)
+    colours = {name: COLOURS[places[name] % 8] for name in sorted(names, key=places.__getitem__)}
 
     def values(what: str) -> dict[str, np.ndarray]:
         """Returns the values by part of the run; NaN in a round in which it was not there."""
         return {
             name: np.asarray([(r.resources or {}).get(name, {}).get(what, np.nan) for r in rows])
-            for name in sorted(places, key=lambda name: places[name])
+            for name in colours
         }
 
     busy, memory = values("busy_s"), values("memory_mb")
@@ -208,15 +209,14 @@ def resources(run: Run) -> Iterator[Figure]:
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
         right = ax.twinx()
-        for name in busy:
-            colour = COLOURS[places[name] % 8]
+        for name, colour in colours.items():
             ax.plot(rounds, busy[name], color=colour)
             right.plot(rounds, memory[name], color=colour, linestyle=":")
         ax.set(xlabel="round", ylabel="busy, seconds per round (solid)", ylim=(0, None))
         right.set(ylabel="memory, MB (dotted)", ylim=(0, None))
         right.grid(False)
         whole_ticks(ax.xaxis)
-        _legend(ax, [(COLOURS[places[name] % 8], name) for name in busy])
+        _legend(ax, colours)
 
     values_by_label = {f"{name} busy, s": busy[name] for name in busy}
     values_by_label |= {f"{name} memory, MB": memory[name] for name in busy}
@@ -229,7 +229,7 @@ def resources(run: Run) -> Iterator[Figure]:
         "busy, and its memory in use.",
         draw,
         hover=_stacked({label: (x, v, 1.0) for label, v in values_by_label.items()}),
-        legend=len(busy),
+        legend=len(colours),
         right=0.75,
     )
 
@@ -274,7 +274,7 @@ def participation(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="round", ylabel="client")
         for axis in (ax.xaxis, ax.yaxis):
             whole_ticks(axis)
-        _legend(ax, [(colours[code], words[code]) for code in shown])
+        _legend(ax, {words[code]: colours[code] for code in shown})
 
     pointed = [*words[:3], *(f"dropped: {why}" for why in reasons)]
     yield Figure(
@@ -306,7 +306,7 @@ def availability(run: Run) -> Iterator[Figure]:
             ax.plot(rounds, values, color=COLOURS[i], linestyle=("-", "--", ":")[i])
         ax.set(xlabel="round", ylabel="clients", ylim=(0, None))
         whole_ticks(ax.xaxis)
-        _legend(ax, [(COLOURS[i], name) for i, name in enumerate(counts)])
+        _legend(ax, dict(zip(counts, COLOURS)))
 
     yield Figure(
         "availability",
@@ -496,17 +496,17 @@ def _binned(rounds: Sequence[int], values: np.ndarray) -> Bars:
 
 
 def _bars(
-    ax: Axes, parts: Sequence[tuple[int, np.ndarray, np.ndarray, float]], alpha: float = 1.0
+    ax: Axes, parts: Sequence[tuple[str, np.ndarray, np.ndarray, float]], alpha: float = 1.0
 ) -> None:
-    """Draws bars on one another. parts: (place of the colour, x, height, width)."""
+    """Draws bars on one another. parts: (colour, x, height, width)."""
     base = np.zeros(1)
-    for place, x, height, wide in parts:
+    for colour, x, height, wide in parts:
         ax.bar(
             x,
             height,
             bottom=base,
             width=0.85 * wide,
-            color=COLOURS[place % 8],
+            color=colour,
             alpha=alpha,
             edgecolor="white",
             linewidth=0.2,
@@ -554,12 +554,12 @@ def _cells(
     return {"kind": "heat", "v": values, **labels, "rl": what, "cl": "round", **more}
 
 
-def _legend(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    """Draws a legend of (colour, text) above the axes, four in a row."""
+def _legend(ax: Axes, colours: Mapping[str, str]) -> None:
+    """Draws a legend above the axes, four in a row. colours: by text."""
     from matplotlib.patches import Patch
 
     handles = []
-    for colour, text in entries:
+    for text, colour in colours.items():
         edge = style.GRID if colour == style.BLANK else colour
         handles.append(Patch(facecolor=colour, edgecolor=edge, label=text, linewidth=0.4))
     ax.legend(

@@ -94,6 +94,10 @@ def places(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def colours(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    return {name: COLOURS[place % 8] for name, place in places(names, known).items()}
+
+
 def line(place: int) -> dict[str, Any]:
     """Matplotlib's arguments for the line of the method in this place. No two of 64 are alike."""
     turn = place // len(COLOURS)
