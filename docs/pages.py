@@ -107,8 +107,9 @@ def methods() -> str:
     for entry in registry.algorithm.entries():
         method = registry.algorithm.get(entry.name)()
         sends, keeps = method.sends(), method.keeps()
-        cells = [f"`{entry.name}`", entry.summary.rstrip("."), *sends, *keeps, method.paper]
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        lines.append(
+            _row(f"`{entry.name}`", entry.summary.rstrip("."), *sends, *keeps, method.paper)
+        )
     lines += [
         "",
         "## Options",
@@ -135,8 +136,7 @@ def configuration() -> str:
         lines += ["| key | type | default | unit | what it does |"]
         lines += ["|---|---|---|---|---|"]
         for k in found:
-            cells = (f"`{k.path}`", k.type, f"`{k.default}`", k.unit, k.about)
-            lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+            lines.append(_row(f"`{k.path}`", k.type, f"`{k.default}`", k.unit, k.about))
         for section, what in OPTIONS.items():
             if section.partition(".")[0] == name:
                 lines += ["", f"Options of {what}:", "", *_options(section)]
@@ -149,9 +149,15 @@ def _options(section: str) -> list[str]:
     lines += ["|---|---|---|---|---|---|"]
     for name, options in declared.options(section).items():
         for o in options:
-            row = (f"`{name}`", f"`{o.path}`", o.type, f"`{o.default}`", o.unit, o.about)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+            lines.append(
+                _row(f"`{name}`", f"`{o.path}`", o.type, f"`{o.default}`", o.unit, o.about)
+            )
     return lines
+
+
+def _row(*cells: object) -> str:
+    """A row of a table in Markdown."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def commands() -> str:
@@ -178,14 +184,14 @@ def _arguments(parser: argparse.ArgumentParser, before: str) -> list[str]:
         if isinstance(action, argparse._SubParsersAction):
             for word, inner in action.choices.items():
                 said = {a.dest: a.help for a in action._choices_actions}.get(word)
-                lines.append(f"| `{before}{word}` | {said or ''} |")
+                lines.append(_row(f"`{before}{word}`", said or ""))
                 lines += _arguments(inner, f"{before}{word} ")
         elif not isinstance(action, argparse._HelpAction):
             value = action.metavar or ("|".join(map(str, action.choices or ())) or action.dest)
             shown = action.option_strings or [str(value)]
             takes = f" {value}" if action.option_strings and action.nargs != 0 else ""
-            cells = f"`{before}{', '.join(shown)}{takes}`", (action.help or "").replace("%%", "%")
-            lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+            about = (action.help or "").replace("%%", "%")
+            lines.append(_row(f"`{before}{', '.join(shown)}{takes}`", about))
     return lines
 
 
