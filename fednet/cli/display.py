@@ -19,7 +19,7 @@ from fednet.records import line_parts, mb, percent
 from fednet.records.table import OWN
 
 if TYPE_CHECKING:
-    from fednet.records.rows import Row
+    from fednet.records import Round
 
 ERASE = "\r\x1b[2K"
 
@@ -62,8 +62,8 @@ class Display:
         self.waiting = dict(info)
         self._draw()
 
-    def round_done(self, record: Row) -> None:
-        if record.get("round") == self.round:  # else the next has been opened before
+    def round_done(self, record: Round) -> None:
+        if record.round == self.round:  # else the next has been opened before
             self.head, self.waiting = f"{self.head.partition(':')[0]} is done", {}
         line = round_line(record)
         self.note(line if self.live else timed(line))
@@ -143,17 +143,15 @@ def evaluated(name: str, own: str) -> str:
     }[name]
 
 
-def round_line(record: Row) -> str:
+def round_line(record: Round) -> str:
     """One line per round: its metrics and costs, and its clients."""
-    pieces = [f"round {record.get('round', '?')}"]
-    if record.get("void"):
+    pieces = [f"round {record.round}"]
+    if record.void:
         pieces.append("discarded: too few replies")
     pieces += line_parts(record)
-    if "completed" in record and "selected" in record:
-        pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
+    pieces.append(f"{len(record.completed)} of {len(record.selected)} clients")
     pieces += line_parts(record, costs=True)
-    for client, reason in dict(record.get("dropped") or {}).items():
-        pieces.append(f"client {client} dropped ({reason})")
+    pieces += [f"client {client} dropped ({why})" for client, why in record.dropped.items()]
     return "  ".join(pieces)
 
 

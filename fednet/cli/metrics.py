@@ -15,7 +15,7 @@ from fednet.records import known
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
 
-    from fednet.records.rows import Row
+    from fednet.records import Round
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")
 
@@ -109,18 +109,17 @@ class Metrics(Display):
             if not site["connected"]:
                 self._absent.labels(*labels, site["why"]).set(1)
 
-    def round_done(self, record: Row) -> None:
-        self._rounds.labels("void" if record.get("void") else "done").inc()
-        completed = len(record.get("completed") or ())
-        self._clients.labels("asked").set(len(record.get("selected") or ()))
-        self._clients.labels("completed").set(completed)
-        self._clients.labels("dropped").set(len(record.get("dropped") or ()))
-        self._replies.inc(completed)
-        for way in ("up", "down"):
-            self._bytes.labels(way).inc(record.get(f"bytes_{way}") or 0)
-            for kind, count in ((record.get("useful") or {}).get(way) or {}).items():
-                self._useful.labels(way, kind).inc(count)
-        for phase, seconds in (record.get("seconds_by_phase") or {}).items():
+    def round_done(self, record: Round) -> None:
+        self._rounds.labels("void" if record.void else "done").inc()
+        self._clients.labels("asked").set(len(record.selected))
+        self._clients.labels("completed").set(len(record.completed))
+        self._clients.labels("dropped").set(len(record.dropped))
+        self._replies.inc(len(record.completed))
+        for way, count in (("up", record.bytes_up), ("down", record.bytes_down)):
+            self._bytes.labels(way).inc(count)
+            for kind, useful in record.useful.get(way, {}).items():
+                self._useful.labels(way, kind).inc(useful)
+        for phase, seconds in (record.seconds_by_phase or {}).items():
             self._seconds.labels(phase).inc(seconds)
         for metric in known([record]):
             value = metric.of(record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import ItemsView, Iterator, KeysView, Mapping
+from collections.abc import KeysView, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
@@ -34,9 +34,7 @@ TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluatin
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """A row, read by attribute or by key; what was not measured is None. As a mapping it has the
-    keys of its line in the file.
-    """
+    """A row, read by attribute or by key; what was not measured is None."""
 
     NULLABLE: ClassVar[frozenset[str]] = frozenset()  # written as null where it is None
     KEYS: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # of mappings that have the same ones always
@@ -95,7 +93,7 @@ class Row(msgspec.Struct, kw_only=True):
         for name, value in fields.items():
             setattr(self, name, value)
 
-    # -- as a mapping ------------------------------------------------------------------------------
+    # -- by key ------------------------------------------------------------------------------------
     # Of any field's type.
     def __getitem__(self, name: str) -> Any:
         try:
@@ -108,28 +106,11 @@ class Row(msgspec.Struct, kw_only=True):
         return default if found is None else found
 
     def keys(self) -> KeysView[str]:
+        """Returns the names, so that dict() makes a dictionary of the row."""
         return self.line().keys()
-
-    def items(self) -> ItemsView[str, object]:
-        return self.line().items()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.line())
-
-    def __len__(self) -> int:
-        return len(self.line())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.line()
-
-    def __bool__(self) -> bool:
-        return any(value is not None for value in self.line().values())
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(unknown("field", name, self.__struct_fields__))
-
-
-Mapping.register(Row)
 
 
 class Round(Row, kw_only=True):

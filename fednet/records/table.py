@@ -61,7 +61,7 @@ class Metric:
         measured, or is no number.
         """
         head, *keys = self.field.split(".")
-        value = getattr(row, head) if isinstance(row, Row) else row.get(head)
+        value = row.get(head)
         for key in keys:
             value = (value or {}).get(key)
         if isinstance(value, list) and value:

@@ -18,7 +18,7 @@ from fednet.errors import CannotGoOn, Stopped, StopRequested, raise_stop, signal
 from fednet.experiment.rundir import write_status
 from fednet.ids import ranges
 from fednet.plain import JsonMapping
-from fednet.records.rows import Round, Row
+from fednet.records.rows import Round
 from fednet.server.io import ServerIO
 
 
@@ -35,7 +35,7 @@ class Watcher(Protocol):
         """info: whom the round waits for, `waiting` and `arrived`, see `ServerIO.snapshot`."""
         ...
 
-    def round_done(self, record: Row, /) -> None: ...
+    def round_done(self, record: Round, /) -> None: ...
 
     def note(self, text: str, /) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 
 from fednet.cli import main
@@ -37,11 +38,11 @@ def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs
         metrics.round_started(3, 20, [0, 1, 2])
         metrics.progress({"waiting": [{}, {}]})
         assert metrics.waiting == {"waiting": [{}, {}]}  # which its own line shows
-        record = {
-            **RECORD,
-            "useful": {"up": {"delta": 40, "statistics": 2}, "down": {"state": 60}},
-            "seconds_by_phase": {"train": 1.0, "evaluate": 0.25},
-        }
+        record = msgspec.structs.replace(
+            RECORD,
+            useful={"up": {"delta": 40, "statistics": 2}, "down": {"state": 60}},
+            seconds_by_phase={"train": 1.0, "evaluate": 0.25},
+        )
         metrics.round_done(record)
         metrics.round_done(record)
         found = served(port)
