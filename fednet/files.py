@@ -303,6 +303,16 @@ def read_rows(
             yield record
 
 
+def last_lines(path: Path, most: int = 1, start: int = 0) -> list[str]:
+    """Returns the last lines of a log, at most so many, and only what follows byte `start`; none if
+    there is no such file.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - 16_384))
+        return file.read().decode("utf-8", errors="replace").strip().splitlines()[-most:]
+    return []
+
+
 def repair(path: Path) -> None:
     """Cuts off a torn last line: a crash ended the process that wrote it."""
     if not path.exists():

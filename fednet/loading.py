@@ -37,7 +37,6 @@ class Loaded:
 
 PREFIX = "fednet_user_"  # of these names
 _loaded: dict[str, Loaded] = {}  # by resolved path
-_tried: list[Path] = []
 
 
 def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
@@ -91,7 +90,6 @@ def _load(path: Path) -> Loaded:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: cannot be loaded; expected a file whose name ends in .py.")
     module = importlib.util.module_from_spec(spec)
-    _tried.append(path)
     sys.modules[name] = module  # before running it: classes find their module's names there
     try:
         spec.loader.exec_module(module)
@@ -112,8 +110,8 @@ def _drop(module: str) -> None:
 
 
 def paths() -> list[Path]:
-    """Returns the files that were loaded, or that raised while they were."""
-    return list(_tried)
+    """Returns the files that were loaded."""
+    return [known.path for known in _loaded.values()]
 
 
 def own_frames(broken: BaseException) -> Iterator[TracebackType]:

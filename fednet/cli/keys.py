@@ -67,11 +67,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "machines",
     )
     lab.add_argument(
-        "--clients",
-        type=values.count(100_000),
-        required=True,
-        metavar="N",
-        help="number of clients",
+        "--clients", type=values.at_least_one, required=True, metavar="N", help="number of clients"
     )
 
 

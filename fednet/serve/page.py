@@ -18,10 +18,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fednet.errors import ConfigError, FednetError
+from fednet.files import last_lines
 from fednet.plain import JsonDict
 from fednet.records import line_parts
 from fednet.report import open_run, page, status
-from fednet.serve.queue import Queue, newest_log
+from fednet.serve.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Server(ThreadingHTTPServer):
                 state += f", {before} before it" if before else ", it starts next"
             elif entry.state == "running":
                 state += ", it is being stopped" * self.queue.cancelled(entry)
-                log = newest_log(run)
+                log = last_lines(run / "log" / "server.log", 12)
                 if (run / "status.json").exists():
                     now = status.text(status.read(run), run, time.time())
             found: JsonDict = {"entry": entry, "state": state, "status": now, "log": log}

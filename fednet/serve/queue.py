@@ -10,9 +10,7 @@ finds what they wrote.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -161,11 +159,3 @@ class Queue:
         if entry.state == "waiting" and self.cancelled(entry):
             entry.state = "cancelled"
         return entry
-
-
-def newest_log(run: Path) -> list[str]:
-    """The last twelve lines of the server's log, if there is one."""
-    with contextlib.suppress(OSError), (run / "log" / "server.log").open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
-        return file.read().decode("utf-8", errors="replace").splitlines()[-12:]
-    return []

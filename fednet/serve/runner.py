@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from fednet.errors import ConfigError, Stopped, signal_name, stop_signals
 from fednet.experiment import lock
+from fednet.files import last_lines
 from fednet.launch.parent import RunProcess
 from fednet.serve.queue import Queue, QueuedRun
 
@@ -90,12 +91,7 @@ class Runner:
         finally:
             process.close()
             config.unlink(missing_ok=True)
-        last = ""
-        if status != 0:
-            with log.open("rb") as file:
-                file.seek(began)
-                lines = file.read()[-4096:].decode("utf-8", errors="replace").strip().splitlines()
-            last = lines[-1][:300] if lines else ""
+        last = "" if status == 0 else "".join(last_lines(log, start=began))[:300]
         if status < 0:
             last = f"ended by {signal_name(-status)}. {last}".rstrip()
         return status, last

@@ -23,7 +23,7 @@ from fednet import config as configuration
 from fednet.config import WHERE
 from fednet.errors import ConfigError, Stopped, stop_signals
 from fednet.experiment import lock, placement
-from fednet.files import read_text, write_aside
+from fednet.files import last_lines, read_text, write_aside
 from fednet.launch.parent import RunProcess
 from fednet.launch.start import check_code
 from fednet.plain import JsonDict
@@ -75,10 +75,7 @@ class RunSpec:
     @property
     def why(self) -> str:
         """The last line that the run printed; empty if there is none."""
-        if not self.log.exists():
-            return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        return "".join(last_lines(self.log))
 
     def check(self) -> configuration.Config:
         """Returns its configuration. Raises ConfigError if it is wrong, or if the run is done and
