@@ -10,12 +10,12 @@ import pytest
 
 from fednet.cli import main
 from fednet.cli.metrics import Metrics, address
-from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from fednet.launch.start import run_command
 from fednet.server.watch import Hosting
 from tests.cli.test_display import RECORD
 from tests.processes import port as free
+from tests.rooms import small
 
 pytest.importorskip("prometheus_client")
 OPEN = "application/openmetrics-text; version=1.0.0"
@@ -94,17 +94,8 @@ def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
             super().round_done(record)
             seen.append(served(port)['fednet_rounds_total{outcome="done"}'])
 
-    small = {"dataset": "synthetic", "samples": 40, "shape": [4], "classes": 2}
-    config = from_mapping(
-        {
-            "rounds": 2,
-            "clients": 2,
-            "model": {"name": "mlp", "hidden": [4]},
-            "data": small,
-        }
-    )
     how = Hosting(Looker(str(port), quiet=True), device="cpu")
-    assert run_command(config, tmp_path, how, lambda *_: None, in_process=True) == 0
+    assert run_command(small(), tmp_path, how, lambda *_: None, in_process=True) == 0
     assert seen == [1, 2]
     with pytest.raises(OSError, match="refused"):
         served(port)

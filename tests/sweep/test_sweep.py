@@ -14,6 +14,7 @@ from fednet.experiment import lock
 from fednet.sweep import cells
 from fednet.sweep import grid as sweep
 from tests.processes import Rig, until
+from tests.rooms import small
 
 FILE = """
 base: base.yaml
@@ -204,10 +205,7 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_leaves_the_cell_free(thr
 @pytest.mark.long
 def test_the_command_runs_several_cells_at_a_time_and_draws_one_page(tmp_path, capsys):
     base = tmp_path / "base.yaml"
-    base.write_text(
-        "rounds: 1\nclients: 2\nmodel: {name: mlp, hidden: [4]}\n"
-        "data: {dataset: synthetic, samples: 40, shape: [4], classes: 2}\n"
-    )
+    base.write_text(config.to_yaml(small(rounds=1, clients=2)))
     words = ["sweep", str(base), "--grid", "train.lr=0.1,0.2,0.3", "--jobs", "2", "--in-process"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     home = tmp_path / "base-sweep"
