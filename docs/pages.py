@@ -174,7 +174,7 @@ def commands() -> str:
 def _command(name: str, verb: ModuleType) -> list[str]:
     parser = Parser(prog=name)
     verb.add(parser)
-    about = " ".join((verb.__doc__ or "").strip().split("\n\n")[0].split())
+    about = registry.first_paragraph(verb.__doc__)
     return ["", f"## `{name}`", "", about, "", *_arguments(parser, "")]
 
 

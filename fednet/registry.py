@@ -116,12 +116,12 @@ class Registry:
                 for mark in node.decorator_list:
                     match mark:
                         case ast.Call(ast.Name(self.kind), [ast.Constant(str(name))]):
-                            about = _first_paragraph(ast.get_docstring(node))
+                            about = first_paragraph(ast.get_docstring(node))
                             known[name] = Entry(name, module, about)
         for name in self.names():
             if name not in known:
                 part = self._parts[name]
-                known[name] = Entry(name, part.__module__, _first_paragraph(part.__doc__))
+                known[name] = Entry(name, part.__module__, first_paragraph(part.__doc__))
         return [known[name] for name in sorted(known)]
 
     def index(self) -> dict[str, Entry]:
@@ -155,7 +155,8 @@ def _written(part: Part) -> tuple[str, str]:
     return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
 
 
-def _first_paragraph(docstring: str | None) -> str:
+def first_paragraph(docstring: str | None) -> str:
+    """Returns the first paragraph of a docstring in one line."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 

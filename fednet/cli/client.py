@@ -78,9 +78,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="exit with status 3 if no server accepts this client for this time [never]",
     )
     parser.add_argument(
-        "--stay",
-        action="store_true",
-        help="after a run, wait for the next one at the same address",
+        "--stay", action="store_true", help="after a run, wait for the next one at the same address"
     )
     parser.add_argument(
         "--explain",

@@ -26,6 +26,7 @@ from fednet.errors import (
     refused,
 )
 from fednet.plain import aligned
+from fednet.registry import first_paragraph
 
 if TYPE_CHECKING:
     from fednet.config import Config
@@ -95,11 +96,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "help": "a file with your own methods, models or other parts; may be repeated",
     },
     "--quiet": {"action": "store_true", "help": "print errors only"},
-    "--device": {
-        "default": "auto",
-        "metavar": "D",
-        "help": "auto, cpu, cuda or cuda:0,2 [auto]",
-    },
+    "--device": {"default": "auto", "metavar": "D", "help": "auto, cpu, cuda or cuda:0,2 [auto]"},
     # Without it data.root holds, and only then the variable: see `data.loading`.
     "--data": {
         "type": Path,
@@ -221,7 +218,7 @@ def execute(prog: str, verb: Any, words: Sequence[str], ends: bool) -> int:
     """Runs a command. prog: its name; verb: its module; words: its arguments; ends: the process
     ends after it. Returns its exit status.
     """
-    about = " ".join(verb.__doc__.split("\n\n")[0].split()).removeprefix(f"`{prog}`: ")
+    about = first_paragraph(verb.__doc__).removeprefix(f"`{prog}`: ")
     parser = Parser(prog=prog, description=about)
     verb.add(parser)
     try:

@@ -20,16 +20,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="target accuracies, such as 0.6,0.7",
     )
     parser.add_argument(
-        "--by",
-        choices=["mb", "rounds", "seconds"],
-        help="show costs to targets in this unit only",
+        "--by", choices=["mb", "rounds", "seconds"], help="show costs to targets in this unit only"
     )
     counted_and_labelled(parser)
     parser.add_argument(
-        "--format",
-        choices=["table", "csv"],
-        default="table",
-        help="format of the table [table]",
+        "--format", choices=["table", "csv"], default="table", help="format of the table [table]"
     )
 
 

@@ -25,9 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         out=False,
     )
     parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="for algorithms: print their cost in MB for this model",
+        "--model", metavar="NAME", help="for algorithms: print their cost in MB for this model"
     )
 
 

@@ -78,11 +78,12 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
 
 def sections() -> dict[str, str]:
     """Returns the description of each section, by its path; "" is the whole."""
-    found: dict[str, object] = {"": Config}
-    found |= {f.encode_name: f.type for f in msgspec.structs.fields(Config)}
-    kinds = {path: kind for path, kind in found.items() if is_struct(kind)}
-    texts = {path: inspect.getdoc(kind) or "" for path, kind in kinds.items()}
-    return {path: " ".join(text.split("\n\n")[0].split()) for path, text in texts.items()}
+    kinds = {"": Config} | {f.encode_name: f.type for f in msgspec.structs.fields(Config)}
+    return {
+        path: registry.first_paragraph(kind.__doc__)
+        for path, kind in kinds.items()
+        if is_struct(kind)
+    }
 
 
 def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> DocumentedKey:

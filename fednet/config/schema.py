@@ -351,14 +351,7 @@ class PublicSection(Section, frozen=True, kw_only=True):
 SITE = "site"
 """The name of the dataset that each client brings."""
 
-DIVIDES = (
-    "partition",
-    "validation",
-    "public",
-    "client_test",
-    "baseline_pool",
-    "feature_noise",
-)
+DIVIDES = ("partition", "validation", "public", "client_test", "baseline_pool", "feature_noise")
 """Keys of `data` that say how a run divides its data; without meaning if sites bring their own."""
 
 
