@@ -105,6 +105,9 @@ class Row(msgspec.Struct, kw_only=True):
         found = getattr(self, name, None)
         return default if found is None else found
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.line()
+
     def keys(self) -> KeysView[str]:
         """Returns the names, so that dict() makes a dictionary of the row."""
         return self.line().keys()
