@@ -108,6 +108,9 @@ class Row(msgspec.Struct, kw_only=True):
     def __contains__(self, name: object) -> bool:
         return name in self.line()
 
+    def __bool__(self) -> bool:
+        return any(value is not None for value in self.line().values())
+
     def keys(self) -> KeysView[str]:
         """Returns the names, so that dict() makes a dictionary of the row."""
         return self.line().keys()
