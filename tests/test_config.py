@@ -211,7 +211,7 @@ def test_later_layer_may_change_from_participation_to_a_count(written):
         ("train.lr=big", "train.lr: expected a float > 0 or null, got 'big'."),
         ("lr=1", "unknown key lr. Did you mean train.lr?"),
         ("train.lr", "expected key.path=value, such as train.lr=0.1."),
-        ("name=\udcff", "not valid YAML: unacceptable character"),  # bytes that are no text
+        ("name=\udcff", "not valid YAML: 'utf-8' codec can't encode"),  # bytes that are no text
     ],
 )
 def test_set_goes_through_the_same_validator(text, says):

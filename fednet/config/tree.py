@@ -40,7 +40,7 @@ class Node:
         return self.value
 
 
-LONGEST = 100  # digits of a whole number
+LONGEST = 100  # digits of a whole number; what is longer stays text
 
 # -- reading ---------------------------------------------------------------------------------------
 _FLOAT = re.compile(
@@ -50,32 +50,26 @@ _FLOAT = re.compile(
 _INT = re.compile(r"[-+]?[0-9][0-9_]*$")
 
 
-def _compose_node(loader: Any, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-    """Refuses aliases: a few of them can stand for any number of values."""
-    if loader.check_event(yaml.AliasEvent):
-        alias = loader.peek_event()
-        problem = f"the alias *{alias.anchor} is not allowed; write the value again"
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
-    return yaml.composer.Composer.compose_node(loader, parent, index)
-
-
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    compose_node = _compose_node
-
-
 # libyaml's, where PyYAML was built with it: eight times as fast.
 _CLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class _Fast(yaml.composer.Composer, _CLoader):  # type: ignore[misc]
-    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
-    compose_node = _compose_node
+class _Loader(yaml.composer.Composer, _CLoader):  # type: ignore[misc]
+    """Refuses aliases: a few of them can stand for any number of values."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
     def __init__(self, text: str) -> None:
         _CLoader.__init__(self, text)
         yaml.composer.Composer.__init__(self)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            alias = self.peek_event()
+            problem = f"the alias *{alias.anchor} is not allowed; write the value again"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
 
 
 class _Dumper(_CDumper):  # type: ignore[misc]
@@ -110,16 +104,13 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         return source if one_place else f"{source}:{mark.line + 1}"
 
     try:
-        try:
-            root = yaml.compose(text, Loader=_Fast)
-        except (yaml.YAMLError, UnicodeError):  # whose words depend on libyaml
-            root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         raise ConfigError(
             f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context}."
         ) from None
-    except yaml.YAMLError as wrong:  # a character that YAML does not allow
+    except (yaml.YAMLError, UnicodeError) as wrong:  # a character that YAML does not allow
         raise ConfigError(f"{source}: not valid YAML: {str(wrong).splitlines()[0]}.") from None
     except RecursionError:
         raise ConfigError(f"{source}: lists or mappings are nested too deep.") from None
@@ -138,7 +129,7 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
                         raise ConfigError(
                             f"{here}: a key must be plain text, found a {key_node.id}."
                         )
-                    key = _whole(key_node.value, here)
+                    key = key_node.value
                     if key in value:
                         raise ConfigError(
                             f"{here}: the key {key!r} is given twice, first at "
@@ -148,17 +139,13 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
             case yaml.SequenceNode(), "seq":
                 value = [build(child, at) for child in text]
             case yaml.ScalarNode(), "str":
-                value = _whole(text, at)
+                value = text
             case yaml.ScalarNode(), "null":
                 value = None
             case yaml.ScalarNode(), "bool":
                 value = text.lower() == "true"
             case yaml.ScalarNode(), "int" if _INT.match(text):
-                if len(text) > LONGEST:
-                    raise ConfigError(
-                        f"{at}: a number of {len(text)} digits; no configuration has such."
-                    )
-                value = int(text.replace("_", ""))
+                value = int(text.replace("_", "")) if len(text) <= LONGEST else text
             case yaml.ScalarNode(), "float" if _FLOAT.match(text) or _INT.match(text):
                 plain = text.lower().replace("_", "")
                 value = float(plain.replace(".inf", "inf").replace(".nan", "nan"))
