@@ -317,30 +317,25 @@ def _models(c: Config) -> Iterator[Broken]:
         if c.model.clients is not None:
             yield "model.clients", "there is one model, which all clients have; leave it out."
         return
-    two = "has two models; expected one for each."
-    seen: set[int] = set()
+    patterns = {} if c.model.clients is None else {"model.clients": c.model.clients}
     for place, entry in enumerate(c.model.others):
         if "clients" not in entry or not isinstance(entry.get("name"), str):
             yield (
                 f"model.others[{place}]",
                 "expected a model's name and clients, such as {name: mlp, clients: 5-9}.",
             )
-        pattern = str(entry["clients"])
-        yield from _ids(f"model.others[{place}].clients", pattern, c.clients)
+        patterns[f"model.others[{place}].clients"] = str(entry["clients"])
+    left = set(range(c.clients))
+    for key, pattern in patterns.items():
+        yield from _ids(key, pattern, c.clients)
         mine = set(ids.parse(pattern).resolve(c.clients))
-        if both := mine & seen:
-            yield "model", f"client {min(both)} {two}"
-        seen |= mine
-    left = set(range(c.clients)) - seen
-    if not left:
+        if twice := mine - left:
+            yield "model", f"client {min(twice)} has two models; expected one for each."
+        left -= mine
+    if c.model.clients is None and not left:
         yield "model", f"no client is left for the first model, {c.model.name}."
-    if c.model.clients is not None:
-        yield from _ids("model.clients", c.model.clients, c.clients)
-        given = set(ids.parse(c.model.clients).resolve(c.clients))
-        if both := given & seen:
-            yield "model", f"client {min(both)} {two}"
-        if left - given:
-            yield "model", f"client {min(left - given)} has no model; expected one for each."
+    if c.model.clients is not None and left:
+        yield "model", f"client {min(left)} has no model; expected one for each."
     one_model = {
         "train.pack": "packed clients have one model",
         "model.buffers": "each client's model is its own already",

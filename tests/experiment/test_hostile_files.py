@@ -107,7 +107,7 @@ def test_a_tag_in_a_configuration_is_an_error_and_runs_nothing(tmp_path, monkeyp
 
 
 def test_a_configuration_nested_without_end_is_an_error():
-    with pytest.raises(ConfigError, match="too deep|maximum nesting depth"):
+    with pytest.raises(ConfigError, match=r"too deep|maximum nesting depth"):
         config.from_text("data: " + "[" * 20_000, "the wire")
 
 
