@@ -50,7 +50,6 @@ same, and `fednet --version` the release.
 | `FEDNET_SERVER` | `--bind` of a server, `--server` of a client |
 | `FEDNET_KEYS` | `--keys` |
 | `FEDNET_PROXY` | `--proxy` |
-| `FEDNET_SERVE` | DIR of `fednet serve`, `--at` of `fednet queue` |
 | `FEDNET_LOG` | no flag: `debug`, `info`, `warning` or `error` has what modules log written to stderr; `debug` also the whole traceback of an error |
 """  # noqa: E501
 
@@ -60,7 +59,7 @@ METHODS = """\
 
 `python docs/pages.py` writes this page from what the methods declare. `fednet list algorithms` prints
 the same list and shows which model of each method is evaluated, the global one or the personal ones;
-`fednet list algorithms --model resnet18_gn` prints the cost in MB.
+`fednet list algorithms --set model=resnet18_gn` prints the cost in MB.
 
 *Down* and *up* are per client and round, before compression; *once* is sent with a client's first task.
 |w| is the size of the model, |base| or |upper layers| that of the part of it that is shared. Other names are

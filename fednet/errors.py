@@ -93,7 +93,7 @@ class RoundVoid(FednetError):
 
 
 class CannotGoOn(FednetError):
-    exit_status = 3
+    pass
 
 
 class ClientsJoin(FednetError):

@@ -20,12 +20,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=sorted(kinds), metavar="WHAT", help=" | ".join(kinds))
     common_arguments(
         parser,
-        "for algorithms: a YAML configuration, for their cost in MB; for keys: a "
-        "section such as train, a key, or a method such as algorithm.fedprox",
+        "for algorithms: a YAML configuration; with it, or with --set, their cost is in MB; for "
+        "keys: a section such as train, a key, or a method such as algorithm.fedprox",
         out=False,
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="for algorithms: print their cost in MB for this model"
     )
 
 
@@ -46,9 +43,8 @@ def _algorithms(args: argparse.Namespace) -> None:
     from fednet.config import load
     from fednet.tools.costs import cost
 
-    sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
-    sized = bool(args.config or sets)
-    config = load(args.config, sets, args.load) if sized else None
+    sized = bool(args.config or args.set)
+    config = load(args.config, args.set, args.load) if sized else None
     rows = []
     for entry in registry.algorithm.entries():
         try:
@@ -74,7 +70,7 @@ def _algorithms(args: argparse.Namespace) -> None:
             "client's first task; +: plus data whose size depends on the client."
         )
     else:
-        print("a client and a round; |w|: the model's parameters. With CONFIG or --model: in MB.")
+        print("a client and a round; |w|: the model's parameters. With CONFIG or --set: in MB.")
 
 
 def _keys(prefix: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fednet.cli import values
 from fednet.cli.common import CONFIG, Parser, common_arguments, configured, table
-from fednet.cli.serve import place
 from fednet.errors import ConfigError
 
 
@@ -34,9 +33,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         verb.add_argument(
             "--at",
             type=Path,
-            default=place(),
+            default=Path("serve"),
             metavar="DIR",
-            help="the folder of `fednet serve DIR` [FEDNET_SERVE, else serve]",
+            help="the folder of `fednet serve DIR` [serve]",
         )
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from fednet.cli.common import add_flags, bind_arguments
@@ -17,9 +16,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "dir",
         nargs="?",
         type=Path,
-        default=place(),
+        default=Path("serve"),
         metavar="DIR",
-        help="folder of the queue and the runs [FEDNET_SERVE, else serve]",
+        help="folder of the queue and the runs [serve]",
     )
     bind_arguments(parser)
     parser.add_argument(
@@ -29,10 +28,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="address of the web page, PORT or HOST:PORT [8420]",
     )
     add_flags(parser, "--device", "--data", "--quiet")
-
-
-def place() -> Path:
-    return Path(os.environ.get("FEDNET_SERVE") or "serve")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ def test_algorithms_show_their_cost_and_what_each_side_keeps(capsys):
     assert found["scaffold"][1:6] == ["global", "2|w|", "2|w|", "w,", "c"]
 
 
-@pytest.mark.parametrize("given", [[], ["--model", "lenet5"]])
+@pytest.mark.parametrize("given", [[], ["--set", "model=lenet5"]])
 def test_a_method_that_cannot_be_imported_is_listed_with_the_error(given, capsys, monkeypatch):
     broken = registry.Entry("broken", "no_such_module", "")
     monkeypatch.setitem(registry.algorithm.index(), "broken", broken)
@@ -55,7 +55,7 @@ def costs(capsys, *texts: str) -> dict[str, list[str]]:
 @pytest.mark.long
 def test_cost_in_mb_is_that_of_the_declared_payloads(capsys):
     """lenet5 on 10 classes: 248,024 bytes of weights; up, 24 bytes of n_i, K_i and loss."""
-    found = listed(capsys, "algorithms", "--model", "lenet5", *sets(IMAGES))
+    found = listed(capsys, "algorithms", *sets(IMAGES))
     assert found["fedavg"][2:4] == ["0.248", "0.248"]
     assert found["scaffold"][2:4] == ["0.496", "0.496"]
 
