@@ -14,6 +14,7 @@ from fednet.config import fit, from_mapping, load, to_mapping, to_yaml
 from fednet.config.keys import keys as documented
 from fednet.config.keys import sections
 from fednet.errors import ConfigError
+from fednet.options import call
 
 
 @pytest.fixture
@@ -235,6 +236,16 @@ def test_order_of_sets_on_different_keys_does_not_matter():
 def test_sets_may_come_as_a_mapping_from_python():
     c = load(None, {"rounds": 5, "train.lr": 0.5, "algorithm": {"name": "fedprox", "mu": 1}})
     assert (c.rounds, c.train.lr, c.algorithm.options["mu"]) == (5, 0.5, 1.0)
+
+
+# -- compressors -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("fp16", ("fp16", ())), ("topk(0.01)", ("topk", (0.01,))), ("qsgd( 8 )", ("qsgd", (8,)))],
+)
+def test_compressor_is_a_name_with_numbers_of_which_whole_ones_are_int(text, found):
+    name, numbers = call(text)
+    assert (name, numbers, [*map(type, numbers)]) == (*found, [*map(type, found[1])])
 
 
 # -- a user's own files and values -----------------------------------------------------------------

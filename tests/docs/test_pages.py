@@ -110,7 +110,7 @@ def test_every_variable_that_is_read_stands_on_the_page_of_commands():
         for file in PACKAGE.rglob("*.py")
         for name in re.findall(r"\bFEDNET_[A-Z]+\b", file.read_text(encoding="utf-8"))
     }
-    assert len(read) > 5
+    assert len(read) > 4
     page = (PACKAGE.parent / "docs" / "commands.md").read_text(encoding="utf-8")
     assert read - set(re.findall(r"^\| `(FEDNET_[A-Z]+)` \|", page, re.MULTILINE)) == set()
 
