@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fednet import ids, loading
+from fednet import loading
 from fednet.cli import values
 from fednet.cli.common import LOOPBACK, add_flags, execute, path_argument
 from fednet.errors import ConfigError
@@ -20,7 +20,6 @@ from fednet.errors import ConfigError
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id",
-        type=_ids,
         metavar="K",
         help="ids of the clients to run: 3, 0-24,40, or 3/4, the third quarter of all "
         "ids [the policy's]",
@@ -50,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     # what the server may ask for
     parser.add_argument(
         "--allow",
-        type=values.names("state,delta,statistics"),
+        type=values.names,
         metavar="KINDS",
         help="kinds of data that may leave this site, such as "
         "state,statistics,accuracy; a run that sends others is refused [all]",
@@ -86,16 +85,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="print what would leave this site per round, what is read and stored, and exit",
     )
     add_flags(parser, "--load", "--quiet")
-
-
-def _ids(text: str) -> str:
-    try:
-        ids.parse(text)
-    except ConfigError as wrong:
-        raise argparse.ArgumentTypeError(
-            str(wrong).removeprefix(f"--id {text}: ").rstrip(".")
-        ) from None
-    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,9 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="print what would run and what is done, and stop",
     )
     parser.add_argument("--dataset", metavar="D", help="only the cells of this dataset")
-    parser.add_argument(
-        "--only", type=values.names("FedAvg,FedProx"), metavar="M,...", help="only these methods"
-    )
+    parser.add_argument("--only", type=values.names, metavar="M,...", help="only these methods")
     parser.add_argument(
         "--setting",
         metavar="TEXT",

@@ -185,7 +185,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet status file", "expected a run directory"),
         ("fednet report torn", "config.yaml: is no text (invalid"),
         ("fednet-client", "--id is missing"),
-        ("fednet-client --id 3-1", "--id: the range 3-1 goes from 3 to 1"),
+        ("fednet-client --id 3-1", "--id 3-1: the range 3-1 goes from 3 to 1"),
         ("fednet-client --id 3 --run runs/x --stay", "give --server, not --run"),
         ("fednet-client --id 0 --state file", "--state file: is a file; expected a folder"),
     ],
