@@ -823,10 +823,11 @@ def is_struct(kind: object) -> bool:
 
 
 def every_key(
-    kind: type[msgspec.Struct] = Config, above: str = ""
+    kind: type[msgspec.Struct] = Config, above: str = "", entries: bool = True
 ) -> Iterator[tuple[str, type[msgspec.Struct], msgspec.structs.FieldInfo]]:
-    """Yields each key's path, section and field, in the order of the sections. The paths of the
-    keys of a mapping's and of a list's entries have `IDS` and `[i]`.
+    """Yields each key's path, section and field, in the order of the sections. entries: also the
+    keys of a mapping's and of a list's entries, with `IDS` and `[i]` in their paths, and those of a
+    section that may be null.
     """
     for field in msgspec.structs.fields(kind):
         if field.name == "options":
@@ -834,15 +835,15 @@ def every_key(
         path = above + field.encode_name
         yield path, kind, field
         many = {tuple: "[i]", dict: ".IDS"}.get(get_origin(field.type), "")
-        for inner in (field.type, *get_args(field.type)):
+        for inner in (field.type, *(get_args(field.type) if entries else ())):
             if is_struct(inner):
-                yield from every_key(inner, f"{path}{many}.")
+                yield from every_key(inner, f"{path}{many}.", entries)
 
 
 @functools.cache
 def homes() -> dict[str, list[str]]:
     """The full paths of each key: {'lr': ['train.lr'], ...}."""
     found: dict[str, list[str]] = {}
-    for path, _, field in every_key():
+    for path, _, field in every_key(entries=False):
         found.setdefault(field.encode_name, []).append(path)
     return found
