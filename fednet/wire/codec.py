@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fednet.buffers import copied
-from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
 from fednet.wire.compress import Chain
@@ -31,14 +31,12 @@ from fednet.wire.payload import (
     DTYPES,
     NAMES,
     NUMBERS,
-    VALUES,
     DeclaredField,
     P,
     Payload,
     Run,
     Samples,
     misdeclared,
-    misfit,
     pack_number,
 )
 
@@ -200,10 +198,6 @@ class Codec:
         seen: dict[str, object] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
-            found = misfit(field.form, value)
-            if found is not None:
-                where = f"{type(payload).__qualname__}.{name}"
-                raise ConfigError(f"{where}: expected {VALUES[field.form][1]}, got {found}")
             seen[name] = value
             parts: list[tuple[str, str, list[int]]] = []
             raw = None  # the bytes before compression; None: as many as are sent
