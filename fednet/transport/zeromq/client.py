@@ -17,7 +17,7 @@ from collections import deque
 import zmq
 
 from fednet.errors import ConfigError
-from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
+from fednet.transport.base import Closed, Event, Frames, Opened, Received
 from fednet.transport.kernel import KernelSocket
 from fednet.transport.keys import KeyPair
 from fednet.transport.zeromq.proxy import WayOut
@@ -234,12 +234,7 @@ class ZmqClient:
                 body = receive(self._dealer)
             except zmq.Again:
                 return
-            if 1 <= len(body) <= MAX_FRAMES:
-                events.append(Received(b"", tuple(map(kept, body))))
-            else:
-                self._refuse(
-                    f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed"
-                )
+            events.append(Received(b"", tuple(map(kept, body))))
 
     def _read_monitor(self) -> list[Event]:
         """Whether the connection of this socket was opened and closed. Nothing is read after its
