@@ -9,14 +9,10 @@ import shutil
 import pytest
 import torch
 
-from fednet.algorithms.base import Payload, Weights
 from fednet.errors import ConfigError, Stopped
 from fednet.experiment import build as experiment
 from fednet.experiment.store import read_client
 from fednet.registry import algorithm
-from fednet.tensors import Layout, Slot, Tensors
-from fednet.wire import compress
-from fednet.wire.codec import Codec
 from fednet.wire.compressors.base import Memory
 from tests.rooms import hashes, lines, processes, run, small, summary
 
@@ -25,53 +21,6 @@ SPARSE = {
     "down": {"state": ["qsgd(4)"], "control": ["sign"]},
 }
 SCAFFOLD = {"algorithm": {"name": "scaffold"}, "wire": SPARSE, "rounds": 4, "participation": 0.67}
-LAYOUT = Layout(
-    (Slot("w", (4,), "parameter"), Slot("mean", (2,), "buffer"), Slot("n", (), "counter"))
-)
-
-
-class Whole(Payload):
-    x: Weights
-
-
-def tensors(*values, mean=(0.125, -3.3), n=7):
-    return Tensors(
-        LAYOUT, torch.tensor(values, dtype=torch.float32), torch.tensor(mean), torch.tensor([n])
-    )
-
-
-def codec(*chain):
-    return Codec(LAYOUT, {"state": compress.parse(chain)})
-
-
-def crossed(c, payload, reference=None, residuals=None, **more):
-    encoded = c.encode(payload, residuals=residuals, reference=reference, **more)
-    return c.decode(Whole, encoded.form, encoded.body.whole(), reference).x, encoded
-
-
-def test_a_state_goes_as_the_difference_to_what_both_have():
-    got, encoded = crossed(codec("topk(0.25)"), Whole(x=tensors(1, 2, 3, 9)), tensors(1, 2, 4, 4))
-    assert got.vector.tolist() == [1, 2, 4, 9]  # of the differences 0, 0, -1, 5 the largest crossed
-    assert encoded.seen.x.vector.tolist() == [1, 2, 4, 9]
-
-
-def test_what_was_left_out_is_sent_next_and_exchanges_keep_apart():
-    c, residuals = codec("topk(0.25)"), {}
-    crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="0/")
-    assert residuals["0/x"].tolist() == [0, 0, 3, 0]
-    got, _ = crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="0/")
-    assert got.vector.tolist() == [0, 0, 6, 0]
-    got, _ = crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="1/")
-    assert got.vector.tolist() == [0, 0, 0, 4]
-
-
-def test_of_a_broadcast_the_shared_value_alone_has_a_residual():
-    c, residuals, cache = codec("topk(0.25)"), {}, {}
-    shared = tensors(0, 0, 3, 4)
-    for x in (shared, tensors(5, 5, 5, 8), shared):
-        got, _ = crossed(c, Whole(x=x), residuals=residuals, cache=cache)
-    assert got.vector.tolist() == [0, 0, 0, 4]
-    assert residuals["x"].tolist() == [0, 0, 3, 0]
 
 
 @pytest.fixture(scope="module")

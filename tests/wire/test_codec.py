@@ -355,6 +355,35 @@ def test_what_is_outside_its_declaration_is_refused(a, share, reason):
         codec.decode(Bounded, sent.form, sent.body.whole())
 
 
+def first(*values: float) -> Tensors:
+    """Parameters that begin with these; the others are 0."""
+    x = Tensors.zeros(LAYOUT)
+    x.vector[: len(values)] = torch.tensor(values)
+    return x
+
+
+def test_a_compressed_state_is_sent_as_the_difference_to_what_both_have():
+    codec, reference = Codec(LAYOUT, {"state": parse(["topk(0.05)"])}), first(1, 2, 4, 4)
+    encoded = codec.encode(Down(x=first(1, 2, 3, 9)), residuals={}, reference=reference)
+    # Of the differences 0, 0, -1 and 5 the largest.
+    assert encoded.seen.x.vector.tolist()[:4] == [1, 2, 4, 9]
+
+
+def test_residuals_of_exchanges_keep_apart_and_of_a_broadcast_the_shared_value_alone_has_one():
+    codec, shared = Codec(LAYOUT, {"state": parse(["topk(0.05)"])}), first(3, 4)
+
+    def sent(x, residuals, **more):
+        found = codec.encode(Down(x=x), residuals=residuals, **more)
+        return found.seen.x.vector.tolist()[:2]
+
+    residuals: dict[str, torch.Tensor] = {}
+    seen = [sent(shared, residuals, slot=slot) for slot in ("0/", "0/", "1/")]
+    assert seen == [[0, 4], [6, 0], [0, 4]]
+    cache, residuals = {}, {}
+    assert [sent(x, residuals, cache=cache) for x in (shared, first(5, 8), shared)][2] == [0, 4]
+    assert residuals["x"].tolist()[:2] == [3, 0]
+
+
 def test_a_payload_is_decoded_alike_for_all_only_where_everything_in_it_crosses():
     class Model(Payload):
         x: Weights
