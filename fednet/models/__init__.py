@@ -6,9 +6,6 @@ arguments. The module has
 
     head            the last Linear
     features(x)     the input of the last Linear: head(features(x)) == forward(x)
-    projector       only with a projection head before the last Linear: that head
-    encode(x)       the input of the projection head
-    projection(x)   the output of the projection head, equal to features(x)
 
 Its parameters are float32; bf16 and fp16 are ways to compute (`train.precision`), and a float64 or
 bfloat16 parameter is refused. Its layers have their sizes when it is built. A buffer may not have

@@ -48,16 +48,9 @@ class ProjectedNet(nn.Module):
         )
         self.head = nn.Linear(out, classes)
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, width): what the projector gets."""
-        return self.body(x)
-
-    def projection(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: torch.Tensor) -> torch.Tensor:
         """(n, out): MOON's contrastive feature."""
         return self.projector(self.body(x))
-
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        return self.projection(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(x))

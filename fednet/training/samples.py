@@ -23,18 +23,12 @@ def piece(x: Inputs, start: int, end: int) -> Inputs:
     return mapped(x, lambda part: part[start:end])
 
 
-def batch_count(n: int, size: int, batch_norm: bool = False) -> int:
-    """The number of batches of one epoch, see `batches`."""
-    count = -(-n // size)
-    left = n % size
-    left_out = batch_norm and 0 < left <= FEW and count > 1
-    return count - 1 if left_out else count
-
-
 def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]]:
     """(start, end) of the batches of one epoch. The last may be smaller. With BatchNorm a last
     batch of at most FEW samples, whose statistics mean little, is left out unless it is the only
     one.
     """
-    count = batch_count(n, size, batch_norm)
+    count = -(-n // size)
+    if batch_norm and count > 1 and 0 < n % size <= FEW:
+        count -= 1
     return [(start, min(start + size, n)) for start in range(0, count * size, size)]
