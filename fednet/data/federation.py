@@ -140,17 +140,6 @@ class Federation:
         """Returns the validation samples as `train` of a Data of their own; None without any."""
         return self._only(self.validation)
 
-    def facts(self, client: int) -> JsonDict:
-        """Returns the fields of `ClientFacts`, by which the sizes of messages are predicted."""
-        site = self.site(client)
-        return {
-            "n": site.n,
-            "class_counts": tuple(site.class_counts.tolist()),
-            "sample_nbytes": self.data.sample_nbytes,
-            "input_shape": self.data.input_shape,
-            "public_n": len(self.public),
-        }
-
     def to_json(self) -> JsonDict:
         """Returns the contents of `partition.json`."""
         return {

@@ -177,8 +177,15 @@ class Experiment:
             # Any class may be there, in any number, so predictions are bounds.
             many = (2**31,) * (self.setting.classes or 0)
             return ClientFacts(0, many, 0, self.input_shape, 0, self.setting.features)
-        features = self.setting_of(client).features
-        return ClientFacts(**self.federation.facts(client), features=features)
+        site = self.federation.site(client)
+        return ClientFacts(
+            site.n,
+            tuple(site.class_counts.tolist()),
+            site.data.sample_nbytes,
+            self.input_shape,
+            len(self.federation.public),
+            self.setting_of(client).features,
+        )
 
     def samples(self, client: int) -> int:
         """Returns the most samples that the client can train on: its own, and the public ones."""

@@ -21,7 +21,7 @@ import hmac
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -50,14 +50,15 @@ TAILS = 8
 
 
 # -- an update's norm ------------------------------------------------------------------------------
-def updates(up: Payload, x: Tensors | None) -> Iterable[tuple[str, Tensors, float]]:
-    """Yields (field, value, norm of its update) of a reply's tensors. x: what was sent."""
+def updates(up: Payload, x: Tensors | None) -> Iterator[tuple[str, Tensors, Tensors]]:
+    """Yields (field, value, its update) of a reply's tensors: the update of weights is their
+    difference to x, what was sent; any other value is one itself.
+    """
     for name, value in tensors_of(up).items():
-        yield name, value, _update(value, up.fields[name].kind, x).norm()
-
-
-def _update(value: Tensors, kind: str, x: Tensors | None) -> Tensors:
-    return value - x.to(value.device) if kind == "state" and x is not None else value
+        if up.fields[name].kind == "state" and x is not None:
+            yield name, value, value - x.to(value.device)
+        else:
+            yield name, value, value
 
 
 def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
@@ -65,14 +66,13 @@ def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
     other updates keep their bits.
     """
     changed = {}
-    for name, value, norm in updates(up, x):
+    for name, value, update in updates(up, x):
+        norm = update.norm()
         if norm > slack * bound:
-            kind = up.fields[name].kind
-            factor = bound / norm
-            short = _update(value, kind, x).vector * factor
-            changed[name] = value.with_vector(
-                x.vector.to(value.device) + short if kind == "state" and x is not None else short
-            )
+            short = update.vector * (bound / norm)
+            if update is not value and x is not None:
+                short = x.vector.to(value.device) + short
+            changed[name] = value.with_vector(short)
     return dataclasses.replace(up, **changed) if changed else up
 
 
@@ -172,7 +172,7 @@ def protect(
     if section.where != "client" or not section.noise or noise is None:
         return up
     changed = {}
-    for name, value, _ in updates(up, x):
+    for name, value in tensors_of(up).items():
         asked = question.digest + name.encode()
         vector, answer = noise.add(value.vector, section.noise * section.clip, asked)
         if account is not None:

@@ -570,7 +570,8 @@ def decoder(
                 )
         most = exp.config.security.max_norm
         if isinstance(most, float):
-            for name, _, norm in updates(payload, x):
+            for name, _, update in updates(payload, x):
+                norm = update.norm()
                 if norm > most:
                     raise RemoteProtocolError(
                         f"{name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}"

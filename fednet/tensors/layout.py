@@ -146,33 +146,27 @@ class Layout:
         return tuple(s.name for s in self.slots)
 
     @cached_property
-    def _firsts(self) -> dict[str, str]:
-        """Returns each name of each tensor -> the name that its slot has."""
+    def firsts(self) -> dict[str, str]:
+        """Returns each name of each tensor, which may be tied -> the name that its slot has."""
         return {name: s.name for s in self.slots for name in s.names}
-
-    def first(self, name: str) -> str:
-        """Returns the name under which the layout has a tensor that may be tied. KeyError: it has
-        none of that name.
-        """
-        return self._firsts[name]
 
     def has(self, name: str) -> bool:
         """Returns whether the layout has a tensor of that name, the first or another one."""
-        return name in self._firsts
+        return name in self.firsts
 
     def select(self, names: Iterable[str]) -> Layout:
         """Returns the part of the layout with these names, in the same order; any name of a tied
         tensor will do. An unknown name raises KeyError.
         """
         wanted = set(names)
-        if missing := wanted - self._firsts.keys():
+        if missing := wanted - self.firsts.keys():
             raise KeyError(f"no tensor of that name: {', '.join(sorted(missing))}")
-        firsts = {self._firsts[name] for name in wanted}
+        firsts = {self.firsts[name] for name in wanted}
         return Layout(tuple(s for s in self.slots if s.name in firsts))
 
     def without(self, names: Iterable[str]) -> Layout:
         """Returns the layout less these names; those that it does not have are passed over."""
-        gone = {self._firsts.get(name) for name in names}
+        gone = {self.firsts.get(name) for name in names}
         return Layout(tuple(s for s in self.slots if s.name not in gone))
 
     @cached_property

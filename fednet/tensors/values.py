@@ -88,7 +88,7 @@ class Tensors:
     # -- reading -----------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> torch.Tensor:
         """Returns a view of one tensor, shaped; by any name of a tied one."""
-        role, start, end, shape = self.layout.places[self.layout.first(name)]
+        role, start, end, shape = self.layout.places[self.layout.firsts[name]]
         flat = {"parameter": self.vector, "buffer": self.buffers, "counter": self.counters}[role]
         return flat[start:end].view(shape)
 
@@ -142,10 +142,8 @@ class Tensors:
 
     def with_buffers(self, other: Tensors) -> Tensors:
         """Returns these parameters with the buffers and counters of `other`."""
-        device = self.vector.device
-        return Tensors(
-            other.layout, self.vector, other.buffers.to(device), other.counters.to(device)
-        )
+        buffers, counters = other.buffers.to(self.device), other.counters.to(self.device)
+        return Tensors(other.layout, self.vector, buffers, counters)
 
     def clone(self) -> Tensors:
         """Returns a copy that shares no memory with this one."""

@@ -189,13 +189,6 @@ def test_a_site_holds_its_slice_as_model_inputs():
     # 51, 102, 153 are 0.2, 0.4, 0.6 of 255
     torch.testing.assert_close(site.train[0].flatten(), torch.tensor([0.0, 0.4, 0.8]))
     assert (site.n, site.class_counts.tolist(), site.train[1].tolist()) == (3, [1, 2], [1, 1, 0])
-    assert federation.facts(1) == {
-        "n": 3,
-        "class_counts": (1, 2),
-        "sample_nbytes": 1,
-        "input_shape": (1, 1, 1),
-        "public_n": 0,
-    }
 
 
 def test_values_have_no_classes_to_be_skewed_by():
