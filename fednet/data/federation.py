@@ -130,15 +130,13 @@ class Federation:
         part, test = self.parts[client], self.tests[client]
         return Site(self.data, part, test, torch.device(device), noise, self.seed, client)
 
-    def public_data(self) -> Data | None:
-        """Returns the server's public samples as `train` of a Data of their own; None without
-        any.
+    def only(self, indices: np.ndarray) -> Data | None:
+        """Returns these training samples, such as the public ones, as `train` of a Data of their
+        own; None without any.
         """
-        return self._only(self.public)
-
-    def validation_data(self) -> Data | None:
-        """Returns the validation samples as `train` of a Data of their own; None without any."""
-        return self._only(self.validation)
+        if not len(indices):
+            return None
+        return self.data.replace(train=self.data.take(indices), test=None, groups=None)
 
     def to_json(self) -> JsonDict:
         """Returns the contents of `partition.json`."""
@@ -169,11 +167,6 @@ class Federation:
             "test": [test.tolist() for test in self.tests],
             "sha256": [self.sha256(i) for i in range(self.clients)],
         }
-
-    def _only(self, indices: np.ndarray) -> Data | None:
-        if not len(indices):
-            return None
-        return self.data.replace(train=self.data.take(indices), test=None, groups=None)
 
 
 def class_table(y: np.ndarray, parts: list[np.ndarray], classes: int) -> np.ndarray:

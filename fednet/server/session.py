@@ -108,7 +108,7 @@ class Session:
         self.watch = Watch(directory, self.io, how, config.rounds)
         self.tracker = Trackers(config, directory, how.display.note)
         federation = exp.federation
-        public = None if federation is None else federation.public_data()
+        public = None if federation is None else federation.only(federation.public)
         self.host = ServerHost(
             exp.setting, lambda: exp.scratch(device), config.training_clients, public, device
         )
@@ -123,7 +123,7 @@ class Session:
         self.test: Pair | None = None
         self.validation: Pair | None = None
         if federation is not None and config.evaluate.every:
-            data, held = federation.data, federation.validation_data()
+            data, held = federation.data, federation.only(federation.validation)
             if data.n_test:
                 self.test = data.inputs(data.test[0], device), data.test[1].to(device)
             if held is not None:

@@ -106,7 +106,7 @@ def test_merge_split_tests_no_client_on_what_anyone_trains_on_and_forgets_the_ow
     tested = set(federation.data.test[0].flatten().tolist())
     assert not trained & tested
     assert len(trained | tested) == 60
-    assert all(v < 1000 for v in federation.public_data().train[0].flatten().tolist())
+    assert all(v < 1000 for v in federation.only(federation.public).train[0].flatten().tolist())
     assert federation.data.groups is None
     with pytest.raises(ConfigError, match="needs a dataset with groups, but this one has none"):
         split(d, section("natural", tests="merge_split"), 2, 0)
@@ -137,7 +137,7 @@ def test_public_samples_are_class_balanced():
     d = data([0] * 50 + [1] * 10 + [2] * 10, [0, 1, 2])
     federation = split(d, section(public={"samples": 16, "fraction": 0.0}), 2, 0)
     assert np.bincount(d.labels()[federation.public]).tolist() == [6, 5, 5]
-    assert federation.public_data().n_train == 16
+    assert federation.only(federation.public).n_train == 16
 
 
 def test_public_fraction_keeps_class_proportions_by_largest_remainder():
@@ -156,7 +156,7 @@ def test_baseline_pool_decides_what_a_method_without_a_public_set_trains_on():
     full = split(d, section(public=public, pool="full"), 2, 0, uses_public=False)
     assert [with_public.sha256(i) for i in range(2)] == [same.sha256(i) for i in range(2)]
     assert sum(map(len, full.parts)) == 40
-    assert full.public_data() is None
+    assert full.only(full.public) is None
 
 
 def test_the_partitions_own_seed_replaces_the_runs():
