@@ -169,11 +169,9 @@ class Data:
         return "" if self.names is None else digest_of(self.names)
 
     # -- samples -----------------------------------------------------------------------------------
-    def take(self, indices: np.ndarray | slice, which: str = "train") -> Split:
+    def take(self, indices: np.ndarray, which: str = "train") -> Split:
         """Returns a copy of the raw samples at these indices of one split."""
         x, y = getattr(self, which)
-        if isinstance(indices, slice):
-            return mapped(x, lambda part: part[indices]), y[indices]
         at = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
         return mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)
 

@@ -181,7 +181,8 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
     y = data.train[1].view(data.n_train, -1)
     lowest = int(y.amin(1).argmin())
     highest = int(y.amax(1).argmax())
-    return data.take(slice(0, 2) if lowest == highest else np.array([lowest, highest]))
+    alike = lowest == highest
+    return data.take(np.arange(min(2, len(y))) if alike else np.array([lowest, highest]))
 
 
 def counting(
