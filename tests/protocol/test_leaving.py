@@ -6,13 +6,23 @@ import pytest
 
 from fednet.protocol.tasks import LEFT, Leaves
 from fednet.wire import messages as m
-from tests.protocol.net import PART, Net, spec
+from tests.protocol.net import PART, Net, Site, spec
 
 ASKED = [(0, LEFT)]
 
 
 def resolved(net: Net) -> list[tuple[int, str]]:
     return [(r.key.client, r.reason) for r in net.resolved]
+
+
+def at_work(leaves: Leaves) -> tuple[Net, Site, m.Key]:
+    """A client that leaves so has its task."""
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([spec(0, leaves=leaves)])
+    net.settle()
+    (key,) = site.given
+    return net, site, key
 
 
 def bytes_of(net: Net, direction: str) -> list[tuple[str, bool]]:
@@ -44,11 +54,7 @@ def test_at_its_second_its_task_is_called_off_and_what_crossed_was_spent():
 
 @pytest.mark.parametrize("size", [6, 20 * PART])
 def test_a_reply_that_was_whole_before_its_second_counts(size):
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([spec(0, leaves=Leaves(at=net.now + 5.0))])
-    net.settle()
-    (key,) = site.given
+    net, site, key = at_work(Leaves(at=5.0))
     site.answer(key, bytes(size))
     net.settle()
     net.pass_time(9.0)
@@ -56,11 +62,7 @@ def test_a_reply_that_was_whole_before_its_second_counts(size):
 
 
 def test_a_reply_that_is_whole_before_its_departure_is_noticed_counts():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([spec(0, leaves=Leaves(at=net.now + 5.0))])
-    net.settle()
-    (key,) = site.given
+    net, site, key = at_work(Leaves(at=5.0))
     net.now += 5.1
     site.answer(key, b"answer")
     net.settle()
@@ -97,11 +99,7 @@ def test_one_that_leaves_while_its_task_comes_is_sent_no_more_of_it(parts):
 
 
 def test_one_that_leaves_while_it_sends_is_asked_for_no_more_of_it():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([spec(0, leaves=Leaves(up=5 * PART + 1))])
-    net.settle()
-    (key,) = site.given
+    net, site, key = at_work(Leaves(up=5 * PART + 1))
     site.answer(key, bytes(20 * PART))
     net.settle()
     assert resolved(net) == ASKED
@@ -110,11 +108,7 @@ def test_one_that_leaves_while_it_sends_is_asked_for_no_more_of_it():
 
 
 def test_one_whose_reply_is_shorter_than_what_gets_through_completes():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([spec(0, leaves=Leaves(up=5 * PART))])
-    net.settle()
-    (key,) = site.given
+    net, site, key = at_work(Leaves(up=5 * PART))
     site.answer(key, bytes(5 * PART))
     net.settle()
     assert resolved(net) == [(0, "")]

@@ -141,22 +141,15 @@ class Both:
         assert done == [ended, ended]
 
 
-def test_a_reply_of_which_a_compressor_of_ones_own_makes_nothing_is_refused(tmp_path):
-    def nothing(reply, body):
-        raise WrongPart("decode of Own (own.py, line 3) returned ndarray, expected 5 values")
-
-    network = Inproc()
-    both = Both(tmp_path, network.server(), network.client())
-    both.io.inbox._decode = nothing
-    both.phase(10, "refused: decode of Own (own.py, line 3) returned ndarray, expected 5 values")
-
-
-def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypatch):
-    """Nor its evaluation, which came before and was whole."""
+@pytest.mark.parametrize("wrong", [RemoteProtocolError, WrongPart])
+def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypatch, wrong):
+    """Nor its evaluation, which came before and was whole. WrongPart: a compressor of the user's
+    own made nothing of it.
+    """
 
     def unusable(reply, body):
         if reply.message.key.purpose == "train":
-            raise RemoteProtocolError("not finite")
+            raise wrong("not finite")
 
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
