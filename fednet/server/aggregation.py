@@ -181,12 +181,12 @@ class Aggregation:
         if moved:
             up = dataclasses.replace(up, **moved)
         declared = self.session.io.protocol.sites.declared.get(client)
-        return up if declared is None else _lowered(up, declared)
+        return up if declared is None else _at_most(up, declared)
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
         sent, staleness = self.session.sent.get(client), self.exchange.asked[client].staleness
         if client in self._counts:
-            up = _lowered(up, self._counts[client])
+            up = _at_most(up, self._counts[client])
         if self.config.privacy.clip is not None:
             up = privacy.received(up, sent, self.config.privacy)
         if staleness and not self.method.own_schedule:
@@ -355,8 +355,8 @@ def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
     return {c: cap for c in high if counts[c] > cap}
 
 
-def _lowered(up: Payload, n: int) -> Payload:
-    """The reply with at most n samples."""
+def _at_most(up: Payload, n: int) -> Payload:
+    """The reply, with at most n samples."""
     run, name = run_of(up), up.run_field
     if run is None or name is None or run.n <= n:
         return up

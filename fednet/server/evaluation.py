@@ -213,7 +213,7 @@ def ask_all(
             session.files.event("not_evaluated", round, clients=evaluated_clients(session.config))
             return {}
         values[question.weights_field] = model
-    evaluated = exchange.evaluate(session, round, question(**values), carried, final)
+    evaluated = exchange.evaluated_by_clients(session, round, question(**values), carried, final)
     if not method.personalised:  # who never trained has no model but the global one
         for client in world.held_out(session.config) & evaluated.keys():
             for name in ("personal", "balanced"):

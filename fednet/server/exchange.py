@@ -553,7 +553,7 @@ def evaluations(session: Session, exchange: OpenExchange) -> dict[int, dict[str,
     return found
 
 
-def evaluate(
+def evaluated_by_clients(
     session: Session, round: int, down: Payload, before: RunState, final: bool
 ) -> dict[int, dict[str, Counts]]:
     """Asks the `evaluated_clients` to evaluate their models, and the one in `down`, and waits for

@@ -215,7 +215,7 @@ class ServerIO:
         with the operating system.
         """
         self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
-        self._log, self._pump_clients = events, pump
+        self._events, self._pump_clients = events, pump
         self._at, self._flush = at, flush
         self.inline = pump is not None
         self.outcomes: deque[Outcome] = deque()
@@ -432,7 +432,7 @@ class ServerIO:
                 "booked_up": booked["up"],
                 "booked_down": booked["down"],
             }
-            self._log.tell("kernel", fields)
+            self._events.tell("kernel", fields)
 
     # -- a wake-up ---------------------------------------------------------------------------------
     def _step(self, timeout_s: float) -> bool:
@@ -544,7 +544,7 @@ class ServerIO:
     def _hang_up(self, conn: bytes, reason: str) -> None:
         self._hung_up.add(conn)
         fields = {"what": "connection", "reason": reason, "worker": ""}
-        self._log.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
+        self._events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
         self.transport.hang_up(conn)
 
     def _act(self, instructions: list[Instruction]) -> None:
@@ -587,7 +587,7 @@ class ServerIO:
                     self.inbox.abandon(i.key)
                 self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
             elif isinstance(i, Note):
-                self._log.tell(i.event, i.fields)
+                self._events.tell(i.event, i.fields)
             elif isinstance(i, HangUp):
                 self._send_composed()
                 self.transport.hang_up(i.conn)

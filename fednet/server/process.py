@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from fednet import __version__
 from fednet.buffers import give_back_idle, seldom_collected
 from fednet.capacity import give_back_freed
 from fednet.config import Config
@@ -82,10 +81,7 @@ def begin(session: Session, rounds: Rounds) -> None:
     resumed, n = session.resumed, session.incarnation
     here = {**determinism.versions(), "device": str(session.host.device)}
     moved = determinism.changed_since(reading.events(session.directory, "started"), here)
-    release = __version__
-    session.files.event(
-        "started", incarnation=n, resumed=bool(resumed), release=release, versions=here
-    )
+    session.files.event("started", incarnation=n, resumed=bool(resumed), versions=here)
     for remark in (*([moved] if moved else []), *remarks(session.experiment)):
         session.how.display.note(remark)
         session.files.event("remark", text=remark)
