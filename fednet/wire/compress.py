@@ -134,8 +134,8 @@ class Chain:
         return raw if self.lossless is None else self.lossless.encode(raw)
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> torch.Tensor:
-        """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
-        values.
+        """(numel,) float32, perhaps not finite. Raises RemoteProtocolError for bytes of another
+        length than numel values have, and for indices and codes that there cannot be.
         """
         view = memoryview(data).cast("B")
         select = self.select
@@ -153,12 +153,13 @@ class Chain:
             )
         values: Floats
         try:
-            if self.values is None:
-                values = np.frombuffer(view[head:], dtype="<f4").astype(np.float32)
-            else:
-                values = self.values.decode(view[head:], k)
-            if select is not None:
-                values = select.expand(view[:head], values, numel)
+            with np.errstate(over="ignore", invalid="ignore"):
+                if self.values is None:
+                    values = np.frombuffer(view[head:], dtype="<f4").astype(np.float32)
+                else:
+                    values = self.values.decode(view[head:], k)
+                if select is not None:
+                    values = select.expand(view[:head], values, numel)
         except RemoteProtocolError as wrong:
             raise RemoteProtocolError(f"{self}: {wrong}") from None
         if values.shape != (numel,):

@@ -222,14 +222,6 @@ class Lossless(Part):
         raise NotImplementedError
 
 
-def scales(data: memoryview, what: str) -> Floats:
-    """Little-endian float32 scales, refused unless finite and not negative."""
-    found: Floats = np.frombuffer(data, dtype="<f4")
-    if not bool(np.isfinite(found).all()) or bool((found < 0).any()):
-        raise RemoteProtocolError(f"{what}: a scale is negative or not finite.")
-    return found.astype(np.float32)
-
-
 # -- the places of values --------------------------------------------------------------------------
 # k ascending indices below n, in as many bits as n and k alone say. Such a length needs no header
 # and can be predicted; that of a code of the gaps (Golomb-Rice, delta) depends on the values.
@@ -271,8 +263,6 @@ def unpack_indices(data: memoryview, n: int, k: int) -> npt.NDArray[np.int64]:
         return _ones(data, n, k)
     cut = -(-k * low // 8)
     lowest = np.unpackbits(np.frombuffer(data[:cut], dtype=np.uint8), bitorder="little")
-    if bool(lowest[k * low :].any()):
-        raise RemoteProtocolError("indices: the bits after the last are not 0.")
     wide = np.zeros((k, 32), dtype=np.uint8)
     wide[:, :low] = lowest[: k * low].reshape(k, low)
     small = np.packbits(wide, axis=1, bitorder="little").view("<u4").reshape(k).astype(np.int64)

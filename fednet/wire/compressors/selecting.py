@@ -167,8 +167,7 @@ class RandK(Reduce):
     def expand(self, head: memoryview, numbers: Floats, n: int) -> Floats:
         out = np.zeros(n, dtype=np.float32)
         factor = n / max(1, numbers.size) if self.scaled else 1.0
-        with np.errstate(over="ignore"):  # beyond float32: infinite, and refused as that
-            out[self._chosen(bytes(head), n)] = numbers * np.float32(factor)
+        out[self._chosen(bytes(head), n)] = numbers * np.float32(factor)
         return out
 
     def under(self, feedback: Feedback) -> Reduce:
