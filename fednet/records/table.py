@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fednet.plain import JsonMapping
 from fednet.records.rows import Row
 
 OWN = "personal"  # the clients' own models, where a record does not say
@@ -56,7 +55,7 @@ class Metric:
         """Returns its label, with what the clients' own models are."""
         return self.label.replace("{own}", own)
 
-    def of(self, row: JsonMapping | Row) -> float | None:
+    def of(self, row: Row) -> float | None:
         """Returns its value in a round's row, of several numbers their mean; None if it was not
         measured, or is no number.
         """
@@ -141,26 +140,26 @@ COSTS: tuple[Metric, ...] = (
 )
 
 
-# Of the metrics of `evaluate.metrics`, by their field of a round: what is before the metric's name,
-# in a label, and in a round's line; and what is after the name in a label.
-FURTHER = {
-    "metrics": ("", "global ", "", ""),
-    "client_metrics.global": ("client_", "global ", "global ", " on clients' tests"),
-    "client_metrics.received": (
+# The evaluations for which a round has the metrics of `evaluate.metrics`: what is before the
+# metric's name in `--y`, the field, and, with {m} for the name, the label and the line's words.
+FURTHER = (
+    ("", "metrics", "global {m}", "global {m}"),
+    ("client_", "client_metrics.global", "global {m} on clients' tests", "global {m}"),
+    (
         "received_",
-        "global ",
-        "received ",
-        " before the round, on clients' tests",
+        "client_metrics.received",
+        "global {m} before the round, on clients' tests",
+        "received {m}",
     ),
-    "client_metrics.personal": ("personal_", "{own} ", "{own} ", " on clients' tests"),
-}
+    ("personal_", "client_metrics.personal", "{own} {m} on clients' tests", "{own} {m}"),
+)
 
 
-def known(rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
+def known(rows: Iterable[Row] = ()) -> list[Metric]:
     """Returns the metrics of the table, and those of `evaluate.metrics` in these rows."""
     found: dict[str, Metric] = {}
     for row in rows:
-        for field, (prefix, model, word, tested) in FURTHER.items():
+        for prefix, field, label, word in FURTHER:
             head, _, key = field.partition(".")
             values = row.get(head) or {}
             if key:
@@ -170,29 +169,26 @@ def known(rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
                 unless = (name, f"client_{name}") if prefix == "received_" else (name,)
                 found[prefix + name] = Metric(
                     prefix + name,
-                    f"{model}{name}{tested}",
+                    label.replace("{m}", name),
                     f"{field}.{name}",
                     "line page track" if prefix else "line page track compare",
-                    word=word + name,
+                    word=word.replace("{m}", name),
                     unless=unless if prefix else (),
                 )
     return [*METRICS, *found.values()]
 
 
-def metric(name: str, rows: Iterable[JsonMapping | Row] = ()) -> Metric:
+def metric(name: str, rows: Iterable[Row] = ()) -> Metric:
     """Raises KeyError for a name that neither the table nor one of these rows has."""
-    for m in METRICS:
-        if m.name == name:
-            return m
     return {m.name: m for m in known(rows)}[name]
 
 
-def shown(place: str, rows: Iterable[JsonMapping | Row] = ()) -> list[Metric]:
+def shown(place: str, rows: Iterable[Row] = ()) -> list[Metric]:
     """Returns the metrics that are shown there."""
     return [m for m in known(rows) if place in m.places.split()]
 
 
-def line_parts(row: JsonMapping | Row, costs: bool = False) -> list[str]:
+def line_parts(row: Row, costs: bool = False) -> list[str]:
     """Returns the pieces of a round's line that its metrics have, or its costs."""
     metrics = [m for m in (COSTS if costs else known([row])) if "line" in m.places.split()]
     own = row.get("own_model") or OWN
