@@ -9,7 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,10 +24,9 @@ import numpy as np
 
 from fednet import loading, registry
 from fednet import seeds as streams
-from fednet.errors import ConfigError
+from fednet.errors import CannotGoOn, ConfigError
 from fednet.options import options_of, takes
-from fednet.plain import JsonDict
-from fednet.tools import killed
+from fednet.plain import JsonDict, JsonMapping
 
 T = TypeVar("T")
 
@@ -29,8 +34,33 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from fednet.algorithms.base import Algorithm
+    from fednet.records import Round
 
 CLIENTS = 3  # of a partition
+KILLED = 3  # the round after which a run is killed, which is in no checkpoint
+# Four clients, two per round, and a model with BatchNorm: not all take part, and buffers are sent.
+SMALL: JsonDict = {
+    "name": "check",
+    "rounds": 5,
+    "clients": 4,
+    "participation": 0.5,
+    "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
+    "model": {"name": "mlp", "hidden": [16], "norm": "batch"},
+    "checkpoint": {"every": 2},
+    "data": {
+        "dataset": "synthetic",
+        "samples": 120,
+        "shape": [1, 8, 8],
+        "classes": 4,
+        "partition": {"scheme": "iid"},
+    },
+}
+# Two clients train at a time at different speeds; each reply is an update, every other one stale.
+ASYNCHRONOUS: JsonDict = {
+    "schedule": {"mode": "async", "buffer": 1},
+    "link": {"clock": "virtual", "step_ms": "lognormal(50, 0.7)"},
+}
+CHILD = "import sys; from fednet.tools import check; check.die(*sys.argv[1:])"
 
 
 def check(path: Path, data: Path | None = None) -> Iterator[str]:
@@ -77,11 +107,11 @@ def algorithm(name: str, file: Path) -> Iterator[str]:
     yield from _declared(name, method)
     changes: JsonDict = {"algorithm": {"name": name}}
     if method.needs_public:
-        changes["data"] = {**killed.SMALL["data"], "public": {"samples": 20}}
+        changes["data"] = {**SMALL["data"], "public": {"samples": 20}}
     first = yield from _repeats(name, changes, file, "round")
     if method.asynchronous:
-        yield from _repeats(name, {**changes, **killed.ASYNCHRONOUS}, file, "update")
-    other = _differ(first, killed.trained({**changes, "algorithm": {"name": "fedavg"}}))
+        yield from _repeats(name, {**changes, **ASYNCHRONOUS}, file, "update")
+    other = _differ(first, trained({**changes, "algorithm": {"name": "fedavg"}}))
     yield (
         "NOTE: the same bits as fedavg in every round: with these options it is fedavg"
         if other is None
@@ -148,7 +178,7 @@ def _repeats(
     """Checks that a small run trains, and that it gives the same bits again, also when it is killed
     and resumed. Returns its rounds. step: what a row of its rounds is, a round or an update.
     """
-    first = killed.trained(changes)
+    first = trained(changes)
     so = "" if step == "round" else "without rounds (schedule: async), "
     # Dropped clients first: a round without replies has no loss either.
     left_out = [f"{step} {r['round']}: {r['dropped']}" for r in first if r["dropped"]]
@@ -160,19 +190,19 @@ def _repeats(
     )
     yield f"{so}{len(first)} {step}s: training loss {losses[0]:.4f}, then {losses[-1]:.4f}"
     must(
-        _differ(first, killed.trained(changes)) is None,
+        _differ(first, trained(changes)) is None,
         f"{name}: {so}the same configuration gave other bits the second time; draw from "
         f"host.rng(purpose) only, and keep nothing on self.",
     )
     yield f"{so}the same configuration gives the same bits"
-    again = _differ(first, killed.resumed(changes, [file]))
+    again = _differ(first, resumed(changes, [file]))
     must(
         again is None,
-        f"{name}: {so}killed in {step} {killed.KILLED} and resumed, it gave other bits from "
+        f"{name}: {so}killed in {step} {KILLED} and resumed, it gave other bits from "
         f"{step} {again}; what lives between {step}s belongs in Server or Client, and not on "
         f"self.",
     )
-    yield f"{so}killed in {step} {killed.KILLED} and resumed, it gives the same bits"
+    yield f"{so}killed in {step} {KILLED} and resumed, it gives the same bits"
     return first
 
 
@@ -353,6 +383,60 @@ def metric(name: str) -> Iterator[str]:
     counts = evaluate(torch.nn.Identity(), samples, task, more=needed)
     for value in counts.metrics([name]).values():
         yield f"{value:.4f} on five samples, one of them wrong"
+
+
+# -- small federations ----------------------------------------------------------------------------
+def trained(changes: JsonMapping) -> list[JsonDict]:
+    """The rounds of a small federation."""
+    with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
+        return _run(changes, Path(folder))
+
+
+def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
+    """The rounds of a run whose process is killed when round `KILLED` is recorded and not yet in a
+    checkpoint, so that all it kept in memory is lost. files: to be loaded there.
+    """
+    with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
+        words = [json.dumps(dict(changes)), folder, *map(str, files)]
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, *words], capture_output=True, text=True, check=False
+        )
+        if child.returncode != -signal.SIGKILL:
+            last = "".join(child.stderr.strip().splitlines()[-1:])
+            raise CannotGoOn(
+                f"the run that was to be killed in round {KILLED} ended with status "
+                f"{child.returncode}: {last}"
+            )
+        return _run(changes, Path(folder), resume=True)
+
+
+def die(changes: str, folder: str, *files: str) -> None:
+    """Runs in a process of its own, and kills it during the run."""
+
+    def kill(record: Round) -> None:
+        if record.round == KILLED:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loading.load_parts(files)
+    _run(json.loads(changes), Path(folder), kill)
+
+
+def _run(
+    changes: JsonMapping,
+    out: Path,
+    callback: Callable[[Round], None] | None = None,
+    resume: bool = False,
+) -> list[JsonDict]:
+    from fednet.config import from_mapping
+    from fednet.files import read_lines
+    from fednet.launch import start
+    from fednet.server.watch import Hosting
+
+    config = from_mapping({**SMALL, **changes}, where="fednet check")
+    how = Hosting(start.Silent(), ["fednet", "check"], "cpu", callback=callback)
+    with start.open_directory(config, out, resume) as (own, directory, _):
+        start.run_in_process(own, directory, how)
+        return list(read_lines(directory / "rounds.jsonl"))
 
 
 # -- helpers --------------------------------------------------------------------------------------

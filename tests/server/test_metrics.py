@@ -15,7 +15,7 @@ from fednet.experiment.build import build
 from fednet.experiment.evaluations import DetailedEvaluationReply
 from fednet.report import figures
 from fednet.server.evaluation import pooled
-from fednet.tools import killed
+from fednet.tools import check
 from fednet.training.evaluation import Counts
 from fednet.training.tasks.classification import Classification
 from tests.rooms import SMALL, hashes, lines, merged, processes, run, summary
@@ -75,8 +75,8 @@ def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     # Patience ends this run after its resume.
     changes = {**WITH, "rounds": 40, "stop": {"patience": 2, "metric": "perplexity"}}
     changes["train"] = {"lr": 0.5, "batch_size": 16}
-    whole, resumed = killed.trained(changes), killed.resumed(changes, [])
-    assert killed.KILLED < len(whole) < 40
+    whole, resumed = check.trained(changes), check.resumed(changes, [])
+    assert check.KILLED < len(whole) < 40
     assert [[r.get(k) for k in FIELDS] for r in whole] == [
         [r.get(k) for k in FIELDS] for r in resumed
     ]

@@ -17,8 +17,8 @@ def checked(tmp_path, monkeypatch):
 
     def run(text: str, kill: bool = False) -> str:
         if not kill:
-            again = check.killed.trained
-            monkeypatch.setattr(check.killed, "resumed", lambda changes, files: again(changes))
+            again = check.trained
+            monkeypatch.setattr(check, "resumed", lambda changes, files: again(changes))
         (tmp_path / "part.py").write_text(text)
         return "\n".join(check.check(tmp_path / "part.py"))
 
