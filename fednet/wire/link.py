@@ -19,7 +19,6 @@ from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from fednet.wire.ledger import OTHER, AccountName, Direction, Ledger
 
-COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
 ONCE = "once"  # in an account's name, of a message that is a row at once
 UNREAD = m.Message()  # stands for one that nobody has decoded, or looks at
@@ -66,6 +65,8 @@ class Link:
         self._most = max(part, m.PART)  # bytes of a body
         self.ledger = ledger
         self._strangers: set[bytes] = set()
+        # Open accounts of many messages, by connection; a dict in place of a set keeps their order.
+        self._counted: dict[bytes, dict[AccountName, None]] = {}
         self._booked: dict[bytes, int] = {}  # bytes that came, by connection
 
     # -- messages ----------------------------------------------------------------------------------
@@ -125,8 +126,10 @@ class Link:
 
     def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> AccountName:
         """Adds bytes to a row of many messages; returns the name of its account."""
-        name = (NOBODY if conn in self._strangers else conn, direction, what)
+        whose = NOBODY if conn in self._strangers else conn
+        name = whose, direction, what
         self.ledger.add(name, what, nbytes, counted=True)
+        self._counted.setdefault(whose, {})[name] = None
         return name
 
     def _add(
@@ -204,9 +207,8 @@ class Link:
 
     def settle_counted(self, conn: bytes, **more: object) -> None:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
-        for name in self.ledger.open(conn):
-            if name[2] in COUNTED:
-                self.ledger.settle(name, False, **more)
+        for name in self._counted.pop(conn, ()):
+            self.ledger.settle(name, False, **more)
 
     # -- connections -------------------------------------------------------------------------------
     def opened(self, conn: bytes, stranger: bool = False) -> None:
