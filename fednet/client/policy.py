@@ -330,11 +330,8 @@ def policy(
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
     given = read(file)
     check_kinds(given.allow or (), f"{file}: allow")
-    for name, is_given in (
-        ("allow", allow is not None),
-        ("download", download),
-        ("faults", faults),
-    ):
+    said = {"allow": allow is not None, "download": download, "faults": faults}
+    for name, is_given in said.items():
         if is_given:
             raise ConfigError(f"--{name}: the policy {file} decides that; write {name} there.")
     named = (given.data,) if isinstance(given.data, str) else given.data

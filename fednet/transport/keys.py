@@ -127,7 +127,7 @@ def listed(directory: str | Path) -> list[tuple[tuple[int, ...], str, float]]:
     the epoch). A key has one entry for each date. Raises ConfigError.
     """
     found: dict[tuple[str, float], list[int]] = {}
-    for file in _allowed(directory, make=False).iterdir():
+    for file in _allowed(directory).iterdir():
         if file.name.isdecimal():
             for public, until in _read_keys(file).items():
                 found.setdefault((public, until), []).append(int(file.name))
@@ -283,14 +283,13 @@ class Keyring:
         return "key expired" if expired else "key revoked"
 
 
-def _allowed(directory: str | Path, make: bool = True) -> Path:
-    directory = Path(directory)
-    if not directory.is_dir() or not (make or (directory / "allowed").is_dir()):
+def _allowed(directory: str | Path) -> Path:
+    found = Path(directory) / "allowed"
+    if not found.is_dir():
         raise ConfigError(
             f"{directory}: no such directory of keys; `fednet keys server {directory}` makes it."
         )
-    (directory / "allowed").mkdir(exist_ok=True)
-    return directory / "allowed"
+    return found
 
 
 def _read_keys(file: Path) -> dict[str, float]:

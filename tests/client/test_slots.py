@@ -5,7 +5,6 @@ process with two of them each is the processor.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -18,6 +17,7 @@ from fednet.client.worker import Worker
 from fednet.experiment import placement
 from tests.chaos.mallory import LIMIT_S
 from tests.chaos.test_hostile import CONFIG, in_thread, serve
+from tests.processes import until
 
 
 class Fake:
@@ -225,11 +225,7 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
     monkeypatch.setattr(Worker, "work", crowded)
     directory = tmp_path / "shared"
     server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
-    limit = time.monotonic() + LIMIT_S
-    while join.read_server(directory) is None:
-        assert server.is_alive(), served
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    until(lambda: served or join.read_server(directory), "the server has an address")
     ended = join.main("0-3", Policy(), run=directory, device="auto", state=directory / "state")
     server.join(LIMIT_S)
     assert ended == 0

@@ -232,17 +232,6 @@ def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(p
     assert said(pair, client, b"again").conn not in (conn, kept)
 
 
-def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same_port(new_pair):
-    first = new_pair()
-    client, _ = joined(first)
-    first.server.close(0)
-    pump(client, until=lambda seen: of(seen, Closed))
-    assert client.send([b"x"]) is False
-    second = new_pair(first.server.address)
-    seen = pump(second.server, client, until=lambda seen: of(seen, Opened, client))
-    assert of(seen, Received) == []
-
-
 def test_a_client_says_why_it_has_no_connection_until_it_has_one(pair):
     client = opened(pair)
     assert client.trouble == ""
