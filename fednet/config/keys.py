@@ -54,12 +54,11 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
     """Returns the options of each part that a section of `SECTIONS` may name. Their texts are the
     string in an annotation, or below the field of a class or of one that it extends.
     """
-    kind, _ = SECTIONS[section]
-    parts: registry.Registry = getattr(registry, kind)
+    parts, _ = SECTIONS[section]
     found: dict[str, list[DocumentedKey]] = {}
     for name in parts.names():
         found[name] = []
-        declared = declared_options(parts.get(name), kind)
+        declared = declared_options(parts.get(name), parts.kind)
         if declared is None:
             continue
         texts: dict[str, str] = {}

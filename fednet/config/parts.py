@@ -25,14 +25,14 @@ from fednet.plain import JsonDict
 
 OWN = ("name", "clients")  # keys of an entry of `model.others`; the others are its model's options
 
-# The sections that name parts: the kind, and the key that names one. Options are written beside
-# that key; those of a compressor are the numbers in its parentheses.
+# The sections that name parts, and the key that names one. Options are written beside that key;
+# those of a compressor are the numbers in its parentheses.
 SECTIONS = {
-    "algorithm": ("algorithm", "name"),
-    "model": ("model", "name"),
-    "data": ("dataset", "dataset"),
-    "data.partition": ("partitioner", "scheme"),
-    "wire": ("compressor", ""),
+    "algorithm": (registry.algorithm, "name"),
+    "model": (registry.model, "name"),
+    "data": (registry.dataset, "dataset"),
+    "data.partition": (registry.partitioner, "scheme"),
+    "wire": (registry.compressor, ""),
 }
 # Datasets that read a site's data if the configuration names none.
 READERS = ("folder", "arrays")
@@ -64,20 +64,20 @@ def _filled(section: S, node: Node | None, path: str) -> S:
     """
     if node is None:
         node = Node({}, "the configuration", "the configuration")
-    kind, key = SECTIONS[path.partition(".others")[0]]
+    parts, key = SECTIONS[path.partition(".others")[0]]
     name = getattr(section, key)
-    declared = declared_options(_get(kind, name, node.value.get(key), path), kind)
+    declared = declared_options(_get(parts, name, node.value.get(key), path), parts.kind)
     if declared is None:
         return section
-    at_sites = kind == "dataset" and name == SITE
+    at_sites = parts is registry.dataset and name == SITE
     if at_sites:
         # Also the options of the dataset that reads the data at the sites; any, if only they have
         # that dataset.
         reader = section.options.get("format")
         readers = {reader} - {SITE} if isinstance(reader, str) else {*READERS}
         inner = [
-            declared_options(registry.dataset.get(n), "dataset")
-            for n in sorted(readers.intersection(registry.dataset.names()))
+            declared_options(parts.get(n), "dataset")
+            for n in sorted(readers.intersection(parts.names()))
         ]
         types = dict.fromkeys(section.options, object) if not inner or None in inner else {}
         for options in filter(None, inner):
@@ -91,9 +91,8 @@ def _filled(section: S, node: Node | None, path: str) -> S:
     return msgspec.structs.replace(section, options=msgspec.to_builtins(made))
 
 
-def _get(kind: str, name: str, node: Node | None, path: str) -> registry.Part:
+def _get(parts: registry.Registry, name: str, node: Node | None, path: str) -> registry.Part:
     """Returns the part of that name, or an error with the place of the name, which is `node`."""
-    parts: registry.Registry = getattr(registry, kind)
     try:
         return parts.get(name)
     except FednetError as wrong:
@@ -123,9 +122,9 @@ def complete(config: Config, tree: Node) -> Config:
     if data.dataset != SITE:  # else nothing is divided
         partition = _filled(data.partition, written("data.partition"), "data.partition")
         data = msgspec.structs.replace(data, partition=partition)
-    _get("task", config.task, written("task"), "task")
+    _get(registry.task, config.task, written("task"), "task")
     for metric in config.evaluate.metrics:
-        _get("metric", metric, written("evaluate.metrics"), "evaluate.metrics")
+        _get(registry.metric, metric, written("evaluate.metrics"), "evaluate.metrics")
     return config.replace(algorithm=algorithm, model=model, data=data)
 
 

@@ -223,7 +223,7 @@ def model(name: str) -> Iterator[str]:
     from fednet.models.calls import required
     from fednet.tensors import Layout
 
-    yield f"options build: {_default_options('model', name) or 'none'}"
+    yield f"options build: {_default_options(registry.model, name) or 'none'}"
     refused: list[str] = []
     built = None
     for shape, inputs, kind in (
@@ -274,7 +274,7 @@ def dataset(name: str, data: Path | None) -> Iterator[str]:
     root = place(None, data)
     if takes(registry.dataset.get(name), "root"):
         yield f"its root is {root} (--data, else FEDNET_DATA, else the user's cache)"
-    options = _default_options("dataset", name)
+    options = _default_options(registry.dataset, name)
     first, second = (made(name, options, root, False, 0) for _ in range(2))
     sizes = f"{len(first.train[1])} training and {len(first.test[1])} test samples"
     yield f"{sizes}, classes {first.classes}, inputs of shape {first.input_shape}"
@@ -292,7 +292,7 @@ def partitioner(name: str) -> Iterator[str]:
     from fednet.data.loading import call
 
     part = registry.partitioner.get(name)
-    options = _default_options("partitioner", name)
+    options = _default_options(registry.partitioner, name)
 
     def divided() -> list[np.ndarray]:
         given = {
@@ -440,12 +440,11 @@ def _run(
 
 
 # -- helpers --------------------------------------------------------------------------------------
-def _default_options(kind: str, name: str) -> JsonDict:
+def _default_options(parts: registry.Registry, name: str) -> JsonDict:
     """The options of a part with their defaults. Raises ConfigError if one has no default."""
     from fednet.config.parts import declared_options
 
-    parts: registry.Registry = getattr(registry, kind)
-    declared = declared_options(parts.get(name), kind)
+    declared = declared_options(parts.get(name), parts.kind)
     if declared is None:  # it takes any
         return {}
     made: JsonDict = msgspec.to_builtins(_built(declared, f"options of {name}"))
