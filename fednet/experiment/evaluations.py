@@ -4,9 +4,8 @@ answers with integer counts, so that sums over clients are exact.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
@@ -181,9 +180,9 @@ def counts_by_model(
     for row, name in enumerate(EVALUATED_MODELS):
         table = payload.counts[row].numpy().astype(np.int64)
         n = int(table[1].sum())
+        more: Callable[[], JsonDict] = dict
+        if isinstance(payload, DetailedEvaluationReply):
+            more = functools.partial(payload.of, row, shapes)  # dense only while it is used
         if n:
-            found[name] = Counts(table, float(payload.losses[row]), n)
-            if isinstance(payload, DetailedEvaluationReply):
-                more = functools.partial(payload.of, row, shapes)  # dense only while it is used
-                found[name] = dataclasses.replace(found[name], more=more)
+            found[name] = Counts(table, float(payload.losses[row]), n, more)
     return found

@@ -179,12 +179,15 @@ def test_a_step_is_the_same_step_up_to_rounding(model):
 
 
 def test_corrections_reach_the_right_elements(model):
-    """`views` gives a control variate in the usual order: adding it to a kernel must not permute
-    it.
+    """`views` gives a control variate in the usual order, `flat` in the order of the memory: adding
+    either to a kernel must not permute it.
     """
     scratch = Scratch(small, model.layout, channels_last=True)
     scratch.load(model)
-    for parameter, view in zip(
-        scratch.parameters.values(), scratch.views(model, scratch.parameters)
-    ):
+    names = scratch.parameters.keys()
+    given = zip(
+        scratch.parameters.values(), scratch.views(model, names), scratch.flat(model, names)
+    )
+    for parameter, view, flat in given:
         assert torch.equal(parameter, view)
+        assert torch.equal(parameter.as_strided((parameter.numel(),), (1,)), flat)
