@@ -36,6 +36,8 @@ from typing import Any
 
 import yaml
 
+from fednet.config.reading import merge
+from fednet.config.tree import wrap
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
 
@@ -47,7 +49,6 @@ DATASETS = {
     "CIFAR-100": "cifar100",
     "Tiny-ImageNet": "tiny-imagenet",
 }
-CHOOSERS = ("name", "dataset", "scheme")  # of a mapping: another part's options do not stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +110,11 @@ class Cell:
 
 
 def lay(below: JsonMapping, over: JsonMapping) -> JsonDict:
-    """`over` laid on `below`, key by key. A mapping that names another part replaces the one below,
-    but for `data`, whose partition and splits stay.
+    """Returns the configuration `below` with the keys of `over`, as a file has those of the file
+    that it extends.
     """
-    out = dict(below)
-    for key, value in over.items():
-        old = out.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            other = key != "data" and any(k in value and value[k] != old.get(k) for k in CHOOSERS)
-            out[key] = dict(value) if other else lay(old, value)
-        else:
-            out[key] = value
-    return out
+    found: JsonDict = merge(wrap(below, ""), wrap(over, "")).plain()
+    return found
 
 
 # -- the descriptions ------------------------------------------------------------------------------

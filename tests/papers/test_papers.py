@@ -7,7 +7,6 @@ import pytest
 
 from fednet import papers
 from fednet.errors import ConfigError
-from fednet.papers.tables import lay
 
 TABLES = papers.with_results()
 CELLS = [c for t in TABLES for c in papers.cells(t)]
@@ -128,21 +127,6 @@ def test_runs_have_the_numbers_that_the_paper_states(paper):
             if isinstance(stated.get(key), (int, float)):
                 value = functools.reduce(lambda at, k: at.get(k, {}), path, cell.config)
                 assert value == stated[key], (cell.name, key)
-
-
-def test_laying_another_part_on_a_mapping_drops_the_options_of_the_one_below():
-    partition = {"scheme": "iid", "y": 1}
-    below = {
-        "model": {"name": "a", "x": 1},
-        "data": {"dataset": "d", "partition": partition},
-        "rounds": 1,
-    }
-    assert lay(below, {"model": {"name": "b"}, "data": {"dataset": "e"}}) == {
-        "model": {"name": "b"},
-        "data": {"dataset": "e", "partition": partition},
-        "rounds": 1,
-    }
-    assert lay(below, {"model": {"z": 2}})["model"] == {"name": "a", "x": 1, "z": 2}
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -39,46 +39,27 @@ def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
 
 
 # -- sweeps ----------------------------------------------------------------------------------------
-def rows(table, value):
-    """Every cell of a table as done, with value(cell) for its measure."""
-    plain = dict.fromkeys(results.FIXED)
-    return [
-        {
-            **plain,
-            "method": c.method,
-            "dataset": c.dataset,
-            "heterogeneity": c.heterogeneity,
-            "variant": c.variant,
-            "seed": 0,
-            "status": "done",
-            "ours": value(c),
-        }
-        for c in papers.cells(table)
-    ]
+def rows(table):
+    """Every cell of a table as done."""
+    blank = dict.fromkeys(results.FIXED) | {"status": "done", "ours": 1.0}
+    return [blank | results.key_of(cell, 0) for cell in papers.cells(table)]
 
 
 @pytest.mark.parametrize("table", pictures.SWEPT)
 def test_every_cell_of_a_sweep_is_a_point_of_a_line(table):
     for number in pictures.SWEPT[table]:
-        lines = pictures.points(rows(table, lambda c: 1.0), table, number)
+        lines = pictures.points(rows(table), table, number)
         assert lines
         assert all(len(line) > 1 and line == sorted(line) for line in lines.values())
 
 
 def test_what_was_not_run_is_no_point_and_a_line_needs_two(tmp_path):
-    made = rows("fedrds/figure7", lambda c: 1.0)
+    made = rows("fedrds/figure7")
     for r in made[1:]:
         r["status"], r["ours"] = "not run", None
     assert pictures.sweep(made, "fedrds/figure7", tmp_path / "s.svg") is None
-    assert (
-        pictures.sweep(
-            rows("fedrds/figure7", lambda c: 1.0),
-            "fedrds/figure7",
-            tmp_path / "s.svg",
-            "mini scale: no test",
-        )
-        is not None
-    )
+    made = rows("fedrds/figure7")
+    assert pictures.sweep(made, "fedrds/figure7", tmp_path / "s.svg", "mini scale: no test")
     assert "mini scale: no test" in (tmp_path / "s.svg").read_text()
     assert pictures.sweep(made, "fedrds/table3", tmp_path / "t.svg") is None
 
@@ -94,9 +75,5 @@ def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
     path = pictures.curves(points, tmp_path / "f.svg", "no test of the paper")
     assert path is not None
     assert "no test of the paper" in path.read_text()
-    assert (
-        pictures.curves(
-            [{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg"
-        )
-        is None
-    )
+    nothing = [{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}]
+    assert pictures.curves(nothing, tmp_path / "g.svg") is None
