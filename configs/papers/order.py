@@ -62,6 +62,20 @@ def ranked(
     return {m: runs for m, runs in methods.items() if plain(m) == m or plain(m) not in methods}
 
 
+def both(methods: Mapping[str, Sequence[JsonMapping]]) -> dict[str, tuple[float, float | None]]:
+    """The paper's figure and ours, by method, where it prints one and nothing was changed."""
+    return {
+        method: (float(runs[0]["paper"]), standing(runs))
+        for method, runs in ranked(methods).items()
+        if runs[0]["paper"] is not None and not runs[0]["changed"]
+    }
+
+
+def sign(methods: Mapping[str, Sequence[JsonMapping]]) -> int:
+    """-1 where less is better."""
+    return -1 if less(next(iter(methods.values()))[0]["measure"]) else 1
+
+
 def order(
     methods: Mapping[str, Sequence[JsonMapping]],
 ) -> tuple[int, int, bool | None] | None:
@@ -69,30 +83,22 @@ def order(
     both figures; None for fewer than two. A pair that the paper prints as equal is left out. The
     last is None where the paper's first was not run.
     """
-    both, printed = [], []
-    methods = ranked(methods)
-    for runs in methods.values():
-        ours = standing(runs)
-        if runs[0]["paper"] is None or runs[0]["changed"]:
-            continue
-        printed.append(float(runs[0]["paper"]))
-        if ours is not None:
-            both.append((printed[-1], ours))
+    found = both(methods).values()
+    ran = [(paper, ours) for paper, ours in found if ours is not None]
     pairs = [
         (a, b)
-        for a, b in itertools.combinations(both, 2)
+        for a, b in itertools.combinations(ran, 2)
         if a[0] != b[0] and not a[1] == b[1] == math.inf
     ]
     if not pairs:
         return None
     agree = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
-    sign = -1 if less(next(iter(methods.values()))[0]["measure"]) else 1
-    first, best = max(both, key=lambda p: sign * p[1]), max(sign * p for p in printed)
-    return (
-        agree,
-        len(pairs),
-        sign * first[0] == best if any(sign * p == best for p, _ in both) else None,
-    )
+    better = sign(methods)
+    best = max(better * paper for paper, _ in found)
+    if all(better * paper != best for paper, _ in ran):
+        return agree, len(pairs), None
+    first, _ = max(ran, key=lambda pair: better * pair[1])
+    return agree, len(pairs), better * first == best
 
 
 def paired(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
@@ -133,28 +139,21 @@ def paired(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
 
 def near(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
     """How many pairs of accuracies are too close here to say much."""
-    both = [
-        (runs[0]["paper"], v)
-        for runs in ranked(methods).values()
-        if runs[0]["paper"] is not None
-        and not runs[0]["changed"]
-        and str(runs[0]["measure"]).endswith("accuracy")
-        and (v := standing(runs)) is not None
+    found = [
+        (paper, ours)
+        for method, (paper, ours) in both(methods).items()
+        if ours is not None and str(methods[method][0]["measure"]).endswith("accuracy")
     ]
-    near = sum(a[0] != b[0] and abs(a[1] - b[1]) < NEAR for a, b in itertools.combinations(both, 2))
+    pairs = itertools.combinations(found, 2)
+    near = sum(a[0] != b[0] and abs(a[1] - b[1]) < NEAR for a, b in pairs)
     return f" ({near} pair{'s' if near > 1 else ''} within {NEAR:g} point here)" if near else ""
 
 
 def first(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
     """Who is best in the paper and who is here, and of how many methods."""
-    methods = ranked(methods)
-    sign = -1 if less(next(iter(methods.values()))[0]["measure"]) else 1
-    printed = {
-        m: sign * float(runs[0]["paper"])
-        for m, runs in methods.items()
-        if runs[0]["paper"] is not None and not runs[0]["changed"]
-    }
-    ours = {m: sign * v for m in printed if (v := standing(methods[m])) is not None}
+    better, found = sign(methods), both(methods)
+    printed = {m: better * paper for m, (paper, _) in found.items()}
+    ours = {m: better * v for m, (_, v) in found.items() if v is not None}
     theirs = ", ".join(m for m, v in printed.items() if v == max(printed.values()))
     seeds = {frozenset(str(r["seed"]) for r in methods[m] if r["status"] == "done") for m in ours}
     of = f", of the {len(ours)} methods run of {len(printed)}" if len(ours) < len(printed) else ""
