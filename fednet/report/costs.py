@@ -104,6 +104,7 @@ def ledger(run: Run) -> Spent:
 
 
 def _use(w: Wire) -> str:
+    """Returns what a message's bytes were for, as in FIELDS."""
     if w.useful:
         return USED
     if w.kinds or w.reason or w.type == "refused":
@@ -225,6 +226,10 @@ def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> Json
         "up": sum(r.bytes_up for r in run.rounds),
         "down": sum(r.bytes_down for r in run.rounds),
     }
+    kinds = {}
+    for way in ("up", "down"):
+        found = book.by("kind", direction=way)
+        kinds[way] = {kind: found[kind] for kind in book.kinds if found[kind]}
     out: JsonDict = {
         "up": sent["up"],
         "down": sent["down"],
@@ -235,10 +240,7 @@ def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> Json
         "connection": book.by("use")[CONNECTION],
         "raw": dict(book.raw),
         "messages": dict(book.messages),
-        "kinds": {
-            way: {k: n for k in book.kinds if (n := book.by("kind", direction=way)[k])}
-            for way in ("up", "down")
-        },
+        "kinds": kinds,
     }
     if compared := predicted(run, prediction):
         out["predicted"] = compared

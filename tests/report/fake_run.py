@@ -130,10 +130,9 @@ def write(
                         "personal": (min(n, round(a * n) + i), n),
                         "balanced": (round(a * 100), 100),
                     }
-                scores = {f"accuracy_{k}": c / m for k, (c, m) in right.items()}
-                scores |= {f"correct_{k}": c for k, (c, _) in right.items()} | {
-                    f"tested_{k}": m for k, (_, m) in right.items()
-                }
+                scores = {}
+                for k, (c, m) in right.items():
+                    scores |= {f"accuracy_{k}": c / m, f"correct_{k}": c, f"tested_{k}": m}
                 judged.append(
                     {
                         "round": t,
