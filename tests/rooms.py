@@ -86,6 +86,10 @@ def processes(out: Path, *, workers: int = 2, **changes) -> Path:
     return out / str(changes.get("name", SMALL["name"]))
 
 
+class Killed(BaseException):
+    """Ends a run where it stands."""
+
+
 def lost(*which: tuple[int, int]) -> dict:
     """Faults that lose the replies of these (round, client)."""
     return {

@@ -34,6 +34,16 @@ def spec(client: int, size: int = 5, cost: int = 0, **more) -> TaskSpec:
     return TaskSpec(client, form(size), body, body.check(), cost, **more)
 
 
+def machine(run: str, inc: int, clients: int, **options) -> ServerProtocol:
+    """The server's machine, started at second 0."""
+
+    def welcome(ids: list[int], session: str) -> m.Welcome:
+        named = {"session": session, "name": "n", "config": "c"}
+        return m.Welcome(run=run, inc=inc, ids=ids, beat_s=1.0, **named)
+
+    return ServerProtocol(run, inc, clients, welcome, 0.0, layout="L", **options)
+
+
 class Site:
     """A client process. given: tasks that it has and has not answered; work: (key, payload of the
     task) it was given.
@@ -119,18 +129,7 @@ class Net:
         self.rows: list[dict] = []
         self.ledger = Ledger(self.rows.append, 1)
         self.link = Link("server", self._send, framing, self.ledger, GREETING, part)
-        self.server = ServerProtocol(
-            "run",
-            1,
-            clients,
-            lambda ids, session: m.Welcome(
-                run="run", inc=1, session=session, name="n", config="c", ids=ids, beat_s=1.0
-            ),
-            0.0,
-            layout="L",
-            part=part,
-            **options,
-        )
+        self.server = machine("run", 1, clients, part=part, **options)
         self.by_conn: dict[bytes, Site] = {}
         self.sites: list[Site] = []
         self.spool: dict[m.Key, bytearray] = {}

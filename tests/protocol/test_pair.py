@@ -14,7 +14,7 @@ from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskSta
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from tests.protocol.net import PART, Net, form, spec
+from tests.protocol.net import PART, Net, form, machine, spec
 
 SAME = (
     "round",
@@ -187,16 +187,7 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     net.settle()
     (key,) = site.given
     net.cut(site)
-    net.server.__init__(
-        "run",
-        2,
-        1,
-        lambda ids, session: m.Welcome(
-            run="run", inc=2, session=session, name="n", config="c", ids=ids
-        ),
-        0.0,
-        layout="L",
-    )
+    net.server = machine("run", 2, 1)
     net.begin([spec(0, 60)])
     net.connect(site)
     net.settle()

@@ -26,23 +26,13 @@ from fednet.protocol.tasks import DEATHS, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from tests.protocol.net import form, spec
+from tests.protocol.net import form, machine, spec
 
 READY, ALIVE = m.Ready(run="r", inc=1, layout="L"), m.Alive(run="r", inc=1)
 
 
 def server(clients: int = 4, **options) -> ServerProtocol:
-    return ServerProtocol(
-        "r",
-        1,
-        clients,
-        lambda ids, session: m.Welcome(
-            run="r", inc=1, session=session, name="n", config="c", ids=ids
-        ),
-        0.0,
-        layout="L",
-        **options,
-    )
+    return machine("r", 1, clients, **options)
 
 
 def say(s, conn, message, now=0.0, body=None, user=None) -> list:

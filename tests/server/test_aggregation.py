@@ -14,7 +14,7 @@ from fednet.errors import CannotGoOn
 from fednet.loading import WrongPart
 from fednet.server.aggregation import lowered
 from fednet.server.rounds import Rounds
-from tests.rooms import hashes, lines, lost, run, summary
+from tests.rooms import Killed, hashes, lines, lost, run, summary
 from tests.server.test_bounds import federation
 
 LIAR = 1
@@ -155,10 +155,6 @@ def the_liar_is_of_no_use(directory, answers: int) -> None:
     assert not any(r["useful"] or r.get("lost") for r in rows)
     assert [r["type"] for r in rows] == ["task", "reply"] * answers
     assert all(r["bytes"] > 131 * 4 for r in rows)
-
-
-class Killed(BaseException):
-    """Ends a run where it stands."""
 
 
 def die(rounds, round) -> None:

@@ -25,7 +25,7 @@ from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.wire.messages import Reply
 from tests import rooms
-from tests.rooms import lost
+from tests.rooms import Killed, lost
 
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 
@@ -228,10 +228,6 @@ def test_states_of_the_last_checkpoint_are_kept_until_the_next(
     assert read_manifest(tmp_path / "died" / "run" / "checkpoint")[0].round == 2
     _, records = run(tmp_path / "died", resume=True, **changes)
     assert hashes(records) == hashes(calm)
-
-
-class Killed(BaseException):
-    """Ends a run where it stands."""
 
 
 def killed_before_its_end(out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
