@@ -8,7 +8,7 @@ import pytest
 
 from fednet import places
 from fednet.errors import ConfigError
-from fednet.files import Lines, plain_line, read_lines, write_new
+from fednet.files import Lines, last_lines, plain_line, read_lines, write_new
 
 
 def test_the_length_of_a_file_of_lines_counts_what_another_thread_adds_meanwhile(tmp_path):
@@ -36,6 +36,15 @@ def test_a_new_file_is_never_written_over(tmp_path):
     with pytest.raises(FileExistsError):
         write_new(path, "two")
     assert path.read_text() == "one"
+
+
+def test_the_last_lines_of_a_log_are_those_after_a_place_in_it(tmp_path):
+    path = tmp_path / "log"
+    assert last_lines(path) == []
+    path.write_bytes(b"one\ntwo\nthr\xffee\n")
+    assert last_lines(path) == ["thr\ufffdee"]
+    assert last_lines(path, 5, start=4) == ["two", "thr\ufffdee"]
+    assert last_lines(path, start=path.stat().st_size) == []
 
 
 def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
