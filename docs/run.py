@@ -50,8 +50,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """All that may have commands."""
-    return sorted([*HERE.rglob("*.md"), *HERE.rglob("*.ipynb")])
+    """All that may have commands: first those with many."""
+    found = sorted([*HERE.rglob("*.md"), *HERE.rglob("*.ipynb")])
+    return sorted(found, key=lambda page: -len(list(blocks(page))))
 
 
 def blocks(page: Path) -> Iterator[Block]:
