@@ -20,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # Tests in these folders start processes that are killed, cut off, compared bit by bit or timed.
 LONG = ("bench", "chaos", "parity")
+LONGEST = ("golden",)
 
 # Packages of extras that the extra `test` does not bring.
 EXTRAS = ("mlflow", "pandas", "ray", "tensorboard", "wandb")
@@ -63,10 +64,14 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long`, unless it was asked for by a folder, a file, or -m."""
-    for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in LONG:
+    """Leave out what is marked `long`, unless it was asked for by a folder, a file, or -m. First
+    comes what takes a minute, so that no process ends long after the others.
+    """
+    folders = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    for item, folder in folders.items():
+        if folder in LONG:
             item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: folders[item] not in LONGEST)
     all_paths = config.args == config.getini("testpaths")
     if not all_paths or config.option.markexpr != "not slow and not gpu":
         return

@@ -2,6 +2,7 @@
 
     python -m tests.golden.bits                      compare with bits.json; status 1 if any differ
     python -m tests.golden.bits --only fedavg,moon   compare these cases alone
+    python -m tests.golden.bits --half 0             compare every second case; 1: the others
     python -m tests.golden.bits --write              replace the cases in bits.json
 
 All runs are in one process with `train.portable`, so that x86-64 processors with AVX2 agree if they
@@ -118,9 +119,12 @@ def result(name: str, options: dict[str, Any], out: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="names of cases, with commas")
+    parser.add_argument("--half", type=int, choices=(0, 1), help="every second case, from this one")
     parser.add_argument("--write", action="store_true", help="replace the cases in bits.json")
     args = parser.parse_args()
     wanted = args.only.split(",") if args.only else list(cases())
+    if args.half is not None:
+        wanted = wanted[args.half :: 2]
     import torch
 
     known = json.loads(FILE.read_text())

@@ -32,9 +32,16 @@ SAME_PLATFORM = pytest.mark.skipif(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", [pytest.param("bits", marks=SAME_PLATFORM), "books"])
-def test_runs_end_as_recorded(what):
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("bits --half 0", marks=SAME_PLATFORM),
+        pytest.param("bits --half 1", marks=SAME_PLATFORM),
+        "books",
+    ],
+)
+def test_runs_end_as_recorded(words):
     # A process of its own: `train.portable` has to be set before torch computes for the first time.
-    command = [sys.executable, "-m", f"tests.golden.{what}"]
+    command = [sys.executable, "-m", *f"tests.golden.{words}".split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
