@@ -17,33 +17,23 @@ from fednet.server.inbox import Inbox
 from tests.rooms import hashes, lines, run
 
 
-def test_a_callback_is_told_of_every_round_once_its_record_is_saved(tmp_path):
-    told, saved = [], []
-
-    def callback(record):
-        told.append(record["round"])
-        saved.append(len(lines(tmp_path / "r" / "rounds.jsonl")))
-
-    run(tmp_path, rounds=3, callback=callback)
-    assert (told, saved) == ([1, 2, 3], [1, 2, 3])
-
-
-def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
+def test_a_callback_is_told_of_every_round_once_it_is_saved_and_status_whether_the_run_lives(
+    tmp_path,
+):
     seen = []
 
     def callback(record):
         found = status.read(tmp_path / "r")
-        seen.append((found.state, found.rounds, *status.alive(found, tmp_path / "r", time.time())))
+        live, _ = status.alive(found, tmp_path / "r", time.time())
+        saved = len(lines(tmp_path / "r" / "rounds.jsonl"))
+        seen.append((record["round"], saved, found.state, found.rounds, live))
 
-    directory = run(tmp_path, callback=callback)
-    assert [(state, rounds, live) for state, rounds, live, _ in seen] == [("running", 2, True)] * 2
+    directory = run(tmp_path, rounds=3, callback=callback)
+    assert seen == [(n, n, "running", 3, True) for n in (1, 2, 3)]
     found = status.read(directory)
-    assert (found.state, found.round, status.alive(found, directory, time.time())) == (
-        "done",
-        2,
-        (False, "finished"),
-    )
-    assert "finished after round 2 of 2" in status.show(directory)
+    assert (found.state, found.round) == ("done", 3)
+    assert status.alive(found, directory, time.time()) == (False, "finished")
+    assert "finished after round 3 of 3" in status.show(directory)
 
 
 def test_server_and_clients_have_the_data_in_memory_once(tmp_path, monkeypatch):
