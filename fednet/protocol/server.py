@@ -851,8 +851,11 @@ class ServerProtocol:
                 amount=f.amount,
                 worker=worker.name,
             )
-        task = message_of(
-            spec, t.key, keep=spec.keep, deadline=self.rules.deadline, faults=[*faults, *spec.pace]
+        task = msgspec.structs.replace(
+            message_of(spec, t.key),
+            keep=spec.keep,
+            deadline_s=self.rules.deadline,
+            faults=[*faults, *spec.pace],
         )
         self._send(worker.conn, task, t.down.beside() if spec.body.size <= self.part else None)
 

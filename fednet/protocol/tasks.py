@@ -122,29 +122,17 @@ class TrackedTask(msgspec.Struct, eq=False):
             self.reply, self.up, self.up_conn = None, None, b""
 
 
-def message_of(
-    spec: TaskSpec,
-    key: m.Key,
-    *,
-    run: str = "",
-    inc: int = 0,
-    keep: str = "",
-    deadline: float | None = None,
-    faults: Sequence[m.Fault] = (),
-) -> m.Task:
-    """The task as it is announced to a worker. run, inc: set as it is sent."""
+def message_of(spec: TaskSpec, key: Key) -> m.Task:
+    """The task as it is announced, but for what is of one hand-out: run, inc, keep, deadline_s and
+    faults.
+    """
     return m.Task(
-        run=run,
-        inc=inc,
         key=key,
         form=list(spec.form),
         size=spec.body.size,
         check=spec.check,
         start=spec.start,
         state=spec.state,
-        keep=keep,
         enrol=spec.enrol,
         judge=spec.judge,
-        deadline_s=deadline,
-        faults=list(faults),
     )
