@@ -162,7 +162,7 @@ def runs(
 
 def plan(tasks: Sequence[RunSpec]) -> str:
     """What `--plan` shows: a line per cell, with its state."""
-    lines = [f"{len(tasks)} cells in {tasks[0].folder}"]
+    lines = [f"{len(tasks)} runs in {tasks[0].folder}"]
     width = max(len(task.name) for task in tasks)
     for task in tasks:
         task.check()

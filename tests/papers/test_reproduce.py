@@ -123,7 +123,7 @@ def test_a_plan_lists_the_runs_and_begins_none(tmp_path, capsys):
     words = "feddpc/table2 --dataset cifar10 --only FedDPC --seeds 0,1 --plan"
     assert reproduce(words, "--out", tmp_path / "out") == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head == f"4 cells in {tmp_path / 'out' / 'feddpc'}"
+    assert head == f"4 runs in {tmp_path / 'out' / 'feddpc'}"
     assert [line.split()[1:] for line in lines] == [["to", "do"]] * 4
     assert not (tmp_path / "out").exists()
 
