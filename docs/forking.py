@@ -10,6 +10,8 @@ that it gets, and ends as the program ends.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -17,6 +19,8 @@ import runpy
 import signal
 import socket
 import sys
+import threading
+import traceback
 from multiprocessing import connection
 from typing import Any
 
@@ -29,6 +33,7 @@ def serve(path: str, modules: list[str]) -> None:
     """Forks for everyone who asks, until its own standard input ends."""
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # the forks' collectors write to no page that all share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
@@ -80,8 +85,22 @@ def run(asked: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(asked["environment"])
     sys.argv = asked["words"]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    sys.exit()
+    status: object = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    # As Python ends, but the modules are left as they are: to take them down, all that this process
+    # shares with others would be copied first.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else 1)
 
 
 # -- at the process that asks ----------------------------------------------------------------------

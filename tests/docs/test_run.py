@@ -88,13 +88,13 @@ def test_programs_are_the_installed_ones_forked_from_a_process_that_has_imported
     page.write_text(
         f"""
 ```python background
-import pathlib, signal, sys
+import pathlib, signal, sys, time
 def stopped(number, _):
     pathlib.Path({str(tmp_path / "stopped")!r}).touch()
     sys.exit()
 signal.signal(signal.SIGTERM, stopped)
 pathlib.Path("ready").touch()
-signal.pause()
+time.sleep(60)
 ```
 ```python
 import pathlib, sys
