@@ -100,6 +100,17 @@ class OwnState:
             ) from broken
 
 
+def _innermost_gradient(flatten: nn.Flatten, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Before images with their channels innermost are flattened: their gradient gets that layout
+    too. torch leaves it in that of the vector, and a max pooling before it then copies its input,
+    indices and result from one layout to the other, which takes longer than the pooling.
+    """
+    x = inputs[0]
+    if x.requires_grad and x.dim() == 4 and x.stride(1) == 1:
+        # (vmap has no `contiguous` with a memory format.)
+        x.register_hook(lambda g: g.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
+
+
 class Scratch:
     """A module that make() returns, moved to `device`, with its parameters and buffers as views of
     flat vectors in the order of `layout`.
@@ -161,6 +172,8 @@ class Scratch:
         for part, _ in self._parts:
             if isinstance(part, nn.RNNBase):  # on a GPU it would move the parameters
                 part.flatten_parameters = lambda: None  # type: ignore[method-assign]
+            if isinstance(part, nn.Flatten) and channels_last and self.device.type == "cpu":
+                part.register_forward_pre_hook(_innermost_gradient)
         self._own = OwnState(self.module, self.layout)
         frozen = {id(part) for part in self.frozen}
         self.batch_norm = any(

@@ -178,6 +178,23 @@ def test_a_step_is_the_same_step_up_to_rounding(model):
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_flattened_gets_a_gradient_in_its_own_layout():
+    """The gradient of a sum of outputs is, for every sample, the sum of the weights' rows."""
+
+    def pooled() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2))
+
+    layout = Layout.of(pooled())
+    conv, pool, flatten, linear = Scratch(pooled, layout, channels_last=True).module
+    images = torch.linspace(-1, 1, 2 * 3 * 6 * 6).view(2, 3, 6, 6)
+    x = pool(conv(images.contiguous(memory_format=torch.channels_last)))
+    given = []
+    x.grad_fn.register_prehook(lambda gradients: given.extend(gradients))
+    linear(flatten(x)).sum().backward()
+    assert given[0].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(given[0], linear.weight.sum(0).view(4, 2, 2).expand(2, -1, -1, -1))
+
+
 def test_corrections_reach_the_right_elements(model):
     """`views` gives a control variate in the usual order, `flat` in the order of the memory: adding
     either to a kernel must not permute it.
