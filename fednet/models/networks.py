@@ -64,15 +64,19 @@ def chain(**layers: nn.Module) -> nn.Sequential:
 def two_convs(
     c: int, h: int, w: int, widths: tuple[int, int], padding: int = 0
 ) -> tuple[dict[str, nn.Module], int]:
-    """Twice conv 5x5, ReLU, max pooling 2x2, then flatten; and the number of values that leaves."""
+    """Twice conv 5x5, ReLU, max pooling 2x2, then flatten; and the number of values that leaves.
+
+    ReLU is computed after the pooling, of a quarter of the elements: it commutes with a maximum,
+    and the gradients have the same bits too.
+    """
     first, second = widths
     layers = {
         "conv1": nn.Conv2d(c, first, 5, padding=padding),
-        "relu1": nn.ReLU(),
         "pool1": nn.MaxPool2d(2),
+        "relu1": nn.ReLU(),
         "conv2": nn.Conv2d(first, second, 5, padding=padding),
-        "relu2": nn.ReLU(),
         "pool2": nn.MaxPool2d(2),
+        "relu2": nn.ReLU(),
         "flatten": nn.Flatten(),
     }
 
@@ -270,8 +274,8 @@ def pfl_cnn(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         conv1=nn.Conv2d(c, 32, 3),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 3),
+        pool=nn.MaxPool2d(2),  # before ReLU: see `two_convs`
         relu2=nn.ReLU(),
-        pool=nn.MaxPool2d(2),
         drop1=nn.Dropout(0.25),
         flatten=nn.Flatten(),
         fc1=nn.Linear(64 * ((h - 4) // 2) * ((w - 4) // 2), 128),
