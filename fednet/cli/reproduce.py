@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="print what would run and what is done, and stop",
+        help="print what would run and how long it may take, and stop",
     )
     parser.add_argument("--dataset", metavar="D", help="only the cells of this dataset")
     parser.add_argument("--only", type=values.names, metavar="M,...", help="only these methods")

@@ -16,6 +16,7 @@ from pathlib import Path
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import writable
+from fednet.papers import plan as planning
 from fednet.papers import rendering, results
 from fednet.papers.job import Reproduction, plan
 from fednet.papers.mini import DESCRIPTION
@@ -23,7 +24,6 @@ from fednet.plain import JsonDict, aligned
 from fednet.report import costs, metrics
 from fednet.report.read import open_run
 from fednet.sweep import cells
-from fednet.sweep import grid as sweep
 from fednet.sweep.cells import RunSpec
 
 
@@ -38,14 +38,14 @@ def main(asked: argparse.Namespace) -> int:
     if not asked.table:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     job = plan(asked)
-    tasks = [t for _, _, t in job.runs(asked.out)]
     if asked.plan:
-        print(sweep.plan(tasks))
+        print(planning.plan(job, asked.out, asked.device, asked.jobs))
         return 0
     writable(asked.out, "--out")  # refused before hours of runs, not after them
     say = speaker(asked.quiet)
     if job.scale == "mini":
         say(DESCRIPTION[0].upper() + DESCRIPTION[1:])
+    tasks = [t for _, _, t in job.runs(asked.out)]
     if asked.gather and not any(t.state in ("done", "failed") for t in tasks):
         raise ConfigError(
             f"--gather: none of the {len(tasks)} runs of {job.table} in {job.folder(asked.out)} is "

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fednet.cli import reproduce as verb
 from fednet.cli.common import Parser
 from fednet.cli.main import main
 from fednet.papers import job as jobs
+from fednet.papers import plan as planning
 from fednet.papers import results
 from fednet.sweep import cells
 
@@ -119,13 +121,30 @@ def test_clients_are_judged_only_where_the_table_is_about_them():
 
 
 # -- the plan --------------------------------------------------------------------------------------
-def test_a_plan_lists_the_runs_and_begins_none(tmp_path, capsys):
-    words = "feddpc/table2 --dataset cifar10 --only FedDPC --seeds 0,1 --plan"
+def test_a_plan_is_steps_times_one_measured_step(tmp_path, monkeypatch, capsys):
+    pace = planning.Pace(0.1, (500, 200))  # batches of 256: 2 and 1 steps, at one epoch
+    monkeypatch.setattr(planning, "measured", lambda cell, device: pace)
+    words = "feddpc/table2 --dataset cifar10 --only FedDPC --seeds 0,1 --plan --jobs 2"
     assert reproduce(words, "--out", tmp_path / "out") == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head == f"4 runs in {tmp_path / 'out' / 'feddpc'}"
-    assert [line.split()[1:] for line in lines] == [["to", "do"]] * 4
+    assert head.startswith(f"4 runs in {tmp_path / 'out' / 'feddpc'}")
+    # 400 rounds x 10 clients x 1.5 steps x 0.1 s
+    todo = ["to", "do", "400", "rounds", "0.17", "h"]
+    assert [line.split()[1:] for line in lines[:4]] == [todo] * 4
+    assert lines[4].startswith("left: 0.67 hours of one process, 0.33 hours with --jobs 2")
+    assert lines[5:] == ["  lenet5, cifar10: 100.0 ms for one step"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_is_measured_in_this_process(monkeypatch):
+    cell = job("fedabc/table1 --dataset mnist --setting alpha=1.0 --only FedAvg").cells[0]
+    monkeypatch.setattr(cells, "work", lambda *_, **__: pytest.fail("a run was begun"))
+    digits = replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}}))
+    pace = planning.measured(digits, "cpu")
+    assert len(pace.samples) == 20
+    assert pace.step > 0
+    absent = replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "cifar11"}}))
+    assert planning.measured(absent, "cpu").startswith("could not be measured: ")
 
 
 # -- running it ------------------------------------------------------------------------------------
