@@ -43,6 +43,7 @@ from fednet.wire.payload import (
 SMALL_BYTES = 64 << 10  # payloads up to here are bytes within a process too: they are logged
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 LABEL_DTYPES = (torch.int64, torch.float32)
+MAX_AXES = 8
 MAX_ELEMENTS = 1 << 40
 
 # (Empty, not zeros: no kernel may run at import, before `train.portable` chooses among them.)
@@ -389,7 +390,10 @@ def _raw(values: torch.Tensor) -> memoryview:
     """A tensor's bytes, without a copy where it is contiguous on the CPU."""
     if not values.numel():
         return memoryview(b"")
-    return values.detach().cpu().contiguous().view(-1).numpy().data.cast("B")
+    flat = values.detach().cpu().contiguous().view(-1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return flat.numpy().data.cast("B")
 
 
 def floats(data: Buffer) -> torch.Tensor:
@@ -447,8 +451,8 @@ def _arrays(data: memoryview, got: Field, name: str) -> dict[str, torch.Tensor]:
     """The arrays that a field's bytes hold, as its form says."""
     arrays, at = dict[str, torch.Tensor](), 0
     for part, dtype, shape in got.parts:
-        if dtype not in DTYPES:
-            raise RemoteProtocolError(f"field {name}: dtype {dtype!r} not allowed")
+        if dtype not in DTYPES or len(shape) > MAX_AXES:
+            raise RemoteProtocolError(f"field {name}: dtype {dtype!r} or shape {shape} not allowed")
         count = math.prod(shape)
         size = count * DTYPES[dtype].itemsize
         # An empty array may have any sides, and those that no tensor can have do not show in its
@@ -459,6 +463,8 @@ def _arrays(data: memoryview, got: Field, name: str) -> dict[str, torch.Tensor]:
             )
         mine = data[at : at + size]
         at += size
+        if dtype == "bool" and any(b > 1 for b in set(mine)):
+            raise RemoteProtocolError(f"field {name}: a truth value is neither 0 nor 1")
         if count:
             value = torch.frombuffer(bytearray(mine), dtype=DTYPES[dtype]).view(shape)
         else:

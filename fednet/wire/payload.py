@@ -190,8 +190,10 @@ DTYPES = {
     "int32": torch.int32,
     "int64": torch.int64,
     "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "float64": torch.float64,
+    "bool": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _TENSORS = (Tensors, "Tensors of the model, whole (such as `done.x`)")

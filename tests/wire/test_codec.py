@@ -268,6 +268,10 @@ class Given(Payload):
     s: Images
 
 
+class Array(Payload):
+    a: Sketch
+
+
 def samples_form(size: int, *parts) -> list[m.Field]:
     return [m.Field("s", "condensed", size, size, list(parts))]
 
@@ -285,6 +289,7 @@ def samples_form(size: int, *parts) -> list[m.Field]:
         samples_form(12, ("x", "object", [1]), ("y", "int64", [1])),
         samples_form(8, ("x", "float32", [1, 0] + [1 << 30] * 6), ("y", "int64", [1])),
         samples_form(0, ("x", "float32", [0] + [1 << 40] * 7), ("y", "int64", [0])),
+        samples_form(12, ("x", "float32", [1] * 9), ("y", "int64", [1])),
         samples_form(1 << 20, ("x", "float32", [1 << 40, 1 << 40]), ("y", "int64", [1])),
     ],
     ids=lambda f: str([p[1:] for p in f[0].parts]),
@@ -292,6 +297,12 @@ def samples_form(size: int, *parts) -> list[m.Field]:
 def test_arrays_that_are_no_samples_are_refused(form):
     with pytest.raises(RemoteProtocolError):
         Codec(LAYOUT, {}).decode(Given, form, bytearray(form[0].size))
+
+
+def test_truth_value_of_another_byte_is_refused():
+    form = [m.Field("a", "sketch", 2, 2, [("", "bool", [2])])]
+    with pytest.raises(RemoteProtocolError, match="truth"):
+        Codec(LAYOUT, {}).decode(Array, form, bytearray(b"\x01\x02"))
 
 
 @pytest.mark.parametrize("items", CHAINS, ids=str)
