@@ -200,6 +200,9 @@ class ClientProtocol:
                 self._rejoin_at = now + self._rejoin_s
                 self._rejoin_s = min(2 * self._rejoin_s, REJOIN_MOST_S)
                 self._out.append(message)
+            elif message.unread:
+                # The server may wait for the lost message: after a join all is announced again.
+                self._out.append(Reconnect())
         elif message.run != self.run or message.inc != self.inc:
             raise RemoteProtocolError(
                 f"a message of another run or incarnation ({message.run[:16]!r}, {message.inc})"

@@ -277,11 +277,13 @@ class ServerProtocol:
         self.refused += 1
         self._note("refused", what=what, **more, reason=m.clean(reason), worker=worker)
 
-    def _refuse(self, conn: bytes, reason: str, what: str, final: bool = False) -> None:
+    def _refuse(
+        self, conn: bytes, reason: str, what: str, final: bool = False, unread: bool = False
+    ) -> None:
         """Counts a refusal; the sender is told of the first ones."""
         self._note_refused(what, reason, self.roster.worker_of(conn))
         if self.strikes.get(conn, 0) < REFUSALS:
-            self._send(conn, m.Refuse(reason=m.clean(reason), final=final))
+            self._send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
 
     def _too_long(self, since: float, patience: float | None) -> bool:
         """Whether so many seconds have passed since; None: never."""
@@ -327,10 +329,19 @@ class ServerProtocol:
         return self._instructions()
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
-        """A message that cannot be read."""
+        """A message that cannot be read: noise, or a reply that its worker sends again whenever it
+        is refused. After `REFUSALS` of these the tasks that the worker is at are refused.
+        """
         self.now = now
-        self._refuse(conn, reason, "frame")
+        self._refuse(conn, reason, "frame", unread=True)
         self.strikes[conn] = self.strikes.get(conn, 0) + 1
+        worker = self.roster.by_conn.get(conn)
+        for t in () if worker is None else self._held(worker):
+            if t.running:
+                t.unread = (t.unread + 1) % REFUSALS
+                if not t.unread:
+                    unread = f"{REFUSALS} messages that cannot be read"
+                    self._refuse_task(t, f"{unread}, the last: {reason}")
         return self._instructions()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:

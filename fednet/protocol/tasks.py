@@ -93,6 +93,7 @@ class TrackedTask(msgspec.Struct, eq=False):
     heard: float = 0.0  # hand-out, or the last message about this task
     faults_sent: bool = False  # the planned faults of its first hand-out
     refusals: int = 0
+    unread: int = 0  # unreadable messages while its worker was at it
     refused_by: set[str] = set()  # workers that failed; others are tried first
     deaths: int = 0  # how often its worker was lost while it was running it
     # Of the present attempt, if it was handed out.

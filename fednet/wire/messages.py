@@ -216,10 +216,13 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 
 class Refuse(Message, tag="refuse", frozen=True):
-    """Not accepted. `final`: trying again cannot help."""
+    """Not accepted. `final`: trying again cannot help. `unread`: the message was damaged, and what
+    it said is lost.
+    """
 
     reason: Text
     final: bool = False
+    unread: bool = False
 
 
 class Task(Message, tag="task", frozen=True):

@@ -69,7 +69,7 @@ FROM_SERVER = st.one_of(
         config=st.just("c"),
         ids=st.lists(st.integers(0, 3), max_size=4),
     ),
-    st.builds(m.Refuse, reason=st.just("no"), final=st.booleans()),
+    st.builds(m.Refuse, reason=st.just("no"), final=st.booleans(), unread=st.booleans()),
     sized(m.Task, judge=st.booleans()),
     st.builds(m.Cancel, key=KEYS, **MARKS),
     st.builds(m.End, over=st.booleans(), **MARKS),

@@ -466,6 +466,14 @@ def test_silent_server_is_left():
     assert c.tick(122.1) == [Reconnect()]
 
 
+def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connection():
+    c = working()
+    assert c.received(m.Refuse(reason="a pull out of turn"), None, 0.0) == []
+    assert c.received(m.Refuse(reason="damaged", unread=True), None, 0.0) == [Reconnect()]
+    c.closed(0.0)
+    assert sent(c.opened(0.0), m.Join)[0].holding == [key()]
+
+
 def test_refused_join_is_tried_again_unless_that_cannot_help():
     c = ClientProtocol(JOIN)
     c.opened(0.0)

@@ -22,7 +22,7 @@ from fednet.protocol.instructions import (
 )
 from fednet.protocol.server import UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
-from fednet.protocol.tasks import DEATHS, Rules
+from fednet.protocol.tasks import DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -316,6 +316,27 @@ def test_peer_is_told_of_its_first_refusals_in_each_round():
     assert told() == REFUSALS
     s.closed(b"1", 0.0)
     assert s.strikes == {}
+
+
+def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
+    s = begun()
+    dropped = []
+    for _ in range(REFUSALS * TRIES):
+        assert not dropped
+        dropped = of(s.undecodable(b"1", "reply: state: no digest", 0.0), Resolved)
+    (over,) = dropped
+    assert over.key.client == 0
+    assert over.reason == (
+        f"refused: {REFUSALS} messages that cannot be read, the last: reply: state: no digest"
+    )
+
+
+def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_is_at():
+    s = begun([spec(0, cost=2), spec(1, cost=1), spec(2)])
+    assert s.roster.workers["w"].queue == [0, 1]
+    noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS)]
+    notes = [n.fields for out in noise for n in of(out, Note)]
+    assert [fields["client"] for fields in notes if fields["what"] == "reply"] == [0]
 
 
 def test_an_empty_reply_is_whole_with_its_announcement():
