@@ -92,7 +92,7 @@ def _whole_numbers(text: str) -> list[int]:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "workload": {"type": values.names("W1,W2"), "metavar": "NAME,..."},
+    "workload": {"type": values.names, "metavar": "NAME,..."},
     "workers": {"type": values.at_least_one, "metavar": "W", "help": "processes [one a core]"},
     "repeat": {
         "type": values.at_least_one,
@@ -105,7 +105,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pfl": {"metavar": "PYTHON", "help": "a Python that has the package pfl [this one]"},
     "limit": {"type": values.seconds, "metavar": "T", "help": "of a run, or of all parts"},
     "device": {"metavar": "D", "help": "cpu, cuda or cuda:0"},
-    "part": {"type": values.names("W1,W2"), "metavar": "P,...", "help": ", ".join(card.PARTS)},
+    "part": {"type": values.names, "metavar": "P,...", "help": ", ".join(card.PARTS)},
     "clients": {"type": _whole_numbers, "metavar": "N,..."},
     "connections": {"type": _whole_numbers, "metavar": "N,..."},
     "dropout": {
