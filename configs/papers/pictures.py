@@ -1,10 +1,11 @@
-"""Pictures of the papers' tables: curves, sweeps, and clients' local models."""
+"""Pictures of the papers' tables: curves, sweeps, who holds what, and clients' local models."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from fednet import config, models
 from fednet.data import loading
 from fednet.papers import rendering
 from fednet.plain import JsonMapping
-from fednet.report import style
+from fednet.report import condensed, figures, style
 from fednet.report.canvas import Figure, write
 
 if TYPE_CHECKING:
@@ -179,6 +180,32 @@ def sweep(rows: Sequence[JsonMapping], table: str, path: Path, note: str = "") -
 
 
 # -- from the runs themselves ----------------------------------------------------------------------
+def details(
+    runs: Mapping[str, Run], folder: Path, name: str, note: str, classes: Sequence[str]
+) -> list[Path]:
+    """Writes, for one setting and its runs by method: who holds what, accuracy by class over the
+    rounds for the methods `classes`, condensed images where a run has them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [(f"{name}-partition", f) for f in figures.partition(next(iter(runs.values())))]
+    found += [
+        (f"{name}-{m.lower()}-classes", f)
+        for m in classes
+        if m in runs
+        for f in figures.class_accuracy(runs[m])
+    ]
+    written = []
+    for stem, figure in found:
+        title = f"{figure.title}; {note}" if note else figure.title
+        written.append(write(replace(figure, title=title), folder / f"{stem}.png"))
+    for run in runs.values():
+        for figure in condensed.images(run.dir):
+            title = f"condensed images; {note}" if note else "condensed images"
+            path = folder / f"{name}-condensed.png"
+            return [*written, write(replace(figure, title=title), path)]
+    return written
+
+
 BATCH = 512
 
 

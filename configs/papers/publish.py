@@ -17,8 +17,6 @@ and under results/PAPER-TABLE, of mini scale results/PAPER-TABLE-mini:
     .txt                  what was measured once for a table that has no runs
     .svg, -loss.svg       accuracy, training loss, against rounds and MB
     -sweep.svg            accuracy against the number in which the cells differ
-    /*-local.png          accuracy of the clients' local models by class
-    /*.png                others: figures of the report of one run, drawn once
     -chosen.json          settings that were searched for once, by cell: those tried, their
                           validation accuracy, the winner
 """
@@ -41,7 +39,7 @@ from fednet.files import write_aside
 from fednet.papers import rendering, results
 from fednet.papers.mini import DESCRIPTION, MINI, mini
 from fednet.plain import JsonDict, JsonMapping
-from fednet.report import open_run
+from fednet.report.read import Run, open_run
 
 HERE = Path(__file__).parent
 NOTES = {"full": "", "mini": MINI}  # above what was run, by scale
@@ -51,6 +49,13 @@ LOSSES = (  # figures of the papers with panels of training loss
     *(f"fedrds/{t}" for t in ("table3", "figure4")),
     "fedrds/text_section43",
 )
+SHOWN = {  # the pictures from runs that the papers have too
+    "fedabc/table1": ("-partition",),
+    "fedabc/figure2": ("-local",),
+    "feddc/table1": ("-partition", "-classes", "-condensed"),
+    "feddc/figure2_text": ("-classes",),
+}
+BY_CLASS = ("FedAvg", "FedDC")  # whose accuracy by class is drawn
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -133,19 +138,33 @@ def thinned(rows: Sequence[Row]) -> list[Row]:
 
 
 def draw_runs(name: str, scale: str, out: Path, folder: Path) -> None:
-    """Draws FedABC's Figure 2, from the first seed's run of each method."""
-    if name != "fedabc/figure2":
+    """Writes the pictures that the paper has too, from the first seed's runs of each setting."""
+    if name not in SHOWN:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    note = NOTES[scale]
+    runs_at = out / stem(name.partition("/")[0], scale)
+    settings: dict[str, dict[str, Run]] = {}
     for cell in papers.cells(name):
         config = (mini(cell) if scale == "mini" else cell).config
-        for run in sorted((out / stem("fedabc", scale)).glob(f"{config['name']}-seed*"))[:1]:
+        for run in sorted(runs_at.glob(f"{config['name']}-seed*"))[:1]:
             setting = order.setting(cell.column).lower().replace(" ", "-")
-            path = folder / f"{setting}-{cell.method.lower()}-local.png"
-            title = "; ".join(part for part in (cell.method, NOTES[scale]) if part)
-            done = (run / "summary.json").exists()
-            if done and pictures.local_models(open_run(run), path, title):
+            if (run / "summary.json").exists():
+                settings.setdefault(setting, {})[cell.method] = open_run(run)
+    for setting, runs in settings.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path] = []
+        if "-local" in SHOWN[name]:
+            for method, run in runs.items():
+                path = folder / f"{setting}-{method.lower()}-local.png"
+                title = "; ".join(part for part in (method, note) if part)
+                written += [p for p in [pictures.local_models(run, path, title)] if p]
+        else:
+            written += pictures.details(runs, folder, setting, note, BY_CLASS)
+        for path in written:
+            if path.stem.endswith(SHOWN[name]):
                 shrink(path)
+            else:
+                path.unlink()
 
 
 def shrink(picture: Path) -> None:
