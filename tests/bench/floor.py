@@ -1,6 +1,7 @@
 """The floor of a round: the same SGD steps in plain PyTorch, in as many processes as there are
 cores, with no communication. The best plain loop we know: one gather an epoch and then slices,
-fused SGD without torch's `Optimizer` around it, channels-last kernels unless the job says other.
+fused SGD without torch's `Optimizer` around it, channels-last kernels unless the job says other,
+and freed memory that is kept for the next step instead of going back to the system.
 On a GPU the data are there, and one process does all.
 
     python -m tests.bench.floor WORKLOAD.json      prints {"seconds": [...]}, one figure a round
@@ -52,10 +53,11 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
     from torch import nn
     from torch.optim.sgd import sgd
 
-    from fednet import models
+    from fednet import capacity, models
 
     die_with_parent(parent)  # else it would wait at the barrier for one that was killed
     torch.set_num_threads(1)
+    capacity.keep_freed_memory()
     shape, n, size = tuple(work["shape"]), work["samples"], work["batch_size"]
     model = models.build(work["model"], shape, 10, 0)
     torch.backends.cuda.matmul.allow_tf32 = work.get("tf32", False)
