@@ -318,7 +318,7 @@ class ClientLoop:
                     stray = "refused"
                 if instructions and isinstance(instructions[0], p.Stray):
                     stray = instructions[0].reason
-                self.link.book(CONNECTION, message, body, event.frames, stray)
+                self.link.record_received(CONNECTION, message, body, event.frames, stray)
                 self._follow(instructions)
             elif isinstance(event, Opened):
                 self._connected = True

@@ -23,8 +23,8 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Stray(msgspec.Struct, frozen=True):
-    """The message just received belongs to nothing that is under way: it is billed, and not used.
-    Comes first.
+    """The message just received belongs to nothing that is under way: its bytes are wasted. Comes
+    first.
     """
 
     reason: str
@@ -42,19 +42,19 @@ class Store(msgspec.Struct, frozen=True):
 class Arrived(msgspec.Struct, frozen=True):
     """All of a reply's payload is here. The caller checks it, and calls `accept` or `reject`.
 
-    taken_s: seconds since its worker started with the task. up: the connection that the reply came
-    over. down: the connection that its task went over; None: an evaluation within a task.
+    taken_s: seconds since its worker started with the task. up_conn: the connection that the reply
+    came over. down_conn: the one that its task went over; None: an evaluation within a task.
     """
 
     reply: m.Reply
     worker: str
     taken_s: float = 0.0
-    up: bytes = b""
-    down: bytes | None = None
+    up_conn: bytes = b""
+    down_conn: bytes | None = None
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """A client's task is over. reason: "" if its reply counts, else why it does not."""
+    """A client's task is over. reason: "" if its reply was accepted, else why none was."""
 
     key: Key
     reason: str = ""

@@ -154,7 +154,7 @@ class ServerProtocol:
         return self._instructions()
 
     def accept(self, key: Key, now: float) -> list[Instruction]:
-        """The reply was whole and sound, and counts."""
+        """The reply was whole and sound. The round may still leave it out when it is aggregated."""
         self.now = now
         t = self._current(key)
         if t is None or t.status is not TaskState.ARRIVED:
@@ -173,8 +173,8 @@ class ServerProtocol:
         return self._instructions()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
-        """The reply was not what was declared: it is billed, and the task is given out again a few
-        times at most.
+        """The reply was not what was declared: it is recorded as wasted, and the task is given out
+        again a few times at most.
         """
         self.now = now
         t = self._current(msgspec.structs.replace(key, purpose=self.purpose))
@@ -401,7 +401,7 @@ class ServerProtocol:
             self.roster.refused(known, str(objection).removeprefix("join: "))
             raise
         if new := sorted(i for i in ids if i >= self.clients):
-            self._ask(conn, join, new)
+            self._asks_to_join(conn, join, new)
             return "refused"
         if old is not None and old.conn is not None:
             self._out.append(HangUp(old.conn))
@@ -471,7 +471,7 @@ class ServerProtocol:
         if len(workers) >= limit:
             raise RemoteProtocolError(f"join: {limit} workers are connected already.")
 
-    def _ask(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
+    def _asks_to_join(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
         """A worker asks that clients join the run, which are not in it yet: it tries again until
         they are.
         """
@@ -587,12 +587,12 @@ class ServerProtocol:
     def _beat(self, worker: ClientProcess, beat: m.Message) -> None:
         if isinstance(beat, m.Slots):
             worker.slots = min(beat.slots, SLOTS)
-            self._next(worker)
+            self._run_next(worker)
             self._assign()
         elif isinstance(beat, m.Progress) and beat.client in worker.ids:
             # Its link is slow, not its worker, which is free for the next.
             if beat.phase == m.UPLOADING:
-                self._next(worker, beat.client)
+                self._run_next(worker, beat.client)
                 self._assign(worker)
             if beat.client in worker.queue:
                 self.tasks[beat.client].heard = self.now
@@ -650,7 +650,7 @@ class ServerProtocol:
         leaves = t.spec.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
-        self._next(worker, key.client)
+        self._run_next(worker, key.client)
         if reply.size == 0 or (body is not None and len(body) == reply.size):
             self._out.append(Store(key, 0, memoryview(b"") if body is None else body, reply.size))
             self._whole(t, worker, reply)
@@ -870,7 +870,7 @@ class ServerProtocol:
         )
         self._send(worker.conn, task, t.down.beside() if spec.body.size <= self.part else None)
 
-    def _next(self, worker: ClientProcess, done: int | None = None) -> None:
+    def _run_next(self, worker: ClientProcess, done: int | None = None) -> None:
         """The first tasks of the worker's queue run, as many as it has slots, and their deadlines.
         done: a client whose task takes no slot any more.
         """
@@ -957,7 +957,7 @@ class ServerProtocol:
         worker = self.roster.workers.get(t.worker)
         if worker is not None:
             worker.held.discard(t.spec.client)
-            self._next(worker, t.spec.client)
+            self._run_next(worker, t.spec.client)
 
     # -- how long the server waits -----------------------------------------------------------------
     def _depart(self) -> None:

@@ -48,8 +48,10 @@ ENOUGH = 3  # replies: of fewer none can have less than half
 
 
 class Aggregation:
-    """Adds up the replies of one exchange: `add` for each of them, then `result`. before: the
-    server's state at the beginning of the round; `server` is the one at that of this exchange.
+    """Adds up the replies of one exchange: `add` for each of them, then `result`.
+
+    before: the method's state at the server as the round began. server: the same as this exchange
+    began, to which the replies are added.
     """
 
     def __init__(self, session: Session, exchange: OpenExchange, before: State) -> None:

@@ -43,9 +43,9 @@ from fednet.server.exchange import (
     check_states,
     complete_task,
     may_stop,
-    prepared,
+    new_exchange,
     record_bills,
-    waiting,
+    waiting_rules,
 )
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
@@ -249,7 +249,7 @@ class Updates:
     def _open(self) -> None:
         """Opens a round: tasks go to those who are free."""
         self.rounds.gather(self.schedule.round)
-        self.opened = prepared(self.session, self.schedule.round, 0, (), self.carried, 0.0)
+        self.opened = new_exchange(self.session, self.schedule.round, 0, (), self.carried, 0.0)
         self.given, self._since = [], time.monotonic()
         self._second = self.schedule.at
         self._step(self.schedule.at)
@@ -259,7 +259,7 @@ class Updates:
         session, progress, specs = self.session, self.progress, []
         experiment = session.experiment
         for client, saved in sorted(progress.under_way.items()):
-            exchange = prepared(session, saved.round, 0, (), self.carried, saved.at)
+            exchange = new_exchange(session, saved.round, 0, (), self.carried, saved.at)
             exchange.opened -= progress.at - saved.at
             down = self.rounds.sent_down[f"sent-{saved.sent}"]
             assert isinstance(down, SentDown)
@@ -291,7 +291,7 @@ class Updates:
             self._under_way(client, task)
             if not task.over:
                 specs.append(spec)
-        self.io.begin((self.schedule.round, 0, "train"), specs, waiting(session))
+        self.io.begin((self.schedule.round, 0, "train"), specs, waiting_rules(session))
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""

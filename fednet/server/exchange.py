@@ -61,7 +61,8 @@ POLL_S = 0.2  # how often a request to stop is looked for
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run between two rounds. versions, states: by client, of its state that was
+    """The state of a run between two rounds. server: the method's own state at the server, which
+    has the model (`Algorithm.shared_model`). versions, states: by client, of its state that was
     last used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by
     field, and, by client, what compressors remember at both ends.
     """
@@ -160,8 +161,8 @@ class OpenRound:
 
     before, after: what it starts from, and what came of it so far; a void round changes nothing.
     started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
-    that the clients train in, once it is open. base: the second of the run at which its virtual
-    time began. runs: of the replies that counted. reports: by the clients.
+    that the clients train in, once it is open. virtual_start: the second of the run at which its
+    virtual time began. runs: of the replies that counted. reports: by the clients.
     """
 
     number: int
@@ -174,7 +175,7 @@ class OpenRound:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     virtual: float = 0.0
     virtual_split: dict[str, float] = field(default_factory=dict)
-    base: float = 0.0
+    virtual_start: float = 0.0
     predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
     dropped: dict[int, str] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
@@ -204,14 +205,14 @@ def open_exchange(
     """Encodes each client's task of an exchange and hands them to the protocol. at: the second of
     the run.
     """
-    exchange = prepared(session, round, index, cohort, before, at)
+    exchange = new_exchange(session, round, index, cohort, before, at)
     for client in cohort:
         ask(session, exchange, client)
     for (client, purpose), reply in exchange.found.items():
         if client not in exchange.asked and purpose == "train":
             why = "clients joined, and this one is not in the round any more"
             session.io.record_bill(reply.bill, False, why)
-    rules, specs = waiting(session), [a.spec for a in exchange.asked.values() if not a.over]
+    rules, specs = waiting_rules(session), [a.spec for a in exchange.asked.values() if not a.over]
     exchange.encoding = time.monotonic() - exchange.opened
     here = sum(1 for a in exchange.asked.values() if a.reply is not None)
     if rules.first is not None and here:  # what an earlier server received is among the first
@@ -224,7 +225,7 @@ def open_exchange(
     return exchange
 
 
-def prepared(
+def new_exchange(
     session: Session, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
 ) -> OpenExchange:
     """An exchange in which nobody is asked yet."""
@@ -242,7 +243,7 @@ def prepared(
     return exchange
 
 
-def waiting(session: Session) -> Rules:
+def waiting_rules(session: Session) -> Rules:
     """Returns how long the server waits, and for what."""
     section = session.config.round
     # Then the times of this process do not decide who counts.
@@ -567,7 +568,7 @@ def evaluated_by_clients(
         ask(session, exchange, client)
     if final:
         session.io.link.ledger.final = round, index
-    rules = dataclasses.replace(waiting(session), deadline=None, first=None)
+    rules = dataclasses.replace(waiting_rules(session), deadline=None, first=None)
     specs = [asked.spec for asked in exchange.asked.values()]
     session.io.begin((round, index, "evaluate"), specs, rules)
     for _ in replies(session, exchange):

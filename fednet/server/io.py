@@ -530,7 +530,7 @@ class ServerIO:
             ):
                 self.link.refused(conn, frames)
             else:
-                self.link.book(conn, message, body, frames, stray)
+                self.link.record_received(conn, message, body, frames, stray)
             self._do(instructions)
             self._heard += 1
             if self._heard >= TOGETHER or (body is not None and len(body) >= LARGE_BYTES):
@@ -602,10 +602,10 @@ class ServerIO:
             reply = self.inbox.take(arrived.reply, arrived.taken_s, (spec.check, spec.start), place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
-        if (arrived.up, key) in self._unsent or (arrived.down, key) in self._unsent:
+        if (arrived.up_conn, key) in self._unsent or (arrived.down_conn, key) in self._unsent:
             self._send_composed()  # before it is settled
-        self.link.ledger.add_to_bill(reply.bill, key, arrived.down, arrived.up)
-        if arrived.down is None:  # an evaluation within a task counts for itself
+        self.link.ledger.add_to_bill(reply.bill, key, arrived.down_conn, arrived.up_conn)
+        if arrived.down_conn is None:  # an evaluation within a task counts for itself
             self.link.ledger.settle_bill(reply.bill, True)
         self._logged.append(reply)
         self._taken[key.client, key.purpose] = reply

@@ -239,7 +239,7 @@ class Rounds:
         if here is not None:
             round.record.set(second=at, here=sum(here))
         if self.clock is not None:
-            round.base, round.virtual = base, at - base
+            round.virtual_start, round.virtual = base, at - base
         return round
 
     # -- a round's exchanges -----------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Rounds:
         for index in range(len(self.method.exchanges)):
             if index:
                 completed = sorted(round.exchange.done)
-                at = self.second() if self.clock is None else round.base + round.virtual
+                at = self.second() if self.clock is None else round.virtual_start + round.virtual
                 round.exchange = open_exchange(
                     self.session, round.number, index, completed, round.after, at
                 )

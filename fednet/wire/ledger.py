@@ -1,8 +1,13 @@
-"""The book of every byte.
+"""The ledger of every byte: the accounts that are open, and what becomes of them.
 
-Each side keeps one: a row a message, the parts of a payload summed. A row's bytes are its payload
-by kind and its envelope (headers, ZMTP framing, and the parts' headers). An account stays open
-until it is known whether what crossed was useful; `settle` writes its row.
+Each side keeps one, and writes its rows to its book (`wire.jsonl`): a row a message, the parts of a
+payload summed. A row's bytes are its payload by kind and its envelope (headers, ZMTP framing, and
+the parts' headers).
+
+    add           a message crosses: its bytes go to an account, which is opened if need be
+    add_to_bill   a reply was accepted: its accounts, and those of its task, become its bill
+    settle_bill   the round knows whether the reply was useful: the bill's rows are written
+    settle        what belongs to no accepted reply: the account's row is written
 """
 
 from __future__ import annotations
@@ -23,9 +28,11 @@ Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 
 
 class Account(msgspec.Struct, omit_defaults=True):
-    """A row that is still being written, and the line of the write-ahead log that it has until
-    then. counted: its messages are alike, and the row has their number. number: of the account,
-    where those under way are written down. incarnation: of the process that opened it. cut: its
+    """The bytes of a row that is not written yet: more may be added, or it is not known whether
+    they were useful. Until then it is a line of the write-ahead log.
+
+    counted: its messages are alike, and the row has their number. number: of the account, where
+    those under way are written down. incarnation: of the process that opened it. cut: its
     connection ended before it was known whether its bytes were useful: if they were not, they may
     not have arrived. written: an earlier process has written its row, as useful.
     """
@@ -216,8 +223,9 @@ class Ledger:
     def settle_bill(
         self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
     ) -> None:
-        """Writes the rows of a bill. Of a payload that crossed to several servers the last one
-        is useful. reason: why nothing is. staleness: of the reply.
+        """Writes the rows of a bill. If a payload crossed once to each of several server
+        processes, only its last crossing is useful. reason: why nothing is useful. staleness: of
+        the reply.
         """
         for way in ("down", "up"):
             last, accounts = 0, list[Account]()

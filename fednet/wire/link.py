@@ -1,9 +1,9 @@
-"""The choke point: the one place that encodes, bills and sends, and that decodes and bills what
-comes.
+"""The one place that encodes, records and sends messages, and that decodes and records what comes.
 
-`send` is handed in, so the same link serves every transport. The parts of a payload share its
-announcement's account, the pulls that fetch them another, and a connection's heartbeats a third;
-every other message is a row at once.
+To record a message is to add its bytes to an account of the ledger, which becomes a row of the book
+once it is settled (see `ledger`). The parts of a payload share its announcement's account, the
+pulls that fetch them another, and a connection's heartbeats a third; every other message is a row
+at once. `send` is handed in, so the same link serves every transport.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Frame = Any  # bytes, as the transport has them
 
 
 class Outgoing(NamedTuple):
-    """A message that is billed and has not left. name: of its account; envelope, kinds, raw: what
+    """A message that is recorded and has not left. name: of its account; envelope, kinds, raw: what
     it added there.
     """
 
@@ -44,7 +44,7 @@ class Link:
     """One side of all connections of a process. side: "server" or "client". framing: bytes on the
     wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
     message. part: bytes of a payload's parts, but the last; with `WHOLE` a payload is one frame
-    within a process, and is billed in parts of `PART` as it would cross a network.
+    within a process, and is recorded in parts of `PART` as it would cross a network.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Link:
 
     # -- messages ----------------------------------------------------------------------------------
     def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
-        """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
+        """Encodes, records and sends. False if the connection is gone; nothing is recorded then."""
         return self.send_composed(self.compose(conn, message, body))
 
     def compose(self, conn: bytes, message: m.Message, body: Content | None = None) -> Outgoing:
-        """Encodes a message, and bills it as one that is under way, before it leaves."""
+        """Encodes a message, and adds it to its account before it leaves."""
         frames: list[Frame] = [encode(message)]
         if body is not None:
             frames.append(body)
@@ -83,7 +83,7 @@ class Link:
         return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
 
     def send_composed(self, out: Outgoing) -> bool:
-        """Sends what was composed, and takes it off the bill where its connection is gone."""
+        """Sends what was composed; takes it out of its account if its connection is gone."""
         sent = self._send(out.conn, out.frames)
         if not sent:
             self.ledger.take_back(out.name, out.envelope, out.kinds, out.raw)
@@ -92,8 +92,8 @@ class Link:
         return sent
 
     def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Content | None]:
-        """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is
-        billed as refused, and raises RemoteProtocolError.
+        """Decodes; the caller calls `record_received` once it knows whose the message is. What
+        cannot be decoded is recorded as refused, and raises RemoteProtocolError.
         """
         try:
             return self._decode(frames, self._most)
@@ -101,7 +101,7 @@ class Link:
             self.refused(conn, frames)
             raise
 
-    def book(
+    def record_received(
         self,
         conn: bytes,
         message: m.Message,
@@ -109,9 +109,9 @@ class Link:
         frames: Sequence[Frame],
         stray: str = "",
     ) -> None:
-        """Bills what was received. stray: why it belongs to nothing that is under way (late,
-        doubled, refused): it gets a row of its own then, and leaves the account of what it
-        resembles alone.
+        """Adds what was received to its account; whether it was useful is not known yet. stray:
+        why it belongs to nothing that is under way (late, doubled, refused). It is wasted then: it
+        gets a row of its own, and the account of the payload that it names stays as it is.
         """
         nbytes = sum([self._framing(len(frame)) for frame in frames])
         if conn in self._booked:  # else it has ended, and been counted
@@ -121,8 +121,8 @@ class Link:
             self.ledger.settle(name, False, reason=stray or None)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
-        """Bills what came, unread or of no use, without a row of its own."""
-        self.book(conn, UNREAD, None, frames, "refused")
+        """Records what came, unread or of no use, without a row of its own."""
+        self.record_received(conn, UNREAD, None, frames, "refused")
 
     def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> AccountName:
         """Adds bytes to a row of many messages; returns the name of its account."""
@@ -142,9 +142,9 @@ class Link:
         stray: str = "",
     ) -> tuple[AccountName, int, dict[str, int], int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
-        and what was added: envelope, bytes by kind, raw bytes). What has to do with a payload is
-        added to that payload's account, and what is stray is not, although its form is looked up
-        there.
+        and what was added: envelope, bytes by kind, raw bytes). A part of a payload is added to
+        that payload's account. A stray one is not, but its kinds are found by the form that is
+        noted there.
         """
         key: m.Key | None = getattr(message, "key", None)
         kinds, raw = dict[str, int](), 0
@@ -179,7 +179,7 @@ class Link:
         return name, envelope, kinds, raw
 
     def _parts(self, name: AccountName, message: m.Task | m.Reply, length: int) -> int:
-        """The bytes that so much of a payload takes in parts. Bills the pulls for them too."""
+        """The bytes that so much of a payload takes in parts. Records the pulls for them too."""
         key, run, inc = message.key, message.run, message.inc
         starts = range(0, length, m.PART)
         header = len(encode(m.Part(run=run, inc=inc, key=key, index=0)))
@@ -212,7 +212,7 @@ class Link:
 
     # -- connections -------------------------------------------------------------------------------
     def opened(self, conn: bytes, stranger: bool = False) -> None:
-        """Bills the greeting and the handshake of a new connection. stranger: until `joined` its
+        """Records the greeting and the handshake of a new connection. stranger: until `joined` its
         bytes are counted with those of all strangers, who may be as many as they like.
         """
         if stranger:
@@ -235,9 +235,9 @@ class Link:
         self._strangers.discard(conn)
 
     def undecoded(self, conn: bytes, received: int | None, **more: object) -> None:
-        """A connection has ended over which the kernel received so many bytes: bills what never
-        became a message. libzmq drops a message that is cut short, or damaged under CURVE, and says
-        nothing of its bytes.
+        """A connection has ended over which the kernel received so many bytes: records what
+        never became a message. libzmq drops a message that is cut short, or damaged under CURVE,
+        and says nothing of its bytes.
         """
         beyond = (received or 0) - self._booked.pop(conn, received or 0)
         if beyond > 0 and conn in self._strangers:

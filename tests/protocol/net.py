@@ -100,7 +100,7 @@ class Site:
             stray = "refused"
         if instructions and isinstance(instructions[0], c.Stray):
             stray = instructions[0].reason
-        self.link.book(b"", message, body, frames, stray)
+        self.link.record_received(b"", message, body, frames, stray)
         self.do(instructions)
 
     def answer(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
@@ -172,7 +172,7 @@ class Net:
                     taken = self.done if main else self.judged
                     taken[key] = payload
                     bill = []
-                    self.ledger.add_to_bill(bill, key, i.down, i.up)
+                    self.ledger.add_to_bill(bill, key, i.down_conn, i.up_conn)
                     self.ledger.settle_bill(bill, True)
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
@@ -197,7 +197,7 @@ class Net:
         stray = (
             instructions[0].reason if instructions and isinstance(instructions[0], s.Stray) else ""
         )
-        self.link.book(conn, message, body, frames, stray)
+        self.link.record_received(conn, message, body, frames, stray)
         self.do(instructions)
 
     def begin(

@@ -143,7 +143,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     got = replies(s, b"1", 0)
     assert got == [
         Store(key(), 0, memoryview(b"abc"), 3),
-        Arrived(reply(), "w", up=b"1", down=b"1"),
+        Arrived(reply(), "w", up_conn=b"1", down_conn=b"1"),
     ]
     assert s.accept(key(), 1.0) == [Resolved(key(0))]
 

@@ -443,7 +443,7 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     monkeypatch.setattr(io.protocol, "accept", lambda key, now: [])
     both.client_transport.close()
     io.inbox.store(key, 0, memoryview(b"abc"), 3)
-    where = {"up": b"another", "down": b"another", over: last}
+    where = {"up_conn": b"another", "down_conn": b"another", f"{over}_conn": last}
     io._act(
         [
             Send(last, m.Pull(run="run", inc=1, key=key, first=0, count=1)),

@@ -42,7 +42,7 @@ class Ends:
         frames = self.wire.pop()
         got, got_body = self.server.receive(b"c", frames)
         assert got == message
-        self.server.book(b"c", got, got_body, frames, stray)
+        self.server.record_received(b"c", got, got_body, frames, stray)
         return sum(len(f) + 1 for f in frames)
 
 
@@ -175,7 +175,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
             if granted is not None:
                 pull = m.Pull(run="r", inc=1, key=KEY, first=granted[0], count=granted[1])
                 cut.server.send(b"c", pull)
-                cut.client.book(b"c", pull, None, cut.wire.pop())
+                cut.client.record_received(b"c", pull, None, cut.wire.pop())
             part = body[index * m.PART : (index + 1) * m.PART]
             cut.up(m.Part(run="r", inc=1, key=KEY, index=index), part)
             window.take(index, part)
