@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from fednet.algorithms.base import Payload, Weights
 from fednet.errors import RemoteProtocolError
+from fednet.loading import WrongPart
 from fednet.server.inbox import HeldMemory, ReceivedReply, ReplyRecord, Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
+from fednet.wire.compress import Chain
+from fednet.wire.compressors.values import Half
 from fednet.wire.messages import Key
 
 LAYOUT = Layout(
@@ -26,9 +30,9 @@ class Whole(Payload):
     x: Weights
 
 
-def admit(w, mask, exempt):
+def admit(w, mask, exempt=frozenset(), chains=None):
     """Asks for a reply of these values."""
-    codec = Codec(LAYOUT, {}, exempt=exempt)
+    codec = Codec(LAYOUT, chains or {}, exempt=exempt)
     exp = SimpleNamespace(
         up=codec,
         shared=LAYOUT,
@@ -71,3 +75,16 @@ def test_values_that_are_not_finite_or_too_large_are_refused(w, mask, exempt, sa
     refused = pytest.raises(RemoteProtocolError, match=f"field x: {says}")
     with refused if says else contextlib.nullcontext():
         admit(w, mask, frozenset({"mask"} if exempt else ()))
+
+
+def test_a_reply_at_which_a_compressor_of_the_users_own_fails_is_refused():
+    class Mine(Half):
+        def encode(self, x, rng):
+            return b"\xff" * self.nbytes(x.size)
+
+        def decode(self, data, n):
+            self.decode = lambda data, n: int(bytes(data))  # the sender has read it
+            return np.zeros(n, dtype=np.float32)
+
+    with pytest.raises(WrongPart, match=r"^ValueError: invalid literal .*test_admission.py, line"):
+        admit(ZERO, (0.0, 0.0), chains={"state": Chain(values=Mine())})
