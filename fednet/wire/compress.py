@@ -21,6 +21,7 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.loading import Arguments, Check, held
 from fednet.options import instance
 from fednet.wire.compressors.base import (
     Feedback,
@@ -29,6 +30,7 @@ from fednet.wire.compressors.base import (
     Memory,
     Part,
     Reduce,
+    Select,
     Values,
 )
 from fednet.wire.compressors.feedback import ErrorFeedback
@@ -192,6 +194,9 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
                 f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and "
                 f"Lossless."
             )
+        for base, returns in RETURNS.items():
+            if isinstance(part, base):
+                held(type(part), returns)
         after = list(places)[list(places).index(place) :]
         if any(getattr(chain, name) is not None for name in after):
             raise ConfigError(f"{chain}: {item!r} cannot follow; {ORDER}")
@@ -231,3 +236,33 @@ def chains(
         if chain.parts:
             found[kind] = chain
     return found
+
+
+# -- what the functions of a user's own compressor return ------------------------------------------
+def _a(kind: type | tuple[type, ...], expected: str) -> Check:
+    """Returns a check that says what was expected where something else was returned."""
+
+    def check(part: Part, given: Arguments, found: object) -> str | None:
+        return None if isinstance(found, kind) else expected
+
+    return check
+
+
+_BYTES = _a(bytes, "bytes")
+_TENSOR = _a(torch.Tensor, "a tensor")
+_ARRAY = _a(np.ndarray, "an array")
+_NUMBER = _a((int, np.integer), "a whole number")
+# Of another length, the chain itself refuses it.
+RETURNS: Mapping[type[Part], Mapping[str, Check]] = {
+    Feedback: {"wanted": _TENSOR, "said": _BYTES, "kept": _TENSOR, "received": _TENSOR},
+    Reduce: {
+        "count": _NUMBER,
+        "head": _NUMBER,
+        "reduce": _a(tuple, "(bytes, an array)"),
+        "left": _NUMBER,
+        "expand": _ARRAY,
+    },
+    Select: {"select": _ARRAY},
+    Values: {"nbytes": _NUMBER, "encode": _BYTES, "decode": _ARRAY},
+    Lossless: {"bound": _NUMBER, "encode": _BYTES, "decode": _BYTES},
+}

@@ -9,9 +9,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.loading import WrongPart
 from fednet.wire import compress
-from fednet.wire.compressors.base import index_bytes, pack_indices, unpack_indices
+from fednet.wire.compressors.base import (
+    Feedback,
+    Lossless,
+    Select,
+    Values,
+    index_bytes,
+    pack_indices,
+    unpack_indices,
+)
 from fednet.wire.compressors.selecting import TopK
 
 CHAINS = [
@@ -130,6 +140,28 @@ def test_a_part_of_ones_own_that_gives_back_another_number_of_values_is_refused(
 
     with pytest.raises(RemoteProtocolError, match=r"of shape \(5,\), expected \(10,\)"):
         sent(compress.Chain(select=Short(0.5)), normal(10))
+
+
+@pytest.mark.parametrize(
+    ("base", "function", "returned", "said"),
+    [
+        (Feedback, "wanted", 1, "wanted of Own .* returned int, expected a tensor"),
+        (Select, "select", [0], "select of Own .* returned list, expected an array"),
+        (Values, "nbytes", 0.5, "nbytes of Own .* returned float, expected a whole number"),
+        (Values, "encode", "x", "encode of Own .* returned str, expected bytes"),
+        (Values, "decode", b"x", "decode of Own .* returned bytes, expected an array"),
+        (Lossless, "decode", None, "decode of Own .* returned NoneType, expected bytes"),
+    ],
+)
+def test_what_a_compressor_of_ones_own_returns_wrongly_is_told_with_its_place(
+    base, function, returned, said, monkeypatch
+):
+    returns = {"nbytes": 40, "encode": b"\0" * 40, function: returned}
+    functions = {name: lambda self, *given, v=v: v for name, v in returns.items()}
+    own = type("Own", (base,), {"contracts": True, **functions})
+    monkeypatch.setitem(registry.compressor._parts, "own", own)
+    with pytest.raises(WrongPart, match=said.replace(".*", r"\(test_compress\.py, line \d+\)")):
+        compress.parse(["own"]).send(normal(10), rng(), compress.Memory({}, {}, "x"))
 
 
 @pytest.mark.parametrize("items", [[], ["zstd"]])
