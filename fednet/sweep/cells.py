@@ -3,6 +3,7 @@
     FOLDER/NAME/           a run
     FOLDER/.cells/NAME/    its configuration, its log, a lock while a process is at it, and a file
                            `failed` if it failed
+    FOLDER/.cells/order    the names of all runs, in the order of the sweep
 
 The state of a run follows from its directory. A run that is done is left alone, one that was cut
 short is resumed, and one that another process is at is left to it.
@@ -98,9 +99,19 @@ class RunSpec:
 
 
 def ended(folder: Path) -> list[Path]:
-    """Returns the runs of a sweep's folder that are done, by name."""
-    names = sorted(path.parent.name for path in (folder / ".cells").glob("*/config.yaml"))
+    """Returns the runs of a sweep's folder that are done, in the order of the sweep: `fednet
+    compare` compares the others with the first. Last come those that the file of the order lacks:
+    of two commands that begin at once, one may write over the other's names.
+    """
+    there = sorted(path.parent.name for path in (folder / ".cells").glob("*/config.yaml"))
+    names = dict.fromkeys([*_order(folder), *there])
     return [folder / name for name in names if (folder / name / "summary.json").exists()]
+
+
+def _order(folder: Path) -> list[str]:
+    """Returns the names in the file of the order, also those of a damaged one."""
+    path = folder / ".cells" / "order"
+    return path.read_text("utf-8", "replace").splitlines() if path.exists() else []
 
 
 def command(task: RunSpec, options: Sequence[str]) -> list[str]:
@@ -143,6 +154,11 @@ def work(
     """
     placement.check(device)  # once, not by each run
     waiting = {task.run: (task, task.check()) for task in tasks}
+    for folder in {task.folder for task in tasks}:
+        mine = [task.name for task in tasks if task.folder == folder]
+        names = dict.fromkeys([*_order(folder), *mine])  # after those of earlier commands
+        (folder / ".cells").mkdir(parents=True, exist_ok=True)
+        write_aside(folder / ".cells" / "order", "".join(f"{name}\n" for name in names))
     going: list[Running] = []
     signals: list[int] = []  # that asked this process to stop
     halted: tuple[str, bool] | None = None  # where, and whether by the keyboard

@@ -141,6 +141,20 @@ def test_cells_run_once_and_a_sweeps_folder_stands_for_those_that_are_done(three
     assert not found[0].config["report"]  # one page is drawn over all
 
 
+def test_finished_cells_are_compared_in_the_order_of_the_sweep_and_others_come_last(three):
+    """Names alone would put a chain of compressors, `state-topk`, before none, `state_seed0`."""
+    three.write_text("base: base.yaml\nvary: {train.lr: [0.2, 0.1]}\n")
+    ran(three)
+    folder = three.parent / "three"
+    assert [run.name for run in opened([folder])] == ["lr0.2_seed0", "lr0.1_seed0"]
+    three.write_text("base: base.yaml\nvary: {train.lr: [0.05]}\n")
+    ran(three)
+    assert [run.name for run in opened([folder])][2:] == ["lr0.05_seed0"]
+    (folder / ".cells" / "order").write_bytes(b"lr0.2_seed0\n\xff\n")
+    found = [run.name for run in opened([folder])]
+    assert found == ["lr0.2_seed0", "lr0.05_seed0", "lr0.1_seed0"]
+
+
 def test_a_done_cell_under_another_configuration_is_an_error(three):
     ran(three)
     assert ran(three, sets=["data.root=elsewhere"])[0] == ["done"] * 3  # no result changes
