@@ -104,8 +104,12 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
+        # libyaml does not say which character it found, and nobody sees a tab.
+        lines = text.splitlines()[mark.line :] if mark else []
+        found = f"in {lines[0][:80]!r}" if lines else "at the end"
         raise ConfigError(
-            f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context}."
+            f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context} "
+            f"{found}."
         ) from None
     except (yaml.YAMLError, UnicodeError) as wrong:  # a character that YAML does not allow
         raise ConfigError(f"{source}: not valid YAML: {str(wrong).splitlines()[0]}.") from None
