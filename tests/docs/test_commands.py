@@ -50,6 +50,7 @@ def test_the_readme_is_short_names_each_method_once_and_its_commands_are_underst
     section = README.partition("## Methods")[2].partition("\n## ")[0]
     named = [n for n in re.findall(r"`(\w+)`", section) if n in registry.algorithm.names()]
     assert sorted(named) == registry.algorithm.names()
+    assert re.findall(r"\b(\d+) methods\b", README) == [str(len(named))]
     assert len(commands()) > 10
     for line in commands():
         understood(shlex.split(line))

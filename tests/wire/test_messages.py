@@ -64,6 +64,9 @@ FROM_SERVER = [
     ),
     m.Cancel(run="r", inc=2, key=KEY),
     m.End(run="r", inc=2, over=False, reason="stopped"),
+    m.Alive(run="r", inc=2),
+    m.Pull(run="r", inc=2, key=KEY, first=4, count=4),
+    m.Part(run="r", inc=2, key=KEY, index=4),
 ]
 
 
@@ -78,6 +81,11 @@ DECODE = [
     *((message, decode_from_client) for message in FROM_CLIENT),
     *((message, decode_from_server) for message in FROM_SERVER),
 ]
+
+
+def test_the_lists_have_every_kind_of_message():
+    assert [type(message) for message in FROM_CLIENT] == [*m.FROM_CLIENT]
+    assert [type(message) for message in FROM_SERVER] == [*m.FROM_SERVER]
 
 
 def damaged(header: bytes) -> bytes:
