@@ -1,7 +1,7 @@
 """The interface of a method.
 
 A method declares the states of both sides (`Server`, `Client`), the messages between them (`Down`,
-`Up`), and a few functions of these values. `self` has the configuration only, so that one function
+`Up`), and a few functions of these values. `self` has the configuration and no state: one function
 makes the checkpoints of all methods. The client's functions can use the client's state, the message
 that it got and its `host`, and nothing else.
 
@@ -174,8 +174,9 @@ class Algorithm:
     needs_public: ClassVar[bool] = False  # an error without a public set
     # What is held out for the server is for this method (see data.baseline_pool).
     uses_public: ClassVar[bool] = False
-    # The accumulator is a sum of updates: clipping and noise may be applied to it. True by default
-    # for a method of one exchange that declares one `weighted` sum, as is `asynchronous`.
+    # The accumulator is a sum of updates: clipping and noise may be applied to it. If `summed`
+    # declares one sum, `weighted`, and there is one exchange, this and `asynchronous` are True
+    # unless the method says otherwise.
     sums_updates: ClassVar[bool] = False
     # The fields of Up that are summed, each `weighted` by `weight(run)`, or `plain`. Accumulator
     # has a Sum of the same name for each, and nothing else. `accumulate` sums them by default, and

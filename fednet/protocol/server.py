@@ -472,8 +472,8 @@ class ServerProtocol:
             raise RemoteProtocolError(f"join: {limit} workers are connected already.")
 
     def _asks_to_join(self, conn: bytes, join: m.Join, new: Sequence[int]) -> None:
-        """A worker asks that clients join the run, which are not in it yet: it tries again until
-        they are.
+        """A worker wants clients to join the run that are not in it yet. It is refused for now, and
+        asks again until they have joined.
         """
         if any(self._candidates.get(i) != conn for i in new):
             named = {"worker": join.worker, "host": join.host, "pid": join.pid}
