@@ -709,6 +709,15 @@ def test_client_that_never_joined_or_prepares_is_waited_for_but_not_for_ever(joi
     assert of(s.tick(absent_at), Resolved) == [Resolved(key(0), "absent")]
 
 
+def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
+    s = begun(rules=Rules(closed=3.0))
+    session = s.roster.workers["w"].session
+    s.closed(b"1", 1.0)
+    again = m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key()])
+    say(s, b"2", again, 3.0)
+    assert s.tick(6.0) == []
+
+
 def test_task_that_kills_its_workers_ends():
     s, now = begun(rules=Rules(closed=0.0)), 0.0
     for n in range(2, 3 + DEATHS):
@@ -974,6 +983,12 @@ def test_phase_that_begins_cancels_the_one_before():
     assert Spend(b"1", "down", key(0), "the phase is over") in out
 
 
+def test_part_with_the_key_of_an_evaluation_is_not_stored():
+    s = begun()
+    say(s, b"1", reply(size=m.PART + 1))
+    assert part(s, b"1", purpose="evaluate") == [Stray("late")]
+
+
 @pytest.mark.parametrize("ends", ["phase", "deadline", "closed", "refused", "accepted"])
 def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
     rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
@@ -1190,3 +1205,6 @@ def test_more_tasks_go_out_under_their_own_round_beside_those_under_way():
     assert isinstance(out[0], Stray)
     assert of(out, Resolved) == []
     assert of(answer(s, b"1", 1, 2.0), Resolved) == [Resolved(key(1))]
+    # A server that takes up such a run hands out tasks of several rounds.
+    out = s.begin(3, 0, "train", [spec(0, round=2), spec(1, round=3)], Rules(), 3.0)
+    assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(1, round=3)]

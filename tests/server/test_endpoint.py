@@ -8,6 +8,7 @@ import pytest
 
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
+from fednet.protocol.tasks import Rules
 from fednet.server import endpoint
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
@@ -43,6 +44,13 @@ def test_heartbeats_are_often_enough_for_the_patience_and_seldom_enough_for_thou
 def test_not_so_seldom_that_one_who_is_alive_counts_as_lost():
     with pytest.raises(ConfigError, match=r"round.lost.beat: 6 s: round.lost.silent of 10 s"):
         beat(beat=6, closed=60)
+
+
+def test_clients_are_waited_for_as_configured_and_those_in_this_process_are_never_silent():
+    lost = {"silent": 40, "closed": 60}
+    config = from_mapping({"round": {"join": 50, "lost": lost}})
+    for inline, silent in ((False, 40), (True, None)):
+        assert endpoint.patience(config, inline) == Rules(closed=60, silent=silent, join=50)
 
 
 def test_it_says_how_clients_join(tmp_path, monkeypatch):
