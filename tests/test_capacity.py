@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from fednet import capacity, data, models
+from fednet import capacity, models
 from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.config import from_mapping
+from fednet.data.loading import load
 from fednet.errors import ConfigError
 from fednet.launch import start
 from fednet.server.watch import Hosting
@@ -49,7 +50,7 @@ def test_a_size_is_found_without_a_draw_and_a_builder_that_needs_values_is_left_
 def test_samples_that_the_machine_cannot_hold_are_refused_with_the_figure(options):
     section = from_mapping({"data": {"dataset": "synthetic", **options}}).data
     with pytest.raises(ConfigError, match=r"takes .* (GB|MB).* are free"):
-        data.load(section)
+        load(section)
 
 
 def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, monkeypatch):

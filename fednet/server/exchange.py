@@ -44,7 +44,7 @@ from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply
 from fednet.server.io import LEFT_OUT
 from fednet.training.evaluation import Counts
-from fednet.training.samples import batches
+from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compressors.base import Memory
 from fednet.wire.ledger import Kinds
@@ -383,7 +383,7 @@ def task_cost(session: Session, client: int, index: int) -> int:
         return train.steps
     federation = session.experiment.federation
     n = len(federation.parts[client]) if federation is not None else session.samples(client)
-    return train.epochs * len(batches(n or 0, train.batch_size))
+    return train.epochs * batch_count(n or 0, train.batch_size)
 
 
 # -- collecting ------------------------------------------------------------------------------------

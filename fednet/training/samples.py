@@ -23,12 +23,20 @@ def piece(x: Inputs, start: int, end: int) -> Inputs:
     return mapped(x, lambda part: part[start:end])
 
 
+def batch_count(n: int, size: int, batch_norm: bool = False) -> int:
+    """The number of batches of one epoch, see `batches`. None is listed: a site may say that it has
+    billions of samples.
+    """
+    count = -(-n // size)
+    if batch_norm and count > 1 and 0 < n % size <= FEW:
+        count -= 1
+    return count
+
+
 def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]]:
     """(start, end) of the batches of one epoch. The last may be smaller. With BatchNorm a last
     batch of at most FEW samples, whose statistics mean little, is left out unless it is the only
     one.
     """
-    count = -(-n // size)
-    if batch_norm and count > 1 and 0 < n % size <= FEW:
-        count -= 1
+    count = batch_count(n, size, batch_norm)
     return [(start, min(start + size, n)) for start in range(0, count * size, size)]
