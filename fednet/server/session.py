@@ -38,7 +38,6 @@ from fednet.plain import JsonMapping
 from fednet.protocol.server import ServerProtocol
 from fednet.records import reading
 from fednet.records.manifest import RunProgress
-from fednet.server.books import WriteAheadLog, recover
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.growth import check_division, grown
@@ -47,6 +46,7 @@ from fednet.server.io import Events, ServerIO
 from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting, Watch
+from fednet.server.write_ahead_log import WriteAheadLog, recover
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 from fednet.transport.framing import connection_bytes, framing
@@ -103,7 +103,7 @@ class Session:
             self.events,
             endpoint.pump,
             self.faults.at,
-            functools.partial(self.flight.note, self.link.ledger),
+            functools.partial(self.write_ahead_log.note, self.link.ledger),
         )
         self.watch = Watch(directory, self.io, how, config.rounds)
         self.tracker = Trackers(config, directory, how.display.note)
@@ -214,12 +214,15 @@ class Session:
     def _link(self) -> Link:
         curve = self.config.security.curve
         ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
-        flight = self.directory / "checkpoint" / "flight.jsonl"
-        self.flight = WriteAheadLog(flight, self.config.checkpoint.fsync, self.files.wire)
-        rows, progress = read_lines(self.files.wire.path), self.resumed[1] if self.resumed else None
-        self.inbox.bills = recover(self.flight, ledger, rows, self.inbox.on_record(), progress)
-        self.files.wire.flush()
-        self.flight.keep(ledger)
+        book = self.files.wire
+        path = self.directory / "checkpoint" / "flight.jsonl"
+        log = WriteAheadLog(path, self.config.checkpoint.fsync, book)
+        self.write_ahead_log = log
+        progress = self.resumed[1] if self.resumed else None
+        on_record = self.inbox.on_record()
+        self.inbox.bills = recover(log, ledger, read_lines(book.path), on_record, progress)
+        book.flush()
+        log.keep(ledger)
         return Link(
             "server",
             self.endpoint.transport.send,
@@ -270,7 +273,7 @@ class Session:
                 lambda: self.io.close(over),
                 self.files.flush,
                 self.files.close,
-                self.flight.close,
+                self.write_ahead_log.close,
                 self.tracker.close,
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),
                 self.logs.close,

@@ -10,8 +10,8 @@ import pytest
 
 from fednet.files import Lines, plain_line, read_rows
 from fednet.records.manifest import RunProgress, UnderWay
-from fednet.server import books
-from fednet.server.books import WriteAheadLog, recover
+from fednet.server import write_ahead_log
+from fednet.server.write_ahead_log import WriteAheadLog, recover
 from fednet.wire import messages as m
 from fednet.wire.ledger import Account, Ledger, Row
 from fednet.wire.link import Link
@@ -124,14 +124,14 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(
 def test_the_write_ahead_log_is_rewritten_with_what_is_open_and_loses_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_aside, rewritten = books.write_aside, list[int]()
+    write_aside, rewritten = write_ahead_log.write_aside, list[int]()
 
     def counted(path: Path, text: bytes, fsync: bool) -> bool:
         rewritten.append(text.count(b"\n"))
         return write_aside(path, text, fsync=fsync)
 
-    monkeypatch.setattr(books, "write_aside", counted)
-    monkeypatch.setattr(books, "LONG", 1000)
+    monkeypatch.setattr(write_ahead_log, "write_aside", counted)
+    monkeypatch.setattr(write_ahead_log, "LONG", 1000)
     flight = flight_in(tmp_path)
     ledger = Ledger([].append, 1, numbered=True)
     sizes = []
@@ -155,8 +155,8 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     """Neither one of a connection nor one in a bill. A last line that was torn is the only loss."""
-    monkeypatch.setattr(books, "LONG", 0)
-    write_aside = books.write_aside
+    monkeypatch.setattr(write_ahead_log, "LONG", 0)
+    write_aside = write_ahead_log.write_aside
 
     def crash(*given: object, **how: object) -> None:
         if replaced:
@@ -180,7 +180,7 @@ def test_a_crash_as_the_write_ahead_log_is_rewritten_loses_no_account(
     flight.note(ledger)
     ledger.settle((b"conn", "down", "task", Key(1, 0, 0, 0)), True)
     ledger.add_to_bill([], Key(1, 0, 0, 1), b"conn", b"conn")
-    monkeypatch.setattr(books, "write_aside", crash)
+    monkeypatch.setattr(write_ahead_log, "write_aside", crash)
     with pytest.raises(KeyboardInterrupt):
         send_on()
     monkeypatch.undo()

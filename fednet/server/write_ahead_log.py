@@ -1,8 +1,9 @@
-"""The write-ahead log of the books: bytes are on disk before they leave.
+"""The write-ahead log of the ledger: the bytes of a message are on disk before it leaves.
 
 A row of `wire.jsonl` is written once it is known whether a payload was useful. Until then its
 account is a line of `checkpoint/flight.jsonl`, written again whenever bytes are added; the last
-line of a number counts. The next server books the accounts that have no row in `wire.jsonl`.
+line of a number counts. The next server process takes up the accounts that have no row in
+`wire.jsonl`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class WriteAheadLog:
 
 
 def recover(
-    flight: WriteAheadLog,
+    log: WriteAheadLog,
     ledger: Ledger,
     rows: Iterable[Row],
     on_record: Container[Key],
@@ -81,7 +82,7 @@ def recover(
     """
     bills: dict[Key, Bill] = {}
     # The last line of each counts.
-    open_accounts = {(a.incarnation, a.number): a for a in read_rows(flight.path, _decode)}
+    open_accounts = {(a.incarnation, a.number): a for a in read_rows(log.path, _decode)}
     under_way = set(progress.tasks()) if progress is not None else set()
     for row in rows:
         ledger.recall(row)
