@@ -109,12 +109,12 @@ class Both:
     thread, and the client is not stepped.
     """
 
-    def __init__(self, tmp_path, transport, client, curve=False, inline=True) -> None:
+    def __init__(self, tmp_path, transport, client, curve=False, inline=True, shape=None) -> None:
         self.transport, self.client_transport = transport, client
         self.loop = ClientLoop(
             ClientProtocol(m.Join(worker="w", ids=[0, 1])),
             client,
-            lambda loop, welcome: Prepared([Work()], "L"),
+            lambda loop, welcome: Prepared([Work()], "L", shape=shape),
             curve=curve,
             inline=True,
         )
@@ -139,6 +139,14 @@ class Both:
                 if found.reply is not None:
                     self.io.record_bill(found.reply.bill, True)
         assert done == [ended, ended]
+
+
+@pytest.mark.parametrize("shape", [None, lambda transport, is_open: transport])
+def test_over_emulated_links_clients_of_one_process_do_not_wait_for_each_other(tmp_path, shape):
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client(), shape=shape)
+    both.phase(10)
+    assert both.loop.protocol.own_links == (shape is not None)
 
 
 @pytest.mark.parametrize("wrong", [RemoteProtocolError, WrongPart])
