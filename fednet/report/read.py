@@ -83,7 +83,7 @@ class Run:
             return msgspec.json.decode(path.read_bytes(), type=dict)
         except FileNotFoundError:
             return {}
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateError(f"{path}: expected a JSON object; {error}.") from None
 
     # Of the type that FILES has for the name.

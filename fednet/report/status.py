@@ -96,7 +96,7 @@ def read(run: str | Path) -> Status:
         raise StateError(
             f"{path} is missing: {folder.name} has not started its first round."
         ) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateError(f"{path}: {error}.") from None
 
 

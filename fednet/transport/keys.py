@@ -168,7 +168,7 @@ def load(file: str | Path) -> KeyPair:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
-    except msgspec.DecodeError:
+    except ValueError:  # also of bytes that are no text
         found = {}
     if not {"public", "secret"} <= found.keys() <= {"public", "secret", "server"}:
         raise ConfigError(

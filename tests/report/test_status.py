@@ -117,6 +117,13 @@ def test_a_run_that_says_nothing_and_a_path_that_is_no_run_are_told_apart(run, t
         status.read(tmp_path / "none")
 
 
+@pytest.mark.parametrize("damaged", [b"{", b'{"state": "\xff"}'])
+def test_a_damaged_status_is_an_error_that_names_it(run, damaged):
+    (run / "status.json").write_bytes(damaged)
+    with pytest.raises(StateError, match=r"status\.json: "):
+        status.read(run)
+
+
 def test_a_client_that_is_not_connected_is_told_from_one_that_is_queued(run):
     row = {"client": 7, "host": "", "pid": 0, "device": "", "phase": "waiting", "since": NOW}
     shown = status.text(status.read(put(run, waiting=[row])), run, NOW)

@@ -55,13 +55,14 @@ def test_a_secret_key_that_others_can_read_is_an_error_with_file_and_mode(tmp_pa
         '{"public": "short", "secret": "short"}',
         '{"public": 1, "secret": 2}',
         '{"public": "", "secret": "", "more": ""}',
+        '{"public": "\xff"}',  # in Latin-1
     ],
 )
 def test_a_file_that_is_no_key_file_is_an_error_that_names_it(tmp_path, text):
     with pytest.raises(ConfigError, match=r"c\.key: no such key file"):
         load(tmp_path / "c.key")
     file = tmp_path / "c.key"
-    file.write_text(text)
+    file.write_text(text, encoding="latin-1")
     file.chmod(0o600)
     with pytest.raises(ConfigError, match=r"c\.key: "):
         load(file)
