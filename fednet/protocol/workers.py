@@ -53,7 +53,7 @@ class ClientProcess:
     held: set[int] = field(default_factory=set)
     queue: list[int] = field(default_factory=list)
     free: int = 0  # slots, if it may be handed a task, to be begun or one ahead
-    # client -> phase, step, steps
+    # By client: stage, step, steps.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     user: str | None = None
     # what it did last, such as "trained", for which client and in which round

@@ -47,8 +47,8 @@ def newest(session: Session, server: State) -> Tensors | None:
 
 # -- a round ---------------------------------------------------------------------------------------
 def evaluate(session: Session, round: OpenRound) -> Tensors | None:
-    """Adds the round's losses, and its accuracies where they are due. Returns its model as it was
-    evaluated.
+    """Adds the round's training loss and, in a round with an evaluation, the scores of its model.
+    Returns the model: in such a round as it was evaluated (see `newest`).
     """
     config, method, record, after = session.config, session.method, round.record, round.after
     weights = dict.fromkeys(round.runs, 1.0)

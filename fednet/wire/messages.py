@@ -142,11 +142,13 @@ class Ready(Message, tag="ready", frozen=True):
     sites: list[SiteFacts] = []
 
 
-UPLOADING = "uploading"  # a client's phase once its training is over
+UPLOADING = "uploading"  # a client's stage once its training is over
 
 
 class Progress(Message, tag="progress", frozen=True):
-    """What this process does for a client: step of steps of a phase, such as training."""
+    """What this process does for a client. phase: the stage of its task, such as training; step:
+    of `steps` in this stage.
+    """
 
     client: Index
     phase: Name = ""
@@ -281,7 +283,7 @@ class Part(Message, tag="part", frozen=True):
 FROM_CLIENT = (Join, Ready, Alive, Progress, Slots, Reply, Failed, Leave, Pull, Part)
 FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Alive, Pull, Part)
 # Heartbeats. The server answers each with Alive, records them as one sum, and disconnects a client
-# that sends too many. What is sent once, or has an event, is none.
+# that sends too many. A message that is sent once, or that writes an event, is no heartbeat.
 BEATS = (Alive, Progress, Slots)
 WITH_BODY = (Reply, Task, Part)
 
