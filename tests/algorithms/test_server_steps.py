@@ -144,6 +144,11 @@ def test_fednovas_norm_counts_the_magnitude_of_each_gradients_weight(momentum, p
     assert gradient_weight(0, 0.5, momentum, pull / 0.5) == 0.0
 
 
+def test_a_client_that_says_it_took_very_many_steps_does_not_hold_the_server():
+    # With momentum 0.9 each gradient but the last few moves the model by 10.
+    assert gradient_weight(10**15, 0.5, 0.9, 0.0) == pytest.approx(1e16)
+
+
 # -- FedExP ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("updates", "n", "options", "lr_decay", "eta_g"),
