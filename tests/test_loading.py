@@ -32,6 +32,14 @@ def test_a_decorator_without_a_name_is_refused(tmp_path, alone):
         load_parts([tmp_path / "unnamed.py"])
 
 
+def test_a_file_is_run_once_however_often_it_is_named(tmp_path, alone):
+    """Its parts stay the same objects, which those that were made of them are compared with."""
+    path = tmp_path / "counted.py"
+    path.write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n")
+    assert load_parts([path, path]) == load_parts([path]) * 2
+    assert (tmp_path / "runs").read_text() == "x"
+
+
 def test_two_files_of_one_name_are_two(tmp_path, alone):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

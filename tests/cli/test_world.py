@@ -22,7 +22,7 @@ def test_how_many_are_available_is_counted_over_a_week_or_until_the_last_has_lef
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("client,from,to\n0,0,100\n1,50,100\n", ["clients", "clients available at once", "1.5"]),
+        ("client,from,to\n0,0,100\n1,50,100\n", ["clients available at once", "1.5", "1.0 of 1"]),
         ("client,step_ms\n0,10\n1,30\n", ["median", "20"]),
         ("second,down_mbps,up_mbps\n0,4,1\n1,0,0\n2,2,1\n", ["down", "longest silence", "1 s"]),
     ],

@@ -41,6 +41,15 @@ def test_heartbeats_are_often_enough_for_the_patience_and_seldom_enough_for_thou
     assert beat(clients, **lost) == seconds
 
 
+def test_clients_are_waited_for_as_long_as_the_configuration_says():
+    lost = {"silent": 90, "closed": 60, "beat": 30}
+    config = from_mapping({"round": {"lost": lost, "join": 5}})
+    rules = endpoint.patience(config, inline=False)
+    assert (rules.closed, rules.silent, rules.join) == (60, 90, 5)
+    # One that trains in the server's own thread sends no heartbeat meanwhile.
+    assert endpoint.patience(config, inline=True).silent is None
+
+
 def test_not_so_seldom_that_one_who_is_alive_counts_as_lost():
     with pytest.raises(ConfigError, match=r"round.lost.beat: 6 s: round.lost.silent of 10 s"):
         beat(beat=6, closed=60)

@@ -43,6 +43,13 @@ def test_fit_computes_in_the_precision_of_the_run():
     assert close(exact, rough, 0.05)
 
 
+def test_a_client_without_test_samples_has_nothing_to_count():
+    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+    x, y = host.test
+    counts = host.evaluate(F5.initial, (x[:0], y[:0]))
+    assert (counts.n, counts.table.sum(), counts.loss) == (0, 0, 0.0)
+
+
 def test_reports_and_warnings_are_of_one_round():
     h = ServerHost(
         F5.setting(F5.make("fedavg")), lambda: Scratch(lambda: F5.build(1), F5.layout), 4
