@@ -14,6 +14,8 @@ from fednet.cli import values
 from fednet.cli.common import Parser, table
 from fednet.errors import ConfigError
 
+MOST_IN_LAB = 100_000  # clients
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     does = parser.add_subparsers(
@@ -109,6 +111,11 @@ def run(args: argparse.Namespace) -> None:
                 found = [(what, keys.fingerprint(key), key) for what, key in named.items() if key]
                 table(("", "fingerprint", "public key"), found)
             case "lab":
+                if args.clients > MOST_IN_LAB:
+                    raise ConfigError(
+                        f"--clients {args.clients}: each gets a key file; expected at most "
+                        f"{MOST_IN_LAB}."
+                    )
                 for path in keys.lab(args.dir, args.clients):
                     print(path)
     except BrokenPipeError:

@@ -215,13 +215,20 @@ def row(
             "mb": s["bytes"]["mb"],
             "seconds": s["seconds"],
             "seconds_per_round": s["seconds_per_round"],
-            "device": (run.summary.provenance or {}).get("device"),
+            "device": device(run),
         }
     for name, paper in list(cell.figures.items())[1:]:
         out |= {f"paper:{name}": paper, f"ours:{name}": found[name]}
     return {
         k: round(v, 4) if isinstance(v, float) and math.isfinite(v) else v for k, v in out.items()
     }
+
+
+def device(run: Run) -> str | None:
+    """Returns the devices that trained. The summary names the server's at the end alone, and a run
+    may be resumed elsewhere.
+    """
+    return ", ".join(sorted({r.device for r in run.lines("clients") if r.device})) or None
 
 
 def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:

@@ -179,6 +179,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet sweep ok.yaml --plan --grid trian.lr=0.1", "unknown key trian"),
         ("fednet sweep grid.yaml --seeds 1", "grid.yaml is a sweep file, which says itself what"),
         ("fednet keys allow keys 0 K --until 2020-01-01", "this date is in the past"),
+        ("fednet keys lab keys --clients 100001", "gets a key file; expected at most 100000"),
         ("fednet keys lab /proc/x --clients 2", "/proc/x: No such file or directory; expected a f"),
         ("fednet keys server file", "file/allowed: Not a directory; expected a folder that keys"),
         ("fednet keys client file/site.key", "expected a file that keys can be written to"),

@@ -179,3 +179,4 @@ def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
     assert (row["paper"], row["ours"], row["last10"]) == (55.44, 50, pytest.approx(36))
     assert (row["paper:best_round"], row["ours:best_round"]) == (372, 4)
     assert (row["paper:seconds_per_round"], row["ours:seconds_per_round"]) == (0.51, 2)
+    assert row["device"] == "cpu"  # of the clients
