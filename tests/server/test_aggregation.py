@@ -104,7 +104,11 @@ def test_a_reply_of_which_a_model_that_is_not_finite_is_made_is_left_out(tmp_pat
     assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
 
 
-def test_a_round_whose_replies_give_a_model_each_but_none_together_is_void(tmp_path, monkeypatch):
+@pytest.mark.parametrize("protocol", ["none", "secagg"])
+def test_a_round_whose_replies_give_a_model_each_but_none_together_is_void(
+    tmp_path, monkeypatch, protocol
+):
+    """Under masks nobody knows what each gives."""
     finish = FedAvg.server_update
 
     def finishing(self, total, server, cohort, host):
@@ -112,7 +116,8 @@ def test_a_round_whose_replies_give_a_model_each_but_none_together_is_void(tmp_p
         return after if len(cohort) == 1 else after.replace(x=after.x * torch.nan)
 
     monkeypatch.setattr(FedAvg, "server_update", finishing)
-    for record in lines(run(tmp_path) / "rounds.jsonl"):
+    masks = {"secagg": {"protocol": protocol, "max_samples": 200}}
+    for record in lines(run(tmp_path, rounds=1, privacy=masks) / "rounds.jsonl"):
         assert (record["void"], record["dropped"]) == (True, {})
         assert record["algorithm"]["warnings"] == ["its reply gives no model: x is not finite"]
 
