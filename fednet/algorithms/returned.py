@@ -116,14 +116,18 @@ def finite(up: Payload, exempt: Collection[str]) -> None:
 
 
 def first(kind: type[S], calls: str, **values: object) -> S:
-    """Makes a first state by default, of these values. Raises ConfigError if the kind declares
-    other fields. calls: the functions to write instead of the default.
+    """Makes a state or a payload by default, of these values. Raises ConfigError if the kind
+    declares other fields, or a field of the payload something else. calls: the function to write
+    instead of the default.
     """
     try:
-        return kind(**values)
+        made = kind(**values)
     except TypeError as unlike:
         declared = ", ".join(f.name for f in dataclasses.fields(kind)) or "nothing"
         raise ConfigError(
             f"{kind.__qualname__} declares {declared}, but the default fills "
             f"{', '.join(values) or 'nothing'}; write {calls}."
         ) from unlike
+    if isinstance(made, Payload) and (expected := undeclared(made)):
+        raise ConfigError(f"the default of {calls}: expected {expected}; write {calls}.")
+    return made

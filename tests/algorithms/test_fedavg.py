@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednet import Accuracy, Algorithm, ConfigError, Payload, State, Weights
+from fednet import Accuracy, Algorithm, ConfigError, Payload, State, Tensors, Weights
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedavg import FedAvg
 from tests.algorithms.harness import Federation, close, same
@@ -88,6 +88,22 @@ def test_a_default_that_cannot_fill_what_a_method_declares_says_what_to_write():
     down = run.algorithm.broadcast(run.servers[0], 0, 0)
     with pytest.raises(ConfigError, match=r"Up declares x, run, p, .*; write client_update\."):
         Wrong().client_update(0, None, down, run.site(0))
+
+
+def test_a_default_sends_nothing_that_is_not_there():
+    class Wrong(FedAvg):
+        class Down(Payload):
+            x: Weights
+            c: Weights
+
+        class Server(State):
+            x: Tensors
+            c: Tensors | None = None
+
+    run = Federation().run("fedavg")
+    said = r"^the default of broadcast: expected Tensors .* as \S+\.Down\.c, not NoneType; write br"
+    with pytest.raises(ConfigError, match=said):
+        Wrong().broadcast(Wrong().init_server(run.x), 0, 0)
 
 
 def test_a_mistyped_step_of_a_method_is_refused():
