@@ -14,7 +14,7 @@ from tests.processes import Federation
 
 pytestmark = pytest.mark.timeout(180)
 METHOD = """
-import ctypes, os, signal, threading
+import ctypes, os, signal, threading, time
 import fednet
 from fednet.algorithms.fedavg import FedAvg
 
@@ -30,8 +30,9 @@ class Deadly(FedAvg):
             {at_a_task}
         return super().client_update(phase, client, down, host)
 """
-# Closes all sockets of the process: libzmq aborts it.
-CLOSED = "os.closerange(3, 4096)"
+# Closes all sockets of the process: libzmq aborts it. Not before the reply of the client that this
+# worker trained last has left, or that one is thought to be at work.
+CLOSED = "time.sleep(0.2); os.closerange(3, 4096)"
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 # Holds the interpreter: the connection stays open, and nothing more is said over it.
 MUTE = "ctypes.PyDLL(None).sleep(1000)"

@@ -214,7 +214,8 @@ def test_after_kills_and_resumes_it_is_not_sent_again_and_the_bits_are_the_same(
 @pytest.mark.long
 def test_a_client_that_lost_its_state_directory_is_sent_it_again(tmp_path):
     model = {**LORA, "weights": weights(tmp_path, shape=(1, 8, 8), classes=4), "base": "server"}
-    changes = {"model": model, "data": {"classes": 4}}
+    patience = {"lost": {"closed": 60.0, "silent": 60.0}, "join": 60.0}  # until a process is back
+    changes = {"model": model, "data": {"classes": 4}, "round": patience}
     found = {}
     for name in ("still", "lost"):
         own = tmp_path / name / "own"
