@@ -122,6 +122,17 @@ def test_a_round_whose_replies_give_a_model_each_but_none_together_is_void(
         assert record["algorithm"]["warnings"] == ["its reply gives no model: x is not finite"]
 
 
+def test_a_round_that_is_void_after_an_exchange_has_no_further_one(tmp_path):
+    patience = {"lost": {"closed": 0.02}}
+    masks = {"secagg": {"protocol": "secagg", "max_samples": 200}}
+    changes = {"rounds": 1, "privacy": masks, "round": patience}
+    first = [one | {"exchange": 0} for one in lost((1, 0), (1, LIAR))["schedule"]]
+    directory = run(tmp_path, faults={"schedule": first}, **changes)
+    assert [row["void"] for row in lines(directory / "rounds.jsonl")] == [True]
+    rows = lines(directory / "wire.jsonl")
+    assert {row["phase"] for row in rows if row["type"] == "task"} == {0}
+
+
 def said(**changes):
     def change(up):
         run = {"n": up.run.n, "steps": up.run.steps, "loss": up.run.loss, **changes}
