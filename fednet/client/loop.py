@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -239,6 +240,7 @@ class ClientLoop:
         self._done_at: float | None = None  # when the run was first found to be finished
         self._connected = False
         self._leaving = False
+        self._closing = threading.Event()
         self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
         self.slots = SlotPool(
@@ -359,6 +361,7 @@ class ClientLoop:
 
     def close(self) -> None:
         self._wanted.clear()  # each running task ends at its next step
+        self._closing.set()
         self.slots.close()
         self.link.closed(CONNECTION)
         self.transport.close(1.0)
@@ -496,24 +499,24 @@ class ClientLoop:
             if self._wanted.get(key) is not given:
                 return
             done: Done | None = None
-            again = False
+            again_s: float | None = None
             try:
                 done = self._work(given, prepared.workers[device], device)
             except TaskCancelled:
                 pass
             except NoRoom as short:
-                again = not short.alone
-                if again:
+                again_s = short.again_s
+                if again_s is None:
+                    done = self._failure(given, short, again=True)
+                else:
                     of = f"client {key.client} in round {key.round}"
                     log.warning("%s: %s; it is done again", of, short)
-                else:  # another process, or a later time, may have the memory
-                    done = self._failure(given, short, again=True)
             except OWN_ERRORS as error:
                 done = self._failure(given, error)
             self.protocol.doing.pop(key.client, None)
             if done is not None:
                 self._later(partial(self._answer, done))
-            elif again and self._wanted.get(key) is given:
+            elif again_s is not None and not self._closing.wait(again_s):
                 if packing is not None:
                     packing.expect()
                 self.slots.put(partial(self._do, given, prepared))

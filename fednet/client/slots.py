@@ -4,7 +4,8 @@ them.
 The first task on a device runs alone. Its peak shows how much memory a task needs, and from then on
 as many run at once as fit. With `train.pack` as many run from the start as are trained together.
 Whenever a task runs out of memory, one less runs at once. A task without a slot waits. One that ran
-out of memory is done again from its start, with the same bits; it fails only if it was alone.
+out of memory is done again from its start, with the same bits; it fails only if it ran out of
+memory alone, again and again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SPARE = 0.9  # of the memory is used: another client may need more than the firs
 MOST = 16  # tasks on a device at once: more threads of a Python process only wait for each other
 MEASURED = ("cuda",)  # devices whose memory is
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
 T = TypeVar("T")
 DeviceCall = Callable[[int], None]  # gets the number of the device on which it is made
@@ -37,19 +40,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class NoRoom(FednetError):
-    """A task ran out of its device's memory. alone: it had all of it; else it can be done again."""
+    """A task ran out of its device's memory. again_s: seconds until it is done again; None if it is
+    not.
+    """
 
-    def __init__(self, device: str, alone: bool) -> None:
-        for_one = " for this client alone" if alone else ""
-        super().__init__(f"there is not enough memory on {device}{for_one}")
-        self.alone = alone
+    def __init__(self, device: str, again_s: float | None) -> None:
+        alone = " for this client alone" if again_s is None else ""
+        super().__init__(f"there is not enough memory on {device}{alone}")
+        self.again_s = again_s
 
 
 # -- slots -----------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Device:
     """Counts the tasks of a device. name: torch's. limit: tasks that may run at once. measured: the
-    limit is known.
+    limit is known. failures: how often in a row a task ran out of memory while it was alone.
     """
 
     name: str
@@ -58,6 +63,7 @@ class _Device:
     running: int = 0
     measured: bool = False
     packed: bool = False
+    failures: int = 0
 
 
 class SlotPool:
@@ -203,6 +209,7 @@ class SlotPool:
         else:
             with self._lock:
                 device.running -= 1
+                device.failures = 0
                 first, device.measured = not device.measured, True
                 # What this process has taken so far, with the gaps between allocations: after its
                 # first task, what one client needs.
@@ -224,6 +231,11 @@ class SlotPool:
                 device.limit -= 1
             if gpu:
                 torch.cuda.empty_cache()
-            alone = not device.running and limit == 1  # else there is less beside it the next time
+            again_s: float | None = 0.0
+            if not device.running and limit == 1:  # else there is less beside it the next time
+                device.failures += 1
+                again_s = None
+                if device.failures <= len(PAUSES_S):
+                    again_s = PAUSES_S[device.failures - 1]
         self._changed()
-        raise NoRoom(device.name, alone)
+        raise NoRoom(device.name, again_s)

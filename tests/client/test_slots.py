@@ -12,7 +12,7 @@ import torch
 
 from fednet.client import join, slots
 from fednet.client.policy import Policy
-from fednet.client.slots import MOST, NoRoom, SlotPool
+from fednet.client.slots import MOST, PAUSES_S, NoRoom, SlotPool
 from fednet.client.worker import Worker
 from fednet.experiment import placement
 from tests.chaos.mallory import LIMIT_S
@@ -60,18 +60,18 @@ def succeed(s: SlotPool, device: int = 0) -> None:
     assert s.run(device, lambda: "done", lambda: None) == "done"
 
 
-def run_out(s: SlotPool, together: int = 1) -> list[bool]:
-    """So many tasks run at once, and all run out of memory. Returns whether each was alone."""
-    alone: list[bool] = []
+def run_out(s: SlotPool, together: int = 1) -> list[float | None]:
+    """So many tasks run at once, and all run out of memory. Returns when each is done again."""
+    again: list[float | None] = []
 
     def work() -> None:
         if together > 1:
-            alone.extend(run_out(s, together - 1))
+            again.extend(run_out(s, together - 1))
         raise torch.OutOfMemoryError
 
     with pytest.raises(NoRoom) as short:
         s.run(0, work, lambda: None)
-    return [*alone, short.value.alone]
+    return [*again, short.value.again_s]
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,13 @@ def test_the_first_task_is_alone_and_then_as_many_as_fit(made, size, each, more,
 def test_of_several_tasks_that_run_out_of_memory_only_the_first_lowers_the_limit(made):
     s, memory = made()
     succeed(s)
-    assert run_out(s, together=3) == [False, False, False]
+    assert run_out(s, together=3) == [0.0, 0.0, 0.0]
     assert (s.total, memory.released) == (3, 3)
-    assert [run_out(s), s.total] == [[False], 2]
-    assert [run_out(s), s.total] == [[False], 1]
-    assert [run_out(s), s.total] == [[True], 1]  # never to none
+    assert [run_out(s), s.total] == [[0.0], 2]
+    assert [run_out(s), s.total] == [[0.0], 1]
+    assert [run_out(s), s.total] == [[PAUSES_S[0]], 1]  # never to none
+    succeed(s)
+    assert run_out(s) == [PAUSES_S[0]]  # failures in a row are counted
 
 
 def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(made):
@@ -113,11 +115,11 @@ def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(
     assert s.total == 2
 
     def work() -> None:
-        assert [run_out(s), s.total] == [[False], 1]
-        assert run_out(s) == [False]  # it was not alone, though the limit was 1 when it began
+        assert [run_out(s), s.total] == [[0.0], 1]
+        assert run_out(s) == [0.0]  # it was not alone, though the limit was 1 when it began
 
     s.run(0, work, lambda: None)
-    assert run_out(s) == [True]
+    assert run_out(s) == [PAUSES_S[0]]
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -184,7 +186,7 @@ def test_clients_that_are_packed_run_together_from_the_first_task_on_and_nothing
     s.pack(20)
     assert (s.limit(1), s.total) == (20, 40)
     succeed(s)
-    assert run_out(s) == [False]
+    assert run_out(s) == [0.0]
     assert (s.limit(0), s.limit(1)) == (19, 20)
     s.pack(1)  # another run, in which they are not
     succeed(s, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
@@ -65,6 +67,7 @@ class Short(FedAvg):
 @pytest.fixture
 def short(monkeypatch):
     monkeypatch.setitem(registry.algorithm._parts, "short", Short)
+    monkeypatch.setattr("fednet.client.slots.PAUSES_S", (0.0, 0.0))
 
     def made(times: int) -> dict:
         monkeypatch.setattr(Short, "times", times)
@@ -73,8 +76,13 @@ def short(monkeypatch):
     return made
 
 
-def test_a_task_that_ran_out_of_memory_is_done_again(tmp_path, calm, short):
-    assert hashes(run(tmp_path, algorithm=short(2))) == calm
+def test_a_task_that_ran_out_of_memory_is_done_again(tmp_path, calm, short, caplog):
+    with caplog.at_level(logging.WARNING, "fednet"):
+        directory = run(tmp_path, algorithm=short(2))
+    assert hashes(directory) == calm
+    said = [r.getMessage() for r in caplog.records if "it is done again" in r.getMessage()]
+    assert len(said) == 2
+    assert "client 1 in round 1: there is not enough memory on cpu" in said[0]
 
 
 def test_a_task_that_never_has_memory_enough_is_given_up_and_the_others_count(tmp_path, short):
@@ -83,8 +91,9 @@ def test_a_task_that_never_has_memory_enough_is_given_up_and_the_others_count(tm
     assert first["completed"] == [0, 2]
     assert "not enough memory on cpu for this client alone" in first["dropped"]["1"]
     assert second["completed"] == [0, 1, 2]
-    # Another process might have the memory: the task is given out three times.
-    assert 1000 - Short.times == 3
+    # Another process might have the memory: the task is given out three times. The first time it is
+    # tried again after both pauses, then no more.
+    assert 1000 - Short.times == 3 + 1 + 1
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
