@@ -42,11 +42,11 @@ from fednet.loading import WrongPart, raised
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import SMALL_BYTES, Body, Codec, Content
+from fednet.wire.codec import SMALL_BYTES, Body, Content
 from fednet.wire.compressors.base import Memory
 from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
-from fednet.wire.payload import P, Payload, Samples, run_of
+from fednet.wire.payload import Payload, Samples, run_of
 
 LOG = "replies.log"
 HELD_BYTES = 64 << 20  # of decoded payloads in memory
@@ -534,15 +534,22 @@ def decoder(
             return counts
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
         following: dict[str, torch.Tensor] = {}
-        payload = decoded(
-            exp.up,
-            kind,
-            form,
-            body,
-            initial if x is None else x,  # a compressed state is a difference to it
-            initial if sent.fill is None else sent.fill,
-            Memory(sent.remembered, following, f"client {key.client}/up/{key.phase}/"),
-        )
+        try:
+            payload = exp.up.decode(
+                kind,
+                form,
+                body,
+                initial if x is None else x,  # a compressed state is a difference to it
+                initial if sent.fill is None else sent.fill,
+                True,
+                Memory(sent.remembered, following, f"client {key.client}/up/{key.phase}/"),
+            )
+        except Exception as broken:
+            if isinstance(broken, FednetError) or no_memory(broken):
+                raise
+            # A compressor of the user's own failed at bytes that a client may choose: the run goes
+            # on without them.
+            raise WrongPart(m.clean(raised(broken, anywhere=True))) from broken
         for name in payload.fields:
             value = getattr(payload, name)
             if isinstance(value, Tensors):
@@ -582,26 +589,6 @@ def decoder(
         return payload
 
     return decode
-
-
-def decoded(
-    codec: Codec,
-    kind: type[P],
-    form: Sequence[Field],
-    body: Content,
-    reference: Tensors,
-    fill: Tensors,
-    past: Memory,
-) -> P:
-    """Decodes as `Codec.decode` does. Raises WrongPart where a compressor of the user's own fails:
-    a client may send it any bytes, and the run goes on without them.
-    """
-    try:
-        return codec.decode(kind, form, body, reference, fill, sound=True, past=past)
-    except Exception as broken:
-        if isinstance(broken, FednetError) or no_memory(broken):
-            raise
-        raise WrongPart(m.clean(raised(broken, anywhere=True))) from broken
 
 
 def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
