@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from fednet.tensors import Inputs, mapped, named
+from fednet.tensors import Inputs
 
 FEW = 2  # samples of a last batch that is too small for BatchNorm's statistics
 
 
 def length(x: Inputs) -> int:
     """Samples in x: the length of its first axis."""
-    return len(next(iter(named(x).values())))
+    return len(next(iter(x.values())) if isinstance(x, dict) else x)
 
 
 def take(x: Inputs, index: torch.Tensor) -> Inputs:
     """The rows `index` of x, gathered: a tensor or a dict of tensors."""
-    return mapped(x, lambda part: part.index_select(0, index))
+    if isinstance(x, dict):
+        return {name: part.index_select(0, index) for name, part in x.items()}
+    return x.index_select(0, index)
 
 
 def piece(x: Inputs, start: int, end: int) -> Inputs:
-    return mapped(x, lambda part: part[start:end])
+    if isinstance(x, dict):
+        return {name: part[start:end] for name, part in x.items()}
+    return x[start:end]
 
 
 def batch_count(n: int, size: int, batch_norm: bool = False) -> int:
