@@ -4,10 +4,10 @@ Replies are accumulated as they come, in ascending order of the clients. Before 
 of them are reviewed together (`security.max_norm: auto`, `round.max_share`). Each reply was checked
 when it came; what is wrong with it may show only here: the method raises, or what comes of it is no
 model. Then that client's reply is left out, with its reason; where each reply alone gives a model,
-the round is void. Wherever a review, or a reply that failed, changes who counts or for how much,
-the others are accumulated again, in the same order: the result has the bits of a round in which the
-client was lost. A review still sees every reply that could be read: one that fails cannot take away
-a bound that the others are held to.
+the one of the largest norm is. Wherever a review, or a reply that failed, changes who counts or for
+how much, the others are accumulated again, in the same order: the result has the bits of a round in
+which the client was lost. A review still sees every reply that could be read: one that fails cannot
+take away a bound that the others are held to.
 
 On its way into the sum a reply's samples are lowered to what it counts for, its update is clipped
 (`privacy.clip`), and a stale one is rebased. A robust rule makes its sum of all replies after the
@@ -134,6 +134,8 @@ class Aggregation:
             if whose is None and not self.method.in_memory:  # under masks no part is known
                 alone = {c: self._try((c,))[1] for c in self._replies}
                 bad = {c: reason for c, reason in alone.items() if reason}
+                if not bad:
+                    bad = {max(self._replies, key=self._norm_of): wrong}
             if not bad:
                 self.host.warn(wrong)
                 return None
@@ -141,6 +143,10 @@ class Aggregation:
                 self._drop(client, reason)
             self._review()
         return None
+
+    def _norm_of(self, client: int) -> float:
+        """The norm of a reply's tensors, the largest of several."""
+        return max([x.rough_norm for x in tensors_of(self._read(client)).values()], default=0.0)
 
     # -- accumulating ------------------------------------------------------------------------------
     def _start(self) -> State:

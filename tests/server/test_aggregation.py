@@ -104,22 +104,36 @@ def test_a_reply_of_which_a_model_that_is_not_finite_is_made_is_left_out(tmp_pat
     assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
 
 
-@pytest.mark.parametrize("protocol", ["none", "secagg"])
-def test_a_round_whose_replies_give_a_model_each_but_none_together_is_void(
-    tmp_path, monkeypatch, protocol
-):
-    """Under masks nobody knows what each gives."""
+def spoil_unless_alone(monkeypatch):
+    """What comes of the liar's reply and another one is no model."""
     finish = FedAvg.server_update
 
     def finishing(self, total, server, cohort, host):
         after = finish(self, total, server, cohort, host)
-        return after if len(cohort) == 1 else after.replace(x=after.x * torch.nan)
+        spoilt = LIAR in cohort and len(cohort) > 1
+        return after.replace(x=after.x * torch.nan) if spoilt else after
 
     monkeypatch.setattr(FedAvg, "server_update", finishing)
-    masks = {"secagg": {"protocol": protocol, "max_samples": 200}}
-    for record in lines(run(tmp_path, rounds=1, privacy=masks) / "rounds.jsonl"):
-        assert (record["void"], record["dropped"]) == (True, {})
-        assert record["algorithm"]["warnings"] == ["its reply gives no model: x is not finite"]
+
+
+def test_of_replies_that_give_a_model_each_but_none_together_the_largest_is_left_out(
+    tmp_path, monkeypatch
+):
+    alone = others_alone(tmp_path)
+    lies(monkeypatch, FedAvg, lambda up: type(up)(x=up.x * 10, run=up.run))
+    spoil_unless_alone(monkeypatch)
+    left_out = run(tmp_path / "left_out")
+    assert hashes(left_out) == hashes(alone)
+    assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
+
+
+def test_a_round_whose_sum_under_masks_gives_no_model_is_void(tmp_path, monkeypatch):
+    """Nobody knows what each reply gives."""
+    spoil_unless_alone(monkeypatch)
+    masks = {"secagg": {"protocol": "secagg", "max_samples": 200}}
+    (record,) = lines(run(tmp_path, rounds=1, privacy=masks) / "rounds.jsonl")
+    assert (record["void"], record["dropped"]) == (True, {})
+    assert record["algorithm"]["warnings"] == ["its reply gives no model: x is not finite"]
 
 
 def test_a_round_that_is_void_after_an_exchange_has_no_further_one(tmp_path):
