@@ -21,6 +21,7 @@ from fednet.transport.base import (
     Closed,
     Opened,
     Received,
+    reached_at,
 )
 from fednet.transport.zeromq import server as zeromq_server
 from fednet.transport.zeromq.client import ZmqClient
@@ -485,3 +486,14 @@ def test_closing_twice_and_waking_after_closing_do_nothing(pair):
         end.close(0)
         end.close(0)
         end.wake()
+
+
+def test_a_server_at_every_address_that_does_not_listen_yet_says_where_it_is_reached():
+    server = ZmqServer("tcp://*:*", later=True)
+    try:
+        told = reached_at(server.address, "far.example")
+        assert told.rpartition(":")[0] == "tcp://far.example"
+        server.listen()
+        assert reached_at(server.address, "far.example") == told
+    finally:
+        server.close(0.0)

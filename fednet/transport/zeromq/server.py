@@ -214,12 +214,13 @@ class ZmqServer:
             return
         # Takes the port, so that no other process can, and lets nobody connect to it.
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        if host == "*":  # every address of this machine, in the form that `reached_at` knows
+            host = "0.0.0.0"
         name = host.strip("[]")
         held = socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET)
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # An empty name: every address of this machine. Port 0: any that is free.
-            held.bind(("" if name == "*" else name, 0 if port == "*" else int(port)))
+            held.bind((name, int(port.replace("*", "0"))))  # 0: any port that is free
         except socket.gaierror:  # an interface, whose name only libzmq knows
             held.close()
             return
