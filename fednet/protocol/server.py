@@ -1,8 +1,9 @@
 """The server's side of the protocol: a state machine without I/O.
 
 Events and the time go in, instructions come out: all times are seconds on the caller's clock,
-handed in as `now`. What a task is stands in `tasks`, who is there in `workers`, how a payload
-crosses in `transfers`, what an event is answered with in `instructions`, the states in `table`.
+handed in as `now`. The records of tasks are in `tasks`, those of client processes in `workers`, a
+payload that crosses in parts in `transfers`, the instructions in `instructions`, the states in
+`table`.
 
 What a peer may make the server hold or send is bounded: one join a connection; a form is checked
 before a byte of its body is asked for; parts are granted within a window and a budget; each part of

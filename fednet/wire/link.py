@@ -19,7 +19,7 @@ from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from fednet.wire.ledger import OTHER, AccountName, Direction, Ledger
 
-NOBODY = b""  # of a server's book: whoever has not joined, all together
+NOBODY = b""  # in place of a connection: all connections together that have not joined
 ONCE = "once"  # in an account's name, of a message that is a row at once
 UNREAD = m.Message()  # stands for one that nobody has decoded, or looks at
 CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
@@ -121,7 +121,7 @@ class Link:
             self.ledger.settle(name, False, reason=stray or None)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
-        """Records what came, unread or of no use, without a row of its own."""
+        """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
         self.record_received(conn, UNREAD, None, frames, "refused")
 
     def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> AccountName:
@@ -246,8 +246,8 @@ class Link:
             self._once(conn, self.back, beyond, **{"reason": "not decoded", **more})
 
     def ended(self, conn: bytes) -> None:
-        """The connection is gone: what it was good for is told after this. What was sent and turns
-        out to be of no use may not have arrived: it is `lost`, and its bytes are an upper bound.
+        """The connection has ended, and its payloads are not settled yet. What was sent and turns
+        out not to be used may not have arrived: it is `lost`, and its bytes are an upper bound.
         """
         for name, account in self.ledger.open(conn).items():
             if isinstance(name[-1], m.Key):

@@ -44,7 +44,7 @@ REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed
 by then."""
 
-FAILED: dict[int, str] = {  # events, and what they say
+FAILED: dict[int, str] = {  # events, and the reason for each; "": libzmq gives none
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server does not allow this key",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed: only one of the two uses keys "
     "(--keys), or no fednet server listens there",
@@ -262,9 +262,12 @@ class ZmqClient:
                     break
             elif event in FAILED:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
-                self._ended_early += not FAILED[event]
-                if FAILED[event] or self._way_out.trouble:
-                    self._refuse(FAILED[event] or self._way_out.trouble)
+                reason = FAILED[event]
+                if not reason:
+                    self._ended_early += 1
+                    reason = self._way_out.trouble
+                if reason:
+                    self._refuse(reason)
                 elif self._ended_early == TELL_ENDED:
                     # Where just one has CURVE, either side may be the first to notice.
                     self._refuse(
