@@ -49,7 +49,6 @@ same, and `fednet --version` the release.
 | `FEDNET_DATA` | `--data` of a client; elsewhere `data.root`, where that is null and `--data` is not given |
 | `FEDNET_SERVER` | `--bind` of a server, `--server` of a client |
 | `FEDNET_KEYS` | `--keys` |
-| `FEDNET_PROXY` | `--proxy` |
 | `FEDNET_LOG` | no flag: `debug`, `info`, `warning` or `error` has what modules log written to stderr; `debug` also the whole traceback of an error |
 """  # noqa: E501
 

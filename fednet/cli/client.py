@@ -35,7 +35,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="OUT/NAME",
         help="a run's directory on a shared file system, in which the server's address is found",
     )
-    add_flags(parser, "--proxy")
     # what this site has
     add_flags(parser, "--device")
     path_argument(parser, "--data", "folder of this site's data")

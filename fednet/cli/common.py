@@ -58,6 +58,9 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             flag = message.split()[2].partition("=")[0]
+            if flag in GONE:
+                complain(f"{self.prog}: {flag} is gone: {GONE[flag]}.")
+                self.exit(WRONG_COMMAND)
             close = nearest(flag, [s for a in self._actions for s in a.option_strings])
             hint = f" Did you mean {close}?" if close else ""
             if "--set" in self._option_string_actions:
@@ -75,9 +78,9 @@ CONFIG = "a YAML configuration; without it, all keys have their defaults"
 RESUMED = f"{CONFIG}; with --resume also the directory of a run"
 
 
-def _proxy(url: str) -> None:
-    if url:
-        os.environ["FEDNET_PROXY"] = url
+TUNNEL = "lead the connection through a tunnel, such as ssh -L or socat, and give --server its end"
+# What fednet had, and how it is done now.
+GONE = {"--proxy": TUNNEL, "FEDNET_PROXY": TUNNEL}
 
 
 # Flags that several commands have.
@@ -123,13 +126,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "default": 1,
         "metavar": "J",
         "help": "runs to do at a time [1]",
-    },
-    "--proxy": {
-        "type": _proxy,
-        "default": argparse.SUPPRESS,
-        "metavar": "URL",
-        "help": "connect through a SOCKS5 proxy: socks5://HOST:PORT or "
-        "socks5://USER:PASSWORD@HOST:PORT [FEDNET_PROXY]",
     },
 }
 
@@ -218,6 +214,10 @@ def execute(prog: str, verb: Any, words: Sequence[str], ends: bool) -> int:
     """Runs a command. prog: its name; verb: its module; words: its arguments; ends: the process
     ends after it. Returns its exit status.
     """
+    for name in GONE:
+        if os.environ.get(name):
+            complain(f"{prog}: the variable {name} is gone: {GONE[name]}; then unset it.")
+            return WRONG_COMMAND
     about = first_paragraph(verb.__doc__).removeprefix(f"`{prog}`: ")
     parser = Parser(prog=prog, description=about)
     verb.add(parser)

@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="also check that this server is reachable [FEDNET_SERVER]",
     )
     path_argument(parser, "--keys", "also check these keys", "PATH")
-    add_flags(parser, "--proxy", "--data", "--device")
+    add_flags(parser, "--data", "--device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -189,6 +189,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet-client --id 3-1", "--id 3-1: the range 3-1 goes from 3 to 1"),
         ("fednet-client --id 3 --run runs/x --stay", "give --server, not --run"),
         ("fednet-client --id 0 --state file", "--state file: is a file; expected a folder"),
+        ("fednet-client --id 0 --proxy=socks5://h:1", "--proxy is gone: lead the connection thr"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(line, says, tmp_path, monkeypatch, capsys):
@@ -206,6 +207,14 @@ def test_a_wrong_command_line_is_refused_in_one_line(line, says, tmp_path, monke
     assert says in said.err
     assert (said.err.count("\n"), said.out) == (1, "")
     assert sorted(Path().iterdir()) == before  # nothing is written
+
+
+def test_a_variable_that_named_a_proxy_is_refused_so_that_nobody_connects_past_it(
+    monkeypatch, capsys
+):
+    monkeypatch.setenv("FEDNET_PROXY", "socks5://proxy.example:1080")
+    assert call("fednet-client --id 0") == 2
+    assert "FEDNET_PROXY is gone: lead the connection through a tunnel" in capsys.readouterr().err
 
 
 # -- what is quoted --------------------------------------------------------------------------------

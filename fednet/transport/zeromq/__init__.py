@@ -1,5 +1,5 @@
 """ZeroMQ: the only folder that imports `zmq`.
 
 server   the server's end, and who may connect     client   a client's end
-sockets  what both ends share                      proxy    a client's connection through a proxy
+sockets  what both ends share
 """

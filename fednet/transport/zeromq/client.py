@@ -20,7 +20,6 @@ from fednet.errors import ConfigError
 from fednet.transport.base import Closed, Event, Frames, Opened, Received
 from fednet.transport.kernel import KernelSocket
 from fednet.transport.keys import KeyPair
-from fednet.transport.zeromq.proxy import WayOut
 from fednet.transport.zeromq.sockets import (
     Refused,
     Waker,
@@ -79,7 +78,6 @@ class ZmqClient:
             )
         check_address(address)
         self.address = address
-        self._way_out = WayOut()
         self._keys = keys
         self._on_refused = on_refused
         self._waker = Waker()
@@ -144,9 +142,9 @@ class ZmqClient:
     @property
     def trouble(self) -> str:
         """Why there is no connection; it is tried, for a second at most."""
-        if self._open or self._way_out.trouble:
-            return "" if self._open else self._way_out.trouble
-        host, _, port = self._way_out.to(self.address).removeprefix("tcp://").rpartition(":")
+        if self._open:
+            return ""
+        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
         except socket.gaierror:
@@ -182,7 +180,6 @@ class ZmqClient:
             self._read_monitor()
         close_all(self._context, self._dealer, [self._monitor], max(0.0, until - time.monotonic()))
         self._read_last_counts()
-        self._way_out.close()
         self._waker.close()
 
     # -- connecting --------------------------------------------------------------------------------
@@ -190,8 +187,8 @@ class ZmqClient:
         """A new socket, with nothing of the connection before. libzmq tries until it is
         connected.
         """
-        dealer, address = self._context.socket(zmq.DEALER), self._way_out.to(self.address)
-        common_options(dealer, "[" in address)
+        dealer = self._context.socket(zmq.DEALER)
+        common_options(dealer, "[" in self.address)
         dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         if self._keys is not None:
@@ -205,7 +202,7 @@ class ZmqClient:
             self._poller.register(source, zmq.POLLIN)
         self._open, self._retry_at = False, None
         try:
-            dealer.connect(address)
+            dealer.connect(self.address)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot connect to {self.address!r}: {why(error)}.") from None
 
@@ -263,12 +260,11 @@ class ZmqClient:
             elif event in FAILED:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 reason = FAILED[event]
-                if not reason:
-                    self._ended_early += 1
-                    reason = self._way_out.trouble
                 if reason:
                     self._refuse(reason)
-                elif self._ended_early == TELL_ENDED:
+                    continue
+                self._ended_early += 1
+                if self._ended_early == TELL_ENDED:
                     # Where just one has CURVE, either side may be the first to notice.
                     self._refuse(
                         "the server ends each connection in its handshake: this client trusts "
