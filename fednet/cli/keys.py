@@ -52,7 +52,11 @@ def add(parser: argparse.ArgumentParser) -> None:
             "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
         )
     allow.add_argument("public", metavar="PUBLIC", help="the client's public key")
-    allow.add_argument("--until", metavar="TIME", help="expiry (UTC), such as 2027-01-31 [never]")
+    allow.add_argument(
+        "--until",
+        metavar="TIME",
+        help="expiry, such as 2027-01-31 or 2027-01-31T18:00:00+05:00; UTC without a zone [never]",
+    )
     revoke.add_argument("--key", metavar="PUBLIC", help="remove only this public key [all]")
     verb("list", "print which keys may run which clients, until when")
     show = verb(
@@ -85,7 +89,9 @@ def run(args: argparse.Namespace) -> None:
             case "trust":
                 keys.trust(args.file, args.public)
             case "allow":
-                until = keys.time_of(args.until, "--until") if args.until else math.inf
+                until = math.inf
+                if args.until is not None:
+                    until = keys.time_of(args.until, "--until")
                 if until <= time.time():
                     raise ConfigError(
                         f"--until {args.until}: this date is in the past; to block a key now, use "

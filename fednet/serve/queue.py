@@ -106,6 +106,9 @@ class Queue:
         with SUBMITTING:
             for number in itertools.count(max(known, default=0) + 1):
                 name = f"{config.name}-{number}"
+                # What a run left whose file was deleted is not taken over.
+                if self._cancel(number).exists() or (self.runs / name).exists():
+                    continue
                 text = configuration.to_yaml(config.replace(name=name, load=files))
                 entry = QueuedRun(number=number, name=name, config=text, at=time.time())
                 # If several processes submit, the first to write a number has it.
@@ -118,7 +121,7 @@ class Queue:
         entry = self.entry(number)
         if entry.state not in OPEN:
             raise ConfigError(f"{self.folder}: run {number} is {entry.state} already.")
-        self._path(number).with_suffix(".cancel").touch()
+        self._cancel(number).touch()
         return self.entry(number)
 
     def resume(self, number: int) -> QueuedRun:
@@ -130,7 +133,7 @@ class Queue:
             raise ConfigError(
                 f"{self.folder}: run {number} is {entry.state}; only one that failed is resumed."
             )
-        self._path(number).with_suffix(".cancel").unlink(missing_ok=True)
+        self._cancel(number).unlink(missing_ok=True)
         entry.state, entry.status, entry.reason = "waiting", None, ""
         self.write(entry)
         return entry
@@ -141,13 +144,16 @@ class Queue:
         return sorted(found, key=lambda entry: (entry.state != "running", entry.number))
 
     def cancelled(self, entry: QueuedRun) -> bool:
-        return self._path(entry.number).with_suffix(".cancel").exists()
+        return self._cancel(entry.number).exists()
 
     def write(self, entry: QueuedRun) -> None:
         write_record(self._path(entry.number), msgspec.to_builtins(entry))
 
     def _path(self, number: int) -> Path:
         return self._queue / f"{number:06d}.json"
+
+    def _cancel(self, number: int) -> Path:
+        return self._path(number).with_suffix(".cancel")
 
     def _read(self, path: Path) -> QueuedRun:
         try:

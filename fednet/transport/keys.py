@@ -3,6 +3,7 @@
     DIR/server.key        the server's pair, mode 0600
     DIR/allowed/K         the public keys that may speak for client K, one a line, perhaps with
                           the time (UTC) until which; several ids may share a key
+    DIR/allowed.lock      locked while allowed keys are changed
     DIR/clients/K.key     pairs made by `lab`, for experiments in one hand;
                           else a client's pair is made at its site
 
@@ -12,13 +13,16 @@ is 40 characters of Z85. Secret keys are read only from files that nobody else c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import math
+import os
+import re
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +31,7 @@ import msgspec
 
 from fednet.descriptors import reaching
 from fednet.errors import ConfigError
-from fednet.files import write_aside, write_new
+from fednet.files import alone, opened, write_aside, write_new
 from fednet.ids import as_text
 
 log = logging.getLogger(__name__)
@@ -92,29 +96,29 @@ def allow(directory: str | Path, ids: Iterable[int], public: str, until: float =
     until: seconds since the epoch. A running server notices.
     """
     public = checked(public.strip(), "the public key")
-    allowed = _allowed(directory)
-    for k in ids:
-        known = _read_keys(allowed / str(k)) if (allowed / str(k)).exists() else {}
-        _write_keys(allowed / str(k), {**known, public: until})
+    with _changing(directory) as allowed:
+        for k in ids:
+            known = _read_keys(allowed / str(k)) if (allowed / str(k)).exists() else {}
+            _write_keys(allowed / str(k), {**known, public: until})
 
 
 def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None) -> None:
     """From now on nobody may speak for `ids`, or not the holder of `public`. Raises ConfigError if
     nobody could.
     """
-    allowed = _allowed(directory)
-    for k in ids:
-        file = allowed / str(k)
-        known = _read_keys(file) if file.exists() else {}
-        if not known or (public is not None and public.strip() not in known):
-            raise ConfigError(
-                f"{allowed}: client {k} has no {'such ' * bool(public)}key to revoke."
-            )
-        left = {} if public is None else {k: t for k, t in known.items() if k != public.strip()}
-        if left:
-            _write_keys(file, left)
-        else:
-            file.unlink()
+    with _changing(directory) as allowed:
+        for k in ids:
+            file = allowed / str(k)
+            known = _read_keys(file) if file.exists() else {}
+            if not known or (public is not None and public.strip() not in known):
+                raise ConfigError(
+                    f"{allowed}: client {k} has no {'such ' * bool(public)}key to revoke."
+                )
+            left = {} if public is None else {k: t for k, t in known.items() if k != public.strip()}
+            if left:
+                _write_keys(file, left)
+            else:
+                file.unlink()
 
 
 def fingerprint(public: str) -> str:
@@ -207,7 +211,9 @@ class Keyring:
         self._expired: dict[str, list[int]] = {}  # by key that has expired: the clients it was for
         self._former: frozenset[str] = frozenset()  # all that were known to this process
         self._read_at: tuple[int, int] | None = None
-        self._over = math.inf  # until when what was read holds
+        # From when until when what was read holds: no key expires in between. A clock that was set
+        # wrong may also go back.
+        self._since, self._over = -math.inf, math.inf
         self.version = 0
         """Rises whenever the set of allowed keys changes."""
         self.refresh()
@@ -224,10 +230,10 @@ class Keyring:
             return
         mark = (now.st_mtime_ns, now.st_ino)
         at = time.time()
-        if mark == self._read_at and at < self._over:
+        if mark == self._read_at and self._since <= at < self._over:
             return
         before, first = self._speakers, self.version == 0
-        self._speakers, self._over = {}, math.inf
+        self._speakers, self._since, self._over = {}, -math.inf, math.inf
         expired: dict[str, list[int]] = {}
         for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
@@ -245,6 +251,7 @@ class Keyring:
             valid = {key: until for key, until in known.items() if until > at}
             self._over = min(self._over, *valid.values(), math.inf)
             for key in known.keys() - valid.keys():
+                self._since = max(self._since, known[key])
                 expired.setdefault(key, []).append(int(entry.name))
             self._speakers[int(entry.name)] = frozenset(valid)
         self._known = frozenset().union(*self._speakers.values())
@@ -292,6 +299,20 @@ def _allowed(directory: str | Path) -> Path:
     return found
 
 
+@contextlib.contextmanager
+def _changing(directory: str | Path) -> Iterator[Path]:
+    """Gives the folder of allowed keys to one process at a time: each writes what it has read
+    together with its own change.
+    """
+    allowed = _allowed(directory)
+    file = opened(allowed.with_name("allowed.lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        with alone(file):
+            yield allowed
+    finally:
+        os.close(file)
+
+
 def _read_keys(file: Path) -> dict[str, float]:
     """key -> until when, in seconds since the epoch."""
     found: dict[str, float] = {}
@@ -315,15 +336,20 @@ def date_text(at: float) -> str:
 
 
 def time_of(text: str, where: str) -> float:
-    """A time such as 2027-01-31 or 2027-01-31T18:00:00, UTC, in seconds since the epoch. Raises
-    ConfigError.
+    """A time such as 2027-01-31, 2027-01-31T18:00:00 or 2027-01-31T18:00:00+05:00 in seconds since
+    the epoch. One without a zone is UTC. Raises ConfigError.
     """
+    # Python 3.10 does not know the zone Z.
+    written = re.sub("[Zz]$", "+00:00", text.strip())
     try:
-        return datetime.fromisoformat(text.strip()).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
+        found = datetime.fromisoformat(written)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=timezone.utc)
+        return found.astimezone(timezone.utc).timestamp()
+    except (ValueError, OverflowError):  # the latter of the first and last days there are
         raise ConfigError(
-            f"{where}: expected a time (UTC) such as 2027-01-31 or 2027-01-31T18:00:00, found "
-            f"{text.strip()!r}."
+            f"{where}: expected a time such as 2027-01-31 or 2027-01-31T18:00:00 (UTC), or "
+            f"2027-01-31T18:00:00+05:00, found {text.strip()!r}."
         ) from None
 
 

@@ -54,6 +54,18 @@ def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_the
         queue.cancel(9)
 
 
+def test_a_new_run_does_not_take_over_what_a_deleted_one_left(queue):
+    """Neither that it was cancelled, nor its directory, whose run it would continue."""
+    for _ in range(2):
+        queue.submit(config())
+    queue.cancel(1)
+    (queue.runs / "one-2").mkdir(parents=True)
+    for file in ("000001.json", "000002.json"):
+        (queue.folder / "queue" / file).unlink()
+    new = queue.submit(config())
+    assert (new.number, queue.entry(new.number).state) == (3, "waiting")
+
+
 @pytest.mark.parametrize("words", [["list"], ["cancel", "1"], ["submit", "--resume", "1"]])
 def test_a_folder_to_which_nothing_was_submitted_is_no_empty_queue(words, tmp_path, capsys):
     """What was mistyped is said, and is not made."""

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -317,6 +320,102 @@ def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_pat
     (tmp_path / "allowed" / "3").write_text(f"{old} tomorrow\n")
     with pytest.raises(ConfigError, match="expected a time"):
         Keyring(tmp_path)
+
+
+def test_keys_that_a_wrong_clock_expired_are_valid_again_when_it_is_right(tmp_path, monkeypatch):
+    make_server_keys(tmp_path)
+    soon, later = (make_client_keys(tmp_path / f"{n}.key") for n in "ab")
+    now = time.time()
+    allow(tmp_path, [3], soon, until=now + 3600)
+    allow(tmp_path, [4], later, until=now + 7200)
+    os.utime(tmp_path / "allowed", (1, 1))  # long ago: it is not read again for that
+    ring = Keyring(tmp_path)
+    clock = list[float]()
+    monkeypatch.setattr(keys.time, "time", lambda: clock[-1])
+    valid = list[list[bool]]()
+    for at in (now, now + 5000, now, now + 9000, now + 5000, now):
+        clock.append(at)
+        valid.append([not ring.refusal(soon, 3), not ring.refusal(later, 4)])
+    both, second, none = [True, True], [False, True], [False, False]
+    assert valid == [both, second, both, none, second, both]
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("2099-01-31T18:00:00+05:00", "2099-01-31T13:00:00"),
+        ("2099-01-31T18:00:00-05:00", "2099-01-31T23:00:00"),
+        ("2099-01-31T18:00:00Z", "2099-01-31T18:00:00"),
+        ("2099-01-31T18:00", "2099-01-31T18:00:00"),
+        ("2099-01-31", "2099-01-31T00:00:00"),
+    ],
+)
+def test_a_key_expires_at_the_time_in_its_zone_and_in_utc_without_one(tmp_path, text, utc):
+    make_server_keys(tmp_path / "keys")
+    public = make_client_keys(tmp_path / "a.key")
+    words = ["keys", "allow", str(tmp_path / "keys"), "3", "--until", text, "--", public]
+    assert main(words) == 0
+    assert (tmp_path / "keys" / "allowed" / "3").read_text() == f"{public} {utc}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "9999-12-31T23:59:59-05:00", "2099-01-31T18:00:00+25:00"]
+)
+def test_a_key_is_not_allowed_until_what_is_no_time(tmp_path, capsys, text):
+    make_server_keys(tmp_path / "keys")
+    public = make_client_keys(tmp_path / "a.key")
+    words = ["keys", "allow", str(tmp_path / "keys"), "3", f"--until={text}", "--", public]
+    assert main(words) == 2
+    assert "--until: expected a time such as 2027-01-31" in capsys.readouterr().err
+    assert not (tmp_path / "keys" / "allowed" / "3").exists()
+
+
+def in_processes(*works: Callable[[], None]) -> None:
+    """Does all of that at once, each in a process of its own."""
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(len(works))
+
+    def begin(work: Callable[[], None]) -> None:
+        start.wait()
+        work()
+
+    processes = [fork.Process(target=begin, args=(work,)) for work in works]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(works)
+
+
+def test_keys_that_several_processes_allow_at_once_are_all_allowed(tmp_path):
+    make_server_keys(tmp_path)
+    all_keys = [f"{n:040}" for n in range(200)]
+
+    def allow_some(first: int) -> None:
+        for key in all_keys[first::4]:
+            allow(tmp_path, [3], key)
+
+    in_processes(*[functools.partial(allow_some, first) for first in range(4)])
+    assert sorted(key for _, key, _ in keys.listed(tmp_path)) == all_keys
+
+
+def test_a_key_that_is_revoked_while_others_are_allowed_stays_revoked(tmp_path):
+    make_server_keys(tmp_path)
+    revoked = [f"{n:040}" for n in range(100)]
+    allowed = [f"{n:040}" for n in range(100, 200)]
+    for key in revoked:
+        allow(tmp_path, [3], key)
+
+    def allow_all() -> None:
+        for key in allowed:
+            allow(tmp_path, [3], key)
+
+    def revoke_all() -> None:
+        for key in revoked:
+            revoke(tmp_path, [3], key)
+
+    in_processes(allow_all, revoke_all)
+    assert sorted(key for _, key, _ in keys.listed(tmp_path)) == allowed
 
 
 def test_a_key_is_not_allowed_until_a_time_that_is_over(tmp_path, capsys):
