@@ -30,7 +30,7 @@ import xxhash
 
 from fednet.descriptors import reaching, synced
 from fednet.errors import StateError
-from fednet.plain import JsonDict, plain
+from fednet.plain import JsonDict, as_json, plain
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -151,7 +151,7 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
     if indent is None:
         text = msgspec.json.encode(value, enc_hook=plain)  # a tenth of the time
     else:
-        text = json.dumps(value, indent=indent, default=plain).encode()
+        text = as_json(value, indent).encode()
     write_aside(path, text + b"\n")
 
 
@@ -171,7 +171,7 @@ def digest(segments: Iterable[Buffer]) -> bytes:
 
 def line(record: JsonDict) -> bytes:
     """Returns a record as a line with its digest."""
-    return checked(json.dumps(record, separators=(",", ":"), default=plain).encode())
+    return checked(as_json(record).encode())
 
 
 def plain_line(record: JsonDict) -> bytes:

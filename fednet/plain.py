@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,6 +74,32 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
         placed = (cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in cells)
         lines.append("  ".join(placed).rstrip())
     return lines
+
+
+def as_json(value: object, indent: int | None = None) -> str:
+    """Returns strict JSON, in one line unless it is indented. A float that is not finite, for which
+    JSON has no text, is null.
+    """
+    separators = (",", ":") if indent is None else None
+    try:
+        return json.dumps(
+            value, indent=indent, separators=separators, default=plain, allow_nan=False
+        )
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, separators=separators)
+
+
+def _finite(value: object) -> object:
+    """Returns the plain value with None for floats that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return _finite(plain(value))
 
 
 def plain(value: object) -> object:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
+import msgspec
+import numpy as np
 import pytest
 
 from fednet import places
 from fednet.errors import ConfigError
-from fednet.files import Lines, last_lines, plain_line, read_lines, write_new
+from fednet.files import (
+    Lines,
+    last_lines,
+    line,
+    plain_line,
+    read_lines,
+    unchecked,
+    write_json,
+    write_new,
+)
 
 
 def test_the_length_of_a_file_of_lines_counts_what_another_thread_adds_meanwhile(tmp_path):
@@ -27,6 +39,26 @@ def test_the_length_of_a_file_of_lines_counts_what_another_thread_adds_meanwhile
     assert lines.flush() == path.stat().st_size
     assert list(read_lines(path)) == [{"second": 2}, {"first": 1}]
     lines.close()
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_what_is_no_finite_number_is_null_in_every_json_file(tmp_path, indent):
+    value = {
+        "loss": math.nan,
+        "most": [math.inf, {"least": (-math.inf, 0.5, 3, True, None, "NaN")}],
+        "array": np.array([1.5, math.nan], np.float32),
+        "one": np.float64("nan"),
+    }
+    write_json(tmp_path / "a.json", value, indent)
+    (tmp_path / "b.json").write_bytes(unchecked(line(value)))
+    expected = {
+        "loss": None,
+        "most": [None, {"least": [None, 0.5, 3, True, None, "NaN"]}],
+        "array": [1.5, None],
+        "one": None,
+    }
+    assert msgspec.json.decode((tmp_path / "a.json").read_bytes()) == expected
+    assert msgspec.json.decode((tmp_path / "b.json").read_bytes()) == expected
 
 
 def test_a_new_file_is_never_written_over(tmp_path):

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from fednet.cli.display import round_line, summary_rows
-from fednet.files import read_lines
+from fednet.files import checked, read_lines
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
 from fednet.report import costs, curves, metrics, open_run, page, tables, verify
 from tests.report.fake_run import jsonl, opened, write
@@ -52,14 +52,21 @@ def test_a_field_of_another_type_is_named_with_its_line(tmp_path):
         _ = open_run(path).rounds
 
 
-def test_the_loss_of_a_training_that_diverged_is_read_back(tmp_path):
+def test_the_loss_of_a_training_that_diverged_is_null_and_that_of_an_older_file_nan(tmp_path):
     path = write(tmp_path / "a", rounds=2)
     first, second = read_lines(path / "rounds.jsonl")
     jsonl(path / "rounds.jsonl", [{**first, "train_loss": math.nan}, second])
     rounds = list(open_run(path).rounds)
-    assert math.isnan(rounds[0].train_loss)
+    assert rounds[0].train_loss is None
     assert rounds[1].train_loss == second["train_loss"]
-    jsonl(path / "rounds.jsonl", [{**first, "train_loss": math.nan, "round": "one"}])
+
+    def older(record):
+        (path / "rounds.jsonl").write_bytes(checked(json.dumps(record).encode()))
+
+    older({**first, "train_loss": math.nan})
+    (row,) = open_run(path).rounds
+    assert math.isnan(row.train_loss)
+    older({**first, "train_loss": math.nan, "round": "one"})
     with pytest.raises(Exception, match=r"rounds\.jsonl:1: Expected `int`, got `str` - at `\$\.r"):
         _ = open_run(path).rounds
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -91,6 +92,8 @@ def _to_tree(value: object, path: str, out: dict[str, torch.Tensor] | None) -> o
     def inside(name: object, part: object) -> object:
         return _to_tree(part, f"{path}.{name}", out)
 
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}  # JSON has no text for it
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
@@ -168,6 +171,8 @@ def _tensors(tree: JsonMapping, tensors: Mapping[str, torch.Tensor]) -> Tensors:
 def _from_tree(tree: object, tensors: Mapping[str, torch.Tensor], store: Rows | None) -> object:
     if not isinstance(tree, dict):
         return tree
+    if "$float" in tree:
+        return float(tree["$float"])
     if "$tensor" in tree:
         return tensors[tree["$tensor"]]
     if "$tensors" in tree:

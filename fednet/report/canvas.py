@@ -8,7 +8,6 @@ hides a series by its number; the page's script reads the values for the pointer
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fednet.files import write_aside
-from fednet.plain import JsonMapping
+from fednet.plain import JsonMapping, as_json
 from fednet.report import style
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def inline(figure: Figure, own: str) -> Markup:
             "x": [*xs, left, round(left + wide, 2)],
             "y": ys,
         }
-        root.set("data-hover", json.dumps({**place, **figure.hover}, separators=(",", ":")))
+        root.set("data-hover", as_json({**place, **figure.hover}))
         cross = {"class": "cross", "y1": f"{top}", "y2": f"{round(top + high, 2)}"}
         ET.SubElement(root, "line", cross)
     return Markup(ET.tostring(root, encoding="unicode"))

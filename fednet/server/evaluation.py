@@ -5,6 +5,7 @@ for the records.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,8 @@ def note_best(
         value, model_of = (record.client_accuracy or {}).get("personal"), session.own_model
         if name != "accuracy":
             value = (record.client_metrics or {}).get("personal", {}).get(name)
-    if value is None:
+    # No later value would be better than a NaN.
+    if value is None or not math.isfinite(value):
         return
     lower = metrics.lower_is_better(name)
     if best is None or (value < best if lower else value > best):

@@ -554,8 +554,10 @@ def reached(config: Config, progress: RunProgress) -> str | None:
     spent = sum(progress.totals.get(way, 0) for way in ("up", "down"))
     if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
         return f"{progress.best_of} accuracy {progress.best:.4f} reached".lstrip()
-    if stop.patience is not None and progress.best is not None:
+    if stop.patience is not None:
         since = progress.round - progress.best_round
+        if since >= stop.patience and progress.best is None:
+            return f"no finite {stop.metric} in {progress.round} rounds"
         if since >= stop.patience:
             return f"no better {stop.metric} than in round {progress.best_round}"
     if stop.megabytes is not None and spent >= stop.megabytes * 1e6:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +16,15 @@ from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.experiment.build import build
 from fednet.experiment.evaluations import DetailedEvaluationReply
+from fednet.records import Round
+from fednet.records.manifest import RunProgress
 from fednet.report import figures
-from fednet.server.evaluation import pooled
+from fednet.server.evaluation import note_best, pooled
+from fednet.server.rounds import reached
 from fednet.tools import check
 from fednet.training.evaluation import Counts
 from fednet.training.tasks.classification import Classification
-from tests.rooms import SMALL, hashes, lines, merged, processes, run, summary
+from tests.rooms import SMALL, hashes, lines, merged, processes, run, small, summary
 
 NAMES = ["f1_macro", "miou", "perplexity", "auc"]
 WITH = {"evaluate": {"metrics": NAMES, "clients": "auto"}}
@@ -104,6 +110,29 @@ def test_a_run_ends_once_its_metric_is_no_better_for_so_many_rounds(tmp_path, me
     expected = fednet.open_run(again).model().state_dict()
     kept = load_file(directory / "best.safetensors")
     assert all(torch.equal(v, expected[k]) for k, v in kept.items())
+
+
+def noted(losses: list[float], patience: int) -> tuple[RunProgress, list[str | None]]:
+    """The progress after rounds with these test losses, and after each why the run need not go
+    on.
+    """
+    config = small(rounds=9, stop={"metric": "test_loss", "patience": patience})
+    session = SimpleNamespace(config=config, own_model="")
+    progress, why = RunProgress(run="r"), []
+    for number, loss in enumerate(losses, 1):
+        progress.round = number
+        note_best(session, progress, Round(round=number, test_loss=loss), None)
+        why.append(reached(config, progress))
+    return progress, why
+
+
+def test_a_loss_that_is_no_number_is_never_the_best():
+    progress, why = noted([math.nan, 2.0, math.inf, 1.0, 1.5], 2)
+    assert (progress.best, progress.best_round) == (1.0, 4)
+    assert why == [None] * 5
+    progress, why = noted([math.nan] * 3, 3)
+    assert progress.best is None
+    assert why == [None, None, "no finite test_loss in 3 rounds"]
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,18 @@ def test_what_is_not_defined_is_left_out():
     assert Counts(np.zeros((2, 3))).metrics(["perplexity"]) == {}
 
 
+def test_a_metric_that_changes_its_argument_leaves_the_others_theirs(monkeypatch):
+    monkeypatch.setattr(registry.metric, "_parts", dict(registry.metric._parts))
+
+    @metrics.metric("wipes")
+    def wipes(confusion):
+        confusion[:] = 0
+        return 0.0
+
+    found = values(["wipes", "miou"], confusion=CONFUSION.copy())
+    assert found == {"wipes": 0.0, "miou": pytest.approx(HAND["miou"])}
+
+
 def drawn(n: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(0, classes, (n,), generator=draw)

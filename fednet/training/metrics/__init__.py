@@ -11,6 +11,7 @@ The names of a metric's arguments say which counts it needs: `loss`, the sum of 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -84,7 +85,8 @@ def values(names: Iterable[str], counts: Mapping[str, object]) -> dict[str, floa
     found = {}
     for name in names:
         function = registry.metric.get(name)
-        arguments = {count: counts[count] for count in _arguments(name)}
+        # A copy: a user's function may change what it gets.
+        arguments = {count: copy.copy(counts[count]) for count in _arguments(name)}
         try:
             with np.errstate(all="ignore"):
                 value = float(function(**arguments))
