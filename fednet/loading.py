@@ -9,6 +9,8 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, TracebackType
@@ -35,8 +37,11 @@ class Loaded:
     module: str  # the name of the module that the file became
 
 
-PREFIX = "fednet_user_"  # of these names
 _loaded: dict[str, Loaded] = {}  # by resolved path
+# What was loaded apart, by the SHA-256 of the files: the files by resolved path, and their parts.
+_aside: dict[frozenset[str], tuple[dict[str, Loaded], dict[str, dict[str, Any]]]] = {}
+# The files that are loaded apart, by resolved path; None outside of `apart`.
+_files: ContextVar[dict[str, Loaded] | None] = ContextVar("files", default=None)
 
 
 def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
@@ -46,11 +51,33 @@ def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
     return [_load(Path(p).resolve()) for p in paths]
 
 
+@contextmanager
+def apart(files: Sequence[Path | str]) -> Iterator[None]:
+    """Inside, what is loaded of these files, such as a run's copies, has its parts for itself: a
+    part of the same name that the process has is neither replaced nor in the way. The same bytes
+    are loaded once, however often this is entered.
+    """
+    digests = frozenset(_sha256(Path(file)) for file in files)
+    own, parts = _aside.setdefault(digests, ({}, {}))
+    before = _files.set(own), registry.apart.set(parts)
+    try:
+        yield
+    finally:
+        _files.reset(before[0])
+        registry.apart.reset(before[1])
+
+
+def _here() -> dict[str, Loaded]:
+    """Returns the files that are loaded, by resolved path: inside of `apart` those loaded there."""
+    own = _files.get()
+    return _loaded if own is None else own
+
+
 def loaded() -> dict[str, str]:
     """Returns the files loaded in this process, {name: SHA-256}. A client and a server compare
     them.
     """
-    entries = list(_loaded.values())
+    entries = list(_here().values())
     return dict(zip(names([e.path for e in entries]), (e.sha256 for e in entries)))
 
 
@@ -67,25 +94,33 @@ def names(files: Sequence[Path | str]) -> list[str]:
     return given
 
 
-def _load(path: Path) -> Loaded:
+def _sha256(path: Path) -> str:
     try:
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as wrong:
         absent = isinstance(wrong, FileNotFoundError)
         raise ConfigError(
             f"{path}: {'there is no such file to load' if absent else wrong.strerror}; expected a "
             f"Python file of your own parts."
         ) from None
-    known = _loaded.get(str(path))
+
+
+def _load(path: Path) -> Loaded:
+    sha256 = _sha256(path)
+    here = _here()
+    known = here.get(str(path))
     if known is not None and known.sha256 == sha256:
         return known
     if known is not None:  # edited since
         _drop(known.module)
-        del _loaded[str(path)]
-    for other in _loaded.values():  # a copy, such as that in a run's code/, is the same file
+        del here[str(path)]
+    for other in (
+        *here.values(),
+        *_loaded.values(),
+    ):  # a copy, such as that in a run's code/, is the same file
         if other.sha256 == sha256:
             return other
-    name = f"{PREFIX}{path.stem}_{sha256[:12]}"
+    name = f"{registry.LOADED}{path.stem}_{sha256[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: cannot be loaded; expected a file whose name ends in .py.")
@@ -100,8 +135,8 @@ def _load(path: Path) -> Loaded:
         # A file may raise anything; the user sees it.
         _drop(name)
         raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
-    _loaded[str(path)] = Loaded(path, sha256, name)
-    return _loaded[str(path)]
+    here[str(path)] = Loaded(path, sha256, name)
+    return here[str(path)]
 
 
 def _drop(module: str) -> None:
@@ -111,7 +146,7 @@ def _drop(module: str) -> None:
 
 def paths() -> list[Path]:
     """Returns the files that were loaded."""
-    return [known.path for known in _loaded.values()]
+    return [known.path for known in _here().values()]
 
 
 def own_frames(broken: BaseException) -> Iterator[TracebackType]:
@@ -122,7 +157,7 @@ def own_frames(broken: BaseException) -> Iterator[TracebackType]:
     at = broken.__traceback__
     while at is not None:
         home = str(at.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if home in homes or home.startswith(PREFIX):
+        if home in homes or home.startswith(registry.LOADED):
             yield at
         at = at.tb_next
 

@@ -14,6 +14,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,6 +25,11 @@ from fednet.errors import ConfigError, unknown
 P = TypeVar("P")
 # The class or function under a decorator, of any type. A user's part is tried before it is used.
 Part = Any
+
+LOADED = "fednet_user_"  # begins the name of the module that a user's file becomes
+# By kind and name, the parts of files that are loaded apart, see `loading.apart`; None outside.
+# They stand in front of those of the process.
+apart: ContextVar[dict[str, dict[str, Part]] | None] = ContextVar("apart", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +67,44 @@ class Registry:
             )
 
         def keep(part: P) -> P:
-            old = self._parts.get(name)
-            if old is not None and _written(old) != _written(part):
+            held = self._parts
+            aside = self._apart()
+            if aside is not None and part.__module__.startswith(LOADED):
+                held = aside
+            old = held.get(name)
+            if old is not None and not _same(old, part):
                 raise ConfigError(
                     f"the {self.kind} {name!r} is registered twice: in {_written(old)[0]} and in "
                     f"{_written(part)[0]}."
                 )
-            self._parts[name] = part
+            held[name] = part
             return part
 
         return keep
+
+    def _apart(self) -> dict[str, Part] | None:
+        """Returns the parts of this kind that are loaded apart, None outside of `loading.apart`."""
+        found = apart.get()
+        return None if found is None else found.setdefault(self.kind, {})
+
+    def _known(self) -> dict[str, Part]:
+        """Returns the imported parts by name."""
+        return {**self._parts, **(self._apart() or {})}
 
     def get(self, name: str) -> Part:
         """Returns the part of that name. Raises ConfigError, which names the nearest and all
         others.
         """
-        if name not in self._parts:
+        part = self.loaded(name)
+        if part is None:
             entry = self.index().get(name)
             if entry is None:
                 raise ConfigError(unknown(self.kind, name, self.names()))
             try:
-                loaded = importlib.import_module(entry.module)
-                if name not in self._parts:  # an entry point may name the part itself
-                    self._parts[name] = getattr(loaded, entry.attribute or name)
+                module = importlib.import_module(entry.module)
+                part = self.loaded(name)
+                if part is None:  # an entry point may name the part itself
+                    part = self._parts[name] = getattr(module, entry.attribute or name)
             except Exception as broken:  # another package may raise anything
                 if entry.module.startswith(f"{self.package}."):
                     raise
@@ -91,18 +112,18 @@ class Registry:
                     f"the {self.kind} {name!r}, which an installed package offers, cannot be "
                     f"imported from {entry.module} ({type(broken).__name__}: {broken})."
                 ) from broken
-        return self._parts[name]
+        return part
 
     def loaded(self, name: str) -> Part:
         """Returns the part of that name if it was imported, else None."""
-        return self._parts.get(name)
+        return self._known().get(name)
 
     def names(self) -> list[str]:
-        return sorted({*self.index(), *self._parts})
+        return sorted({*self.index(), *self._known()})
 
     def own(self) -> dict[str, Part]:
         """Returns the parts that are not fednet's: of loaded files and of installed packages."""
-        names = {*self._parts, *(e.name for e in self.index().values() if not _shipped(e.module))}
+        names = {*self._known(), *(e.name for e in self.index().values() if not _shipped(e.module))}
         found = {name: self.get(name) for name in sorted(names)}
         return {name: part for name, part in found.items() if not _shipped(part.__module__)}
 
@@ -120,7 +141,7 @@ class Registry:
                             known[name] = Entry(name, module, about)
         for name in self.names():
             if name not in known:
-                part = self._parts[name]
+                part = self.get(name)
                 known[name] = Entry(name, part.__module__, first_paragraph(part.__doc__))
         return [known[name] for name in sorted(known)]
 
@@ -155,6 +176,17 @@ def _written(part: Part) -> tuple[str, str]:
     return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
 
 
+def _same(one: Part, other: Part) -> bool:
+    """Whether two parts are one, of a file that was imported twice or of a copy of it."""
+    (file, name), (copy, named) = _written(one), _written(other)
+    if name != named or file == copy:
+        return (file, name) == (copy, named)
+    try:
+        return Path(file).read_bytes() == Path(copy).read_bytes()
+    except OSError:
+        return False
+
+
 def first_paragraph(docstring: str | None) -> str:
     """Returns the first paragraph of a docstring in one line."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
@@ -181,12 +213,13 @@ ALL = {
 
 def homes() -> set[str]:
     """Returns the top-level modules of the imported parts that are not fednet's own."""
-    parts = (part for kind in ALL.values() for part in kind._parts.values())
+    parts = (part for kind in ALL.values() for part in kind._known().values())
     return {part.__module__.partition(".")[0] for part in parts} - {__name__.partition(".")[0]}
 
 
 def forget(module: str) -> None:
     """Removes what the module registered: its file was edited, or failed to load."""
     for kind in ALL.values():
-        for name in [n for n, part in kind._parts.items() if part.__module__ == module]:
-            del kind._parts[name]
+        for held in (kind._parts, kind._apart() or {}):
+            for name in [n for n, part in held.items() if part.__module__ == module]:
+                del held[name]

@@ -136,9 +136,10 @@ class Run:
         `personal/`).
 
         Raises StateError if the run has no global model, has not ended, or the file is not what the
-        run wrote; ConfigError if the model is a user's own that is not loaded.
+        run wrote; ConfigError if the model is a user's own that is neither under code/ nor loaded.
         """
         from fednet import config, models
+        from fednet import loading as parts
         from fednet.algorithms.state import read_named
         from fednet.data import loading
         from fednet.data.datasets import site
@@ -151,18 +152,19 @@ class Run:
         tensors, check = read_named(path)
         if check != self.summary.model_check:
             raise StateError(f"{path}: not the model that this run ended with (summary.json).")
-        # Imports the user's own parts, those under code/.
-        settings = config.load(self.dir / "config.yaml")
-        facts = self.partition
-        if facts.get("input_shape"):
-            shape, outputs = tuple(facts["input_shape"]), int(facts["outputs"])
-        elif settings.data.dataset == "site":
-            shape, _, outputs = site.declared(settings.data)
-        else:  # partition.json is gone
-            found = loading.load(settings.data, settings.data.root, settings.seed)
-            shape, outputs = found.input_shape, found.outputs
-        chosen = {"name": settings.model.name, **settings.model.options}
-        module = models.build(chosen, shape, outputs, settings.seed)
+        own = [self.dir / file for file in self.config.get("load", ())]
+        with parts.apart(own):  # the run's copies, not what the process has of the same names
+            settings = config.load(self.dir / "config.yaml")
+            facts = self.partition
+            if facts.get("input_shape"):
+                shape, outputs = tuple(facts["input_shape"]), int(facts["outputs"])
+            elif settings.data.dataset == "site":
+                shape, _, outputs = site.declared(settings.data)
+            else:  # partition.json is gone
+                found = loading.load(settings.data, settings.data.root, settings.seed)
+                shape, outputs = found.input_shape, found.outputs
+            chosen = {"name": settings.model.name, **settings.model.options}
+            module = models.build(chosen, shape, outputs, settings.seed)
         try:
             module.load_state_dict(tensors, strict=True)
         except RuntimeError as other:
