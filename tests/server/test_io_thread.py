@@ -525,3 +525,29 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     assert now() == before + server_io.PAUSE_S + 60
     at += 3600  # somebody came, and the server is at something else
     assert now() == before + 2 * server_io.PAUSE_S + 60
+
+
+def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_memory(tmp_path):
+    """The outcome waits while the rounds go on to the next exchange."""
+    network = Inproc()
+    io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
+    io.inbox._decode = lambda reply, body: object()
+    client = ready(io, network)
+    key, payload = m.Key(1, 0, 0, 0), b"what the client came to"
+    io.begin((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
+    form, check = [m.Field("x", "delta", 23, 23)], digest([payload])
+    reply = m.Reply(run="run", inc=1, key=key, form=form, size=23, check=check)
+    client.send([encode(reply), payload])
+    io._step(0.0)
+    io.begin((1, 1, "train"), [], Rules())
+    outcome = io.wait(0.0)
+    assert outcome.key == key
+    assert outcome.reply.held == 23
+    io.unused(outcome)
+    assert outcome.reply.payload is None
+    assert not any(io.inbox._memory._held.values())
+    ended = [(r["type"], r["useful"], r["reason"]) for r in rows if r["client"] == 0]
+    assert sorted(ended) == [("reply", False, "left out"), ("task", False, "left out")]
+    left = {name[1:3] for name in io.link.ledger.open()}
+    assert not left & {("up", "reply"), ("down", "task")}
+    io.close(linger_s=0)

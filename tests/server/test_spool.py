@@ -373,3 +373,31 @@ def test_bytes_at_another_place_than_the_next_are_an_error(tmp_path):
     spool.store(KEY, 0, memoryview(b"one"), 9)
     with pytest.raises(StateError, match="3 bytes are there, the next come at 6"):
         spool.store(KEY, 6, memoryview(b"two"), 9)
+
+
+@pytest.mark.parametrize("size", [m.PART - 1, m.PART, m.PART + 1])
+def test_a_payload_of_about_one_part_is_found_as_it_was(tmp_path, size):
+    data = bytes(range(251)) * (size // 251 + 1)
+    logged(inbox_in(tmp_path), KEY, data[:size], part=m.PART)
+    assert found(inbox_in(tmp_path)) == {(3, "train"): data[:size]}
+
+
+def test_a_reply_that_came_again_after_it_was_revoked_is_found(tmp_path):
+    """Also by a server that begins between the two."""
+    spool, again = inbox_in(tmp_path), Key(1, 0, 1, 3)
+    spool.revoke(logged(spool, KEY, b"first").message.key)
+    for later in (spool, inbox_in(tmp_path)):
+        assert later.found(1, 0) == {}
+    logged(inbox_in(tmp_path), again, b"second")
+    replies = inbox_in(tmp_path).found(1, 0)
+    assert [reply.message.key for reply in replies.values()] == [again]
+    assert inbox_in(tmp_path).on_record() == {again}
+
+
+def test_a_reply_to_one_exchange_is_not_found_by_another(tmp_path):
+    spool, second = inbox_in(tmp_path), Key(1, 1, 0, 3)
+    logged(spool, KEY, b"first")
+    logged(spool, second, b"second")
+    for phase, data in ((0, b"first"), (1, b"second"), (2, None)):
+        replies = inbox_in(tmp_path).found(1, phase)
+        assert [bytes(r.body()) for r in replies.values()] == [data] * (data is not None)
