@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
-from fednet import registry, secagg, seeds
+from fednet import registry, seeds
 from fednet.algorithms.base import (
     Algorithm,
     ClientHost,
@@ -41,8 +41,8 @@ from fednet.errors import ConfigError, RemoteProtocolError, RoundVoid
 from fednet.plain import JsonMapping
 from fednet.secagg import BelowThreshold, SecureClient, SecureServer, Terms
 from fednet.secagg.fixed import FixedPoint, Integers
-from fednet.secagg.steps import Gathered
-from fednet.secagg.terms import draw_order, steps_of
+from fednet.secagg.server import Gathered
+from fednet.secagg.terms import STEPS, draw_order
 from fednet.wire.payload import run_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Secure(Algorithm):
 
     terms: Callable[[int], Terms]
     point: Mapping[str, FixedPoint]
-    steps: ClassVar[tuple[str, ...]]
+    steps: ClassVar[tuple[str, ...]] = STEPS
     plain: ClassVar[Exchange]  # the method's own
 
     # -- the client --------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Secure(Algorithm):
         """Returns the server's state machine of the protocol in this exchange."""
         if isinstance(server, Between):
             return server.machine
-        return secagg.server(self.terms(round))
+        return SecureServer(self.terms(round))
 
     def _unmasked(self, machine: SecureServer, inner: object) -> State:
         """Returns the accumulator that the method would have had of the survivors' replies."""
@@ -200,7 +200,7 @@ class Secure(Algorithm):
         """Returns the largest bytes of the fields whose size the declaration does not give."""
         for step, exchange in zip(self.steps, self.exchanges):
             if payload in (exchange.down, exchange.up):
-                asked, answered = secagg.server(self.terms(round)).most(step)
+                asked, answered = SecureServer(self.terms(round)).most(step)
                 return {"question": asked, "answer": answered}
         return {}
 
@@ -264,7 +264,6 @@ def plan_sums(
             max(p.largest for p in point.values()),
             f"{config.name} {config.seed} {round}".encode(),
             section.neighbours,
-            section.colluding,
             draw_order(len(clients), seeds.rng(config.seed, "secagg/graph", round)),
         )
 
@@ -284,12 +283,9 @@ def made(config: Config) -> Algorithm:
 def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
     """Makes a class of the method whose replies are summed under masks (`privacy.secagg`)."""
     (plain,) = method.exchanges
-    steps, questions = steps_of(section.protocol), dict(QUESTIONS)
-    if "consistency" not in steps:
-        questions["unmask"] = "unmask"  # who survived, which nobody has signed for
     exchanges = []
-    for step in steps:
-        down = {"question": _bytes_of(questions[step])} if questions[step] else {}
+    for step in STEPS:
+        down = {"question": _bytes_of(QUESTIONS[step])} if QUESTIONS[step] else {}
         up = {"answer": _bytes_of(step)}
         if step == "masked":
             hints = get_type_hints(plain.down, include_extras=True)
@@ -297,8 +293,8 @@ def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
             if section.counts == "open" and plain.up.run_field is not None:
                 up[plain.up.run_field] = Statistics
         exchanges.append(Exchange(_payload("Down", step, down), _payload("Up", step, up), step))
-    made = {"exchanges": tuple(exchanges), "steps": steps, "plain": plain, "in_memory": True}
-    own = {"main": steps.index("masked"), "__module__": method.__module__}
+    made = {"exchanges": tuple(exchanges), "plain": plain, "in_memory": True}
+    own = {"main": STEPS.index("masked"), "__module__": method.__module__}
     return type(method.__name__, (Secure, method), {**made, **own, "__doc__": method.__doc__})
 
 

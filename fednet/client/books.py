@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from fednet import secagg
 from fednet.client.policy import BudgetSection
 from fednet.config import Config, PrivacySection
 from fednet.descriptors import synced
@@ -225,7 +224,7 @@ class Secrets(SiteAccount):
                 )
             for other in [c for c, (r, _) in self._machines.items() if r < round_number]:
                 del self._machines[other]
-            machine = secagg.client(terms, client)
+            machine = SecureClient(terms, client)
             self._machines[client] = round_number, machine
             return machine
 

@@ -76,6 +76,8 @@ def _plain(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> obj
         error = wrong(node, path, describe(kind))
         literals = (m for m in _members(kind) if _origin(m) is Literal)
         choices = [str(choice) for literal in literals for choice in get_args(literal)]
+        if way := foreign()["values"].get(f"{path}: {value}"):
+            raise ConfigError(f"{error} {way}") from None
         if isinstance(value, str) and (guess := nearest(value, choices)):
             raise ConfigError(f"{error} Did you mean {guess}?") from None
         raise error from None
@@ -145,7 +147,9 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
 
 @functools.cache
 def foreign() -> dict[str, dict[str, str]]:
-    """Reads foreign.yaml: other frameworks' names of keys. keys: ours; ways: a sentence."""
+    """Reads foreign.yaml: other frameworks' names of keys. keys: ours; ways: a sentence; values:
+    a sentence for a value that is not ours.
+    """
     file = resources.files("fednet.config") / "foreign.yaml"
     made: dict[str, dict[str, str]] = compose(file.read_text(encoding="utf-8"), file.name).plain()
     return made

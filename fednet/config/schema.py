@@ -678,18 +678,15 @@ class SecuritySection(Section, frozen=True, kw_only=True):
 class SecaggSection(Section, frozen=True, kw_only=True):
     """Secure aggregation: the server sees the sum of a round's updates, and no single one."""
 
-    protocol: Literal["none", "secagg", "secagg+", "lightsecagg"] = "none"
+    protocol: Literal["none", "secagg", "secagg+"] = "none"
     """secagg: pairwise masks (Bonawitz et al., CCS 2017); secagg+: masks on a random graph (Bell et
-    al., CCS 2020); lightsecagg: one coded mask per client (So et al., MLSys 2022).
+    al., CCS 2020).
     """
     threshold: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.66
     """Share of the cohort that must answer each step; with fewer the round is discarded. [share]"""
     neighbours: Annotated[int, msgspec.Meta(ge=2)] = 20
     """secagg+: clients that each client shares secrets with; odd numbers are rounded down. More
     dropouts need more: of 200 clients, 20 for a tenth lost, 80 for three tenths. [clients]
-    """
-    colluding: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.5
-    """lightsecagg: share of the cohort that learns nothing even together with the server. [share]
     """
     bits: Annotated[int, msgspec.Meta(ge=2, le=32)] = 24
     """Bits per entry of an update in fixed point, with sign. [bits]"""

@@ -1,16 +1,31 @@
 """Secure aggregation: the server learns the sum of its clients' vectors, and no single one.
 
-Three protocols, each as a client and a server machine without I/O: bytes go in, bytes come out.
+Two protocols, as a client and a server machine without I/O: bytes go in, bytes come out.
 
-    secagg       Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
-                 Learning", CCS 2017, Figure 4: keys, shares, masked input, consistency, unmasking
-    secagg+      Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead",
-                 CCS 2020 (ePrint 2020/704), Algorithm 2: the same over a random k-regular graph
-    lightsecagg  So et al., "LightSecAgg: a Lightweight and Versatile Design for Secure Aggregation
-                 in Federated Learning", MLSys 2022 (arXiv:2109.14236), Algorithm 1: one mask a
-                 client, coded so that the sum of those that are needed is found at once
+    secagg   Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
+             Learning", CCS 2017, Figure 4: keys, shares, masked input, consistency, unmasking
+    secagg+  Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead",
+             CCS 2020 (ePrint 2020/704), Algorithm 2: the same over a random k-regular graph
 
-Read in this order: terms, fixed, primitives, field, steps, pairwise, light.
+    y_u = x_u + PRG(b_u) + sum_{v < u} PRG(s_uv) - sum_{v > u} PRG(s_uv)      mod R
+
+u, v  clients, v among u's neighbours      s_uv  what X25519 gives of u's and v's mask keys
+b_u   u's own seed                         U1, U2, U3  clients that answered keys, shares, masked
+
+Bonawitz et al., Figure 4: Round 0 keys, 1 shares, 2 masked, 3 consistency, 4 unmask. In SecAgg
+every client is the neighbour of every other; SecAgg+ (Bell et al., Algorithm 2) has a sparse graph.
+For a client of U3 the server gets shares of b_u, for one of U2 that is not in U3 shares of its mask
+key, and of no client both.
+
+Departs from the papers:
+
+- Keys for the signatures of the consistency step are advertised with the others; Bonawitz et al.
+  have them certified by a third party.
+- Each client sends a digest of b_u with its shares. By it (and for a mask key by its public half)
+  the server detects wrong shares, and looks for shares that give the right secret.
+- A client that cannot decrypt a share goes on, and reports it in the last step, see `evidence`.
+
+Read in this order: terms, fixed, primitives, field, messages, masks, client, server, evidence.
 
 Trust. The server may be curious, may collude with some clients, and may claim that other clients
 dropped out: a client answers each step once, so that two sets of survivors cannot both get the
@@ -24,25 +39,9 @@ operating system, never from a run's seed. They stay in memory: a client whose p
 middle of a round has dropped out of it.
 """
 
-from fednet.secagg.light import LightClient as LightClient
-from fednet.secagg.light import LightServer as LightServer
-from fednet.secagg.pairwise import PairwiseClient as PairwiseClient
-from fednet.secagg.pairwise import PairwiseServer as PairwiseServer
-from fednet.secagg.steps import BelowThreshold as BelowThreshold
-from fednet.secagg.steps import Refused as Refused
-from fednet.secagg.steps import SecureClient as SecureClient
-from fednet.secagg.steps import SecureServer as SecureServer
+from fednet.secagg.client import SecureClient as SecureClient
+from fednet.secagg.messages import BelowThreshold as BelowThreshold
+from fednet.secagg.messages import Refused as Refused
+from fednet.secagg.server import SecureServer as SecureServer
 from fednet.secagg.terms import PROTOCOLS as PROTOCOLS
 from fednet.secagg.terms import Terms as Terms
-
-
-def client(terms: Terms, me: int) -> SecureClient:
-    """Returns the client machine of this round's protocol."""
-    if terms.protocol == "lightsecagg":
-        return LightClient(terms, me)
-    return PairwiseClient(terms, me)
-
-
-def server(terms: Terms) -> SecureServer:
-    """Returns the server machine of this round's protocol."""
-    return LightServer(terms) if terms.protocol == "lightsecagg" else PairwiseServer(terms)

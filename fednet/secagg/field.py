@@ -1,5 +1,5 @@
-"""Arithmetic in the prime field F_q, q = 2^32 - 5, on whole arrays; on it, Shamir's secret sharing
-and the Lagrange code of LightSecAgg.
+"""Arithmetic in the prime field F_q, q = 2^32 - 5, on whole arrays; on it, Shamir's secret
+sharing.
 
 Values are uint64 arrays of numbers below q, so that a product of two fits. Products of matrices go
 through float64, whose sums of 16-bit halves are exact.
@@ -30,14 +30,6 @@ def uniform(n: int, random: Random = secrets.token_bytes) -> Array:
     while (high := np.flatnonzero(found >= _Q)).size:
         found[high] = np.frombuffer(random(4 * high.size), "<u4")
     return found
-
-
-def add(a: Array, b: Array) -> Array:
-    return (a + b) % _Q
-
-
-def subtract(a: Array, b: Array) -> Array:
-    return (a + (_Q - b)) % _Q
 
 
 def product(a: Array, b: Array) -> Array:
@@ -114,20 +106,3 @@ def off_line(shares: Sequence[tuple[int, bytes]], others: Sequence[tuple[int, by
     rows = np.stack([np.frombuffer(s, "<u4") for _, s in shares]).astype(np.uint64)
     found = product(lagrange([p for p, _ in shares], [p for p, _ in others]), rows)
     return [p for (p, s), row in zip(others, found) if row.astype("<u4").tobytes() != s]
-
-
-# -- LightSecAgg's code ----------------------------------------------------------------------------
-def code(n: int, u: int) -> Array:
-    """Returns the (n, u) encoding matrix W of LightSecAgg, transposed (its Section 4.1): the pieces
-    are the values of a polynomial of degree u - 1 at the points 1 to u, and the n coded pieces its
-    values at the points after. Any u rows can be inverted, and any t rows of the last t columns
-    too: t clients learn nothing.
-    """
-    return lagrange(range(1, u + 1), range(u + 1, u + n + 1))
-
-
-def decoding(places: Sequence[int], u: int, wanted: int) -> Array:
-    """Returns the (wanted, u) matrix that gives the first pieces from what u clients hold. places:
-    of these clients, from 0.
-    """
-    return lagrange([u + 1 + p for p in places], range(1, wanted + 1))

@@ -14,26 +14,17 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fednet.plain import part_of
-from fednet.secagg.field import Q
-
-Protocol = Literal["secagg", "secagg+", "lightsecagg"]
+Protocol = Literal["secagg", "secagg+"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
-PAIRWISE = ("keys", "shares", "masked", "consistency", "unmask")
-LIGHT = ("keys", "shares", "masked", "unmask")
-
-
-def steps_of(protocol: str) -> tuple[str, ...]:
-    return LIGHT if protocol == "lightsecagg" else PAIRWISE
+STEPS = ("keys", "shares", "masked", "consistency", "unmask")
 
 
 @dataclass(frozen=True)
 class Terms:
     """The terms of a round. cohort: its clients, ascending. threshold: the share of them that must
     answer in each step. length: entries of a vector. largest: absolute value of an entry at one
-    client. context: bytes that differ from round to round. degree: of the graph (secagg+).
-    colluding: the share of clients that learn nothing together (lightsecagg's T). order: a
-    permutation of the cohort's places, by which the graph is drawn.
+    client. context: bytes that differ from round to round. degree: of the graph (secagg+). order:
+    a permutation of the cohort's places, by which the graph is drawn.
     """
 
     protocol: Protocol
@@ -43,55 +34,32 @@ class Terms:
     largest: int
     context: bytes
     degree: int = 0
-    colluding: float = 0.5
     order: tuple[int, ...] = ()
 
     def wrong(self) -> str:
         """Returns why nothing can be aggregated under these terms, or ""."""
-        n, t = len(self.cohort), self.needed
+        n = len(self.cohort)
         if n < 3:
             return f"{n} clients in a round; of fewer than 3, a sum shows too much of each"
-        if self.protocol == "lightsecagg" and t <= self.private:
-            return (
-                f"{t} of {n} clients are needed, and {self.private} together shall learn nothing; "
-                f"expected a threshold above what may collude"
-            )
         if self.width == 0:
-            room = f"below {Q // 2}" if self.protocol == "lightsecagg" else "of 63 bits"
-            return f"a sum of {n} entries up to {self.largest}; expected one {room}"
+            return f"a sum of {n} entries up to {self.largest}; expected one of 63 bits"
         return ""
 
     @property
-    def steps(self) -> tuple[str, ...]:
-        return steps_of(self.protocol)
-
-    @property
     def needed(self) -> int:
-        """How many clients must answer in each step (Bonawitz's t, LightSecAgg's U)."""
+        """How many clients must answer in each step (Bonawitz's t)."""
         return max(2, math.ceil(self.threshold * len(self.cohort) - 1e-9))
-
-    @property
-    def private(self) -> int:
-        """LightSecAgg's T: so many clients and the server learn nothing together."""
-        return part_of(self.colluding, len(self.cohort))
 
     # -- the ring ----------------------------------------------------------------------------------
     @cached_property
     def width(self) -> int:
         """Bytes of an entry on the wire; 0 if no sum fits."""
         most = len(self.cohort) * self.largest
-        if self.protocol == "lightsecagg":
-            return 4 if 2 * most < Q else 0
         return next((b for b in range(1, 9) if most < 1 << (8 * b - 1)), 0)
 
     @property
     def modulus(self) -> int:
-        return Q if self.protocol == "lightsecagg" else 1 << (8 * self.width)
-
-    @property
-    def piece(self) -> int:
-        """LightSecAgg's d / (U - T): entries of one coded piece of a mask."""
-        return math.ceil(self.length / (self.needed - self.private))
+        return 1 << (8 * self.width)
 
     # -- the graph ---------------------------------------------------------------------------------
     @cached_property

@@ -22,7 +22,7 @@ from fednet.algorithms.secure import Secure
 from fednet.errors import ConfigError
 from fednet.experiment import build, privacy
 from fednet.secagg import primitives
-from fednet.secagg.terms import LIGHT, PAIRWISE
+from fednet.secagg.terms import STEPS
 from tests.rooms import SMALL, lines, merged
 
 SIX = {
@@ -39,8 +39,7 @@ SIX = {
     "train": {"batch_size": 16},
 }
 SUMMED = [n for n in registry.algorithm.names() if registry.algorithm.get(n).summed]
-ROBUST = {"clip": 4.0, "bits": 24, "colluding": 0.34}
-LIGHTLY = {"protocol": "lightsecagg"}
+ROBUST = {"clip": 4.0, "bits": 24}
 DELAY = {"round": 1, "client": 1, "kind": "delay", "seconds": 1}
 
 
@@ -93,7 +92,7 @@ def one(tmp_path_factory):
 
 
 @pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
-def test_what_each_step_sends_is_what_was_foretold_and_all_protocols_give_one_sum(
+def test_what_each_step_sends_is_what_was_foretold_and_both_protocols_give_one_sum(
     tmp_path, one, protocol
 ):
     made = one if protocol == "secagg" else run(tmp_path, "run", protocol, **SETS)
@@ -107,7 +106,7 @@ def test_what_each_step_sends_is_what_was_foretold_and_all_protocols_give_one_su
         if row["direction"] == "up" and row["useful"]
         for k in row["kinds"]
     }
-    assert ups == {*(LIGHT if protocol == "lightsecagg" else PAIRWISE), "statistics"}
+    assert ups == {*STEPS, "statistics"}
 
 
 @pytest.mark.parametrize("exchange", range(5))
@@ -128,12 +127,12 @@ def test_below_the_threshold_a_round_is_void_and_the_model_as_it_was(tmp_path):
     kind = {"round": 2, "kind": "drop_before_training", "exchange": 3}
     faults = [{**kind, "client": c} for c in (0, 1, 2)]
     sets = {"round": {"lost": {"closed": 0.2}}, "rounds": 3, "faults": {"schedule": faults}}
-    made = run(tmp_path, "void", "lightsecagg", **sets)
+    made = run(tmp_path, "void", "secagg", **sets)
     assert [r.void for r in made.rounds] == [False, True, False]
     assert made.rounds[1].model_sha256 == made.rounds[0].model_sha256
     assert made.rounds[1].completed == []
     (warning,) = made.rounds[1].algorithm["warnings"]
-    assert "3 of 6 clients answered the step 'unmask', and 4 are needed" in warning
+    assert "3 of 6 clients answered the step 'consistency', and 4 are needed" in warning
 
 
 def test_masked_counts_leave_no_statistics_and_weigh_the_same(tmp_path, masked):
@@ -194,8 +193,6 @@ def test_methods_whose_server_looks_at_single_replies_are_refused_with_the_reaso
         ({"faults": {"schedule": [{**DELAY, "exchange": 5}]}}, "exchange"),
         ({"participation": 0.34}, "fewer than 3"),
         ({"model": {"name": "resnet18_bn_proj"}, "data": {"shape": [3, 32, 32]}}, "buffers: local"),
-        ({"privacy": {"secagg": {**LIGHTLY, "bits": 32}}}, "below 2147483645"),
-        ({"privacy": {"secagg": {**LIGHTLY, "colluding": 0.8}}}, "above what may collude"),
     ],
 )
 def test_what_cannot_go_with_a_sum_is_refused(sets, why):
@@ -214,7 +211,7 @@ def test_without_the_package_the_configuration_says_what_brings_it(monkeypatch):
     ("protocol", "step", "liars", "lie", "void", "why"),
     [
         ("secagg", "masked", (1,), np.random.default_rng(0).bytes, True, "no 6 clients"),
-        ("lightsecagg", "masked", (1,), bytes, True, "no 6 clients"),
+        ("secagg+", "masked", (1,), bytes, True, "no 6 clients"),
         ("secagg", "unmask", (1,), bytes, False, "out of order"),
         ("secagg+", "shares", (1, 3), bytes, False, "out of order"),
         ("secagg", "masked", (1, 3), lambda n: bytes(n - 1), False, "expected"),

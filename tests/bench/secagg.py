@@ -18,9 +18,9 @@ import numpy as np
 
 from fednet import secagg, seeds
 from fednet.plain import JsonDict, JsonMapping
-from fednet.secagg import Terms
+from fednet.secagg import SecureClient, SecureServer, Terms
 from fednet.secagg.fixed import FixedPoint
-from fednet.secagg.steps import Gathered
+from fednet.secagg.server import Gathered
 from fednet.secagg.terms import draw_order
 
 PLAIN = "plain"
@@ -28,9 +28,7 @@ PROTOCOLS = (PLAIN, *secagg.PROTOCOLS)
 ENTRIES = 44_426  # LeNet-5's, of the quick start
 BITS = 24
 # So that 30 % may be lost; of secagg+, of a client's neighbours as many more as chance has it.
-# LightSecAgg's T as its paper has it.
-THRESHOLDS = {"secagg": 0.66, "secagg+": 0.51, "lightsecagg": 0.66}
-COLLUDING = 0.5
+THRESHOLDS = {"secagg": 0.66, "secagg+": 0.51}
 LEAST = 20  # neighbours
 VOID = 1e-3  # how likely a round of secagg+ may be void, for too many of somebody's neighbours
 
@@ -64,7 +62,6 @@ def terms(protocol: str, n: int, gone: int, entries: int) -> Terms:
         point.largest,
         context,
         neighbours(n, gone),
-        COLLUDING,
         order,
     )
 
@@ -77,8 +74,8 @@ def machines(protocol: str, n: int, lost: float, entries: int) -> JsonDict:
     if protocol == PLAIN:
         return record | _plain(n, gone, entries)
     t = terms(protocol, n, len(gone), entries)
-    clients = {c: secagg.client(t, c) for c in t.cohort}
-    server, vector = secagg.server(t), np.zeros(entries, dtype=np.int64)
+    clients = {c: SecureClient(t, c) for c in t.cohort}
+    server, vector = SecureServer(t), np.zeros(entries, dtype=np.int64)
     up, down, work = Counter[str](), 0, {"client": 0.0, "server": 0.0}
     while (step := server.step) is not None:
         gathered = Gathered()

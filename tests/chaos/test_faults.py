@@ -15,7 +15,7 @@ from tests.processes import Federation, finished, in_process, lines, planned, un
 QUICK = {"lost": {"closed": 0.6}}
 # 300 010 weights, twice: an upload of three parts.
 WIDE = {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [4000]}}
-MASKED = {"protocol": "secagg", "clip": 4.0, "colluding": 0.25}
+MASKED = {"protocol": "secagg", "clip": 4.0}
 
 
 @pytest.fixture(scope="module")

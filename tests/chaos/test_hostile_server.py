@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from fednet import config as configuration
-from fednet import secagg
 from fednet.algorithms.secure import Between
 from fednet.client import join
 from fednet.client.policy import BudgetSection, Policy, policy
 from fednet.errors import CannotGoOn, ConfigError, DataError, StateError
 from fednet.experiment import build as experiment
 from fednet.files import digest
-from fednet.secagg.steps import Gathered
+from fednet.secagg import SecureServer
+from fednet.secagg.server import Gathered
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Liar
@@ -325,7 +325,7 @@ class SumTaker:
             server.transport.hang_up(server.conn)
         server.listen(lambda: server.said(m.Ready))
         method, inner = exp.algorithm, exp.algorithm.init_server(exp.agreed)
-        machine = secagg.server(method.terms(1))
+        machine = SecureServer(method.terms(1))
         for phase, step in enumerate(method.steps):
             gathered = Gathered()
             for c in machine.asked:

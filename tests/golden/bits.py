@@ -61,7 +61,6 @@ PARTS: dict[str, dict[str, Any]] = {
     "down-delta-topk": {"wire": {"down": {"state": ["delta", "topk(0.1)"]}}},
     "secagg": {"privacy.secagg": {"protocol": "secagg"}},
     "secaggplus": {"privacy.secagg": {"protocol": "secagg+"}},
-    "lightsecagg": {"privacy.secagg": {"protocol": "lightsecagg"}},
     "secagg-dropouts": {
         "privacy.secagg": {"protocol": "secagg"},
         "rounds": 4,

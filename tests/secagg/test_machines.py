@@ -1,4 +1,4 @@
-"""The three protocols, client machines joined to a server machine by hand: who is lost at which
+"""Both protocols, client machines joined to a server machine by hand: who is lost at which
 step, what the sum is then, and what is never said.
 """
 
@@ -6,22 +6,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import struct
 
 import numpy as np
 import pytest
 
-from fednet import secagg, seeds
+from fednet import seeds
 from fednet.errors import RemoteProtocolError
-from fednet.secagg import BelowThreshold, Refused, Terms, field, fixed, light, primitives
-from fednet.secagg.steps import Gathered, pack_entries, pack_ids, unpack_entries
-from fednet.secagg.terms import draw_order
+from fednet.secagg import (
+    PROTOCOLS,
+    BelowThreshold,
+    Refused,
+    SecureClient,
+    SecureServer,
+    Terms,
+    fixed,
+)
+from fednet.secagg.messages import pack_entries, pack_ids, unpack_entries
+from fednet.secagg.server import Gathered
+from fednet.secagg.terms import STEPS, draw_order
 
 D = 23
 
 
 def terms(protocol: str, n: int = 6, threshold: float = 0.6, **more) -> Terms:
-    more = {"degree": 4, "colluding": 0.34, "largest": 1000, "length": D} | more
+    more = {"degree": 4, "largest": 1000, "length": D} | more
     order = draw_order(n, seeds.rng(0, "secagg/graph", 1))
     cohort = tuple(range(3, 3 + n))
     return Terms(protocol, cohort, threshold, context=b"run 1", order=order, **more)
@@ -40,8 +48,8 @@ class Round:
 
     def __init__(self, t: Terms, lost=(), change=lambda step, client, answer: answer):
         self.terms, self.x, self.change = t, vectors(t), change
-        self.clients = {c: secagg.client(t, c) for c in t.cohort}
-        self.server, self.lost = secagg.server(t), set(lost)
+        self.clients = {c: SecureClient(t, c) for c in t.cohort}
+        self.server, self.lost = SecureServer(t), set(lost)
         self.answers: dict[tuple[str, int], bytes] = {}
         self.refused: dict[int, str] = {}
 
@@ -72,11 +80,10 @@ class Round:
         return np.array_equal(total, sum(self.x[c] for c in self.server.survivors))
 
 
-STEPS = [(p, step) for p in secagg.PROTOCOLS for step in terms(p).steps]
-SURVIVORS_STEP = {"secagg": "consistency", "secagg+": "consistency", "lightsecagg": "unmask"}
+EACH = [(p, step) for p in PROTOCOLS for step in STEPS]
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("largest", [100, 2**23])
 def test_the_sum_is_that_of_the_vectors_bit_for_bit(protocol, largest):
     round = Round(terms(protocol, largest=largest))
@@ -84,7 +91,7 @@ def test_the_sum_is_that_of_the_vectors_bit_for_bit(protocol, largest):
     assert round.server.survivors == round.terms.cohort
 
 
-@pytest.mark.parametrize(("protocol", "step"), STEPS)
+@pytest.mark.parametrize(("protocol", "step"), EACH)
 def test_who_is_lost_at_a_step_is_left_out_and_the_sum_is_that_of_the_others(protocol, step):
     gone = {3, 8}
     round = Round(terms(protocol), {(step, c) for c in gone})
@@ -93,7 +100,7 @@ def test_who_is_lost_at_a_step_is_left_out_and_the_sum_is_that_of_the_others(pro
     assert set(round.server.survivors) == set(round.terms.cohort) - (gone if before else set())
 
 
-@pytest.mark.parametrize(("protocol", "step"), STEPS)
+@pytest.mark.parametrize(("protocol", "step"), EACH)
 def test_below_the_threshold_the_round_is_void_at_that_step(protocol, step):
     t = terms(protocol)
     gone = t.cohort[: len(t.cohort) - t.needed + 1]
@@ -104,7 +111,7 @@ def test_below_the_threshold_the_round_is_void_at_that_step(protocol, step):
     assert "total" not in round.server.known
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_a_client_sends_says_nothing_of_its_vector(protocol):
     """Each masked vector is uniform by itself: with the same input, every round shows another."""
     t = terms(protocol, n=4, threshold=0.75, length=2000)
@@ -130,9 +137,9 @@ def test_of_no_client_are_both_kinds_of_shares_given():
             assert share == (mine[who][:36] if who == 5 else mine[who][36:])
 
 
-@pytest.mark.parametrize(("protocol", "step"), SURVIVORS_STEP.items())
-def test_a_client_answers_for_one_set_of_survivors_only(protocol, step):
-    t = terms(protocol)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_client_answers_for_one_set_of_survivors_only(protocol):
+    t, step = terms(protocol), "consistency"
     round = Round(t).until(step)
     client, honest = round.clients[4], round.server.question(4)
     assert client.answer(step, honest) == client.answer(step, honest)
@@ -141,7 +148,7 @@ def test_a_client_answers_for_one_set_of_survivors_only(protocol, step):
             client.answer(step, pack_ids(other))
 
 
-@pytest.mark.parametrize(("protocol", "step"), SURVIVORS_STEP.items())
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("survivors", "why"),
     [
@@ -150,7 +157,8 @@ def test_a_client_answers_for_one_set_of_survivors_only(protocol, step):
         ((5, 6, 7, 8), "cannot be"),
     ],
 )
-def test_a_client_refuses_a_sum_of_too_few_and_of_strangers(protocol, step, survivors, why):
+def test_a_client_refuses_a_sum_of_too_few_and_of_strangers(protocol, survivors, why):
+    step = "consistency"
     round = Round(terms(protocol)).until(step)
     with pytest.raises(Refused, match=why):
         round.clients[4].answer(step, pack_ids(survivors))
@@ -170,14 +178,14 @@ def test_a_server_that_says_different_things_of_who_survived_learns_nothing():
             round.clients[c].answer("unmask", pack_entries(others))
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_steps_come_in_their_order(protocol):
-    client = secagg.client(terms(protocol), 4)
+    client = SecureClient(terms(protocol), 4)
     with pytest.raises(Refused, match="'keys' is due"):
         client.answer("masked", b"", np.zeros(D, dtype=np.int64))
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_share_that_was_changed_on_its_way_takes_nothing_from_the_sum(protocol):
     def swapped(step, client, answer):
         return answer[:-1] + bytes([answer[-1] ^ 1]) if (step, client) == ("shares", 5) else answer
@@ -190,7 +198,6 @@ def test_a_share_that_was_changed_on_its_way_takes_nothing_from_the_sum(protocol
 @pytest.mark.parametrize(
     ("protocol", "liar", "lost", "why"),
     [
-        ("lightsecagg", 3, (("unmask", 8),), "sum of pieces was wrong"),
         ("secagg", 3, (("unmask", 7), ("unmask", 8)), "seed came, and no 4 of them"),
         ("secagg", 4, (("masked", 3), ("unmask", 8)), "key came, and no 4 of them"),
     ],
@@ -205,7 +212,7 @@ def test_a_wrong_share_gives_no_sum_rather_than_a_wrong_one(protocol, liar, lost
         Round(terms(protocol), lost, wrong).until(None)
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_answer_that_is_none_is_refused_by_itself(protocol):
     round = Round(terms(protocol))
     round.step()
@@ -219,7 +226,7 @@ def test_an_answer_that_is_none_is_refused_by_itself(protocol):
     assert list(gathered.answers) == [3]
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_client_that_copies_the_keys_of_another_is_refused(protocol):
     round, gathered = Round(terms(protocol)), Gathered()
     keys = round.clients[3].answer("keys", round.server.question(3))
@@ -229,7 +236,7 @@ def test_a_client_that_copies_the_keys_of_another_is_refused(protocol):
     assert list(gathered.answers) == [3]
 
 
-@pytest.mark.parametrize("protocol", secagg.PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("step", "question", "why"),
     [
@@ -250,18 +257,6 @@ def test_a_client_answers_no_question_that_makes_no_sense(protocol, step, questi
         round.clients[4].answer(
             step, pack_entries(question(unpack_entries(asked, size))), round.x[4]
         )
-
-
-def test_a_client_reports_pieces_that_are_outside_of_the_field():
-    none = fixed.pack(np.array([field.Q], dtype=np.uint64), 4)
-    round = Round(terms("lightsecagg")).until("masked")
-    key, about = round.clients[5]._share_key(5, 4)
-    size = 4 * round.terms.piece
-    shares = unpack_entries(round.server.question(4), size + 16)
-    shares[5] = primitives.encrypt(key, (none * size)[:size], about)
-    round.clients[4].answer("masked", pack_entries(shares), round.x[4])
-    answer = round.clients[4].answer("unmask", pack_ids(round.terms.cohort))
-    assert answer[:12] == light.COMPLAINT + struct.pack("<II", 1, 5)
 
 
 # -- the graph -------------------------------------------------------------------------------------
