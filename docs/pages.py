@@ -49,6 +49,7 @@ same, and `fednet --version` the release.
 | `FEDNET_DATA` | `--data` of a client; elsewhere `data.root`, where that is null and `--data` is not given |
 | `FEDNET_SERVER` | `--bind` of a server, `--server` of a client |
 | `FEDNET_KEYS` | `--keys` |
+| `FEDNET_PROXY` | gone, and refused: a [tunnel](howto/machines.md#server-and-clients) |
 | `FEDNET_LOG` | no flag: `debug`, `info`, `warning` or `error` has what modules log written to stderr; `debug` also the whole traceback of an error |
 """  # noqa: E501
 

@@ -80,7 +80,7 @@ RESUMED = f"{CONFIG}; with --resume also the directory of a run"
 
 TUNNEL = "lead the connection through a tunnel, such as ssh -L or socat, and give --server its end"
 # What fednet had, and how it is done now.
-GONE = {"--proxy": TUNNEL, "FEDNET_PROXY": TUNNEL}
+GONE = {"--proxy": TUNNEL, "FEDNET_PROXY": TUNNEL, "world": "its table is fednet list world TRACE"}
 
 
 # Flags that several commands have.

@@ -1,14 +1,16 @@
-"""List algorithms, models, datasets, partitions, compressors, tasks or the configuration's keys.
-Algorithms come with what they send and their paper, keys with type, default and meaning.
+"""List algorithms, models, datasets, partitions, compressors, tasks, traces of the world or the
+configuration's keys. Algorithms come with what they send and their paper, keys with type, default
+and meaning, and one trace with its figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
 from fednet import registry
-from fednet.cli.common import common_arguments, table
+from fednet.cli.common import common_arguments, configured, table
 from fednet.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -16,12 +18,13 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = [*registry.ALL, "keys"]
+    kinds = [*registry.ALL, "world", "keys"]
     parser.add_argument("what", choices=sorted(kinds), metavar="WHAT", help=" | ".join(kinds))
     common_arguments(
         parser,
         "for algorithms: a YAML configuration; with it, or with --set, their cost is in MB; for "
-        "keys: a section such as train, a key, or a method such as algorithm.fedprox",
+        "keys: a section such as train, a key, or a method such as algorithm.fedprox; for world: a "
+        "trace, by its name or file, whose figures are shown",
         out=False,
     )
 
@@ -34,6 +37,8 @@ def run(args: argparse.Namespace) -> None:
         _keys(args.config or "")
     elif args.what == "algorithms":
         _algorithms(args)
+    elif args.what == "world":
+        _world(args)
     else:
         entries = registry.ALL[args.what].entries()
         table(("name", "what it is"), [(e.name, e.summary) for e in entries])
@@ -71,6 +76,64 @@ def _algorithms(args: argparse.Namespace) -> None:
         )
     else:
         print("a client and a round; |w|: the model's parameters. With CONFIG or --set: in MB.")
+
+
+def _world(args: argparse.Namespace) -> None:
+    """Prints the traces that fednet has, or the figures of one: of availability, devices or links,
+    for as many clients as the trace has, or as --set clients says.
+    """
+    if args.config is None:
+        from fednet.world.shipped import ABOUT
+
+        table(("name", "what it is"), list(ABOUT.items()))
+        return
+    from fednet import world
+
+    trace, args.config = args.config, None
+    kind = world.kind(trace)
+    if not any(text.startswith("clients=") for text in args.set):
+        args.set = [*args.set, f"clients={world.clients(trace)}"]
+    args.set = [*args.set, f"{kind}.trace={json.dumps(trace)}"]
+    config = configured(args)
+    import numpy as np
+
+    from fednet.world.presence import available
+
+    made = world.of(config)
+    if kind == "availability":
+        assert made.presence is not None
+        lengths = [b - a for p in made.presence for a, b in p.spells]
+        if not lengths:
+            raise ConfigError("no client of the trace is ever available.")
+        here = available(made.presence)
+        p25, median, p75, p95 = np.quantile(lengths, [0.25, 0.5, 0.75, 0.95])
+        share = np.mean([p.share() for p in made.presence])
+        quartiles = f"{p25:g}, {median:g}, {p75:g}, {p95:g} s"
+        at_once = f"{here.mean():.1f} (from {here.min()} to {here.max()})"
+        selected = np.minimum(here, config.asked).mean()
+        rows = [
+            ("clients", f"{config.clients}"),
+            ("mean availability", f"{100 * share:.1f} %"),
+            ("session length (quartiles, 95th percentile)", quartiles),
+            ("clients available at once", at_once),
+            ("clients selected per round", f"{selected:.1f} of {config.asked} requested"),
+        ]
+        table(("what", "how much"), rows)
+    elif kind == "devices":
+        assert made.step_s is not None
+        steps = [1e3 * step_s for step_s in made.step_s]
+        names = ("minimum", "5 %", "median", "95 %", "maximum")
+        values = np.quantile(steps, [0, 0.05, 0.5, 0.95, 1])
+        table(("training step", "ms"), [(n, f"{v:.3g}") for n, v in zip(names, values)])
+    else:
+        pairs = [p for c in range(config.clients) if (p := world.links(config, c)) is not None]
+        ways = []
+        for name, which in (("down", 0), ("up", 1)):
+            mbps = np.concatenate([pair[which].mbps for pair in pairs])
+            figures = (mbps.mean(), *np.quantile(mbps, [0.05, 0.5, 0.95]))
+            silent = max(pair[which].longest_silence() for pair in pairs)
+            ways.append((name, *(f"{v:.3g}" for v in figures), f"{silent} s"))
+        table(("way", "mean Mbit/s", "5 %", "median", "95 %", "longest silence"), ways)
 
 
 def _keys(prefix: str) -> None:

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Sequence
 
 import fednet
-from fednet.cli.common import WRONG_COMMAND, execute
+from fednet.cli.common import GONE, WRONG_COMMAND, execute
 from fednet.errors import complain, unknown
 
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args)`, which returns the
 # exit status, or None for 0.
 VERBS = {
     "run": "run a whole federation on this machine",
-    "list": "list algorithms, models, datasets, partitions, compressors, tasks, metrics and keys",
+    "list": "list algorithms, models, datasets, partitions, compressors, traces, metrics and keys",
     "partition": "show the data partition: samples per client and class",
-    "world": "show a trace of availability, devices or links",
     "report": "write an HTML page about one or several runs",
     "compare": "compare runs: accuracy, and rounds, MB and seconds to a target accuracy",
     "figure": "draw a figure for a paper",
@@ -53,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fednet {fednet.__version__}")
         return 0
     name = words[0]
+    if name in GONE:
+        complain(f"fednet: the command {name} is gone: {GONE[name]}.")
+        return WRONG_COMMAND
     if name not in VERBS:
         complain(f"fednet: {unknown('command', name, VERBS)}")
         return WRONG_COMMAND

@@ -32,6 +32,14 @@ from fednet import seeds
 from fednet.world.presence import Presence, cyclic
 from fednet.world.rates import Rates
 
+ABOUT = {
+    "phones": "when 710 phones are available, over one to ten days; of devices: their speed",
+    "wifi": "links of devices on WiFi",
+    "lte": "cellular links while driving, LTE",
+    "umts": "cellular links while driving, UMTS",
+    "evdo": "cellular links while driving, EV-DO",
+}
+
 FOLDER = Path(__file__).with_name("data")
 DAY = 86_400
 

@@ -163,6 +163,7 @@ def test_a_policy_is_checked_before_a_client_connects(
         ("fednet run --set comm_round=3", "fednet run: --set comm_round=3: unknown key comm_round"),
         ("fednet run . --resume", "is a folder without a config.yaml"),
         ("fednet reprot", "Did you mean 'report'?"),
+        ("fednet world phones", "the command world is gone: its table is fednet list world TRACE"),
         ("fednet keys", "server | client"),
         ("fednet new thing x.py", "invalid choice: 'thing'"),
         ("fednet new model own.py", "own.py: there is such a file already; nothing is overwritten"),

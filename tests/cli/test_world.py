@@ -1,4 +1,4 @@
-"""`fednet world`: a trace in figures."""
+"""`fednet list world`: a trace in figures."""
 
 from __future__ import annotations
 
@@ -30,13 +30,21 @@ def test_how_many_are_available_is_counted_over_a_week_or_until_the_last_has_lef
 def test_a_file_is_said_in_figures(text, words, tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text(text)
-    assert main(["world", str(trace)]) == 0
+    assert main(["list", "world", str(trace)]) == 0
     said = capsys.readouterr().out
     assert all(word in said for word in words), said
+
+
+def test_without_a_trace_those_that_fednet_has_are_listed(capsys):
+    assert main(["list", "world"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == ["phones", "wifi", "lte", "umts", "evdo"]
+    for name in listed:
+        assert main(["list", "world", name, "--set", "clients=3"]) == 0
 
 
 def test_a_bad_trace_is_refused_with_its_line(tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,to\n0,0,100\n0,50,100\n")
-    assert main(["world", str(trace)]) == 2
+    assert main(["list", "world", str(trace)]) == 2
     assert f"{trace}:3: available from second 50" in capsys.readouterr().err
