@@ -3,6 +3,7 @@
 
 w^t, w_i  global and local model      S_s  the server's public set, balanced over classes
 p_i       accuracy of w_i on S_s, 0..1: the weight of w_i in the next global model (Eq. 4)
+P         the sum of the participants' p_i, by which Eq. 4 divides
 p_send_i  what a participant is sent: its p_i of the round before, or 1 if it took no part in it
 lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
 
@@ -16,8 +17,13 @@ What the paper leaves open:
   round's mean and is sent to the client in the next round. If all p_i are 0, all models count the
   same.
 - Algorithm 3 has 0.5 t and Eq. 9 has 0.5 n, which differ in where the count starts: n is used.
+- Algorithms 2 and 3 contradict Eq. 6: they send p_t, the global model's accuracy, and add mu p_t to
+  the loss, where Eq. 6 has lambda (1 - p) with the client's own p. The code follows Eq. 6. Neither
+  has a gradient, so the trained models are the same. Algorithm 3's loop "for epoch 0..E" would be
+  E + 1 epochs; E are trained, as the text says.
 """
 
+import math
 from typing import Literal
 
 from fednet.algorithms.base import *
@@ -86,7 +92,10 @@ class FedPDC(Algorithm):
         )
 
     def server_update(self, accumulator, server, cohort, host):
-        host.report(accuracy_public={str(i): p for i, p in accumulator.p.items()})
+        host.report(
+            accuracy_public={str(i): p for i, p in accumulator.p.items()},
+            accuracy_public_sum=math.fsum(accumulator.p.values()),  # P
+        )
         if accumulator.alike is not None:
             host.warn("no participant's model gets any public sample right; all count alike.")
             return self.Server(x=accumulator.alike.mean(), p=accumulator.p)

@@ -25,6 +25,7 @@ def test_a_model_weighs_what_it_gets_right_of_the_public_set():
     expected = mean((f.ups[i].x, p[i]) for i in range(4))
     assert close(f.server.x, expected)
     assert f.io.reported["accuracy_public"] == {str(i): v for i, v in p.items()}
+    assert f.io.reported["accuracy_public_sum"] == pytest.approx(p[0] + p[1] + p[2] + p[3])
 
 
 @pytest.mark.parametrize(
