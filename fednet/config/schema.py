@@ -367,7 +367,9 @@ class DataSection(Section, frozen=True, kw_only=True):
     download: bool = False
     """Download missing files, if the dataset supports it."""
     augment: Literal["none", "flip", "crop_flip", "crop_reflect_flip"] = "none"
-    """Random changes of training images: flip horizontally, crop with zero or reflected padding."""
+    """Random changes of training images: flip horizontally, crop with zero or reflected padding.
+    Targets of the images' height and width (masks) are moved with them.
+    """
     normalise: bool = True
     """Subtract the dataset's mean from uint8 inputs and divide by its standard deviation; false:
     only scale to 0..1.
@@ -420,7 +422,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """Local steps K per round, instead of `epochs`. [steps]"""
     batch_size: AtLeast1 = 16
     """Samples per step (B). An epoch's last batch may be smaller; one of one or two samples is left
-    out if the model has BatchNorm, unless it is the only one. [samples]
+    out if the model has BatchNorm, unless it is the only one. With batches of one sample a
+    BatchNorm layer is in eval mode where that is one value a channel, as in BatchNorm1d. [samples]
     """
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Local optimizer; its state starts empty in every round (see `keep_optimizer`). Some methods

@@ -1,5 +1,5 @@
 """Augmentations: functions of a batch of images (n, c, h, w) and a CPU generator that return a new
-batch.
+batch; `moved` moves masks with their images.
 
 Random numbers are drawn on the CPU, so they are the same for every device. Pixels are only moved.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from fednet.data.base import Data
+from fednet.data.base import IGNORED, Data
 from fednet.errors import ConfigError, unknown
 
 Augmentation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
@@ -48,6 +48,22 @@ KNOWN: dict[str, Augmentation | None] = {
 }
 
 
+def moved(
+    change: Augmentation, x: torch.Tensor, y: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the images and their targets as `change` moves them. Targets of the images' height
+    and width, (n, h, w) or (n, k, h, w), are moved as their image; where that is padded by zeros, a
+    mask of classes has no label.
+    """
+    if y.ndim < 3:
+        return change(x, generator), y
+    nothing = 0 if y.is_floating_point() else IGNORED  # what becomes 0, as is padded
+    mask = y.unsqueeze(1) if y.ndim == 3 else y
+    out = change(torch.cat([x, (mask - nothing).to(x.dtype)], 1), generator)
+    images, masks = out.split([x.shape[1], mask.shape[1]], 1)
+    return images.contiguous(), (masks.to(y.dtype) + nothing).reshape(y.shape)
+
+
 def get(name: str) -> Augmentation | None:
     """Returns the augmentation of that name, None for `none`. Raises ConfigError for another
     name.
@@ -58,10 +74,25 @@ def get(name: str) -> Augmentation | None:
 
 
 def check(name: str, data: Data) -> None:
-    """Raises ConfigError if the augmentation is unknown, or the samples are not images."""
-    x = data.train[0]
-    if get(name) is not None and (isinstance(x, dict) or x.ndim != 4):
+    """Raises ConfigError if the augmentation is unknown, the samples are not images, or their
+    targets cannot be moved with them.
+    """
+    (x, y), change = data.train, get(name)
+    if change is None:
+        return
+    if isinstance(x, dict) or x.ndim != 4:
         what = "a dict" if isinstance(x, dict) else f"of shape {list(x.shape[1:])}"
         raise ConfigError(
             f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none."
+        )
+    if y.ndim > 2 and (y.ndim > 4 or y.shape[-2:] != x.shape[-2:]):
+        raise ConfigError(
+            f"data.augment: {name} moves pixels, and targets of shape {list(y.shape[1:])} cannot "
+            f"be moved with images of shape {list(x.shape[1:])}; give targets of the images' "
+            f"height and width, or use none."
+        )
+    if y.ndim > 2 and y.is_floating_point() and change is crop_flip:
+        raise ConfigError(
+            f"data.augment: {name} pads images, and values have no mark for a pixel without a "
+            f"target; use flip or crop_reflect_flip."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class Data:
         _same_form(train, test)
         groups = None if self.groups is None else _groups(self.groups, len(train[1]))
         mean, std = _statistics(self.mean, self.std, train[0])
+        notes += _of_bytes(train[0])
         if names is not None and len(names) != classes:
             raise DataError(f"names: {len(names)} class names for {classes} classes.")
         made = {
@@ -331,6 +332,21 @@ def _statistics(
                 f"{tuple(part.shape)} has another number."
             )
     return mean, std
+
+
+def _of_bytes(x: Inputs) -> Iterator[str]:
+    """Yields a remark for inputs of bytes that may not be meant as pixels."""
+    for name, part in named(x).items():
+        if part.dtype != torch.uint8 or not part.numel():
+            continue
+        # The first ones tell most of them, without a look at all.
+        two_valued = int(part[:100].max()) <= 1 and int(part.max()) <= 1
+        if two_valued or part.ndim == 2:
+            what = "no more than 0 and 1" if two_valued else "no images"
+            yield (
+                f"x{f'[{name!r}]' if name else ''}: its bytes (uint8) are {what}, and are divided "
+                f"by 255 as pixels are; if they are other numbers, give them as float32."
+            )
 
 
 def _plain(value: Any, where: str, text: bool = False) -> Any:

@@ -80,6 +80,11 @@ class Site:
         return x + added.to(x.device)
 
 
+def noisy(data: Data) -> bool:
+    """Whether `data.feature_noise` changes any of the inputs: none of whole numbers."""
+    return any(part.dtype != torch.int64 for part in named(data.train[0]).values())
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """The data and their division. All index arrays are sorted int64; parts, validation and public

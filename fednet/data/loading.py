@@ -15,7 +15,8 @@ from fednet.config.fit import fit
 from fednet.config.tree import wrap
 from fednet.data.augment import check
 from fednet.data.base import Data
-from fednet.errors import DataError
+from fednet.data.federation import noisy
+from fednet.errors import ConfigError, DataError
 from fednet.options import options_of
 from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import dataset
@@ -40,6 +41,11 @@ def load(section: DataSection, root: Path | str | None = None, seed: int = 0) ->
             "from each client's own with data.client_test: merge_split."
         )
     check(section.augment, data)
+    if section.feature_noise and not noisy(data):
+        raise ConfigError(
+            "data.feature_noise: it is added to images and to floats, and the samples here are "
+            "whole numbers (int64), such as tokens; use 0."
+        )
     if not section.normalise:
         data = data.replace(mean=None, std=None)
     return data

@@ -20,6 +20,7 @@ from torch import nn
 
 from fednet import seeds
 from fednet.config import TrainSection
+from fednet.data.augment import moved as moved_together
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.tensors import Inputs, Tensors, mapped
@@ -212,7 +213,7 @@ class ClientHost:
             if (change := setting.augment) is not None:
                 seed = setting.config.seed
                 draws = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id)
-                augment = lambda batch: change(batch, draws)  # noqa: E731
+                augment = lambda x, y: moved_together(change, x, y, draws)  # noqa: E731
             beside = None if extra is None else extra.to(self.device)
             with self.drawing("dropout" + where, loss):
                 run, extra = descend(descent, self.task, loss, extra=beside, augment=augment)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fednet.training.tasks import Task
 
 Loss = Callable[..., torch.Tensor]
+# Of samples (x, y), for one epoch.
+Augment = Callable[[Inputs, torch.Tensor], tuple[Inputs, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def descend(
     loss: Loss | None = None,
     *,
     extra: Tensors | None = None,
-    augment: Callable[[Inputs], Inputs] | None = None,
+    augment: Augment | None = None,
 ) -> tuple[Run, Tensors | None]:
     """Trains in place, with a new optimizer that has the state in `memory`. loss(module, x, y), or
     loss(module, x, y, extra) with `extra`, tensors that are trained beside the model; default: the
@@ -177,8 +179,8 @@ def descend(
     if hooks.only is not None:
         for name, parameter in scratch.parameters.items():
             parameter.requires_grad_(name in descent.trained)
+    removed_after = scratch.train_mode(alone=recipe.batch_size == 1 or descent.n == 1)
     try:
-        scratch.train_mode(alone=recipe.batch_size == 1 or descent.n == 1)
         beside = {}
         if extra is not None:
             beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()}
@@ -187,6 +189,8 @@ def descend(
         run = _descend(descent, task, loss, None if extra is None else beside, augment)
         return run, None if extra is None else Tensors.pack(extra.layout, beside)
     finally:
+        for hook in removed_after:
+            hook.remove()
         for parameter in scratch.parameters.values():
             parameter.requires_grad_(True).grad = None
 
@@ -196,7 +200,7 @@ def _descend(
     task: Task,
     loss: Loss | None,
     beside: dict[str, torch.Tensor] | None,
-    augment: Callable[[Inputs], Inputs] | None,
+    augment: Augment | None,
 ) -> Run:
     """Takes all steps of a descent that has some."""
     scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
@@ -295,7 +299,7 @@ def _descend(
         index = order.to(device, non_blocking=True)
         xs, ys = take(descent.data[0], index), descent.data[1].index_select(0, index)
         if augment is not None:
-            xs = augment(xs)
+            xs, ys = augment(xs, ys)
         if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
             xs = xs.contiguous(memory_format=torch.channels_last)
         for start, end in descent.cuts[: steps - step]:

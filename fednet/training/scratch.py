@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from fednet.buffers import FROM_BYTES
 from fednet.errors import ConfigError, StateError
@@ -111,6 +112,11 @@ def _innermost_gradient(flatten: nn.Flatten, inputs: tuple[torch.Tensor, ...]) -
         x.register_hook(lambda g: g.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
 
 
+def _eval_of_one_value(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    x = inputs[0]  # (n, C, ...)
+    norm.train(x.numel() > x.shape[1])
+
+
 class Scratch:
     """A module that make() returns, moved to `device`, with its parameters and buffers as views of
     flat vectors in the order of `layout`.
@@ -193,18 +199,24 @@ class Scratch:
                 self._kernels[name] = view
             parameter.data = view
 
-    def train_mode(self, alone: bool) -> None:
+    def train_mode(self, alone: bool) -> list[RemovableHandle]:
         """Sets train mode, but eval mode for modules whose parameters are all frozen. alone: the
-        batches have one sample, which has no variance, so BatchNorm is in eval mode too.
+        batches have one sample. Where that is one value a channel, which has no variance and which
+        torch refuses, BatchNorm is in eval mode too. Returns hooks to remove after the training.
         """
         self.module.train()
         for part, own in self._parts:
-            if (own and not any(p.requires_grad for p in own)) or (
-                alone and isinstance(part, _BatchNorm)
-            ):
+            if own and not any(p.requires_grad for p in own):
                 part.eval()
         for part in self.frozen:
             part.eval()
+        if not alone:
+            return []
+        return [
+            part.register_forward_pre_hook(_eval_of_one_value)
+            for part, _ in self._parts
+            if isinstance(part, _BatchNorm) and part.training
+        ]
 
     def load(self, x: Tensors) -> nn.Module:
         """Overwrites every tensor of the layout by `x` and returns the module. Raises StateError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.data.augment import check, crop_flip, crop_reflect_flip, flip, get
+from fednet.data.augment import check, crop_flip, crop_reflect_flip, flip, get, moved
 from fednet.data.base import Data
 from fednet.errors import ConfigError
 from fednet.seeds import torch_rng
@@ -36,6 +36,40 @@ def test_an_image_becomes_a_window_of_its_padded_form_or_the_mirror_of_one(funct
     assert turned
     assert moved == (pad > 0)
     assert function(X.to(torch.uint8), torch_rng(0, "augment")).dtype == torch.uint8
+
+
+@pytest.mark.parametrize("change", [flip, crop_flip, crop_reflect_flip])
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_a_mask_is_moved_with_its_image_and_has_no_label_where_that_is_padded(change, kind):
+    y = X[:, 0].to(kind)  # each pixel's target is its own value
+    images, masks = moved(change, X, y, torch_rng(0, "augment"))
+    assert torch.equal(images, change(X, torch_rng(0, "augment")))
+    assert (masks.shape, masks.dtype) == (y.shape, kind)
+    expected = images[:, 0].to(kind)
+    if kind == torch.int64:
+        expected[expected == 0] = -100
+    assert torch.equal(masks, expected)
+    wide = moved(change, X, X.clone(), torch_rng(0, "augment"))[1]
+    assert torch.equal(wide, images)
+
+
+def test_the_targets_of_whole_images_stay_as_they_are():
+    y = torch.arange(6)
+    images, same = moved(flip, X, y, torch_rng(0, "augment"))
+    assert torch.equal(images, flip(X, torch_rng(0, "augment")))
+    assert same is y
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "classes", "says"),
+    [
+        ("flip", np.zeros((6, 3, 5), int), 2, r"targets of shape \[3, 5\] cannot be moved"),
+        ("crop_flip", np.zeros((6, 6, 5)), None, "no mark for a pixel without a target"),
+    ],
+)
+def test_targets_that_cannot_be_moved_with_their_images_are_refused(name, y, classes, says):
+    with pytest.raises(ConfigError, match=says):
+        check(name, Data(train=(X, y), classes=classes))
 
 
 def test_unknown_augmentations_and_samples_that_are_no_images_are_refused():

@@ -231,6 +231,23 @@ def test_channel_statistics_are_those_of_the_pixels():
     assert std == pytest.approx((0.5, 1.0))  # a constant channel is left unscaled
 
 
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (np.zeros((4, 3), np.uint8), "x: its bytes (uint8) are no more than 0 and 1, and are"),
+        (np.full((4, 3), 9, np.uint8), "x: its bytes (uint8) are no images, and are divided"),
+        (np.ones((4, 1, 2, 2), np.uint8), "x: its bytes (uint8) are no more than 0 and 1"),
+        (np.full((4, 1, 2, 2), 9, np.uint8), ""),
+        (np.zeros((4, 3), np.float32), ""),
+        ({"a": np.zeros((4, 3), np.uint8), "b": np.zeros((4, 3), int)}, "x['a']: its bytes"),
+    ],
+)
+def test_bytes_that_may_be_no_pixels_are_remarked_on(x, said):
+    data = Data(train=(x, np.zeros(4, int)), classes=1)
+    assert [note[: len(said)] for note in data.notes] == ([said] if said else [])
+    assert data.replace(groups=np.zeros(4, int)).notes == data.notes
+
+
 def test_a_balanced_test_set_has_of_each_class_what_the_rarest_has():
     ty = np.array([0] * 9 + [1] * 4 + [2] * 6)
     d = Data(train=(X, Y), test=(np.zeros((19, 2), dtype=np.float32), ty), classes=3)

@@ -278,6 +278,41 @@ def test_a_folder_whose_images_would_be_left_out_is_an_error(tmp_path, files, sa
         load(section("folder"), tmp_path)
 
 
+def linked(tmp_path, link: str, to: str) -> DataSection:
+    """A folder of two classes with two images each, with a link."""
+    for name in (
+        "train/a/0.png",
+        "train/a/1.png",
+        "train/b/0.png",
+        "train/b/1.png",
+        "more/x/2.png",
+    ):
+        place = tmp_path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(place)
+    (tmp_path / link).symlink_to(tmp_path / to)
+    return section("folder", test_share=0.5)
+
+
+@pytest.mark.parametrize("link", ["train/a/site", "train/c"])
+def test_links_to_folders_of_images_are_followed_at_any_depth(tmp_path, link):
+    data = load(linked(tmp_path, link, "more/x"), tmp_path)
+    assert data.n_train + data.n_test == 5
+
+
+@pytest.mark.parametrize(
+    ("link", "to", "says"),
+    [
+        ("train/a/gone.png", "nothing.png", r"train/a/gone\.png: a link to .*nothing\.png"),
+        ("train/c", "nothing", "train/c: a link to .*nothing, which is not there"),
+        ("train/a/self", "train", "train/a/self/a: a link to a folder that it lies in"),
+    ],
+)
+def test_a_link_that_leads_nowhere_or_in_a_circle_is_named(tmp_path, link, to, says):
+    with pytest.raises(DataError, match=says):
+        load(linked(tmp_path, link, to), tmp_path)
+
+
 def test_without_test_images_a_share_of_each_class_is_kept_and_folders_not_read_are_named(tmp_path):
     for k in range(5):
         for place in ("train/ant", "train/bee", "Testing/ant"):

@@ -256,6 +256,33 @@ def test_the_only_sample_is_trained_on_with_batch_norm_in_eval_mode():
     assert not torch.equal(trained.x.vector, h.initial.vector)
 
 
+class Normed(nn.Module):
+    """BatchNorm over images, then over vectors of one value a channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.vectors = nn.BatchNorm2d(2), nn.BatchNorm1d(2)
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.head(self.vectors(self.images(x).mean((2, 3))))
+
+
+def test_batches_of_one_image_measure_its_statistics_as_torch_does():
+    draw = torch.Generator().manual_seed(0)
+    x, y = 3 + torch.randn(2, 2, 4, 4, generator=draw), torch.tensor([0.0, 1.0])
+    h = host(Normed(), x=x, y=y, batch_size=1, epochs=1)
+    trained = h.train(h.initial).x
+    assert int(trained["images.num_batches_tracked"]) == 2
+    assert int(trained["vectors.num_batches_tracked"]) == 0
+    norm = nn.BatchNorm2d(2, affine=False)
+    for image in x:  # in any order the mean moves to 3
+        norm(image[None])
+    assert trained["images.running_mean"] == pytest.approx(norm.running_mean, abs=0.05)
+    h.scratch.load(h.initial).eval()(x[:1])
+    assert int(h.scratch.values()["images.num_batches_tracked"]) == 0
+
+
 def test_a_parameter_the_loss_does_not_reach_moves_by_its_correction_alone():
     h = net_host()
     pull = Tensors.zeros(h.layout)

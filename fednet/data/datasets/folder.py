@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -121,7 +123,32 @@ def tiny_imagenet(root: Path) -> Data:
 
 
 def _folders(inside: Path) -> list[str]:
-    return sorted(p.name for p in inside.iterdir() if p.is_dir() and not p.name.startswith("."))
+    there = (p for p in inside.iterdir() if not p.name.startswith("."))
+    return sorted(p.name for p in there if _is_folder(p))
+
+
+def _is_folder(path: Path) -> bool:
+    """Raises DataError for a link to nothing, whose images would be missing without a word."""
+    if path.is_symlink() and not path.exists():
+        raise DataError(
+            f"{path}: a link to {os.readlink(path)}, which is not there; put it back, or take the "
+            f"link away."
+        )
+    return path.is_dir()
+
+
+def _files(under: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Yields what lies below a folder and is no folder. Links are followed, as in torchvision's
+    ImageFolder. Raises DataError for a link that leads nowhere or in a circle.
+    """
+    here = os.path.realpath(under)
+    if here in above:
+        raise DataError(f"{under}: a link to a folder that it lies in; take it away.")
+    for path in under.iterdir():
+        if _is_folder(path):
+            yield from _files(path, (*above, here))
+        else:
+            yield path
 
 
 def _known(inside: Path, folders: list[str], classes: list[str]) -> None:
@@ -133,7 +160,7 @@ def _known(inside: Path, folders: list[str], classes: list[str]) -> None:
 
 def _images(under: Path) -> list[Path]:
     """Returns the images below the folder of a class. Raises DataError if there are none."""
-    files = [p for p in under.rglob("*") if p.is_file()]
+    files = [p for p in _files(under) if p.is_file()]
     images = sorted(p for p in files if p.suffix.lower() in ENDINGS)
     if not images:
         other = ", ".join(sorted({p.suffix.lower() or p.name for p in files})[:5])
