@@ -357,19 +357,18 @@ def _links(c: Config) -> Iterator[Broken]:
                 yield f"{where}.{key}", f"link.trace gives the rates; {KEEP_ONE}"
     for pattern in c.link.per_client:
         yield from _ids(f"link.per_client.{pattern}", pattern, c.clients)
-    for where, link in links.items():
-        for key in ("up_mbps", "down_mbps", "latency_ms", "step_ms"):
-            figure = getattr(link, key)
-            if not isinstance(figure, str):
-                continue
-            name, first, second = drawn(figure)
-            finite = 0 < first < math.inf and second < math.inf
-            if not finite or (name == "uniform" and second < first):
-                yield (
-                    f"{where}.{key}",
-                    f"{figure}: expected a finite median above 0, or two finite figures above 0 in "
-                    f"ascending order.",
-                )
+    for key in ("up_mbps", "down_mbps", "latency_ms", "step_ms"):
+        figure = getattr(c.link, key)
+        if not isinstance(figure, str):
+            continue
+        name, first, second = drawn(figure)
+        finite = 0 < first < math.inf and second < math.inf
+        if not finite or (name == "uniform" and second < first):
+            yield (
+                f"link.{key}",
+                f"{figure}: expected a finite median above 0, or two finite figures above 0 in "
+                f"ascending order.",
+            )
 
 
 AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down")}

@@ -87,15 +87,15 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ClientLinkSection(Section, frozen=True, kw_only=True):
-    """One client's own link; values that are not given are those of `link`."""
+    """One client's own link, in figures. Values that are not given are those of `link`."""
 
-    up_mbps: Positive | Drawn | None = None
+    up_mbps: Positive | None = None
     """Rate from the client. [10^6 bits/s]"""
-    down_mbps: Positive | Drawn | None = None
+    down_mbps: Positive | None = None
     """Rate to the client. [10^6 bits/s]"""
-    latency_ms: NonNegative | Drawn | None = None
+    latency_ms: NonNegative | None = None
     """One-way delay. [ms]"""
-    step_ms: NonNegative | Drawn | None = None
+    step_ms: NonNegative | None = None
     """Time of one training step, in simulated time. [ms]"""
     profile: Profile | None = None
     """A named link, for the values that are not given."""

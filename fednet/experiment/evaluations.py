@@ -19,7 +19,6 @@ from fednet.plain import JsonDict
 from fednet.records import EVALUATED_MODELS
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
-from fednet.world import held_out, training
 
 # Of `EVALUATED_MODELS`, those that are tested on as many samples of each class.
 BALANCED = ("balanced", "finetuned_balanced")
@@ -147,19 +146,14 @@ class DetailedEvaluationReply(EvaluationReply):
 
 
 def evaluated_clients(config: Config) -> list[int]:
-    """Returns the clients that an evaluation asks: of those that may train, and of those that are
-    held out, all or the same sample each time (`evaluate.most`).
+    """Returns the clients that an evaluation asks, those that are held out too: all, or the same
+    sample each time (`evaluate.most`).
     """
-    groups = {"clients": training(config), "held_out": tuple(sorted(held_out(config)))}
     most = config.evaluate.most
-    found = list[int]()
-    for name, clients in groups.items():
-        if most is None or len(clients) <= most:
-            found += clients
-        else:
-            draw = seeds.rng(config.seed, f"evaluate/{name}")
-            found += [int(client) for client in draw.choice(clients, most, replace=False)]
-    return sorted(found)
+    if most is None or config.clients <= most:
+        return list(range(config.clients))
+    draw = seeds.rng(config.seed, "evaluate/clients")
+    return sorted(int(client) for client in draw.choice(config.clients, most, replace=False))
 
 
 def keeps_local(config: Config, personalised: bool) -> bool:
@@ -167,7 +161,7 @@ def keeps_local(config: Config, personalised: bool) -> bool:
     section = config.evaluate
     if not section.every or section.clients == "none":
         return False
-    return personalised or section.most is None or config.training_clients <= section.most
+    return personalised or section.most is None or config.clients <= section.most
 
 
 def counts_by_model(

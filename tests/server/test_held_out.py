@@ -102,9 +102,13 @@ def test_shares_of_clients_and_n_are_of_those_that_may_train():
     assert set().union(*(cohort(config, t) for t in range(1, 20))) == {*range(10)} - left_out
     assert len(malicious(config)) == 3
     assert not malicious(config) & left_out
-    # evaluate.most: three of each group
-    asked = set(evaluated_clients(config))
-    assert (len(asked), len(asked & left_out)) == (6, 3)
+    # evaluate.most: three of all, of those that are held out too
+    nobody_held_out = small(clients=10, evaluate={"clients": "auto", "most": 3})
+    asked = evaluated_clients(config)
+    assert len(asked) == 3
+    assert asked == evaluated_clients(nobody_held_out)
+    enough = small(clients=10, evaluate={"clients": "auto", "held_out": 0.35, "most": 10})
+    assert evaluated_clients(enough) == list(range(10))
     # The privacy of a sample of 3 of 6, not of 10.
     pytest.importorskip("dp_accounting")
     apart = privacy.Accountant(config).spent(1)["epsilon_sampled"]
