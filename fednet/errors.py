@@ -216,11 +216,16 @@ def no_memory(broken: BaseException) -> bool:
     )
 
 
+# A disk, or a server of files, is full or has failed: what is to be kept cannot be.
+NO_STORAGE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
+    *(errno.EIO, errno.ESTALE),
+)
 # Errors that are no fault of fednet: the machine refuses something, or a path is of another kind.
 REFUSED = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG),
+    *NO_STORAGE,
+    errno.EACCES,
     *(errno.EMFILE, errno.ENFILE),  # ulimit -n
-    *(errno.EIO, errno.ESTALE),  # a disk, or a server of files, that has failed
     *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO),
 )
 LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v, a container's)"

@@ -25,6 +25,7 @@ from fednet.capacity import give_back_freed
 from fednet.client.books import Book
 from fednet.client.slots import NoRoom, SlotPool
 from fednet.errors import (
+    NO_STORAGE,
     BaseAbsent,
     CannotGoOn,
     ConfigError,
@@ -263,8 +264,13 @@ class ClientLoop:
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
             if self.error is not None:
+                reason = ""
                 if isinstance(self.error, ConfigError):  # such as a refusal by this site's policy
-                    self._follow(self.protocol.leave(without_paths(str(self.error))))
+                    reason = str(self.error)
+                elif isinstance(self.error, OSError):
+                    reason = why(self.error)
+                if reason:
+                    self._follow(self.protocol.leave(without_paths(reason)))
                 raise self.error
             if not self._wanted:
                 self._lines.over(PAUSE_S)
@@ -554,7 +560,7 @@ class ClientLoop:
 
     def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> Done:
         """Logs why a task failed. Returns the failure for the server, in one line that names no
-        file of this site. again: another try may help.
+        file of this site to a server elsewhere. again: another try may help.
         """
         key = given.task.key
         base = isinstance(error, BaseAbsent)
@@ -569,8 +575,11 @@ class ClientLoop:
             reason = raised(error)
             text = str(error) if lacks else None
             level = logging.WARNING if base else logging.ERROR
+        elif isinstance(error, OSError) and error.errno in NO_STORAGE:
+            # The state that this task would leave cannot be kept. The process ends, and its clients
+            # are lost as if it had been killed.
+            return Done(given, fatal=error)
         elif isinstance(error, OSError):
-            # Often a full disk: the state that this task would leave cannot be kept.
             reason = text = why(error)
         else:
             reason = raised(error)[:1000]
@@ -582,9 +591,9 @@ class ClientLoop:
             if key.client not in self._lacking and not self._inline:
                 complain(timed(f"fednet-client: round {key.round}: {error}"))
             self._lacking.add(key.client)
-        failed = m.Failed(
-            key=key, reason=without_paths(reason), again=again, lacks=lacks, base=base
-        )
+        if not self._inline:  # else the server's user is this site's
+            reason = without_paths(reason)
+        failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
         fatal = error if isinstance(error, StateError) and not lacks else None
         return Done(given, failed=failed, fatal=fatal)
 

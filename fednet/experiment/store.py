@@ -8,10 +8,11 @@ nothing: the next task names another version.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,35 +98,41 @@ class ClientStore:
 
     def load(self, client: int, version: str, sha256: str = "") -> Record | None:
         """Returns that version of a client's record; None for "", the version before its first.
-        sha256: of the record as the server knows it, "" if it does not. Raises StateError if the
-        record is missing or another.
+        sha256: of the record as the server knows it, "" if it does not. Raises StateAbsent if the
+        record is missing, damaged or another.
         """
         if not version:
             return None
         path = self._folder(client) / f"{version}.safetensors"
         if not path.exists():
             raise self._absent(client, version, "state")
-        found, known = read_client(path, self._type)
+        with _lost():
+            found, known = read_client(path, self._type)
         if sha256 and known != sha256:
-            raise StateError(
+            raise StateAbsent(
                 f"{path}: client {client}'s state of another run than the server's; {LOST}."
             )
         return found
 
     def local(self, client: int, version: str) -> Tensors | None:
         """Returns the local model that was kept with that version; None if none was. Raises
-        StateError where it is another, or missing.
+        StateAbsent where it is missing, damaged or another.
         """
         record = self._folder(client) / f"{version}.safetensors"
-        known = written(record)[0].get("local") if version and record.exists() else None
+        known = None
+        if version and record.exists():
+            with _lost():
+                known = written(record)[0].get("local")
         if known is None:
             return None
         path = self._folder(client) / f"{version}.local.safetensors"
         if not path.exists():
             raise self._absent(client, version, "local model")
-        found = read_state(path, LocalModel)
-        if written(path)[1] != known:
-            raise StateError(
+        with _lost():
+            found = read_state(path, LocalModel)
+            is_known = written(path)[1] == known
+        if not is_known:
+            raise StateAbsent(
                 f"{path}: not the local model that client {client} kept with its state of that "
                 f"round; put back what was there."
             )
@@ -160,6 +167,17 @@ class ClientStore:
                 continue
             if path.name.startswith(".") or found[1] not in keep:
                 path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    """Makes a file that is not what was written there a state that is lost: of its client alone,
+    which begins again where the configuration says so.
+    """
+    try:
+        yield
+    except StateError as wrong:
+        raise StateAbsent(str(wrong)) from wrong
 
 
 def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:

@@ -529,11 +529,12 @@ class ServerProtocol:
         gone.replaced |= gone.ids.intersection(ids)
         self._lose(gone, gone.replaced)
 
-    def _lose(self, worker: ClientProcess, clients: Collection[int]) -> None:
+    def _lose(self, worker: ClientProcess, clients: Collection[int], died: bool = True) -> None:
         """The tasks of these clients are lost with their worker. Only a running one may be the
         reason. Those behind it start to run as it is taken back, so this is asked beforehand.
+        died: no task is the reason where the worker said that it leaves.
         """
-        lost = [(t, t.running) for t in self._held(worker) if t.spec.client in clients]
+        lost = [(t, died and t.running) for t in self._held(worker) if t.spec.client in clients]
         for t, running in lost:
             self._call_off(t)
             self._take_back(t, TaskEvent.LOST, "lost", died=running)
@@ -565,7 +566,7 @@ class ServerProtocol:
             self._note("left", **worker.named())
             why = f"left: {message.reason}" if message.reason else "left"
             self._away(worker, WorkerEvent.LEFT, why, self.rules.closed)
-            self._lose(worker, worker.held)
+            self._lose(worker, worker.held, died=False)
             return ""
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:

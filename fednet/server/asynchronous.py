@@ -447,9 +447,11 @@ class Updates:
 
     def _end(self, clock: VirtualClock, client: int, up: int, lost: str) -> tuple[float, str]:
         """(when a task ends whose reply has so many bytes, why it does not count). A client that is
-        lost is awaited for as long as one may be.
+        lost is awaited for as long as one may be, and one that says that it lost its state is not.
         """
         task, deadline = self.tasks[client], self.config.round.deadline
+        if lost.startswith(STATE_LOST):
+            return task.at, lost
         if lost and lost != LEFT:
             return task.at + clock.patience, lost
         slow, delay = self.rounds.faults.time(task.spec.round, 0, client)

@@ -86,11 +86,52 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_continue_without_it(
         fed.stop()
 
 
+def test_a_round_that_waits_for_a_client_with_a_full_disk_has_the_same_bits_once_it_has_room(
+    tmp_path, disk
+):
+    """The client is lost, for the reason that it says, as if its process had been killed."""
+    rules = {"lost": {"closed": None, "silent": None}}
+    changes = {"algorithm": "scaffold", "round": rules, "faults": WAIT}
+    with Federation(tmp_path, **changes) as fed:
+        one = fed.client("1", state=disk)
+        fed.begin("0,2,3")
+        fed.until(lambda: fed.events("fault"))
+        filler = fill(disk)
+        assert fed.status(one) == 3
+        assert "this client stops: No space left on device" in fed.output()
+        fed.until(lambda: fed.events("away"))
+        assert [e["why"] for e in fed.events("away")] == [
+            "left: No space left on device ((a path))"
+        ]
+        filler.unlink()
+        fed.client("1", state=disk)
+        fed.finish()
+        assert [r["dropped"] for r in fed.rounds()] == [{}] * len(fed.rounds())
+        assert fed.hashes() == undisturbed(algorithm="scaffold")
+
+
+def test_a_client_whose_disk_stays_full_is_lost_for_that_reason_and_the_rounds_continue(
+    tmp_path, disk
+):
+    changes = {"algorithm": "scaffold", "round": {"lost": {"closed": 0.1}}, "faults": WAIT}
+    with Federation(tmp_path, **changes) as fed:
+        fed.client("1", state=disk)
+        fed.begin("0,2,3")
+        fed.until(lambda: fed.events("fault"))
+        fill(disk)
+        assert fed.status(fed.last) == 0
+        dropped = [r["dropped"] for r in fed.rounds()]
+        assert dropped[0] == {}
+        assert dropped[-1]["1"].startswith("lost: left: No space left on device")
+        assert all(set(each) <= {"1"} for each in dropped)
+
+
 @pytest.mark.parametrize("kilobytes", [56, 148])
 def test_a_full_disk_is_said_with_what_is_left_anywhere_in_a_run_in_one_process(
-    disk, capsys, kilobytes
+    tmp_path, disk, capsys, kilobytes
 ):
-    run = [*RUN, "--set", "rounds=20", "--out", str(disk)]
+    same = [*RUN, "--set", "rounds=20", "--set", "algorithm=scaffold"]
+    run = [*same, "--out", str(disk)]
     filler = fill(disk)
     os.truncate(filler, filler.stat().st_size - kilobytes * 1024)
     assert main(run) == 3
@@ -99,6 +140,12 @@ def test_a_full_disk_is_said_with_what_is_left_anywhere_in_a_run_in_one_process(
     assert said.endswith(("continue with --resume.", "--resume starts it from the beginning."))
     filler.unlink()
     assert main([*run, "--resume"]) == 0
+    assert main([*same, "--out", str(tmp_path)]) == 0
+    models = [
+        json.loads((out / "run" / "summary.json").read_text())["model_sha256"]
+        for out in (disk, tmp_path)
+    ]
+    assert models[0] == models[1]
 
 
 def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_room(disk, capsys):

@@ -139,6 +139,63 @@ def test_one_client_begins_again_and_another_is_dropped_before_the_same_update(t
     assert sorted(fourth["completed"]) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("state_lost", ["stop", "restart"])
+def test_one_client_that_lost_its_state_stops_an_asynchronous_run_or_begins_again(
+    tmp_path, state_lost
+):
+    """In simulated time it is not waited for: others might make all further updates meanwhile."""
+
+    def lose(record) -> None:
+        if record.round == 4:
+            shutil.rmtree(next((tmp_path / "r" / "state").glob("*/client-0")))
+
+    changes = {**ASYNC, "participation": 1.0, "round": {"state_lost": state_lost}}
+    ends = contextlib.nullcontext()
+    if state_lost == "stop":
+        ends = pytest.raises(StateError, match="have lost it: clients 0")
+    with ends:
+        run(tmp_path, callback=lose, **changes)
+    if state_lost == "restart":
+        rounds = lines(tmp_path / "r" / "rounds.jsonl")
+        (again,) = [r["round"] for r in rounds if r.get("restarted")]
+        assert [r["restarted"] for r in rounds if r.get("restarted")] == [[0]]
+        assert any(0 in r["completed"] for r in rounds if r["round"] > again)
+
+
+@pytest.mark.parametrize("what", ["another client's", "damaged"])
+def test_a_client_whose_state_file_is_not_its_own_has_lost_its_state_and_no_other_client_has(
+    tmp_path, what
+):
+    """It begins again; the clients of the same process go on."""
+
+    def spoil(record) -> None:
+        if record.round == 2:
+            folder = next((tmp_path / "r" / "state").glob("*/client-0"))
+            for file in folder.glob("*.safetensors"):
+                if what == "damaged":
+                    file.write_bytes(file.read_bytes()[:-1])
+                else:
+                    shutil.copy(folder.with_name("client-1") / file.name, file)
+
+    changes = {**CHANGES, "participation": 1.0, "rounds": 4}
+    run(tmp_path, callback=spoil, **changes, round={"state_lost": "restart"})
+    rounds = lines(tmp_path / "r" / "rounds.jsonl")
+    assert [r.get("restarted") for r in rounds] == [None, None, [0], None]
+    assert [r["completed"] for r in rounds] == [[0, 1, 2, 3]] * 4
+
+
+def test_a_state_file_that_is_not_the_clients_own_is_named_where_the_run_stops(tmp_path):
+    def spoil(record) -> None:
+        if record.round == 2:
+            folder = next((tmp_path / "r" / "state").glob("*/client-0"))
+            for file in folder.glob("*.safetensors"):
+                shutil.copy(folder.with_name("client-1") / file.name, file)
+
+    said = r"clients 0\. .*client-0/2-0-0\.safetensors: client 0's state of another run"
+    with pytest.raises(StateError, match=said):
+        run(tmp_path, callback=spoil, **{**CHANGES, "participation": 1.0, "rounds": 4})
+
+
 @pytest.fixture
 def fed(tmp_path):
     """Two sites, whose server died after round 2 of 4."""
