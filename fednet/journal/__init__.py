@@ -1,0 +1,10 @@
+"""What happens to a run's bytes and replies, as a list of events, and the books that follow from
+it.
+
+    events    what can happen
+    book      the events added up: open accounts, replies that wait, rows of wire.jsonl
+    file      the events on disk: the only log of a server that the next one goes on from
+    journal   takes each event down in both
+
+Both sides of a connection have a journal; only the server's has a file. Read them in this order.
+"""

@@ -1,0 +1,356 @@
+"""The books: what the events of a journal come to.
+
+`Book.apply` takes one event after another, does no I/O and reads no clock. So a server that reads
+the events of the one before it has that server's book, and the same rows. A row's bytes are its
+payload by kind and its envelope (headers, ZMTP framing, and the parts' headers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from fednet.journal.events import (
+    Accepted,
+    Account,
+    Crossed,
+    Cut,
+    Event,
+    Forgotten,
+    Kept,
+    Name,
+    Over,
+    Revoked,
+    Spent,
+    Started,
+    Tally,
+    Undone,
+    Verdict,
+    Welcomed,
+)
+from fednet.plain import JsonDict
+from fednet.wire.messages import Field, Key, Purpose
+
+Row = JsonDict  # of wire.jsonl, with the fields of `records.Wire`
+Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
+Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
+
+ENDED = "the server ended"  # why bytes were of no use
+
+
+def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
+    """Adds bytes by kind, in place."""
+    for kind, n in kinds.items():
+        into[kind] = into.get(kind, 0) + n
+
+
+def which(key: Key) -> Which:
+    """Which reply it is: later attempts at a task take the place of earlier ones."""
+    return key.round, key.phase, key.client, key.purpose
+
+
+class Book:
+    """open: accounts by connection and name. waiting: by task, the accounts of a reply that was
+    accepted, and of what earlier servers sent. inherited: tasks of `waiting` that an earlier server
+    sent and that have no reply here yet. accepted: replies on disk that a later server may use.
+    counted: by task, accounts whose rows are written as useful: if a later server goes on from a
+    checkpoint before, their round is done again, and the same bytes are useful again.
+
+    totals: bytes of all rows by direction. crossed: bytes that crossed to or from this process.
+    untaken: by round, what is in no round's record yet; taken: what `Over` took last. by_round:
+    whether there are such records. forms: of payloads whose parts follow, by the name of their
+    account; a later process needs none.
+    """
+
+    def __init__(self, incarnation: int = 0, by_round: bool = True) -> None:
+        self.incarnation = incarnation
+        self.open: dict[bytes, dict[Name, Account]] = {}
+        self.waiting: dict[Key, list[Account]] = {}
+        self.inherited: set[Key] = set()
+        self.accepted: dict[Which, Accepted] = {}
+        self.counted: dict[Key, list[Account]] = {}
+        self.totals: dict[str, int] = {"up": 0, "down": 0}
+        self.crossed: dict[str, int] = {"up": 0, "down": 0}
+        self.untaken: dict[int, Tally] = {}
+        self.taken = Tally()
+        self.forms: dict[Name, Sequence[Field]] = {}
+        self._by_round = by_round
+
+    def apply(self, event: Event) -> Sequence[Row]:
+        """Returns the rows that are known now."""
+        return _APPLY[type(event)](self, event)
+
+    def open_of(self, conn: bytes) -> dict[Name, Account]:
+        """The accounts that a connection has open, by name."""
+        return dict(self.open.get(conn, ()))
+
+    # -- bytes -------------------------------------------------------------------------------------
+    def _crossed(self, e: Crossed) -> Sequence[Row]:
+        name = e.name
+        mine = self.open.setdefault(name[0], {})
+        account = mine.get(name)
+        if account is None:
+            account = Account(name[1], e.type, counted=e.counted, incarnation=self.incarnation)
+            account.kinds, account.final = {}, e.final
+            key = name[3] if isinstance(name[3], Key) else e.key
+            if key is not None:
+                account.round, account.phase, account.attempt = key.round, key.phase, key.attempt
+                account.client, account.purpose = key.client, key.purpose
+            mine[name] = account
+        self._add(account, e.envelope, e.kinds, e.raw, 1)
+        return ()
+
+    def _undone(self, e: Undone) -> Sequence[Row]:
+        account = self.open.get(e.name[0], {}).get(e.name)
+        if account is not None:
+            self._add(account, e.envelope, e.kinds, e.raw, -1)
+            if not account.count:
+                self._close(e.name)
+        return ()
+
+    def _add(
+        self, account: Account, envelope: int, kinds: Mapping[str, int], raw: int, sign: int
+    ) -> None:
+        """Adds a message to an account, or with sign -1 takes it away."""
+        nbytes = envelope
+        for kind, n in kinds.items():
+            account.kinds[kind] = account.kinds.get(kind, 0) + sign * n
+            nbytes += n
+        account.envelope += sign * envelope
+        account.raw_bytes += sign * raw
+        account.count += sign
+        self.crossed[account.direction] += sign * nbytes
+
+    def _cut(self, e: Cut) -> Sequence[Row]:
+        for name, account in self.open.get(e.conn, {}).items():
+            if isinstance(name[3], Key):
+                account.cut = name[1] == e.out
+        return ()
+
+    def _spent(self, e: Spent) -> Sequence[Row]:
+        account = self._close(e.name)
+        if account is None:  # nothing crossed
+            return ()
+        return [self._row(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+
+    def _close(self, name: Name) -> Account | None:
+        """Returns the account of that name, which is open no more; None where there was none."""
+        self.forms.pop(name, None)
+        mine = self.open.get(name[0], {})
+        account = mine.pop(name, None)
+        if account is not None and not mine:
+            del self.open[name[0]]
+        return account
+
+    # -- replies -----------------------------------------------------------------------------------
+    def _accepted(self, e: Accepted) -> Sequence[Row]:
+        key = e.message.key
+        names: list[Name] = [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
+        if e.down is not None:
+            names += [(e.down, "down", "task", key), (e.down, "up", "pull", key)]
+        accounts = self.waiting.setdefault(key, [])
+        for name in names:
+            account = self._close(name)
+            if account is not None:
+                account.cut = False  # its task was answered, so that all of it arrived
+                accounts.append(account)
+        self.inherited.discard(key)
+        if e.stored:
+            self.accepted[which(key)] = e
+        return ()
+
+    def _revoked(self, e: Revoked) -> Sequence[Row]:
+        self.accepted.pop(which(e.key), None)
+        return ()
+
+    def _verdict(self, e: Verdict) -> Sequence[Row]:
+        rows: list[Row] = []
+        for key, reason, staleness in e.replies:
+            rows += self._settle(key, reason, staleness)
+        return rows
+
+    def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[Row]:
+        """The rows of a task and its reply. If a payload crossed once to each of several server
+        processes, only its last crossing is useful.
+        """
+        bill = self.waiting.pop(key, [])
+        self.inherited.discard(key)
+        rows: list[Row] = []
+        for way in ("down", "up"):
+            last, accounts = 0, list[Account]()
+            for a in bill:
+                if (a.direction == way) != (a.type == "pull"):  # those cross the other way
+                    accounts.append(a)
+                    if any(a.kinds.values()):
+                        last = max(last, a.incarnation)
+            for a in accounts:
+                useful = not reason and a.incarnation >= last
+                if a.written and useful:  # in no round's record yet
+                    add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
+                elif not a.written:
+                    why = "" if useful else reason or "sent again"
+                    rows.append(self._row(a, useful, why, staleness if way == "up" else None))
+                if useful and key.purpose == "train":
+                    a.written = True
+                    self.counted.setdefault(key, []).append(a)
+        return rows
+
+    def _over(self, e: Over) -> Sequence[Row]:
+        rows: list[Row] = []
+        for key in sorted(_over(self.inherited, e)):
+            rows += self._settle(key, ENDED)
+        self.taken = Tally()
+        for round in [r for r in self.untaken if r <= e.round]:
+            tally = self.untaken.pop(round)
+            for direction, nbytes in tally.spent.items():
+                self.taken.spent[direction] += nbytes
+                add_kinds(self.taken.useful[direction], tally.useful[direction])
+        return rows
+
+    def _forgotten(self, e: Forgotten) -> Sequence[Row]:
+        for key in _over([accepted.message.key for accepted in self.accepted.values()], e):
+            del self.accepted[which(key)]
+        for key in _over(self.counted, e):
+            del self.counted[key]
+        return ()
+
+    # -- processes ---------------------------------------------------------------------------------
+    def _started(self, e: Started) -> Sequence[Row]:
+        """Tasks that the last process sent may still be answered, and replies on disk count; all
+        else that it left is of no use.
+        """
+        self.incarnation = e.incarnation
+        self.crossed = {"up": 0, "down": 0}
+        left: list[Account] = []
+        if e.round is not None:
+            for key in _over(self.counted, e):
+                del self.counted[key]
+            left += [a for bill in self.counted.values() for a in bill]
+        left += [a for bill in self.waiting.values() for a in bill]
+        left += [a for mine in self.open.values() for a in mine.values()]
+        self.open, self.waiting, self.counted, self.forms = {}, {}, {}, {}
+        on_disk = {accepted.message.key for accepted in self.accepted.values()}
+        rows: list[Row] = []
+        for a in left:
+            if not (a.envelope or any(a.kinds.values())):
+                continue  # all of it was taken back: it did not leave
+            key = Key(a.round, a.phase, a.attempt, a.client, cast(Purpose, a.purpose))
+            task = a.direction == "down" and a.type in ("task", "evaluate")
+            a.cut = task and key not in on_disk
+            if task or key in on_disk or a.written:
+                self.waiting.setdefault(key, []).append(a)
+            else:
+                rows.append(self._row(a, False, ENDED))
+        self.inherited = set(self.waiting)
+        if e.round is not None:
+            # What an earlier process spent since its checkpoint is taken with the next round.
+            spent = {way: self.totals[way] - e.totals.get(way, 0) for way in ("up", "down")}
+            self.untaken = {0: Tally(spent=spent)}
+        return rows
+
+    def _welcomed(self, e: Welcomed) -> Sequence[Row]:
+        self.incarnation = e.incarnation
+        return ()
+
+    def kept(self, generation: int, rows: int) -> Kept:
+        """All of it, as the event with which a new file begins; see there."""
+        return Kept(
+            generation=generation,
+            rows=rows,
+            incarnation=self.incarnation,
+            open=[one for mine in self.open.values() for one in mine.items()],
+            waiting=list(self.waiting.items()),
+            inherited=sorted(self.inherited),
+            counted=list(self.counted.items()),
+            accepted=list(self.accepted.values()),
+            totals=self.totals,
+            crossed=self.crossed,
+            untaken=list(self.untaken.items()),
+        )
+
+    def _kept(self, e: Kept) -> Sequence[Row]:
+        self.incarnation = e.incarnation
+        self.open = {}
+        for name, account in e.open:
+            self.open.setdefault(name[0], {})[name] = account
+        self.waiting, self.counted = dict(e.waiting), dict(e.counted)
+        self.inherited = set(e.inherited)
+        self.accepted = {which(accepted.message.key): accepted for accepted in e.accepted}
+        self.totals, self.crossed = dict(e.totals), dict(e.crossed)
+        self.untaken = dict(e.untaken)
+        return ()
+
+    # -- rows --------------------------------------------------------------------------------------
+    def _tally(self, round: int) -> Tally:
+        tally = self.untaken.get(round)
+        if tally is None:
+            tally = self.untaken[round] = Tally()
+        return tally
+
+    def _row(
+        self,
+        a: Account,
+        useful: bool,
+        reason: str = "",
+        staleness: int | None = None,
+        round: int | None = None,
+        worker: str | None = None,
+    ) -> Row:
+        nbytes = sum(a.kinds.values()) + a.envelope
+        row: Row = {
+            "round": a.round if round is None else round,
+            "client": a.client,
+            "direction": a.direction,
+            "type": a.type,
+            "kinds": a.kinds,
+            "envelope": a.envelope,
+            "bytes": nbytes,
+            "raw_bytes": a.raw_bytes,
+            "useful": useful,
+            "purpose": a.purpose,
+            "incarnation": a.incarnation,
+            "phase": a.phase,
+            "attempt": a.attempt,
+        }
+        if a.final:
+            row["final"] = True
+        if a.counted:
+            row["count"] = a.count
+        if a.cut and not useful:  # it may not have arrived: its bytes are an upper bound
+            row["lost"] = True
+        if reason:
+            row["reason"] = reason
+        if staleness is not None:
+            row["staleness"] = staleness
+        if worker is not None:
+            row["worker"] = worker
+        self.totals[a.direction] += nbytes
+        if self._by_round:
+            tally = self._tally(row["round"])
+            tally.spent[a.direction] += nbytes
+            if useful and a.purpose == "train":
+                add_kinds(tally.useful[a.direction], a.kinds)
+        return row
+
+
+def _over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
+    """Those of rounds up to the event's that are not under way."""
+    assert e.round is not None
+    under_way = set(e.under_way)
+    return [k for k in keys if k.round <= e.round and (k.round, k.client) not in under_way]
+
+
+_APPLY: dict[type, Callable[[Book, Any], Sequence[Row]]] = {
+    Crossed: Book._crossed,
+    Undone: Book._undone,
+    Cut: Book._cut,
+    Spent: Book._spent,
+    Accepted: Book._accepted,
+    Revoked: Book._revoked,
+    Verdict: Book._verdict,
+    Over: Book._over,
+    Forgotten: Book._forgotten,
+    Started: Book._started,
+    Welcomed: Book._welcomed,
+    Kept: Book._kept,
+}

@@ -1,0 +1,220 @@
+"""What can happen to the bytes and the replies of a run.
+
+An account is what a row of `wire.jsonl` grows from: the bytes of one message, of a payload in
+parts, or of a connection's heartbeats. Its name is its connection, direction and type; then the key
+of the task that it belongs to, 0 for an account of many messages, or a number that no other account
+of this process has.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fednet.plain import JsonDict
+from fednet.wire.messages import Key, Reply
+
+Direction = Literal["up", "down"]
+OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
+Name = tuple[bytes, Direction, str, Key | int]
+UnderWay = list[tuple[int, int]]  # (round, client) of tasks that may still be answered
+
+
+class Account(msgspec.Struct, array_like=True):
+    """The bytes of a row that is not written yet: more may be added, or it is not known whether
+    they were useful.
+
+    raw_bytes: of payload before compression. counted: its messages are alike, and the row has
+    their number. incarnation: of the process that opened it. final: of the evaluation after the
+    last round. cut: its connection ended before it was known whether its bytes were useful: if they
+    were not, they may not have arrived. written: its row is written, as useful.
+    """
+
+    direction: Direction
+    type: str
+    kinds: dict[str, int] = {}
+    client: int = -1
+    round: int = 0
+    phase: int = 0
+    attempt: int = 0
+    purpose: str = "connection"
+    counted: bool = False
+    envelope: int = 0
+    raw_bytes: int = 0
+    count: int = 0
+    incarnation: int = 0
+    final: bool = False
+    cut: bool = False
+    written: bool = False
+
+
+class Tally(msgspec.Struct, array_like=True):
+    """Sums over rows. spent: all bytes by direction; useful: payload bytes of the method's own
+    messages, by direction and kind (evaluations are no part of a method's cost).
+    """
+
+    spent: dict[str, int] = msgspec.field(default_factory=lambda: {"up": 0, "down": 0})
+    useful: dict[str, dict[str, int]] = msgspec.field(
+        default_factory=lambda: {"up": {}, "down": {}}
+    )
+
+
+class Base(msgspec.Struct, array_like=True, tag_field="event"):
+    """Of all events. In the file an event is a list that begins with the number of its type."""
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+class Crossed(Base, tag=1):
+    """A message crosses: its bytes go to the account of that name, which is opened if need be.
+
+    type: of the row. kinds: bytes of payload; envelope: all others; raw: of payload before
+    compression. key: of the task that the message belongs to, where the name has none. counted,
+    final: see `Account`.
+    """
+
+    name: Name
+    type: str
+    envelope: int
+    kinds: dict[str, int] = {}
+    raw: int = 0
+    key: Key | None = None
+    counted: bool = False
+    final: bool = False
+
+
+class Undone(Base, tag=2):
+    """A message that had crossed did not leave, since its connection was gone."""
+
+    name: Name
+    envelope: int
+    kinds: dict[str, int] = {}
+    raw: int = 0
+
+
+class Cut(Base, tag=3):
+    """A connection ended. What went out over it, in that direction, and turns out not to be used
+    may not have arrived.
+    """
+
+    conn: bytes
+    out: Direction
+
+
+class Spent(Base, tag=4):
+    """Nothing more comes to an account that belongs to no accepted reply. reason: why it was of no
+    use; round, worker: in the row, in place of its own.
+    """
+
+    name: Name
+    useful: bool = False
+    reason: str = ""
+    round: int | None = None
+    worker: str | None = None
+
+
+# -- replies ---------------------------------------------------------------------------------------
+class Accepted(Base, tag=5):
+    """A reply was checked. What crossed for it, and for its task, waits for the verdict.
+
+    message: as the client sent it, but for values of `reported` that are not finite. down, up: the
+    connections over which the task went and the reply came; down None: the reply is an evaluation
+    within a task. task: the digest of the task's payload, and the version of the client's state
+    that it started from. worker: where the reply was made. taken_s: from the hand-out of the task
+    to the whole reply. stored: whether the payload is on disk, so that the next server can use it.
+    inline, at: so many bytes of payload are in the journal's file, from this byte on.
+    """
+
+    message: Reply
+    down: bytes | None
+    up: bytes
+    task: tuple[bytes, str] = (b"", "")
+    worker: JsonDict = {}
+    taken_s: float = 0.0
+    stored: bool = True
+    inline: int = 0
+    at: int = 0
+
+
+class Revoked(Base, tag=6):
+    """An accepted reply cannot be used, or its file is written over: it is asked for again."""
+
+    key: Key
+
+
+class Verdict(Base, tag=7):
+    """Which accepted replies were useful is known. replies: (key, why it was of no use, staleness),
+    without a reason where it was useful.
+    """
+
+    replies: list[tuple[Key, str, int | None]]
+
+
+class Over(Base, tag=8):
+    """The rounds up to this one are recorded: their bytes are taken into the record. What an
+    earlier server sent for them and nobody answered is of no use now.
+    """
+
+    round: int
+    under_way: UnderWay = []
+
+
+class Forgotten(Base, tag=9):
+    """The replies to rounds up to this one are not needed any more."""
+
+    round: int
+    under_way: UnderWay = []
+
+
+# -- processes -------------------------------------------------------------------------------------
+class Started(Base, tag=10):
+    """A server process begins. round, under_way, totals: of the checkpoint that it goes on from:
+    rounds done, tasks that may still be answered, and bytes by direction that are in the records of
+    rounds. round None: there is no checkpoint.
+    """
+
+    incarnation: int
+    round: int | None = None
+    under_way: UnderWay = []
+    totals: dict[str, int] = {}
+
+
+class Welcomed(Base, tag=11):
+    """A client process is with the server process of that number from now on."""
+
+    incarnation: int
+
+
+class Kept(Base, tag=12):
+    """What the events before came to: with this a file begins. Its fields are those of a `Book`.
+    generation: of the file, which is one more each time that it is written anew. rows: bytes of
+    `wire.jsonl` that the events before gave.
+    """
+
+    generation: int = 1
+    rows: int = 0
+    incarnation: int = 0
+    open: list[tuple[Name, Account]] = []
+    waiting: list[tuple[Key, list[Account]]] = []
+    inherited: list[Key] = []
+    counted: list[tuple[Key, list[Account]]] = []
+    accepted: list[Accepted] = []
+    totals: dict[str, int] = {}
+    crossed: dict[str, int] = {}
+    untaken: list[tuple[int, Tally]] = []
+
+
+Event = (
+    Crossed
+    | Undone
+    | Cut
+    | Spent
+    | Accepted
+    | Revoked
+    | Verdict
+    | Over
+    | Forgotten
+    | Started
+    | Welcomed
+    | Kept
+)
