@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter as Counts
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,8 @@ class Metrics(Display):
         self._seen = gauge("site_last_seen_seconds", "When a site was last heard of.", *site)
         self._site_round = gauge("site_round", "The round of what a site did last.", *site)
         self._absent = gauge("site_absent", "Why a site is not connected: 1.", *site, "why")
+        self._refused = counter("refusals", "What was refused.", "what")
+        self._counted: Counts[str] = Counts()  # of these, since this server started
         self._waiting = gauge("waiting", "Clients that the round waits for.")
         self._bytes = counter("bytes", "Bytes sent, including protocol overhead.", "direction")
         self._useful = counter("useful_bytes", "Payload bytes that were used.", "direction", "kind")
@@ -108,6 +111,12 @@ class Metrics(Display):
                     number.labels(*labels).set(site[name])
             if not site["connected"]:
                 self._absent.labels(*labels, site["why"]).set(1)
+
+        for what, count in (info.get("refusals") or {}).items():
+            # A server that is started again in this process counts from zero.
+            before = self._counted[what] if count >= self._counted[what] else 0
+            self._refused.labels(what).inc(count - before)
+            self._counted[what] = count
 
     def round_done(self, record: Round) -> None:
         self._rounds.labels("void" if record.void else "done").inc()

@@ -19,7 +19,16 @@ from fednet.client import preparing
 from fednet.client.loop import ClientLoop, given_up, read_server
 from fednet.client.policy import Policy
 from fednet.client.slots import MOST
-from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stop_signals, why
+from fednet.errors import (
+    CannotGoOn,
+    ConfigError,
+    complain,
+    log_line,
+    speaker,
+    stop_signals,
+    timed,
+    why,
+)
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.protocol.client import ClientProtocol
@@ -82,6 +91,7 @@ def main(
         slots=len(devices),
         versions=determinism.versions(),
         files=loading.loaded(),
+        explain=explain,
     )
     complained: set[str] = set()
 
@@ -89,7 +99,8 @@ def main(
         """Tells the user each reason once, however often the connection is tried."""
         if reason not in complained:
             complained.add(reason)
-            complain(f"fednet-client: not connected to {address}: {reason}; still trying")
+            sentence = f"fednet-client: not connected to {address}: {reason}; still trying"
+            complain(timed(sentence))
 
     loop = ClientLoop(
         ClientProtocol(join),
@@ -106,7 +117,7 @@ def main(
     for number in stop_signals() if gpu_share is None else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
-    say(f"connecting to {address}")
+    say(log_line(f"connecting to {address}"))
     try:
         end = loop.run(say, give_up_s)
     except preparing.Explained:
@@ -120,7 +131,7 @@ def main(
         states.release()
     if isinstance(end, m.Refuse):
         raise ConfigError(f"the server refused this client: {end.reason}")
-    say("the run is over" if end.over else "left")
+    say(log_line("the run is over" if end.over else "left"))
     return 0 if end.over else LEFT
 
 

@@ -282,15 +282,13 @@ class ClientLoop:
             if self._connected:
                 connected = now
                 if reported:
-                    say(f"connected to {self.transport.address}")
+                    say(log_line(f"connected to {self.transport.address}"))
                 reported = False
             elif not reported and self.ended is None and now - connected > UNANSWERED_S:
                 trouble = self.transport.trouble
                 cause = f" ({trouble})" if trouble else ""
-                say(
-                    f"not connected to {self.transport.address} yet{cause}; still trying "
-                    f"(Ctrl-C ends this)"
-                )
+                yet = f"not connected to {self.transport.address} yet{cause}; still trying"
+                say(log_line(f"{yet} (Ctrl-C ends this)"))
                 reported = True
         self._lines.over()
         return self.ended
@@ -404,7 +402,8 @@ class ClientLoop:
                 self.transport.reconnect(None if found is None else found[0])
             elif isinstance(i, m.Refuse) and not i.final:
                 if i.reason != self._not_yet:
-                    self._lines.say(f"not in the run yet: {i.reason.removeprefix('join: ')}")
+                    why_not = i.reason.removeprefix("join: ")
+                    self._lines.say(log_line(f"not in the run yet: {why_not}"))
                 self._not_yet = i.reason
             elif isinstance(i, m.Refuse) or (isinstance(i, m.End) and i.over):
                 self.ended = i

@@ -44,7 +44,7 @@ from fednet.protocol.tasks import (
     message_of,
 )
 from fednet.protocol.transfers import Receiving, Sending, before_cut
-from fednet.protocol.workers import SLOTS, ClientProcess, Roster, Sites
+from fednet.protocol.workers import SHOWN, SLOTS, ClientProcess, Roster, Sites
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.messages import Field, Key
@@ -67,6 +67,7 @@ class ServerProtocol:
 
     welcome(ids, session): the answer to a join.
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
+    no_key(client): why no key may speak for the client now; "" if one may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. rules: until a phase gives its own.
     part: bytes of a payload's parts, but the last. open: how many clients there may be, where more
@@ -86,6 +87,7 @@ class ServerProtocol:
         files: Mapping[str, str] | None = None,
         layout: str = "",
         key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
+        no_key: Callable[[int], str] = lambda client: "",
         declared: Callable[[Key, Sequence[Field]], None] = lambda key, form: None,
         rules: Rules | None = None,
         part: int = m.PART,
@@ -98,7 +100,7 @@ class ServerProtocol:
         self.round, self.phase = 0, 0
         self.purpose: m.Purpose = "train"
         self.tasks: dict[int, TrackedTask] = {}
-        self.roster = Roster(now)
+        self.roster = Roster(now, no_key)
         self.sites = Sites(class_names)
         self.refused = 0
         self.strikes: dict[bytes, int] = {}
@@ -111,6 +113,7 @@ class ServerProtocol:
         self._candidates: dict[
             int, bytes
         ] = {}  # ids that ask to join the run: over which connection
+        self._explained: set[bytes] = set()  # connections that only read the configuration
         self._done = 0  # tasks of this phase
         self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._leaving: list[TrackedTask] = []  # tasks whose clients go away
@@ -279,10 +282,18 @@ class ServerProtocol:
         self._note("refused", what=what, **more, reason=m.clean(reason), worker=worker)
 
     def _refuse(
-        self, conn: bytes, reason: str, what: str, final: bool = False, unread: bool = False
+        self,
+        conn: bytes,
+        reason: str,
+        what: str,
+        final: bool = False,
+        unread: bool = False,
+        who: Mapping[str, object] | None = None,
     ) -> None:
-        """Counts a refusal; the sender is told of the first ones."""
-        self._note_refused(what, reason, self.roster.worker_of(conn))
+        """Counts a refusal; the sender is told of the first ones. who: fields on a sender that has
+        not joined.
+        """
+        self._note_refused(what, reason, self.roster.worker_of(conn), **(who or {}))
         if self.strikes.get(conn, 0) < REFUSALS:
             self._send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
 
@@ -320,7 +331,10 @@ class ServerProtocol:
                 stray = self._from_worker(conn, message, body)
         except RemoteProtocolError as broken:
             final = isinstance(broken, _Final)
-            self._refuse(conn, str(broken), str(message.__struct_config__.tag), final)
+            who = None
+            if isinstance(message, m.Join):
+                who = {"clients": message.ids[:SHOWN], "host": message.host, "pid": message.pid}
+            self._refuse(conn, str(broken), str(message.__struct_config__.tag), final, who=who)
             stray = "refused"
         if self._leaving:
             self._depart()
@@ -352,6 +366,7 @@ class ServerProtocol:
         for client in [i for i, asked_over in self._candidates.items() if asked_over == conn]:
             del self._candidates[client]
         self.roster.joined.discard(conn)
+        self._explained.discard(conn)
         worker = self.roster.by_conn.get(conn)
         if worker is not None:
             why = why or "connection closed"
@@ -398,9 +413,16 @@ class ServerProtocol:
         try:
             self._check_join(join, ids, user, old)
         except RemoteProtocolError as objection:
-            known = {i for i in ids if 0 <= i < self.clients}
+            known = {i for i in ids if 0 <= i < self.clients and not join.explain}
             self.roster.refused(known, str(objection).removeprefix("join: "))
             raise
+        if join.explain:
+            self.roster.joined.add(conn)
+            self._explained.add(conn)
+            self._send(conn, self._welcome(sorted(ids), ""))
+            who = {"clients": sorted(ids), "host": join.host, "pid": join.pid}
+            self._note("explained", worker=join.worker, **who)
+            return ""
         if new := sorted(i for i in ids if i >= self.clients):
             self._asks_to_join(conn, join, new)
             return "refused"
@@ -543,6 +565,9 @@ class ServerProtocol:
     def _from_worker(self, conn: bytes, message: m.Message, body: Content | None) -> str:
         worker = self.roster.by_conn.get(conn)
         if worker is None:
+            if conn in self._explained and isinstance(message, m.BEATS):
+                self._out.append(Send(conn, self._alive))
+                return ""
             raise RemoteProtocolError("a message before a join")
         if message.run != self.run:
             raise RemoteProtocolError(f"a message of another run ({message.run[:16]!r})")

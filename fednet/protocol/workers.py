@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -81,12 +81,13 @@ class ClientProcess:
 
 class Roster:
     """limit: of workers. now: when this server started; until an id has been there once, its
-    absence counts from then.
+    absence counts from then. no_key(client): why no key may speak for it, "" if one may.
     """
 
     limit = 10_000
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, no_key: Callable[[int], str] = lambda client: "") -> None:
+        self._no_key = no_key
         self.workers: dict[str, ClientProcess] = {}
         self._started = now
         self.by_conn: dict[bytes, ClientProcess] = {}  # who has joined over a connection
@@ -136,13 +137,22 @@ class Roster:
         take to come at all, or to be ready, see `Rules`.
         """
         preparing = [x.joined_at for x in self.workers.values() if x.here and client in x.ids]
-        absence = self._absent.get(client)
-        why = "" if absence is None else f": {absence[0]}"
+        absence, _ = self._absence(client)
+        why = f": {absence}" if absence else ""
         if not preparing and client in self._known:
             until = self._lost_at.get(client, since)
             return (None if math.isinf(until) else until), f"lost{why}"
         start = max(preparing, default=self._started)
         return (None if join is None else start + join), f"absent{why}"
+
+    def _absence(self, client: int) -> tuple[str, ClientProcess | None]:
+        """Why a client is not there, as far as that is known, and its worker as it was when it
+        went. A key that has expired meanwhile is the reason too.
+        """
+        why, gone = self._absent.get(client, ("", None))
+        if why.startswith("key "):
+            return why, gone
+        return self._no_key(client) or why, gone
 
     def sites(self, clients: int, offset: float) -> list[dict[str, object]]:
         """A row for each worker that is there, and for the clients that are not: by why, since when
@@ -152,11 +162,11 @@ class Roster:
         """
         connected = [x for x in self.workers.values() if x.here]
         hosted = self.present().union(*[x.ids for x in connected if not x.ready])
-        never = ("has not connected", None)
         absent: dict[tuple[str, ClientProcess | None], list[int]] = {}
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
-                absent.setdefault(self._absent.get(client, never), []).append(client)
+                why, gone = self._absence(client)
+                absent.setdefault((why or "has not connected", gone), []).append(client)
         rows: list[dict[str, object]] = []
 
         def show(ids: Sequence[int], why: str, x: ClientProcess | None, connected: bool) -> None:

@@ -25,6 +25,8 @@ SILENT_S = 30.0  # a live server on another machine writes at least every few se
 ENDED = {"done": "finished", "finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 WAITING = ("client", "host", "process", "device", "stage", "step", "for", "deadline")
+RECENT_S = 600.0  # refusals of so long ago are not shown
+REFUSALS = ("who", "count", "last", "reason")
 SITES = ("clients", "host", "connected at", "last heard of", "did last", "state")
 SHOWN = 50  # sites that are connected; of the others all
 STAGES = {"handed": "task sent"}  # words for stages of a task whose name is not a word
@@ -65,6 +67,19 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None = None
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a peer was refused, how often since the server started, and when, in seconds since the
+    epoch.
+    """
+
+    who: str
+    what: str
+    reason: str
+    count: int
+    first: float
+    last: float
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of status.json. updated: seconds since the epoch. here, coming, missing: while
     the server waits for clients before a round, those that are ready, that are preparing, and that
@@ -78,6 +93,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[AwaitedClient, ...] = ()
     arrived: tuple[int, ...] = ()
     sites: tuple[Site, ...] = ()
+    refused: tuple[Refusal, ...] = ()
     updated: float = 0.0
     pid: int | None = None
     host: str | None = None
@@ -168,6 +184,14 @@ def text(status: Status, run: Path, now: float) -> str:
                     site.why or "connected",
                 )
             )
+        lines += [f"  {line}" for line in aligned(rows)]
+    refused = [cause for cause in status.refused if now - cause.last < RECENT_S]
+    if refused and live:
+        lines.append(f"refused in the last {span(RECENT_S)}:")
+        rows = [REFUSALS]
+        for cause in refused:
+            ago = f"{span(now - cause.last)} ago"
+            rows.append((cause.who, str(cause.count), ago, cause.reason))
         lines += [f"  {line}" for line in aligned(rows)]
     return "\n".join(lines)
 

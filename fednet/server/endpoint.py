@@ -18,7 +18,8 @@ from fednet.errors import ConfigError
 from fednet.experiment.build import Experiment
 from fednet.files import write_record
 from fednet.protocol.tasks import Rules
-from fednet.server.io import Events, at_once
+from fednet.server.events import Events
+from fednet.server.io import at_once
 from fednet.transport import keys
 from fednet.transport.base import ServerTransport, reached_at
 from fednet.transport.keys import Keyring

@@ -14,16 +14,14 @@ nothing, count against the connection too. Connections are capped by the transpo
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Container, Sequence
 
 import msgspec
 
-from fednet.errors import RemoteProtocolError, timed
-from fednet.ids import as_text
+from fednet.errors import RemoteProtocolError
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
@@ -40,13 +38,12 @@ from fednet.protocol.instructions import (
 )
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
+from fednet.server.events import Events, Rate
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
 from fednet.wire.ledger import Bill, Tally
 from fednet.wire.link import NOBODY, Link, Outgoing
-
-log = logging.getLogger(__name__)
 
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of nobody are booked
@@ -68,24 +65,8 @@ JOINS_A_SECOND, JOINS_AT_ONCE = 10, 256
 # Heartbeats, and messages that belong to nothing, of a connection; of a key or address so many for
 # each client of the federation and one more.
 USELESS_A_SECOND, USELESS_AT_ONCE = 100, 1000
-# Keys, addresses and connections whose messages are counted: those that sent last.
-PEERS = 4096
-# Events that a peer can bring about at will; of those, lines of one kind and worker.
-LOUD = ("refused", "late", "doubled", "failed", "data_changed", "asked_to_join")
-LOUD_A_SECOND, LOUD_AT_ONCE = 1, 10
-
 # -- words
 LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
-# What is shown of a site, by event; of one that is away, the reason is shown.
-SITES = {
-    "joined": "joined",
-    "rejoined": "connected again",
-    "ready": "ready",
-    "away": "",
-    "back": "heard of again",
-    "asked_to_join": "asks to join the run",
-}
-EXPECTED = ("joined", "ready")  # which are for the log alone
 
 
 class ListeningClock:
@@ -119,61 +100,6 @@ def at_once(clients: int) -> int:
     one's, each with a connection that has broken beside its new one.
     """
     return JOINS_AT_ONCE + 2 * clients
-
-
-class Rate:
-    """Counts messages by who sent them: so many a second, and up to `at_once` saved up."""
-
-    def __init__(self, a_second: float, at_once: float) -> None:
-        self._a_second, self._at_once = a_second, at_once
-        self._known: OrderedDict[object, tuple[float, float]] = OrderedDict()  # (left, when)
-
-    def allows(self, who: object, now: float) -> bool:
-        """Counts one more message; False where it is one too many."""
-        left, then = self._known.pop(who, (self._at_once, now))
-        left = min(self._at_once, left + (now - then) * self._a_second)
-        allowed = left >= 1
-        self._known[who] = (left - 1 if allowed else left), now
-        if len(self._known) > PEERS:
-            self._known.popitem(last=False)
-        return allowed
-
-
-class Events:
-    """Writes the run's events: of those that a peer can bring about at will, so many a second of
-    each kind and worker. Called by one thread. note(event, fields): writes one. say(text): shows a
-    sentence on a site that goes, comes back or is refused, until it is set to None.
-    """
-
-    def __init__(
-        self,
-        note: Callable[[str, JsonDict], None],
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        self._write, self.say = note, say
-        self._loud = Rate(LOUD_A_SECOND, LOUD_AT_ONCE)
-
-    def tell(self, event: str, fields: JsonDict) -> None:
-        if event in LOUD:
-            kind = event, str(fields.get("what", "")), str(fields.get("worker", ""))
-            if not self._loud.allows(kind, time.monotonic()):
-                return
-        self._write(event, fields)
-        if event == "refused" and fields["what"] in ("join", "connection", "ready"):
-            whose = fields.get("address") or fields.get("worker") or "a client process"
-            if whose == "unknown":
-                whose = "a connection"
-            text = f"refused {whose}: {fields['reason']}"
-        elif event in SITES:
-            who = f"client(s) {as_text(fields['clients'])}"
-            if fields.get("host"):
-                who += f" on {fields['host']}, process {fields['pid']}"
-            text = f"{who}: {fields['why'] if event == 'away' else SITES[event]}"
-        else:
-            return
-        log.info("%s", text)
-        if self.say is not None and event not in EXPECTED:
-            self.say(timed(text))
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -237,7 +163,7 @@ class ServerIO:
         self._addresses: dict[bytes, str] = {}  # by connection
         self._hung_up: set[bytes] = set()  # connections of which nothing is taken in any more
         self._now = ListeningClock()
-        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": []}
+        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": [], "refused": []}
         self._lock = threading.Lock()
         self._owner, self._within = 0, 0  # a thread's number; how often it has entered
         self._wanted = self._closing = False
@@ -489,6 +415,8 @@ class ServerIO:
                 "waiting": protocol.waiting(offset),
                 "arrived": protocol.arrived(),
                 "sites": protocol.roster.sites(protocol.clients, offset),
+                "refused": self._events.refusals(),
+                "refusals": dict(self._events.refused),
             }
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)

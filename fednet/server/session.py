@@ -40,9 +40,10 @@ from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
+from fednet.server.events import Events
 from fednet.server.growth import check_division, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
-from fednet.server.io import Events, ServerIO
+from fednet.server.io import ServerIO
 from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting, Watch
@@ -79,7 +80,7 @@ class Session:
         device = placement.place(how.device)[0]
         on_gpu = device.startswith("cuda")
         self._open_directory()
-        self.events = Events(self._event, how.display.note)
+        self.events = Events(self._event, how.display.note, endpoint.alone)
         endpoint.announce(self.events, self.incarnation)
         self.sent = Sent()
         decode = decoder(exp, self.sent, self.samples, self.tested)
@@ -205,6 +206,7 @@ class Session:
             layout=exp.digest,
             part=endpoint.part,
             key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
+            no_key=(lambda client: "") if keyring is None else keyring.lacking,
             declared=declared(exp),
             rules=patience(config, endpoint.pump is not None),
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
@@ -260,6 +262,7 @@ class Session:
         """
         self.events.say = None  # that clients leave now is not shown
         endings: list[Callable[[], object]] = [
+            self.events.close,
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),
             self.resources.close,

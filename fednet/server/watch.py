@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from fednet.errors import CannotGoOn, Stopped, StopRequested, raise_stop, signal_name, stop_signals
+from fednet.errors import (
+    CannotGoOn,
+    Stopped,
+    StopRequested,
+    raise_stop,
+    signal_name,
+    stop_signals,
+    timed,
+)
 from fednet.experiment.rundir import write_status
-from fednet.ids import ranges
-from fednet.plain import JsonMapping
+from fednet.ids import expanded, ranges, ranges_as_text
+from fednet.plain import JsonDict, JsonMapping
 from fednet.records.rows import Round
 from fednet.server.io import ServerIO
 
@@ -63,6 +72,21 @@ class Hosting:
     on_event: Callable[[str, JsonMapping], None] | None = None
 
 
+def absent_as_text(rows: Sequence[JsonMapping], clients: Collection[int]) -> str:
+    """Returns those of the clients that are not connected, and why: `3 (key expired), 4-5 (has not
+    connected)`. rows: as of `Roster.sites`.
+    """
+    found = []
+    for row in rows:
+        if not row["connected"]:
+            ids = expanded(row["clients"], sys.maxsize)
+            among = ranges([client for client in ids if client in clients])
+            if among:
+                found.append(f"{ranges_as_text(among)} ({row['why']})")
+    more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+    return ", ".join([*found[:NAMED], *more])
+
+
 Handler = Callable[[int, FrameType | None], object]
 Before = Callable[[int, FrameType | None], object] | int | None  # what a signal did
 
@@ -104,6 +128,12 @@ def stopped_by(asked: StopRequested) -> Stopped:
     return Stopped(f"{asked}; continue with --resume.", asked.exit_status == 130)
 
 
+# A round that has waited for so long for clients that are not connected says so, once.
+TELL_S = 10.0
+# Before a round the console says anew who is there, where that has changed, but not more often.
+TELL_AGAIN_S = 10.0
+NAMED = 10  # reasons for which clients are not there, in a line
+
 # One press of Ctrl-C may come twice: from the terminal, and passed on by the parent process.
 TOGETHER_S = 0.3
 
@@ -116,6 +146,7 @@ class Watch:
         self.requested: tuple[str, bool] | None = None
         self._status_at, self._began = 0.0, time.monotonic()
         self._awaiting = 0  # the round before which clients are awaited
+        self._told_of: tuple[int, int, str] | None = None  # the exchange of which was told
         self._presses: list[float] = []  # of Ctrl-C
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -153,6 +184,27 @@ class Watch:
             self._how.display.progress(
                 {**self._io.snapshot, "round": round, "rounds": self._rounds}
             )
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """Says for whom the round waits, if these clients are not connected."""
+        protocol, snapshot = self._io.protocol, self._io.snapshot
+        exchange = protocol.round, protocol.phase, protocol.purpose
+        if self._awaiting or exchange == self._told_of:
+            return
+        missing = [w for w in snapshot["waiting"] if not w["host"] and w["phase"] != "queued"]
+        now = time.time()
+        if not any(now - w["since"] >= TELL_S for w in missing):
+            return
+        self._told_of = exchange
+        ids = [w["client"] for w in missing]
+        until = ""
+        if all(w["deadline_s"] is not None for w in missing):
+            left = max(w["deadline_s"] for w in missing)
+            until = f"; without them in {max(0.0, left):.0f} s"
+        absent = absent_as_text(snapshot["sites"], ids)
+        text = f"round {protocol.round} waits for clients that are not connected: {absent}{until}"
+        self._how.display.note(timed(text))
 
     def status(self, state: str, **who: object) -> None:
         """Writes status.json. The snapshot may be older than the run's end."""
@@ -167,8 +219,22 @@ class Watch:
             waiting=[] if over else snapshot["waiting"],
             arrived=[] if over else snapshot["arrived"],
             sites=[] if over else snapshot["sites"],
+            refused=[] if over else snapshot["refused"],
             **who,
         )
+
+    def _who_is_there(self, wanted: int, among: range | None) -> str:
+        clients = range(self._io.protocol.clients) if among is None else among
+        with self._io:
+            rows: list[JsonDict] = self._io.protocol.roster.sites(self._io.protocol.clients, 0.0)
+        coming = [row for row in rows if row["connected"] and row["why"]]
+        text = f"{self.present(among)} of {len(clients)} are ready, {wanted} are needed"
+        if coming:
+            ids = ", ".join(ranges_as_text(row["clients"]) for row in coming[:NAMED])
+            text += f"; getting ready: {ids}"
+        if absent := absent_as_text(rows, clients):
+            text += f"; not connected: {absent}"
+        return f"waiting for clients: {text}"
 
     def present(self, among: range | None = None) -> int:
         """How many clients are ready. among: ids; None: all."""
@@ -187,16 +253,17 @@ class Watch:
         """
         if self._io.inline:
             join_s = None
-        until, noted = None if join_s is None else time.monotonic() + join_s, False
+        until = None if join_s is None else time.monotonic() + join_s
+        said, say_at = "", self._began + 2.0
         self._awaiting = round
         while self.present(among) < wanted:
             if until is not None and time.monotonic() >= until:
                 break
-            if not noted and time.monotonic() - self._began > 2.0:
-                all = self._io.protocol.clients if among is None else len(among)
-                there = f"{self.present(among)} of {all} are here"
-                self._how.display.note(f"waiting for clients: {there}, {wanted} are needed")
-                noted = True
+            if time.monotonic() > say_at:
+                text = self._who_is_there(wanted, among)
+                if text != said:
+                    self._how.display.note(timed(text))
+                said, say_at = text, time.monotonic() + TELL_AGAIN_S
             self._io.rest(0.05, lambda: self.present(among) >= wanted)
             self.check()
         self._awaiting = 0

@@ -281,6 +281,13 @@ class Keyring:
         whose = f" (of client {as_text(clients)})" if clients else ""
         return f"{self.why_not(user)}: {user}{whose}"
 
+    def lacking(self, client_id: int) -> str:
+        """Why no key may speak for the client, as of the last `refresh`; "" if one may."""
+        speakers = self._speakers.get(client_id)
+        if speakers is None:
+            return "no key is allowed"
+        return "" if speakers else "key expired"
+
     def refusal(self, user: str | None, client_id: int) -> str:
         """Why that public key may not speak for the client; "" if it may."""
         self.refresh()

@@ -116,7 +116,8 @@ class SiteFacts(msgspec.Struct, frozen=True, array_like=True):
 class Join(Message, tag="join", frozen=True):
     """The first message of a connection. `worker`: this process's random name; `session`: the token
     that the server gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts;
-    `holding`: tasks it still has; `speaks`: its version of the protocol.
+    `holding`: tasks it still has; `speaks`: its version of the protocol; `explain`: it only wants
+    to read the configuration, and hosts nobody.
     """
 
     worker: Id
@@ -131,6 +132,7 @@ class Join(Message, tag="join", frozen=True):
     files: Annotated[dict[Text, Name], msgspec.Meta(max_length=256)] = {}
     holding: Annotated[list[Key], msgspec.Meta(max_length=4096)] = []
     speaks: Index = PROTOCOL
+    explain: bool = False
 
 
 class Ready(Message, tag="ready", frozen=True):

@@ -9,7 +9,7 @@ import fednet
 from fednet.cli.main import main
 from fednet.config.keys import DocumentedKey, keys, options
 from fednet.records import FILES, Summary
-from fednet.server.io import LOUD
+from fednet.server.events import LOUD
 from tests.docs import script
 
 PACKAGE = Path(fednet.__file__).parent

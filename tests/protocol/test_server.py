@@ -1208,3 +1208,41 @@ def test_more_tasks_go_out_under_their_own_round_beside_those_under_way():
     # A server that takes up such a run hands out tasks of several rounds.
     out = s.begin(3, 0, "train", [spec(0, round=2), spec(1, round=3)], Rules(), 3.0)
     assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(1, round=3)]
+
+
+def whys(s: ServerProtocol) -> dict[str, str]:
+    """Why clients are not there, as the run's status shows it."""
+    return {str(row["clients"]): row["why"] for row in s.roster.sites(s.clients, 0.0)}
+
+
+def test_a_client_whose_key_expired_before_this_server_began_is_absent_for_that_reason():
+    keys = {0: "", 1: "key expired", 2: "no key is allowed"}
+    s = server(3, no_key=lambda client: keys[client])
+    assert whys(s) == {"[0]": "has not connected", "[1]": "key expired", "[2]": "no key is allowed"}
+    s.begin(1, 0, "train", [spec(1)], Rules(join=5.0), 0.0)
+    (dropped,) = of(s.tick(5.0), Resolved)
+    assert dropped.reason == "absent: key expired"
+    keys[1] = ""  # allowed again
+    ready(s, ids=(1,), now=6.0)
+    assert whys(s)["[1]"] == ""
+    s.closed(b"1", 7.0)
+    assert whys(s)["[1]"] == "connection closed"
+    keys[1] = "key expired"  # while it was away
+    assert whys(s)["[1]"] == "key expired"
+
+
+def test_a_process_that_only_asks_what_leaves_its_site_gets_the_configuration_and_hosts_nobody():
+    s = server(2)
+    before = whys(s)
+    out = say(s, b"1", m.Join(worker="w", ids=[1], host="a", explain=True))
+    (welcome,) = sent(out)
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.ids == [1]
+    assert [note.event for note in of(out, Note)] == ["explained"]
+    out = say(s, b"1", ALIVE)  # while it builds the model
+    assert sent(out) == [ALIVE]
+    assert not of(s.closed(b"1", 1.0), Note)
+    assert whys(s) == before
+    out = say(s, b"2", m.Join(worker="v", ids=[7], host="a", explain=True))
+    assert [type(message) for message in sent(out)] == [m.Refuse]
+    assert whys(s) == before

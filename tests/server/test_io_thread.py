@@ -23,8 +23,9 @@ from fednet.protocol.instructions import Arrived, Send, Spend
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
+from fednet.server.events import Events
 from fednet.server.inbox import Inbox, ReceivedReply
-from fednet.server.io import Events, ServerIO
+from fednet.server.io import ServerIO
 from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
@@ -371,20 +372,20 @@ def test_what_a_wake_up_leads_to_is_in_the_books_then_logged_then_leaves_then_co
     assert calls[left - 1] == "books"
 
 
-def test_of_a_flood_of_refusals_the_first_are_written_and_then_one_a_second(monkeypatch):
+def test_of_a_flood_of_late_replies_the_first_are_written_and_then_one_a_second(monkeypatch):
     notes = []
     events = Events(lambda event, fields: notes.append(fields["worker"]))
     at = 100.0
-    monkeypatch.setattr("fednet.server.io.time.monotonic", lambda: at)
+    monkeypatch.setattr("fednet.server.events.time.monotonic", lambda: at)
     for _ in range(50):
-        events.tell("refused", {"what": "frame", "reason": "noise", "worker": "flood"})
-    events.tell("refused", {"what": "frame", "reason": "noise", "worker": "another"})
+        events.tell("late", {"worker": "flood"})
+    events.tell("late", {"worker": "another"})
     for _ in range(20):
         events.tell("joined", {"worker": "w", "clients": [0]})
     assert notes == ["flood"] * 10 + ["another"] + ["w"] * 20
     at = 101.0
     for _ in range(50):
-        events.tell("refused", {"what": "frame", "reason": "noise", "worker": "flood"})
+        events.tell("late", {"worker": "flood"})
     assert notes[31:] == ["flood"]
 
 

@@ -12,7 +12,7 @@ import zmq
 from fednet import descriptors
 from fednet.protocol.instructions import REFUSALS
 from fednet.server import io as server_io
-from fednet.server.io import Rate
+from fednet.server.events import PEERS, Rate
 from fednet.transport import keys
 from fednet.transport.inproc import Inproc
 from fednet.transport.zeromq.server import ZmqServer
@@ -156,9 +156,9 @@ def test_a_flood_of_useless_messages_is_hung_up_on_and_its_bytes_are_booked(serv
 
 def test_no_more_peers_are_remembered_than_there_is_room_for():
     rate = Rate(1.0, 1.0)
-    for n in range(2 * server_io.PEERS):
+    for n in range(2 * PEERS):
         assert rate.allows(n, 0.0)
-    assert not rate.allows(2 * server_io.PEERS - 1, 0.0)
+    assert not rate.allows(2 * PEERS - 1, 0.0)
     assert rate.allows(0, 0.0)  # forgotten
 
 

@@ -20,11 +20,19 @@ class Clock(contextlib.nullcontext[None]):
     def __init__(self, after: int) -> None:
         super().__init__()
         self.now, self.after, self.looks = 0.0, after, 0
-        self.protocol = SimpleNamespace(clients=3, roster=SimpleNamespace(hosting={}))
+        roster = SimpleNamespace(hosting={}, sites=self.sites)
+        self.protocol = SimpleNamespace(clients=3, roster=roster)
         self.inline = False
 
     def monotonic(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sites(self, clients: int, offset: float) -> list[dict[str, Any]]:
+        absent = {"connected": False, "why": "has not connected"}
+        return [{"clients": [(0, clients - 1)], **absent}]
 
     def rest(self, *_: Any) -> None:
         self.now += 60.0
@@ -53,15 +61,20 @@ def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gi
         return
     watching.await_clients(2, round.join_s(alone))
     assert clock.looks == 100
-    assert notes == ["waiting for clients: 0 of 3 are here, 2 are needed"]
+    assert [note.partition("  ")[2] for note in notes] == [
+        "waiting for clients: 0 of 3 are ready, 2 are needed; not connected: 0-2 (has not "
+        "connected)"
+    ]
 
 
 def watching(monkeypatch, tmp_path):
     clock = Clock(after=0)
-    clock.protocol.round, clock.protocol.purpose = 1, "train"
-    clock.snapshot = {"waiting": [], "arrived": [], "sites": []}
+    clock.protocol.round, clock.protocol.phase, clock.protocol.purpose = 1, 0, "train"
+    clock.snapshot = {"waiting": [], "arrived": [], "sites": [], "refused": []}
     monkeypatch.setattr(watch, "time", clock)
-    how = SimpleNamespace(display=SimpleNamespace(progress=lambda info: None), until=90.0)
+    said: list[str] = []
+    display = SimpleNamespace(progress=lambda info: None, note=said.append)
+    how = SimpleNamespace(display=display, until=90.0, said=said)
     clock.now = 10.0
     return clock, watch.Watch(tmp_path, clock, how, 1)  # type: ignore[arg-type]
 
@@ -94,3 +107,35 @@ def test_only_three_presses_of_ctrl_c_end_what_runs_and_one_may_come_twice(monke
     with pytest.raises(KeyboardInterrupt):
         here.on_signal(signal.SIGINT, None)
     assert handlers == [(signal.SIGINT, signal.default_int_handler)]
+
+
+def test_a_round_that_waits_for_clients_that_are_not_connected_says_so_once(monkeypatch, tmp_path):
+    clock, here = watching(monkeypatch, tmp_path)
+    away = {"client": 2, "host": "", "phase": "waiting", "since": 10.0, "deadline_s": 50.0}
+    busy = {"client": 0, "host": "a", "phase": "training", "since": 10.0, "deadline_s": None}
+    queued = {"client": 1, "host": "", "phase": "queued", "since": 10.0, "deadline_s": None}
+    sites = [
+        {"clients": [0, 1], "connected": True, "why": ""},
+        {"clients": [2, 3], "connected": False, "why": "key expired"},
+    ]
+    clock.snapshot |= {"waiting": [busy, queued, away], "sites": sites}
+    said = here._how.said
+    clock.now = 19.0
+    here.check()
+    assert said == []
+    for clock.now in (20.5, 22.0):
+        here.check()
+    assert [line.partition("  ")[2] for line in said] == [
+        "round 1 waits for clients that are not connected: 2 (key expired); without them in 50 s"
+    ]
+    clock.protocol.phase = 1  # the round's next exchange waits for it again
+    clock.now = 24.0
+    here.check()
+    assert len(said) == 2
+
+
+def test_of_very_many_reasons_for_which_clients_are_absent_some_are_named():
+    rows = [{"clients": [k], "connected": False, "why": f"left: {k}"} for k in range(12)]
+    text = watch.absent_as_text(rows, range(12))
+    assert text.startswith("0 (left: 0), 1 (left: 1)")
+    assert text.endswith("9 (left: 9), and 2 more")

@@ -322,6 +322,18 @@ def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_pat
         Keyring(tmp_path)
 
 
+def test_the_ring_says_why_no_key_may_speak_for_a_client(tmp_path):
+    make_server_keys(tmp_path)
+    old, new = make_client_keys(tmp_path / "old.key"), make_client_keys(tmp_path / "new.key")
+    allow(tmp_path, [3, 4], old, until=time.time() - 60)  # before this server began
+    allow(tmp_path, [4], new)
+    ring = Keyring(tmp_path)
+    assert [ring.lacking(k) for k in (3, 4, 5)] == ["key expired", "", "no key is allowed"]
+    allow(tmp_path, [3], new)
+    ring.refresh()
+    assert ring.lacking(3) == ""
+
+
 def test_keys_that_a_wrong_clock_expired_are_valid_again_when_it_is_right(tmp_path, monkeypatch):
     make_server_keys(tmp_path)
     soon, later = (make_client_keys(tmp_path / f"{n}.key") for n in "ab")

@@ -88,6 +88,7 @@ class ZmqClient:
         self._kernel: tuple[int, KernelSocket] | None = None  # the connection and its serial
         self._queue: deque[Frames] = deque()
         self._open = False
+        self._refusal = ""  # why the server refused the last handshake
         self._received: int | None = None  # bytes of the connection that ended last
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
@@ -153,11 +154,11 @@ class ZmqClient:
             return "nothing is listening there, or a firewall blocks it"
         except OSError:
             pass
-        return "no answer so far"
+        return self._refusal or "no answer so far"
 
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
-        self.address, self._ended_early = address or self.address, 0
+        self.address, self._ended_early, self._refusal = address or self.address, 0, ""
         self._connect_again()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -250,6 +251,7 @@ class ZmqClient:
                     log.debug("connection %d ended at once", serial)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._open, self._retry_at, self._ended_early = True, None, 0
+                self._refusal = ""
                 changes.append(Opened(b""))
             elif event == zmq.EVENT_DISCONNECTED:
                 self._read_last_counts()
@@ -282,6 +284,7 @@ class ZmqClient:
             self._queue.popleft()
 
     def _refuse(self, reason: str) -> None:
+        self._refusal = reason
         level = logging.WARNING if self._on_refused is None else logging.INFO
         log.log(level, "refused: %s (%s)", reason, self.address)
         if self._on_refused is not None:
