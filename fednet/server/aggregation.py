@@ -78,6 +78,7 @@ class Aggregation:
         self._counts: dict[int, int] = {}  # samples, where they count for fewer than were sent
         self._reported, self._warnings = dict(self.host.reported), list(self.host.warnings)
         self._versions = versions(self.server)
+        self._failed = False  # whether server_update raised when it was last tried
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
 
     @property
@@ -132,8 +133,9 @@ class Aggregation:
                 return after
             bad = {} if whose is None else {whose: wrong}
             if whose is None and not self.method.in_memory:  # under masks no part is known
-                alone = {c: self._try((c,))[1] for c in self._replies}
-                bad = {c: reason for c, reason in alone.items() if reason}
+                alone = {c: self._alone(c) for c in self._replies}
+                bad = {c: reason for c, (reason, _) in alone.items() if reason}
+                self._blame_method([failed for _, failed in alone.values()], wrong)
                 if not bad:
                     bad = {max(self._replies, key=self._norm_of): wrong}
             if not bad:
@@ -143,6 +145,23 @@ class Aggregation:
                 self._drop(client, reason)
             self._review()
         return None
+
+    def _alone(self, client: int) -> tuple[str, bool]:
+        """Why no model comes of this reply alone, or "", and whether server_update raised that."""
+        wrong = self._try((client,))[1]
+        return wrong, self._failed
+
+    def _blame_method(self, failed: list[bool], wrong: str) -> None:
+        """Raises WrongPart if server_update raised with the reply of each client that was asked: no
+        reply is to blame, and no other round would help. failed: of each reply alone.
+        """
+        everybody = all(failed) and len(failed) == len(self.exchange.asked)
+        if everybody and (len(failed) > 1 or self.config.clients == 1):
+            why = wrong.partition("with its reply: ")[2]
+            raise WrongPart(
+                f"{type(self.method).__name__}: server_update fails with every client's reply: "
+                f"{why}"
+            )
 
     def _norm_of(self, client: int) -> float:
         """The norm of a reply's tensors, the largest of several."""
@@ -207,6 +226,7 @@ class Aggregation:
         reply where one alone could not be added). A new shared model keeps the old one's buffers
         where the clients' do not come up.
         """
+        self._failed = False
         accumulator, self._accumulator = self._accumulator, None
         if accumulator is None:
             accumulator = self._start()
@@ -230,7 +250,8 @@ class Aggregation:
             if x is not None and x.layout != shared and x.layout == shared.parameters:
                 after = self.method.with_model(after, x.with_buffers(self._fill))
         except Exception as broken:
-            return None, f"its reply gives no model: {_theirs(broken)}", None
+            self._failed = True
+            return None, f"server_update fails with its reply: {_theirs(broken)}", None
         for f in dataclasses.fields(after):
             value = getattr(after, f.name)
             if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):

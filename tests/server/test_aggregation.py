@@ -127,6 +127,32 @@ def test_of_replies_that_give_a_model_each_but_none_together_the_largest_is_left
     assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
 
 
+def test_a_server_update_that_fails_with_every_reply_is_the_methods_fault(tmp_path, monkeypatch):
+    """No client is told that it sent something wrong."""
+
+    def finishing(self, total, server, cohort, host):
+        return server.replace(x=server.x + undefined)  # noqa: F821
+
+    monkeypatch.setattr(FedAvg, "server_update", finishing)
+    says = r"FedAvg: server_update fails with every client's reply: NameError.*line \d+"
+    with pytest.raises(WrongPart, match=says):
+        run(tmp_path)
+    assert not (tmp_path / "r" / "rounds.jsonl").read_text()
+
+
+def test_a_server_update_that_fails_with_one_reply_leaves_its_sender_out(tmp_path, monkeypatch):
+    finish = FedAvg.server_update
+
+    def finishing(self, total, server, cohort, host):
+        if LIAR in cohort:
+            raise ValueError("no")
+        return finish(self, total, server, cohort, host)
+
+    monkeypatch.setattr(FedAvg, "server_update", finishing)
+    left_out = run(tmp_path)
+    assert all("server_update fails with its reply: ValueError: no" in r for r in reasons(left_out))
+
+
 def test_a_round_whose_sum_under_masks_gives_no_model_is_void(tmp_path, monkeypatch):
     """Nobody knows what each reply gives."""
     spoil_unless_alone(monkeypatch)
