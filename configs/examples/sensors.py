@@ -116,11 +116,12 @@ def sensors(seed, *, people: int = 12, windows: int = 60):
             owner.append(person)
     x, y, owner = np.stack(x).astype(np.float32), np.array(y), np.array(owner)
     test = np.arange(len(y)) % 5 == 0
-    # groups: who owns which sample by nature, for `partition: {scheme: natural}`
+    # groups, test_groups: who owns which sample by nature, for `partition: {scheme: natural}`
     return Data(
         train=(x[~test], y[~test]),
         test=(x[test], y[test]),
         classes=len(ACTIVITIES),
         groups=owner[~test],
+        test_groups=owner[test],
         names=ACTIVITIES,
     )

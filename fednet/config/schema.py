@@ -384,7 +384,8 @@ class DataSection(Section, frozen=True, kw_only=True):
     """Share of the training pool kept for tuning hyper-parameters. [share]"""
     client_test: Literal["like_train", "merge_split", "none"] = "like_train"
     """A client's own test split: like_train: from the test set, with the client's class
-    proportions; merge_split: a part of its own samples; none: no split.
+    proportions, or under the scheme natural those of its owners; merge_split: a part of its own
+    samples; none: no split.
     """
     public: PublicSection = PublicSection()
     baseline_pool: Literal["same", "full"] = "same"

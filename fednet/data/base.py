@@ -58,6 +58,8 @@ class Data:
     classes: C, or None where y holds values.
     groups: (n,) the natural owner of each training sample, any whole numbers or text (for
         `scheme: natural`).
+    test_groups: (n,) the owner of each test sample, one of those of `groups` or another. `scheme:
+        natural` then gives each client the test samples of its owners.
     mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
     names: the names of the classes.
     ignore_index: the target that stands for no label, such as 255; it is kept as -100. Those
@@ -69,6 +71,7 @@ class Data:
     test: Split = None  # type: ignore[assignment]  # never None after construction
     classes: int | None = None
     groups: torch.Tensor | None = None
+    test_groups: torch.Tensor | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
@@ -91,7 +94,7 @@ class Data:
         if "test" in splits:
             test = _split(splits["test"], "test", classes, self.ignore_index)
         _same_form(train, test)
-        groups = None if self.groups is None else _groups(self.groups, len(train[1]))
+        groups, test_groups = _owners(self.groups, self.test_groups, len(train[1]), len(test[1]))
         mean, std = _statistics(self.mean, self.std, train[0])
         notes += _of_bytes(train[0])
         if names is not None and len(names) != classes:
@@ -101,6 +104,7 @@ class Data:
             "test": test,
             "classes": classes,
             "groups": groups,
+            "test_groups": test_groups,
             "mean": mean,
             "std": std,
             "names": names,
@@ -300,15 +304,38 @@ def _is_text(y: np.ndarray) -> bool:
     return y.dtype.kind == "U"
 
 
-def _groups(given: Any, samples: int) -> torch.Tensor:
-    """Returns the owners as (n,) int64. Text is numbered in sorted order."""
-    groups = _plain(given, "groups", text=True)
-    if isinstance(groups, np.ndarray) and _is_text(groups):
-        groups = np.unique(groups, return_inverse=True)[1]
-    groups = _tensor(groups, "groups")
+def _owners(
+    train: Any, test: Any, n_train: int, n_test: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Returns the owners of the training and of the test samples as (n,) int64. Text is numbered in
+    sorted order, that of both together.
+    """
+    if train is None and test is not None:
+        raise DataError("test_groups: given without groups, the owners of the training samples.")
+    if train is None:
+        return None, None
+    train = _plain(train, "groups", text=True)
+    owners = [train] if test is None else [train, _plain(test, "test_groups", text=True)]
+    texts = [isinstance(own, np.ndarray) and _is_text(own) for own in owners]
+    if any(texts) and not all(texts):
+        raise DataError("groups and test_groups: one of them is text, and the other is not.")
+    if all(texts):
+        known = np.unique(np.concatenate([own.ravel() for own in owners]))
+        owners = [np.searchsorted(known, own) for own in owners]
+    made = [_groups(owners[0], "groups", n_train, "training")]
+    if test is None:
+        return made[0], None
+    made.append(_groups(owners[1], "test_groups", n_test, "test"))
+    if n_test and not torch.isin(made[1], made[0]).any():
+        raise DataError("test_groups: none of these owners is in groups.")
+    return made[0], made[1]
+
+
+def _groups(given: Any, where: str, samples: int, what: str) -> torch.Tensor:
+    groups = _tensor(given, where)
     if groups.is_floating_point() or groups.shape != (samples,):
         raise DataError(
-            f"groups: expected one whole number for each of the {samples} training samples, got "
+            f"{where}: expected one whole number for each of the {samples} {what} samples, got "
             f"{groups.dtype} of shape {tuple(groups.shape)}."
         )
     return groups.to(torch.int64)

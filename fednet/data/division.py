@@ -72,7 +72,7 @@ def split(
         own = [np.empty(0, dtype=np.int64) for _ in range(clients)]
     else:
         table = class_table(data.labels(), parts, data.table_classes)
-        own = _tests(part, options, data, table, seed)
+        own = _tests(part, options, data, parts, table, seed)
     return Federation(data, _sorted(parts), _sorted(own), validation, public, scheme, **noise)
 
 
@@ -153,7 +153,12 @@ def _partition(
 
 
 def _tests(
-    part: object, options: JsonDict, data: Data, table: np.ndarray, seed: int
+    part: object,
+    options: JsonDict,
+    data: Data,
+    parts: list[np.ndarray],
+    table: np.ndarray,
+    seed: int,
 ) -> list[np.ndarray]:
     """Returns indices into data.test: by the scheme's own division of the test set if it has one,
     else like the training samples.
@@ -162,6 +167,8 @@ def _tests(
     if hasattr(part, "test"):
         given = {
             "y": y,
+            "data": data,
+            "parts": parts,
             "clients": len(table),
             "rng": rng(seed, "partition"),
             "test_rng": rng(seed, "client_test"),
@@ -189,11 +196,15 @@ def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
 
 
 def _merged(data: Data) -> Data:
-    """Joins train and test samples to one training set, in that order."""
+    """Joins train and test samples to one training set, in that order, which has owners if all
+    samples have one.
+    """
     (x, y), (x_test, y_test) = data.train, data.test
     both = mapped(x, lambda *parts: torch.cat(parts), x_test), torch.cat([y, y_test])
-    # Test samples have no owner: `natural` then says that groups are missing.
-    return data.replace(train=both, test=None, groups=None)
+    groups = data.groups if not data.n_test else None
+    if data.groups is not None and data.test_groups is not None:
+        groups = torch.cat([data.groups, data.test_groups])
+    return data.replace(train=both, test=None, groups=groups, test_groups=None)
 
 
 def _cut(
@@ -215,7 +226,12 @@ def _cut(
         cuts.append((shuffled[:n], shuffled[n:]))
     test = np.sort(np.concatenate([t for _, t in cuts]))
     train = np.setdiff1d(np.arange(data.n_train), test)
-    laid = data.replace(train=data.take(train), test=data.take(test), groups=None)
+    groups = test_groups = None
+    if data.groups is not None:
+        groups, test_groups = data.groups[train], data.groups[test]
+    laid = data.replace(
+        train=data.take(train), test=data.take(test), groups=groups, test_groups=test_groups
+    )
     # The positions of the indices among those that were kept.
     parts = _sorted([np.searchsorted(train, mine) for mine, _ in cuts])
     tests = _sorted([np.searchsorted(test, mine) for _, mine in cuts])

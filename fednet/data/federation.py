@@ -141,7 +141,8 @@ class Federation:
         """
         if not len(indices):
             return None
-        return self.data.replace(train=self.data.take(indices), test=None, groups=None)
+        chosen = self.data.take(indices)
+        return self.data.replace(train=chosen, test=None, groups=None, test_groups=None)
 
     def to_json(self) -> JsonDict:
         """Returns the contents of `partition.json`."""

@@ -17,7 +17,7 @@ from fednet.config.schema import DataSection, PartitionSection, PublicSection
 from fednet.data.base import Data
 from fednet.data.division import split
 from fednet.data.federation import Federation
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, DataError
 
 
 def section(
@@ -38,7 +38,7 @@ def section(
     )
 
 
-def data(train: list[int], test: list[int], groups=None, classes=None) -> Data:
+def data(train: list[int], test: list[int], groups=None, classes=None, test_groups=None) -> Data:
     """Samples whose only input is their own number: train 0, 1, ...; test 1000, 1001, ..."""
     x, tx = (
         np.arange(len(train), dtype=np.float32)[:, None],
@@ -48,6 +48,7 @@ def data(train: list[int], test: list[int], groups=None, classes=None) -> Data:
         train=(x, np.array(train)),
         test=(tx, np.array(test, dtype=np.int64)),
         groups=groups,
+        test_groups=test_groups,
         classes=classes or max(train) + 1,
     )
 
@@ -93,7 +94,7 @@ def test_parts_validation_and_public_are_disjoint_and_cover_the_pool(
     assert all((a == b).all() for a, b in zip(federation.tests, again.tests))
 
 
-def test_merge_split_tests_no_client_on_what_anyone_trains_on_and_forgets_the_owners():
+def test_merge_split_tests_no_client_on_what_anyone_trains_on():
     d = data([0, 1] * 20, [0, 1] * 10, groups=[0, 1] * 20)
     federation = split(
         d, section(tests="merge_split", public={"samples": 4, "fraction": 0.0}), 4, 0
@@ -108,8 +109,33 @@ def test_merge_split_tests_no_client_on_what_anyone_trains_on_and_forgets_the_ow
     assert len(trained | tested) == 60
     assert all(v < 1000 for v in federation.only(federation.public).train[0].flatten().tolist())
     assert federation.data.groups is None
-    with pytest.raises(ConfigError, match="needs a dataset with groups, but this one has none"):
+    with pytest.raises(ConfigError, match=r"merge_split also of each test sample, Data\(test_gro"):
         split(d, section("natural", tests="merge_split"), 2, 0)
+
+
+def test_under_natural_a_client_tests_on_the_samples_of_its_owners():
+    d = data([0, 1, 0, 1, 0], [0, 1, 1, 0], groups=list("babac"), test_groups=list("cbad"))
+    federation = split(d, section("natural"), 3, 0)
+    assert [p.tolist() for p in federation.parts] == [[1, 3], [0, 2], [4]]
+    assert [t.tolist() for t in federation.tests] == [[2], [1], [0]]  # nobody has that of d
+    fewer = split(d, section("natural"), 2, 0)  # whole owners
+    assert sorted(map(len, fewer.tests)) == [1, 2]
+    assert [len(t) for t in split(d, section("natural", tests="none"), 3, 0).tests] == [0] * 3
+    with pytest.raises(DataError, match="test_groups: none of these owners is in groups"):
+        data([0, 1], [0, 1], groups=list("ab"), test_groups=["a ", "b "])
+
+
+def test_under_merge_split_an_owner_keeps_its_training_and_test_samples():
+    both = data([0, 1] * 4, [0, 1] * 2, groups=[5, 6] * 4, test_groups=[6, 5] * 2)
+    only_training = data([0, 1] * 4, [], groups=[5, 6] * 4)
+    for d, tests in ((both, {1001, 1003}), (only_training, set())):
+        federation = split(d, section("natural", tests="merge_split"), 2, 0)
+        kept = federation.data
+        x, tx = (kept.train[0].flatten().numpy(), kept.test[0].flatten().numpy())
+        mine = {*x[federation.parts[0]], *tx[federation.tests[0]]}
+        assert mine == {0, 2, 4, 6, *tests}  # all that owner 5 has
+        assert kept.groups[federation.parts[0]].unique().tolist() == [5]
+        assert kept.test_groups[federation.tests[0]].unique().tolist() == [5]
 
 
 @pytest.mark.parametrize(

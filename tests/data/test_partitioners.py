@@ -89,7 +89,7 @@ def test_every_client_has_samples_and_no_sample_two_owners(
             lambda y: labels((np.arange(4) > 0) * 1, 4, rng(0, "p"), per_client=1),
             "class 0 has 1 sam",
         ),
-        (lambda y: natural(None, 2, Fixed()), "this one has none"),
+        (lambda y: natural(None, 2, Fixed()), "needs the owner of each sample"),
         (lambda y: natural(y, 3, Fixed()), "3 clients want as many natural groups; there are 2"),
     ],
 )

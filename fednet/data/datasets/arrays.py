@@ -11,6 +11,7 @@ import torch
 
 from fednet.data.base import IGNORED, Data, absent, channel_statistics
 from fednet.errors import DataError
+from fednet.places import expanded
 from fednet.registry import dataset
 
 CHANNELS = (1, 3, 4)
@@ -34,12 +35,15 @@ def arrays(
         int, "The value of y that means no label, such as 255 in masks of images."
     ] = IGNORED,
 ) -> Data:
-    """Arrays of one .npz file: x_train, y_train, x_test, y_test; groups, if samples have owners.
+    """Arrays of one .npz file: x_train, y_train, x_test, y_test; groups and test_groups, if samples
+    have owners.
 
     uint8 images have the shape (n, h, w), (n, h, w, c) or (n, c, h, w). x_test and y_test may be
     missing (a site without test samples of its own).
     """
-    file = Path(path) if Path(path).exists() else root / path
+    file = expanded(path, "data.path")
+    if not file.exists():
+        file = root / file
     if not file.is_file():
         raise absent("file", path, file)
     held = _read(file)
@@ -65,6 +69,7 @@ def arrays(
         test=test,  # type: ignore[arg-type]
         classes=count,  # type: ignore[arg-type]
         groups=held.get("groups"),  # type: ignore[arg-type]
+        test_groups=held.get("test_groups"),  # type: ignore[arg-type]
         names=names,  # type: ignore[arg-type]
         mean=tuple(mean) if picture and mean else None,
         std=tuple(std) if picture and std else None,

@@ -11,6 +11,7 @@ import torch
 from fednet.data import pairs
 from fednet.data.base import Data, channel_statistics
 from fednet.errors import ConfigError, DataError, lacking, unknown
+from fednet.places import expanded
 from fednet.registry import dataset
 
 if TYPE_CHECKING:
@@ -60,13 +61,15 @@ def hf(
     classes = None if names is None else len(names)
     if names is None and labels.dtype.kind in "biu":
         classes = max(int(numbers.max()) for _, numbers in read) + 1
+    owners = [] if group is None else [np.array(found[split][group]) for split in wanted]
     picture = samples.dtype == np.uint8 and samples.ndim == 4
     mean, std = channel_statistics(torch.from_numpy(samples)) if picture else (None, None)
     return Data(
         train=(samples, labels),
         test=read[1] if len(read) == 2 else None,  # type: ignore[arg-type]
         classes=classes,
-        groups=None if group is None else np.array(found[wanted[0]][group]),  # type: ignore[arg-type]
+        groups=owners[0] if owners else None,  # type: ignore[arg-type]
+        test_groups=owners[1] if len(owners) == 2 else None,  # type: ignore[arg-type]
         mean=mean,
         std=std,
         names=names and tuple(names),
@@ -80,7 +83,8 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets
         import datasets
     except ImportError as absent:
         raise DataError(lacking("data.dataset: hf", "datasets")) from absent
-    folder = next((f for f in (Path(path), root / path) if f.is_dir()), None)
+    given = expanded(path, "data.path")
+    folder = next((f for f in (given, root / given) if f.is_dir()), None)
     if folder is None and not download:
         raise DataError(
             f"data.path: there is no folder {path} that save_to_disk wrote; data.download: true "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError
+from fednet.places import expanded
 from fednet.plain import JsonDict
 from fednet.registry import partitioner
 
@@ -53,10 +54,11 @@ def for_test(y: np.ndarray, clients: int, *, path: str) -> list[np.ndarray] | No
 
 
 def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
-    if not Path(path).is_file():
+    file = expanded(path, "data.partition.path")
+    if not file.is_file():
         raise DataError(f"data.partition.path: there is no file {path}.")
     try:
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        held = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as broken:
         raise DataError(
             f"data.partition.path: {path} is not a readable JSON file ({broken})."
@@ -84,11 +86,13 @@ def natural(groups: np.ndarray | None, clients: int, rng: np.random.Generator) -
     """The dataset's own groups, such as writers or sensors: one a client, or whole groups dealt
     evenly where more.
 
-    With as many groups as clients, client i is the i-th group in ascending order.
+    With as many groups as clients, client i is the i-th group in ascending order. A client tests on
+    the test samples of its groups, if these are known (`Data.test_groups`).
     """
     if groups is None:
         raise ConfigError(
-            "data.partition: scheme natural needs a dataset with groups, but this one has none."
+            "data.partition: scheme natural needs the owner of each sample, Data(groups=...); with "
+            "client_test: merge_split also of each test sample, Data(test_groups=...)."
         )
     owners = np.unique(groups)
     if len(owners) < clients:
@@ -98,3 +102,16 @@ def natural(groups: np.ndarray | None, clients: int, rng: np.random.Generator) -
         )
     dealt = np.array_split(owners if len(owners) == clients else rng.permutation(owners), clients)
     return [np.flatnonzero(np.isin(groups, mine)) for mine in dealt]
+
+
+def of_owners(data: Data, parts: list[np.ndarray]) -> list[np.ndarray] | None:
+    """Returns the test samples of the owners of each client's training samples; None where the test
+    samples have no owners.
+    """
+    if data.groups is None or data.test_groups is None:
+        return None
+    groups, tested = data.groups.numpy(), data.test_groups.numpy()
+    return [np.flatnonzero(np.isin(tested, groups[mine])) for mine in parts]
+
+
+natural.test = of_owners  # type: ignore[attr-defined]
