@@ -18,6 +18,7 @@ from typing import Any
 
 from fednet import registry
 from fednet.errors import ConfigError, FednetError
+from fednet.places import expanded
 
 
 class UserFileError(ConfigError):
@@ -48,7 +49,7 @@ def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
     """Imports each file once, and again when it was edited; its decorators register its parts.
     Raises ConfigError, UserFileError.
     """
-    return [_load(Path(p).resolve()) for p in paths]
+    return [_load(expanded(p, "--load").resolve()) for p in paths]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The default places of files."""
+"""The default places of files, and `~` in the paths that users give."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from pathlib import Path
 from fednet.errors import ConfigError
 
 
-def runs() -> Path:
+def runs_as_named() -> str:
     """Returns the folder of runs: FEDNET_OUT, else `runs` in the working directory."""
-    return Path(os.environ.get("FEDNET_OUT") or "runs")
+    return os.environ.get("FEDNET_OUT") or "runs"
+
+
+def runs() -> Path:
+    """Returns the folder of runs, with `~` as the home directory."""
+    return expanded(runs_as_named(), "FEDNET_OUT")
 
 
 def cache() -> Path:
     """Returns the user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet."""
     if os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.environ["XDG_CACHE_HOME"]) / "fednet"
+        return expanded(os.environ["XDG_CACHE_HOME"], "XDG_CACHE_HOME") / "fednet"
     return expanded("~/.cache/fednet", "the cache ($XDG_CACHE_HOME)")
 
 
 def expanded(path: Path | str, key: str) -> Path:
-    """Returns a path that a user gave, with `~` as the home directory. key: for the error."""
+    """Returns a path that a user gave, with `~` as the home directory: every path of a
+    configuration, a command and a function is read so. key: for the error.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from fednet.cli import values
 from fednet.cli.common import add_flags, path_argument
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE.py", help="the file with your part")
+    parser.add_argument("file", type=values.path, metavar="FILE.py", help="the file with your part")
     path_argument(parser, "--data", "folder of your datasets' files")
     add_flags(parser, "--quiet")
 

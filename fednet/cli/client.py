@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     found.add_argument(
         "--run",
-        type=Path,
+        type=values.path,
         metavar="OUT/NAME",
         help="a run's directory on a shared file system, in which the server's address is found",
     )
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     path_argument(parser, "--data", "folder of this site's data")
     parser.add_argument(
         "--state",
-        type=Path,
+        type=values.path,
         metavar="DIR",
         help="folder of the clients' states [client-state/RUN in FEDNET_OUT, else in runs]",
     )
@@ -55,7 +55,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
-        type=Path,
+        type=values.path,
         metavar="FILE.yaml",
         help="this site's policy: what the server may ask for; replaces the flags",
     )

@@ -102,7 +102,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--device": {"default": "auto", "metavar": "D", "help": "auto, cpu, cuda or cuda:0,2 [auto]"},
     # Without it data.root holds, and only then the variable: see `data.loading`.
     "--data": {
-        "type": Path,
+        "type": values.path,
         "metavar": "DIR",
         "help": "folder of the datasets [data.root, else FEDNET_DATA]",
     },
@@ -146,8 +146,8 @@ def common_arguments(parser: argparse.ArgumentParser, config: str = "", out: boo
     if out:
         parser.add_argument(
             "--out",
-            type=Path,
-            default=places.runs(),
+            type=values.path,
+            default=places.runs_as_named(),
             metavar="DIR",
             help="folder for the runs' directories [FEDNET_OUT, else runs]",
         )
@@ -161,7 +161,7 @@ def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: s
     variable = f"FEDNET_{flag.removeprefix('--').upper()}"
     parser.add_argument(
         flag,
-        type=Path,
+        type=values.path,
         default=os.environ.get(variable) or None,
         metavar=what,
         help=f"{help} [{variable}]",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from pathlib import Path
 
 from fednet import ids
 from fednet.cli import values
@@ -29,9 +28,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         """file: what FILE is; without it the verb is for DIR."""
         made: argparse.ArgumentParser = does.add_parser(name, help=help)
         if file:
-            made.add_argument("file", type=Path, metavar="FILE", help=file)
+            made.add_argument("file", type=values.path, metavar="FILE", help=file)
         else:
-            made.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
+            made.add_argument(
+                "dir", type=values.path, metavar="DIR", help="folder of the server's keys"
+            )
         return made
 
     verb("server", "make the server's key pair in DIR")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from importlib.resources import files
-from pathlib import Path
 
+from fednet.cli import values
 from fednet.errors import ConfigError
 from fednet.files import write_new
 
@@ -14,7 +14,10 @@ from fednet.files import write_new
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["algorithm", "dataset", "model"], help="what to write")
     parser.add_argument(
-        "file", type=Path, metavar="FILE.py", help="the file to write; its name is the part's name"
+        "file",
+        type=values.path,
+        metavar="FILE.py",
+        help="the file to write; its name is the part's name",
     )
 
 

@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     for verb in (submit, listed, cancel):
         verb.add_argument(
             "--at",
-            type=Path,
+            type=values.path,
             default=Path("serve"),
             metavar="DIR",
             help="the folder of `fednet serve DIR` [serve]",

@@ -18,7 +18,7 @@ def runs_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=Path,
+        type=values.path,
         metavar="RUN",
         help="a run's directory, OUT/NAME, or a sweep's, for all its cells",
     )

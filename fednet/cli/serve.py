@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fednet.cli import values
 from fednet.cli.common import add_flags, bind_arguments
 from fednet.errors import ConfigError, speaker
 
@@ -15,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dir",
         nargs="?",
-        type=Path,
+        type=values.path,
         default=Path("serve"),
         metavar="DIR",
         help="folder of the queue and the runs [serve]",

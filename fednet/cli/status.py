@@ -5,11 +5,12 @@ deadline.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from fednet.cli import values
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
+    parser.add_argument("run", type=values.path, metavar="RUN", help="a run's directory, OUT/NAME")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 

@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from fednet import places
+from fednet.errors import ConfigError
+
 LONGEST_S = 10_000 * 86400.0  # a longer time is a mistake
 _SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
 
@@ -75,24 +78,34 @@ def names(text: str) -> list[str]:
     return found
 
 
+def path(text: str) -> Path:
+    """A file or folder, with `~` as the home directory, also where the shell leaves it, as in
+    `--out=~/runs`.
+    """
+    try:
+        return places.expanded(text, "a path")
+    except ConfigError as homeless:
+        raise argparse.ArgumentTypeError(str(homeless)) from None
+
+
 def new_file(*kinds: str) -> Callable[[str], Path]:
     """A file to be written: its name ends in one of `kinds`, and its folder exists. Checked before
     anything is computed for it.
     """
 
     def checked(text: str) -> Path:
-        path = Path(text)
-        if path.suffix[1:].lower() not in kinds:
+        file = path(text)
+        if file.suffix[1:].lower() not in kinds:
             raise argparse.ArgumentTypeError(
                 f"expected a file of the kind {' or '.join(f'.{kind}' for kind in kinds)}, "
                 f"got {text!r}"
             )
-        if path.is_dir():
+        if file.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is a folder; expected a file")
-        if path.exists() and not path.is_file():  # writing a pipe would wait for its reader
+        if file.exists() and not file.is_file():  # writing a pipe would wait for its reader
             raise argparse.ArgumentTypeError(f"{text!r} is no regular file")
-        if not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
-        return path
+        if not file.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no folder {str(file.parent)!r}")
+        return file
 
     return checked

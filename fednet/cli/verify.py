@@ -5,12 +5,13 @@ differ.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from fednet.cli import values
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
-    parser.add_argument("b", type=Path, metavar="RUN", help="the run to compare with")
+    parser.add_argument("a", type=values.path, metavar="RUN", help="a run's directory, OUT/NAME")
+    parser.add_argument("b", type=values.path, metavar="RUN", help="the run to compare with")
     parser.add_argument(
         "--quiet", action="store_true", help="print nothing; exit status 0: identical, 1: different"
     )

@@ -14,6 +14,7 @@ from fednet.config import fit, parts, rules
 from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
 from fednet.errors import ConfigError
+from fednet.places import expanded
 from fednet.plain import JsonDict, JsonMapping
 
 
@@ -35,14 +36,16 @@ def load(
     elif source is None:
         tree = Node({}, where)
     else:
-        tree = read(Path(source))
+        tree = read(expanded(source, "the configuration"))
     tree = merge(tree, overrides(sets))
     listed = tree.value.get("load", Node([], "--load"))
     named = fit.fit(listed, tuple[str, ...], "load")
     for i, file in enumerate(named):
         if not Path(file).is_file():
             raise ConfigError(f"{listed.value[i].at}: load[{i}]: there is no file {file}.")
-    files = list(dict.fromkeys([*named, *(str(Path(f).resolve()) for f in load_files)]))
+    files = list(
+        dict.fromkeys([*named, *(str(expanded(f, "--load").resolve()) for f in load_files)])
+    )
     loading.load_parts(files)
     if files:
         tree = set_key(tree, "load", wrap(files, listed.at))
@@ -123,7 +126,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
         return tree
     if not isinstance(base.value, str):
         raise fit.wrong(base, "extends", "a file's name")
-    target = (path.parent / base.value).resolve()
+    target = (path.parent / expanded(base.value, "extends")).resolve()
     if target in (*above, whole):
         raise ConfigError(f"{base.at}: extends: {base.value} leads back to itself.")
     if not target.is_file():
@@ -136,10 +139,12 @@ def _absolute_loads(tree: Node, folder: Path) -> Node:
     named = tree.value.get("load")
     if named is None or not isinstance(named.value, list):
         return tree
-    files = [
-        replace(n, value=str((folder / n.value).resolve())) if isinstance(n.value, str) else n
-        for n in named.value
-    ]
+    files = []
+    for node in named.value:
+        if isinstance(node.value, str):
+            file = folder / expanded(node.value, f"{node.at}: load")
+            node = replace(node, value=str(file.resolve()))
+        files.append(node)
     return Node({**tree.value, "load": replace(named, value=files)}, tree.at)
 
 

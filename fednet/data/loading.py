@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import numpy as np
 
 from fednet import loading, places, seeds
 from fednet.config.fit import fit
@@ -17,7 +18,7 @@ from fednet.data.augment import check
 from fednet.data.base import Data
 from fednet.data.federation import noisy
 from fednet.errors import ConfigError, DataError
-from fednet.options import options_of
+from fednet.options import options_of, takes
 from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import dataset
 
@@ -33,13 +34,15 @@ def load(section: DataSection, root: Path | str | None = None, seed: int = 0) ->
     root: the folder of datasets; None: section.root, else $FEDNET_DATA, else the user's cache.
     Raises ConfigError for an unknown dataset or option, DataError for missing or wrong files.
     """
-    root = place(section, root)
+    root = root or section.root
     data = made(section.dataset, section.options, root, section.download, seed)
     if not data.n_test and section.client_test != "merge_split":
         raise DataError(
             f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
             "from each client's own with data.client_test: merge_split."
         )
+    if section.client_test != "merge_split":
+        data = data.replace(notes=(*data.notes, *_untrained(data)))
     check(section.augment, data)
     if section.feature_noise and not noisy(data):
         raise ConfigError(
@@ -51,14 +54,34 @@ def load(section: DataSection, root: Path | str | None = None, seed: int = 0) ->
     return data
 
 
-def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> Data:
+def _untrained(data: Data) -> list[str]:
+    """Returns a remark on the classes of the test set that no training sample has."""
+    if data.classes is None or data.train[1].ndim > 1:
+        return []
+    table = np.bincount(data.labels("test"), minlength=data.classes)
+    table[np.unique(data.labels())] = 0
+    found = np.flatnonzero(table)
+    if not len(found):
+        return []
+    shown = [repr(data.names[c]) if data.names else str(c) for c in found[:6]]
+    more = ", ..." if len(found) > 6 else ""
+    return [
+        f"y: {table.sum()} test samples are of classes without a training sample: "
+        f"{', '.join(shown)}{more}."
+    ]
+
+
+def made(name: str, given: JsonDict, root: Path | str | None, download: bool, seed: int) -> Data:
     """Makes the registered dataset `name`. Its function gets those of root, download and seed that
-    it takes.
+    it takes. root: see `load`.
     """
     part = dataset.get(name)
+    has: JsonDict = {"download": download, "seed": seed}
+    if takes(part, "root"):  # else no home directory is needed
+        has["root"] = place(root)
     # Random draws of a dataset are the same in every process, and for every seed of a run.
     with seeds.scope(0, "dataset"):
-        data = call(part, {"root": root, "download": download, "seed": seed}, given, "data")
+        data = call(part, has, given, "data")
     if not isinstance(data, Data):
         raise DataError(
             f"dataset {name!r}: {part.__qualname__} ({loading.place(part)}) returned "
@@ -67,9 +90,9 @@ def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> D
     return data
 
 
-def place(section: DataSection | None, root: Path | str | None) -> Path:
-    """Returns the folder of datasets."""
-    given = root or (section and section.root) or os.environ.get("FEDNET_DATA")
+def place(root: Path | str | None) -> Path:
+    """Returns the folder of datasets. root: see `load`."""
+    given = root or os.environ.get("FEDNET_DATA")
     return places.expanded(given, "data.root") if given else places.cache()
 
 

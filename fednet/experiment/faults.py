@@ -21,6 +21,7 @@ from fednet.config import Config, FaultKind, ServerPoint
 from fednet.errors import ConfigError
 from fednet.experiment import selection
 from fednet.files import read_lines
+from fednet.places import expanded
 from fednet.plain import JsonDict
 from fednet.records import reading
 from fednet.wire.messages import Fault
@@ -64,14 +65,15 @@ class Replay:
         where = config.faults.replay
         if where is None:
             return None
-        path = Path(where) / "rounds.jsonl"
+        folder = expanded(where, "faults.replay")
+        path = folder / "rounds.jsonl"
         try:
             rows = list(read_lines(path))
         except OSError as broken:
             raise ConfigError(
                 f"faults.replay: {path}: {broken.strerror}; expected the directory of a run."
             ) from broken
-        for event in reading.events(Path(where), "clients_added"):
+        for event in reading.events(folder, "clients_added"):
             raise ConfigError(
                 f"faults.replay: clients joined {where} after round {event['round']}; a run whose "
                 f"number of clients changed cannot be replayed."

@@ -271,11 +271,10 @@ def dataset(name: str, data: Path | None) -> Iterator[str]:
     """data: the folder that it reads (default: as `fednet run` finds it)."""
     from fednet.data.loading import made, place
 
-    root = place(None, data)
     if takes(registry.dataset.get(name), "root"):
-        yield f"its root is {root} (--data, else FEDNET_DATA, else the user's cache)"
+        yield f"its root is {place(data)} (--data, else FEDNET_DATA, else the user's cache)"
     options = _default_options(registry.dataset, name)
-    first, second = (made(name, options, root, False, 0) for _ in range(2))
+    first, second = (made(name, options, data, False, 0) for _ in range(2))
     sizes = f"{len(first.train[1])} training and {len(first.test[1])} test samples"
     yield f"{sizes}, classes {first.classes}, inputs of shape {first.input_shape}"
     must(len(first.test[1]) > 0, f"{name}: has no test samples.")

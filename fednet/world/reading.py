@@ -20,12 +20,11 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fednet import seeds
+from fednet import places, seeds
 from fednet.errors import ConfigError, unknown
 from fednet.world.presence import Presence, cyclic, joined
 from fednet.world.rates import Rates
@@ -42,7 +41,7 @@ Line = tuple[str, list[float]]
 def text(path: str, key: str, names: Sequence[str]) -> str:
     """Returns the text of a file. key, names: for the error if there is no such file."""
     try:
-        raw = Path(path).read_bytes()
+        raw = places.expanded(path, key).read_bytes()
     except OSError as broken:
         if "/" not in path and "." not in path:
             raise ConfigError(f"{key}: {unknown('trace', path, names)}") from broken

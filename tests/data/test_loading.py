@@ -6,6 +6,7 @@ import json
 import os
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -392,3 +393,22 @@ def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
     again = divided("file", path=str(tmp_path / "parts.json"))
     assert [again.sha256(i) for i in range(4)] == [first.sha256(i) for i in range(4)]
     assert all((a == b).all() for a, b in zip(again.tests, first.tests))
+
+
+def test_classes_that_only_the_test_set_has_are_told_with_their_names(tmp_path):
+    x = np.zeros((4, 3), np.float32)
+    y, y_test = np.array(["a", "b", "c", "a"]), np.array(["a", "b ", "c", "b "])
+    np.savez(tmp_path / "spaces.npz", x_train=x, y_train=y, x_test=x, y_test=y_test)
+    chosen = section("arrays", path="spaces.npz")
+    assert "y: 2 test samples are of classes without a training sample: 'b '." in (
+        load(chosen, tmp_path).notes
+    )
+    merged = msgspec.structs.replace(chosen, client_test="merge_split")  # trains on them too
+    np.savez(tmp_path / "spaces.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    for one in (chosen, merged):
+        assert not any("without a training sample" in n for n in load(one, tmp_path).notes)
+    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "numbers.npz", x_train=x, y_train=y, x_test=x, y_test=y + 1)
+    assert load(section("arrays", path="numbers.npz"), tmp_path).notes == (
+        "y: 2 test samples are of classes without a training sample: 2.",
+    )

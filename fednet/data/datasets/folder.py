@@ -15,6 +15,7 @@ import torch
 from fednet import capacity
 from fednet.data.base import Data, absent, channel_statistics
 from fednet.errors import ConfigError, DataError, unknown
+from fednet.places import expanded
 from fednet.plain import part_of
 from fednet.registry import dataset
 from fednet.seeds import rng
@@ -52,9 +53,9 @@ def folder(
     """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
     Tiny-ImageNet has it; or <class>/*.png alone. Images have at most 8 bits per channel.
     """
-    top = Path(path)
+    top = expanded(path, "data.path")
     if not top.is_absolute() and (path == "." or not top.exists()):
-        top = root / path
+        top = root / top
     if not top.is_dir():
         raise absent("folder", path, top)
     inside = top / "train"
