@@ -25,7 +25,8 @@ Departs from the papers:
   the server detects wrong shares, and looks for shares that give the right secret.
 - A client that cannot decrypt a share goes on, and reports it in the last step, see `evidence`.
 
-Read in this order: terms, fixed, primitives, field, messages, masks, client, server, evidence.
+Read in this order: terms, fixed, primitives, field, messages, masks, client, server, evidence,
+decoding.
 
 Trust. The server may be curious, may collude with some clients, and may claim that other clients
 dropped out: a client answers each step once, so that two sets of survivors cannot both get the

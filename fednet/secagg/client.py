@@ -95,7 +95,9 @@ class SecureClient:
             assert vector is not None
             others = self._decrypt_shares(question)
             for who, share in others.items():
-                self._held[who] = share or 2 * NONE  # reported in the last step
+                if share is None or not field.numbers(share):
+                    share = 2 * NONE  # reported in the last step
+                self._held[who] = share
             total = fixed.residues(vector, terms.modulus)
             add_mask(terms, total, primitives.derive(self._own, b"own " + terms.context), True)
             for who in others:

@@ -1,32 +1,41 @@
-"""The shares of the last step: the secrets that they give, and whom they prove to have lied."""
+"""The shares of the last step: the secrets that they give, and the clients that they prove to have
+broken the protocol.
+
+A wrong share alone does not show whether its dealer or its holder changed it. Up to `COLLUDERS`
+clients may have agreed on what they deal, hand on and report; none of the others is blamed then:
+
+- Right shares of an honest dealer are on one polynomial (of each limb; degree below t). Another one
+  has at most t - 1 of them, and the colluders' shares. So a polynomial on which t + COLLUDERS
+  shares are is the dealer's, if that is honest, and shares that are not on it are wrong. A
+  polynomial with fewer shares shows nothing, even if it gives the right secret.
+- A dealer that colludes can give an honest holder a share that is not on the others' polynomial. So
+  a holder is blamed for wrong shares of more than `COLLUDERS` dealers only.
+- A dealer is blamed if more than `COLLUDERS` holders report a share that they could not decrypt.
+- Of an honest dealer's shares at most COLLUDERS are wrong. If t + COLLUDERS holders have answered
+  and no choice of right ones gives the secret whose digest the dealer has sent, the dealer is
+  blamed.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from fednet.secagg import field
+from fednet.secagg import decoding
+from fednet.secagg.field import as_rows
 from fednet.secagg.messages import NONE, BelowThreshold
 from fednet.secagg.terms import Terms
 
-WITNESSES = 3  # clients that must report wrong shares of another one before it is blamed
-SUBSETS = 200  # tried at most, if some shares are wrong
+COLLUDERS = 2  # clients that cannot get another one blamed, whatever they agree on
 
 
 class Evidence:
-    """The shares of the last step, and the clients that they prove to have broken the protocol.
-
-    A wrong share alone does not show whether its dealer or its holder changed it. A client is
-    blamed if `WITNESSES` others accuse it; fewer may be lying.
-    """
+    """shares: by their holder, then by the client whose secret it is."""
 
     def __init__(self, terms: Terms, shares: Mapping[int, Mapping[int, bytes]]) -> None:
-        """shares: by their holder, then by the client whose secret it is."""
         self._terms, self._shares = terms, shares
         self._wrong = Counter[int]()  # wrong shares, by holder
+        self._doubted = Counter[int]()  # shares that may be wrong, by holder
         self._complaints = Counter[int]()  # shares that could not be decrypted, by dealer
 
     def blamed(self) -> dict[int, str]:
@@ -34,12 +43,12 @@ class Evidence:
         dealt = {
             who: f"its shares could not be opened by {n} others"
             for who, n in self._complaints.items()
-            if n >= WITNESSES
+            if n > COLLUDERS
         }
         return dealt | {
             who: f"it handed on wrong shares of {n} others"
             for who, n in self._wrong.items()
-            if n >= WITNESSES
+            if n > COLLUDERS
         }
 
     def reconstruct(
@@ -55,42 +64,56 @@ class Evidence:
             if of in entries and at in self._terms.circle[of]
         }
         self._complaints[of] = sum(1 for at in came if came[at] == NONE and at != of)
-        # Holders of wrong shares come last, so that the first try fits.
-        order = sorted(came, key=lambda at: (self._wrong[at], at))
-        held = [(self._terms.place(of, at), came[at]) for at in order if came[at] != NONE]
-        for number, chosen in enumerate(_subsets(held, t, of)):
-            found = field.combine(chosen, t)
-            if found is None or shown(found) != expected:
-                continue
-            doubted = order if number else [at for at in order if self._wrong[at]]
-            others = [(self._terms.place(of, at), came[at]) for at in doubted]
-            others = [share for share in others if share in held and share not in chosen]
-            for point in field.off_line(chosen, others) if others else ():
-                self._wrong[self._terms.circle[of][point - 1]] += 1
-            return found
-        # The dealer of inconsistent shares is blamed, if otherwise `WITNESSES` others would lie.
-        if len(held) > t and not field.off_line(held[:t], held[t:]):
-            accusers = len(held)  # all agree on another secret than it promised
-        else:
-            accusers = max(0, len(held) - t + 1) + self._complaints[of]
+        # Holders of doubtful shares come last, so that the first ones fit.
+        held = [at for at in came if came[at] != NONE]
+        held.sort(key=lambda at: (self._doubted[at], at))
+        if len(held) >= t:
+            secret = self._decode(of, held, t, lambda found: shown(found) == expected)
+            if secret is not None:
+                return secret
         blamed = self.blamed()
-        if accusers >= WITNESSES:
-            blamed[of] = f"it dealt wrong shares, by the word of {accusers} others"
+        if len(came) >= t + COLLUDERS:
+            blamed[of] = f"it dealt wrong shares, by those of {len(came)} clients"
         raise BelowThreshold(
             f"{len(held)} shares of client {of}'s {what} came, and no {t} of them give the one "
             f"that it answers for",
             blamed,
         )
 
+    def _decode(
+        self, of: int, held: list[int], t: int, is_right: Callable[[bytes], bool]
+    ) -> bytes | None:
+        """Returns the secret, None if no choice of t shares among these gives it. Counts the
+        holders' wrong and doubtful shares.
+        """
+        shares = [self._shares[at][of] for at in held]
+        points, rows = [self._terms.place(of, at) for at in held], as_rows(shares)
 
-def _subsets(held: list[tuple[int, bytes]], t: int, seed: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Yields sets of t shares, the first t first: all sets, or `SUBSETS` drawn at random."""
-    if len(held) < t:
-        return
-    if math.comb(len(held), t) <= SUBSETS:
-        yield from map(list, itertools.combinations(held, t))
-        return
-    yield held[:t]
-    draw = random.Random(seed)
-    for _ in range(SUBSETS):
-        yield draw.sample(held, t)
+        def try_first(order: list[int]) -> tuple[bytes | None, list[int]]:
+            """Returns the secret of the first t in this order, if it is right, and who is off."""
+            found, off = decoding.fit([points[i] for i in order], rows[order], t)
+            if found is None or not is_right(found):
+                return None, []
+            return found, [held[order[i]] for i in off]
+
+        everyone = list(range(len(held)))
+        secret, off = try_first(everyone)
+        if secret is not None and not off:
+            return secret
+        if secret is None or len(held) - len(off) < t + COLLUDERS:
+            errors = decoding.locate_errors(points, rows, t)
+            if errors:
+                found, located = try_first([i for i in everyone if i not in errors] + errors)
+                if found is not None:
+                    secret, off = found, located
+        if secret is None and len(held) > t:
+            count = min(COLLUDERS, len(held) - t)
+            for left_out, found in decoding.secrets_without(points, rows, count):
+                if is_right(found):
+                    self._doubted.update(held[i] for i in left_out)
+                    return found
+        if secret is not None:
+            self._doubted.update(off)
+            if len(held) - len(off) >= t + COLLUDERS:
+                self._wrong.update(at for at in off if at != of)
+        return secret

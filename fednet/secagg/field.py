@@ -7,6 +7,7 @@ through float64, whose sums of 16-bit halves are exact.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -45,17 +46,25 @@ def product(a: Array, b: Array) -> Array:
     return total % _Q
 
 
-def lagrange(known: Sequence[int], wanted: Sequence[int]) -> Array:
-    """Returns the (wanted, known) matrix that takes the values of a polynomial at the points
-    `known` to its values at the points `wanted`. All points differ.
-    """
-    slopes = []
-    for i, x in enumerate(known):
+def weights(points: Sequence[int]) -> list[int]:
+    """Returns 1 / prod_(j != i) (x_i - x_j) for each of some points, all different."""
+    found = []
+    for i, x in enumerate(points):
         bottom = 1
-        for j, other in enumerate(known):
+        for j, other in enumerate(points):
             if i != j:
                 bottom = bottom * (x - other) % Q
-        slopes.append(pow(bottom, -1, Q))
+        found.append(pow(bottom, -1, Q))
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def lagrange(known: tuple[int, ...], wanted: tuple[int, ...]) -> Array:
+    """Returns the (wanted, known) matrix that takes the values of a polynomial at the points
+    `known` to its values at the points `wanted`. All points differ. The matrix must not be changed:
+    holders of many clients' shares have the same points, and the same one is returned for them.
+    """
+    slopes = weights(known)
     rows = []
     for z in wanted:
         if z in known:
@@ -83,26 +92,20 @@ def split(secret: bytes, n: int, t: int, random: Random = secrets.token_bytes) -
     return [row.astype("<u4").tobytes() for row in values]
 
 
-def combine(shares: Sequence[tuple[int, bytes]], t: int) -> bytes | None:
-    """Returns the secret that the first t of these (point, share) pairs give; None if none."""
-    points, values = [p for p, _ in shares[:t]], [s for _, s in shares[:t]]
-    if len(set(points)) < t or any(len(s) != SHARE for s in values):
+def as_rows(shares: Sequence[bytes]) -> Array:
+    """Returns shares as elements of the field, (shares, LIMBS)."""
+    return np.stack([np.frombuffer(share, "<u4") for share in shares]).astype(np.uint64)
+
+
+def secret_of(limbs: Array) -> bytes | None:
+    """Returns the secret that has these limbs; None if none has."""
+    values = [int(limb) for limb in limbs]
+    if any(value >> LIMB for value in values):
         return None
-    rows = np.stack([np.frombuffer(s, "<u4") for s in values]).astype(np.uint64)
-    limbs = product(lagrange(points, [0]), rows)[0].tolist()
-    if any(limb >> LIMB for limb in limbs):
-        return None
-    number = sum(limb << (LIMB * i) for i, limb in enumerate(limbs))
+    number = sum(value << (LIMB * i) for i, value in enumerate(values))
     return None if number >> (8 * SECRET) else number.to_bytes(SECRET, "little")
 
 
 def numbers(data: bytes) -> bool:
     """Whether these are elements of the field, 4 bytes each."""
     return not bool((np.frombuffer(data, "<u4") >= Q).any())
-
-
-def off_line(shares: Sequence[tuple[int, bytes]], others: Sequence[tuple[int, bytes]]) -> list[int]:
-    """Returns the points of the others that are not on the polynomial through these shares."""
-    rows = np.stack([np.frombuffer(s, "<u4") for _, s in shares]).astype(np.uint64)
-    found = product(lagrange([p for p, _ in shares], [p for p, _ in others]), rows)
-    return [p for (p, s), row in zip(others, found) if row.astype("<u4").tobytes() != s]

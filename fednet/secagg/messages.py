@@ -18,7 +18,7 @@ ID = 4  # bytes of a client's id
 KEYS = 3 * KEY  # for shares, for masks, for signatures
 DIGEST = KEY  # of b_u, before the encrypted shares
 SHARES = 2 * field.SHARE  # one of the mask key and one of b_u
-NONE = bytes(field.SHARE)  # replaces a share that could not be decrypted: a complaint
+NONE = bytes(field.SHARE)  # replaces a share that cannot be read: a complaint
 
 
 class Refused(LeftRound):

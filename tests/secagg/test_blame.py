@@ -97,9 +97,22 @@ def test_shares_that_three_cannot_decrypt_blame_their_sender(receivers, named):
 def test_a_malicious_client_is_blamed_and_the_sum_is_found_where_possible(
     step, change, lost, comes
 ):
-    round = attacked(terms("secagg"), step, change, lost)
+    round = attacked(terms("secagg", n=10), step, change, lost)
     assert blamed(round) == [MALICIOUS]
     assert (round.server.step is None) is comes
+
+
+def dealing_by(monkeypatch: pytest.MonkeyPatch, split: Callable[..., list[bytes]]) -> None:
+    """The malicious client deals shares by this function."""
+    honest = SecureClient.answer
+
+    def answer(self: SecureClient, step: str, *more: Any) -> bytes:
+        with pytest.MonkeyPatch.context() as patch:
+            if (self.me, step) == (MALICIOUS, "shares"):
+                patch.setattr(field, "split", split)
+            return honest(self, step, *more)
+
+    monkeypatch.setattr(SecureClient, "answer", answer)
 
 
 def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch):
@@ -109,16 +122,21 @@ def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch):
     def scattered(secret: bytes, n: int, k: int, *more: object) -> list[bytes]:
         return [split(bytes([i]) * 32, n, k)[i] for i in range(n)]
 
-    honest = SecureClient.answer
-
-    def answer(self: SecureClient, step: str, *more: Any) -> bytes:
-        with pytest.MonkeyPatch.context() as patch:
-            if (self.me, step) == (MALICIOUS, "shares"):
-                patch.setattr(field, "split", scattered)
-            return honest(self, step, *more)
-
-    monkeypatch.setattr(SecureClient, "answer", answer)
+    dealing_by(monkeypatch, scattered)
     assert blamed(Round(terms("secagg"))) == [MALICIOUS]
+
+
+def test_shares_outside_of_the_field_blame_their_dealer_alone(monkeypatch):
+    """They can be decrypted, and the server would refuse whoever handed them on."""
+    split = field.split
+
+    def outside(secret: bytes, n: int, k: int, *more: object) -> list[bytes]:
+        return [NO_ELEMENT + share[4:] for share in split(secret, n, k)]
+
+    dealing_by(monkeypatch, outside)
+    round = Round(terms("secagg"))
+    assert blamed(round) == [MALICIOUS]
+    assert round.refused.keys() <= {MALICIOUS}
 
 
 def test_two_accusers_are_not_enough_to_blame_a_third():

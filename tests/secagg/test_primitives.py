@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.secagg import field, fixed, primitives
+from fednet.secagg import decoding, field, fixed, primitives
 from fednet.secagg.fixed import FixedPoint
 
 Q = field.Q
@@ -27,7 +27,7 @@ def test_products_of_matrices_are_those_of_integers():
 def test_the_lagrange_matrix_passes_a_polynomial_on():
     # p(x) = 3 + 2 x + 5 x^2: at 1, 2, 3 it is 10, 27, 54; at 0 and 4 it is 3 and 91.
     values = np.array([[10], [27], [54]], dtype=np.uint64)
-    assert field.product(field.lagrange([1, 2, 3], [0, 4, 2]), values)[:, 0].tolist() == [3, 91, 27]
+    assert field.product(field.lagrange((1, 2, 3), (0, 4, 2)), values)[:, 0].tolist() == [3, 91, 27]
 
 
 def test_what_is_not_below_q_is_drawn_again():
@@ -37,12 +37,35 @@ def test_what_is_not_below_q_is_drawn_again():
 
 @pytest.mark.parametrize("secret", [bytes(32), bytes([255] * 32), bytes(range(32))])
 def test_any_t_shares_give_the_secret_back_and_fewer_do_not(secret):
-    shares = list(enumerate(field.split(secret, 5, 3), start=1))
-    for some in itertools.combinations(shares, 3):
-        assert field.combine(some, 3) == secret
-    assert field.combine(shares[:2], 3) is None
-    assert field.combine([shares[0], shares[0], shares[1]], 3) is None
-    assert field.combine(shares[:2], 2) != secret  # of another polynomial
+    rows = field.as_rows(field.split(secret, 5, 3))
+    for order in itertools.permutations(range(5)):
+        points = [i + 1 for i in order]
+        assert decoding.fit(points, rows[list(order)], 3) == (secret, [])
+    assert decoding.fit([1, 2, 3], rows[:3], 2)[0] != secret  # of another polynomial
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 12), st.integers(0, 8), st.integers(0, 2**32), st.data())
+def test_wrong_shares_are_located_up_to_half_of_those_that_are_not_needed(t, more, seed, data):
+    n = t + more
+    rng = np.random.default_rng(seed)
+    rows = field.as_rows(field.split(rng.bytes(32), n, t))
+    points = [int(p) for p in rng.permutation(np.arange(1, n + 1))]
+    rows = rows[np.array(points) - 1]
+    wrong = sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=more // 2)))
+    for i in wrong:  # in one limb at least
+        limb = rng.integers(field.LIMBS)
+        rows[i, limb] = (int(rows[i, limb]) + int(rng.integers(1, Q))) % Q
+    assert decoding.locate_errors(points, rows, t) == wrong
+
+
+@pytest.mark.parametrize(("n", "t", "wrong"), [(5, 4, [2]), (6, 4, [0, 5]), (9, 4, [3, 7])])
+def test_the_secret_is_among_those_without_the_wrong_shares(n, t, wrong):
+    secret = bytes(range(32))
+    rows = field.as_rows(field.split(secret, n, t))
+    rows[wrong, 0] = (rows[wrong, 0] + np.uint64(1)) % np.uint64(Q)
+    found = dict(decoding.secrets_without(range(1, n + 1), rows, len(wrong)))
+    assert found[tuple(wrong)] == secret
 
 
 def test_fixed_point_by_hand():
