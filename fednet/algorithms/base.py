@@ -140,19 +140,20 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """The facts of a client that the partition gives, for predicting message sizes.
-
-    n: training samples; class_counts: (C,) training samples by class; sample_nbytes: of one raw
-    sample, without its label; input_shape: of one model input; public_n: samples of the server's
-    public pool; features: width of what the model's head gets.
-    """
+    """The facts of a client that the partition gives, for predicting message sizes."""
 
     n: int
+    """Training samples."""
     class_counts: Sequence[int]
+    """(C,) training samples by class."""
     sample_nbytes: int
+    """Bytes of one raw sample, without its label."""
     input_shape: tuple[int, ...]
+    """Of one model input."""
     public_n: int
+    """Samples of the server's public pool."""
     features: int = 0
+    """Width of what the model's head gets."""
 
 
 class Algorithm:

@@ -53,17 +53,19 @@ class NoRoom(FednetError):
 # -- slots -----------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Device:
-    """Counts the tasks of a device. name: torch's. limit: tasks that may run at once. measured: the
-    limit is known. failures: how often in a row a task ran out of memory while it was alone.
-    """
+    """Counts the tasks of a device."""
 
     name: str
+    """As torch names it."""
     limit: int = 1
+    """Tasks that may run at once."""
     threads: int = 0
     running: int = 0
     measured: bool = False
+    """Whether the limit is known."""
     packed: bool = False
     failures: int = 0
+    """How often in a row a task ran out of memory while it was alone."""
 
 
 class SlotPool:

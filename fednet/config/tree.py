@@ -21,15 +21,16 @@ from fednet.plain import JsonMapping
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place. value: a scalar, dict[str, Node] or list[Node]; at: `file:line`
-    or `--set a.b=c`; key_at: the place of its key; fresh: replaces a mapping instead of merging
-    into it.
-    """
+    """A value and its place."""
 
     value: Any  # one of these three
+    """A scalar, dict[str, Node] or list[Node]."""
     at: str
+    """`file:line` or `--set a.b=c`."""
     key_at: str = ""
+    """The place of its key."""
     fresh: bool = False
+    """It replaces a mapping instead of merging into it."""
 
     def plain(self) -> Any:
         """Returns the value without places."""

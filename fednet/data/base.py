@@ -41,43 +41,50 @@ class Data:
     """A dataset: training and test samples as they are stored and sent. `inputs` makes model inputs
     of them.
 
-    train, test: (x, y), or a dataset of such pairs, such as a torch.utils.data.Dataset, which is
-        read once. test=None: no test samples.
-    collate: for datasets whose samples differ in shape or are dicts: a function from a list of
-        samples to (x, y), or to a dict with the targets as `labels`, as the collate_fn of a
-        torch.utils.data.DataLoader. It gets all samples of train and test at once, and so pads all
-        to one length.
-        x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to
-        0..1, then normalised by mean and std), float32 as is, int64 (such as token numbers) as is.
-        y: int64 classes in 0..classes-1, of shape (n,), (n, t) for sequences or (n, h, w) for
-        images; or float32 values, with classes=None; or text, one class for each, numbered in
-        sorted order or as in names. Sequences and images may have targets without a label, see
-        ignore_index.
-        NumPy arrays, lists, and Series and DataFrames of pandas are accepted and converted; other
-        widths of float and integer become float32 and int64.
-    classes: C, or None where y holds values.
-    groups: (n,) the natural owner of each training sample, any whole numbers or text (for
-        `scheme: natural`).
-    test_groups: (n,) the owner of each test sample, one of those of `groups` or another. `scheme:
-        natural` then gives each client the test samples of its owners.
-    mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
-    names: the names of the classes.
-    ignore_index: the target that stands for no label, such as 255; it is kept as -100. Those
-        targets are left out of the loss and of the counts.
-    notes: remarks on how the samples were read, one sentence each, printed when a run starts.
+    x is a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to 0..1,
+    then normalised by mean and std), float32 as is, int64 (such as token numbers) as is.
+
+    y is int64 classes in 0..classes-1, of shape (n,), (n, t) for sequences or (n, h, w) for images;
+    or float32 values, with classes=None; or text, one class for each, numbered in sorted order or
+    as in names. Sequences and images may have targets without a label, see ignore_index.
+
+    NumPy arrays, lists, and Series and DataFrames of pandas are accepted and converted; other
+    widths of float and integer become float32 and int64.
     """
 
     train: Split
+    """(x, y), or a dataset of such pairs, such as a torch.utils.data.Dataset, which is read once.
+    """
     test: Split = None  # type: ignore[assignment]  # never None after construction
+    """The same; None: no test samples."""
     classes: int | None = None
+    """C, or None where y holds values."""
     groups: torch.Tensor | None = None
+    """(n,) the natural owner of each training sample, any whole numbers or text (for `scheme:
+    natural`).
+    """
     test_groups: torch.Tensor | None = None
+    """(n,) the owner of each test sample, one of those of `groups` or another. `scheme: natural`
+    then gives each client the test samples of its owners.
+    """
     mean: tuple[float, ...] | None = None
+    """By channel (dimension 1) of uint8 inputs, in units of 0..1."""
     std: tuple[float, ...] | None = None
+    """The same."""
     names: tuple[str, ...] | None = None
+    """The names of the classes."""
     notes: tuple[str, ...] = ()
+    """Remarks on how the samples were read, one sentence each, printed when a run starts."""
     ignore_index: int = IGNORED
+    """The target that stands for no label, such as 255; it is kept as -100. Those targets are left
+    out of the loss and of the counts.
+    """
     collate: pairs.Collate | None = None
+    """For datasets whose samples differ in shape or are dicts: a function from a list of samples to
+    (x, y), or to a dict with the targets as `labels`, as the collate_fn of a
+    torch.utils.data.DataLoader. It gets all samples of train and test at once, and so pads all to
+    one length.
+    """
 
     def __post_init__(self) -> None:
         notes = list(self.notes)

@@ -89,21 +89,23 @@ def noisy(data: Data) -> bool:
 class Federation:
     """The data and their division. All index arrays are sorted int64; parts, validation and public
     are disjoint.
-
-    data: may be divided into train and test otherwise than the loaded data (merge_split). parts:
-    indices into data.train, one array a client. tests: into data.test (empty arrays for
-    `client_test: none`). validation, public: into data.train. feature_noise: the noise of the last
-    client, see `site`; seed: of its draws.
     """
 
     data: Data
+    """May be divided into train and test otherwise than the loaded data (merge_split)."""
     parts: list[np.ndarray]
+    """Indices into data.train, one array a client."""
     tests: list[np.ndarray]
+    """Indices into data.test, one array a client; empty for `client_test: none`."""
     validation: np.ndarray
+    """Indices into data.train."""
     public: np.ndarray
+    """Indices into data.train."""
     scheme: str = ""
     feature_noise: float = 0.0
+    """The noise of the last client, see `site`."""
     seed: int = 0
+    """Of the noise's draws."""
 
     @property
     def clients(self) -> int:

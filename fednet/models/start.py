@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The initial model of a run. layout: of its trained part. factory(seed): builds another
-    module, initialised from that seed, with the same frozen tensors. sha256: of the module, "" if
-    it is not needed. hollow: the server has not sent the values yet.
-    """
+    """The initial model of a run."""
 
     module: nn.Module
     layout: Layout
+    """Of its trained part."""
     factory: Callable[[int], nn.Module]
+    """factory(seed): builds another module, initialised from that seed, with the same frozen
+    tensors.
+    """
     sha256: str
+    """Of the module; "" if it is not needed."""
     hollow: bool
+    """Whether the server has not sent the values yet."""
 
 
 def start(

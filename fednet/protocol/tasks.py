@@ -34,52 +34,56 @@ class Leaves:
 
 
 class TaskSpec(msgspec.Struct):
-    """What one client is asked to do. Nobody changes it once it is handed to the protocol.
-
-    cost: SGD steps; the longest task goes out first. start: the version of the client's state that
-    it starts from; state: its SHA-256. keep: the version that the last checkpoint names. enrol: how
-    many leading fields of the form are the client's enrolment. judge: evaluate within the task.
-    faults: planned faults of the first hand-out; lost: the one of them after which no reply will
-    come. pace: how long the client's device takes, at each hand-out. bound: only the worker of the
-    client's last task can do it, while that worker is there; a client whose worker cannot is lost.
-    leaves: None if the client stays. round: of this task, where tasks of several rounds are under
-    way; 0: the phase's. with_base(): the same task with the base model before its payload, for a
-    worker that lacks it.
-    """
+    """What one client is asked to do. Nobody changes it once it is handed to the protocol."""
 
     client: int
     form: Sequence[Field] = ()
     body: Body = msgspec.field(default_factory=Body)
     check: bytes = b""
     cost: int = 0
+    """SGD steps; the longest task goes out first."""
     start: str = ""
+    """The version of the client's state that it starts from."""
     state: str = ""
+    """The SHA-256 of that state."""
     keep: str = ""
+    """The version of the client's state that the last checkpoint names."""
     enrol: int = 0
+    """How many leading fields of the form are the client's enrolment."""
     judge: bool = False
+    """Whether the client evaluates within the task."""
     faults: Sequence[Fault] = ()
+    """Planned faults of the first hand-out."""
     lost: str = ""
+    """The one of them after which no reply will come."""
     bound: bool = False
+    """Only the worker of the client's last task can do it, while that worker is there; a client
+    whose worker cannot is lost.
+    """
     leaves: Leaves | None = None
+    """When the client leaves; None: it stays."""
     pace: Sequence[Fault] = ()
+    """How long the client's device takes, at each hand-out."""
     round: int = 0
+    """Of this task, where tasks of several rounds are under way; 0: the phase's."""
     with_base: Callable[[], TaskSpec] | None = None
+    """Makes the same task with the base model before its payload, for a worker that lacks it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How long the server waits, in seconds; None: for ever.
-
-    deadline: for a client's task, from its hand-out. closed, silent: for a client whose connection
-    closed, or whose heartbeats stopped. join: for an id that never came, from the server's start.
-    first: the phase ends after this many replies.
-    """
+    """How long the server waits, in seconds; None: for ever."""
 
     deadline: float | None = None
+    """For a client's task, from its hand-out."""
     closed: float | None = 3.0
+    """For a client whose connection closed."""
     silent: float | None = 10.0
+    """For a client whose heartbeats stopped."""
     join: float | None = 60.0
+    """For an id that never came, from the server's start."""
     first: int | None = None
+    """The phase ends after this many replies."""
 
 
 class TrackedTask(msgspec.Struct, eq=False):

@@ -18,54 +18,62 @@ RESTORE = "restore the files from a backup, or start the run again under another
 
 
 class UnderWay(msgspec.Struct, kw_only=True):
-    """A task of an asynchronous run that waits for its reply. round, at: when it was sent, `at` in
-    seconds of the run's clock; start: the version of its client's state; sent: the digest of the
-    payload; bytes: of the message, on the virtual clock.
-    """
+    """A task of an asynchronous run that waits for its reply."""
 
     round: int
+    """The round in which it was sent."""
     at: float
+    """The second of the run's clock at which it was sent."""
     start: str
+    """The version of its client's state."""
     sent: str
+    """The digest of the payload."""
     bytes: int = 0
+    """Bytes of the message, on the virtual clock."""
     enrolled: bool = False
 
 
 class RunProgress(msgspec.Struct, kw_only=True):
-    """The progress of a run, beside the method's own state. clients: how many it has (0: unknown);
-    new: so many of them, the last ones, joined after its last round. versions, states: by client,
-    the version of its state that was last used, and its hash. lengths: of the files of lines, in
-    bytes. records: lines of the checkpoint that may not be in their files yet. totals: spent bytes,
-    and `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's own
-    messages by direction and kind, as measured and as declared. best_of: which model has the
-    accuracy `best`: `global`, `personal` or `local`. client_metrics, confusion: of the evaluation
-    at the end, see `Summary`. stopped: why the run ended before its last round. under_way: by
-    client, in an asynchronous run. at: second of the run's clock.
-    """
+    """The progress of a run, beside the method's own state."""
 
     run: str
     clients: int = 0
+    """How many clients it has; 0: unknown."""
     new: int = 0
+    """How many of them, the last ones, joined after its last round."""
     round: int = 0
     versions: dict[int, str] = {}
+    """The version of each client's state that was last used."""
     states: dict[int, str] = {}
+    """The hash of each client's state."""
     lengths: dict[str, int] = {}
+    """Bytes of the files of lines."""
     records: dict[str, list[JsonDict]] = {}
+    """Lines of the checkpoint that may not be in their files yet."""
     void: int = 0
     best: float | None = None
     best_round: int = 0
     best_of: str = ""
+    """Which model has the accuracy `best`: global, personal or local."""
     client_metrics: dict[str, dict[str, float]] = {}
+    """Of the evaluation at the end, see `Summary`."""
     confusion: JsonDict = {}
+    """Of the evaluation at the end, see `Summary`."""
     seconds: float = 0.0
     virtual: float = 0.0
     totals: dict[str, int] = {}
+    """Bytes spent, by direction."""
     useful: dict[str, dict[str, int]] = {}
+    """Payload bytes of the method's own messages by direction and kind, as measured."""
     predicted: dict[str, dict[str, int]] = {}
+    """The same, as declared."""
     stopped: str = ""
+    """Why the run ended before its last round."""
     finished: bool = False
     under_way: dict[int, UnderWay] = {}
+    """In an asynchronous run, the tasks that wait for their replies, by client."""
     at: float = 0.0
+    """The second of the run's clock."""
 
     def tasks(self) -> set[tuple[int, int]]:
         """Returns (round, client) of the tasks under way."""

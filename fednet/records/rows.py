@@ -183,8 +183,7 @@ class Round(Row, kw_only=True):
 
 class Client(Row, kw_only=True):
     """A line of clients.jsonl: the accuracies of a client's models, and, where it trained in this
-    round, its training. final: evaluated after the last round; took_part: in any round until then;
-    held_out: it never trains; `received`: the global model that it got in this round.
+    round, its training. `received` is the global model that it got in this round.
     """
 
     NULLABLE = frozenset(
@@ -195,8 +194,11 @@ class Client(Row, kw_only=True):
     round: int = 0
     client: int = -1
     final: bool | None = None
+    """Evaluated after the last round."""
     took_part: bool | None = None
+    """In any round until then."""
     held_out: bool | None = None
+    """It never trains."""
     test_samples: int | None = None
     accuracy_global: float | None = None
     correct_global: int | None = None
@@ -258,9 +260,7 @@ class Wire(Row, kw_only=True):
 
 
 class Event(Row, kw_only=True):
-    """A line of events.jsonl. details: the fields of this type of event; in the file, by key and by
-    attribute they stand beside the others.
-    """
+    """A line of events.jsonl."""
 
     round: int = 0
     client: int = -1
@@ -269,6 +269,9 @@ class Event(Row, kw_only=True):
     elapsed: float = 0.0
     time: float | None = None
     details: JsonDict = {}
+    """The fields of this type of event; in the file, by key and by attribute they stand beside the
+    others.
+    """
 
     @classmethod
     def of(cls, record: Mapping[str, object]) -> Event:

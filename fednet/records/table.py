@@ -27,24 +27,29 @@ def _number(value: float) -> str:
 class Metric:
     """A number of each round.
 
-    name: as `--y` has it; label: on an axis and in a table, see `titled`; field: its place in
-    a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
-    `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page,
-    compare (its last value) and track (TensorBoard). form and word: how the line says it, without a
-    word by its label. unless: in the line only where none of these other metrics has a value.
-
     An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and
     `line_parts` replace by what the clients' own models are: `personal` or `local`
     (`Round.own_model`).
     """
 
     name: str
+    """As `--y` has it."""
     label: str
+    """On an axis and in a table, see `titled`."""
     field: str
+    """Its place in a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
+    `algorithm.epsilon`).
+    """
     places: str
+    """Where it is shown, words of: line (of a round, as it ends), page, compare (its last value)
+    and track (TensorBoard).
+    """
     form: Callable[[float], str] = _number
+    """How the line writes the value."""
     word: str | None = None
+    """What the line calls it; None: its label."""
     unless: tuple[str, ...] = ()
+    """It is in the line only where none of these other metrics has a value."""
 
     @property
     def share(self) -> bool:

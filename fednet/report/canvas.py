@@ -35,26 +35,29 @@ LEFT, RIGHT, BOTTOM, TOP, LEGEND_ROW = 0.78, 0.15, 0.5, 0.17, 0.22
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to be drawn. note: a sentence about it. size: inches. table: the values of a figure
-    that `fednet figure` writes, under a heading.
-
-    hover: the values that the pointer shows in its first axes. Kind `lines` has series `s` with
-    their label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
-    legend: the number of entries above the axes, in rows of 4. left, right, bottom: margins in
-    inches.
-    """
+    """A figure to be drawn."""
 
     name: str
     title: str
     note: str
+    """A sentence about it."""
     draw: Callable[[MplFigure], object]
     size: tuple[float, float] = (6.0, 3.4)
+    """In inches."""
     hover: JsonMapping | None = None
+    """The values that the pointer shows in its first axes. Kind `lines` has series `s` with their
+    label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
+    """
     legend: int = 0
+    """The number of entries above the axes, in rows of 4."""
     left: float = LEFT
+    """Margin in inches."""
     right: float = RIGHT
+    """Margin in inches."""
     bottom: float = BOTTOM
+    """Margin in inches."""
     table: Sequence[Sequence[object]] = ()
+    """The values of a figure that `fednet figure` writes, under a heading."""
 
 
 @contextmanager

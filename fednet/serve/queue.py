@@ -32,17 +32,20 @@ SUBMITTING = threading.Lock()  # files are written aside under a name for each p
 
 
 class QueuedRun(msgspec.Struct, kw_only=True):
-    """name: of the run's directory; config: its whole configuration, as YAML; status: the exit
-    status of its process; reason: why it failed; at: seconds since the epoch.
-    """
+    """A run of the queue, as its file has it."""
 
     number: int
     name: str
+    """Of the run's directory."""
     config: str
+    """Its whole configuration, as YAML."""
     state: State = "waiting"
     status: int | None = None
+    """The exit status of its process."""
     reason: str = ""
+    """Why it failed."""
     at: float = 0.0
+    """When it was submitted, in seconds since the epoch."""
 
 
 class Queue:

@@ -23,34 +23,51 @@ from fednet.config import TrainSection
 from fednet.data.augment import moved as moved_together
 from fednet.data.base import Data
 from fednet.data.federation import Site
-from fednet.tensors import Inputs, Tensors, mapped
+from fednet.tensors import Inputs, Layout, Tensors, mapped
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
 from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descend
 from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
+from fednet.training.tasks import Task
 from fednet.wire.payload import Run, Samples
 
 
 class ClientHost:
-    """What the client's functions of a method get. All of it is the site's own, or public.
+    """What the client's functions of a method get. All of it is the site's own, or public."""
 
-    client_id, round (from 1), phase, device.
-    n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
-    `device`.
-    lr: the local learning rate of this round (after the schedule). momentum. train_config: the
-    client's `train` section. `client_update` may set lr and train_config for its own `train`.
-    task: its loss and counts.
-    initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
-    of the part that crosses. head: names of the last Linear's tensors.
-    trained: the whole local model, by which the client is evaluated: `train` sets it. A loop of the
+    client_id: int
+    round: int
+    """From 1."""
+    phase: int
+    device: torch.device
+    n: int
+    """This client's training samples."""
+    classes: int
+    """C."""
+    lr: float
+    """The local learning rate of this round, after the schedule. `client_update` may set it for its
+    own `train`.
+    """
+    momentum: float
+    train_config: TrainSection
+    """The client's `train` section. `client_update` may set it for its own `train`."""
+    task: Task
+    """Its loss and counts."""
+    initial: Tensors
+    """The whole model as initialised from the run's seed."""
+    layout: Layout
+    """Of the whole model."""
+    shared: Layout
+    """Of the part of the model that crosses."""
+    head: tuple[str, ...]
+    """Names of the last Linear's tensors."""
+    trained: Tensors | None
+    """The whole local model, by which the client is evaluated: `train` sets it. A loop of the
     method's own sets it (`Tensors.of(module)`) where it does not send the whole model up.
-
-    The process that makes it for a task gives it: splits: the client's samples on the scratch's
-    device. rest: tensors that are not sent (a client's own buffers); None: those of `initial`.
-    progress(step, steps): called after each optimizer step. pack(descent): trains this client
-    together with others (`train.pack`) if the method uses the task's loss. memory: where
-    `train.keep_optimizer` has its state; of several trainings in a task each has its own.
+    """
+    memory: dict[str, torch.Tensor] | None
+    """Where `train.keep_optimizer` has its state; of several trainings in a task each has its own.
     """
 
     def __init__(
@@ -66,6 +83,13 @@ class ClientHost:
         progress: Callable[[int, int], None] | None = None,
         pack: Callable[[Descent], Run] | None = None,
     ) -> None:
+        """The process that makes it for a task gives it all of this.
+
+        splits: the client's samples, on the scratch's device. rest: tensors that are not sent (a
+        client's own buffers); None: those of `initial`. progress(step, steps) is called after each
+        optimizer step. pack(descent) trains this client together with others (`train.pack`), if the
+        method uses the task's loss.
+        """
         self.setting = setting
         self.scratch, self.pack = scratch, pack
         self.secrets: Secrets | None = None
@@ -73,9 +97,9 @@ class ClientHost:
         self._splits = splits
         self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
         self.progress = progress
-        self.memory: dict[str, torch.Tensor] | None = None
+        self.memory = None
         self.trainings = 0
-        self.trained: Tensors | None = None
+        self.trained = None
         self.reported: dict[str, float] = {}
         self.layout, self.shared, self.head = setting.layout, setting.shared, setting.head
         self.initial = setting.initial
@@ -93,10 +117,12 @@ class ClientHost:
 
     @cached_property
     def data(self) -> Pair:
+        """The client's training samples as model inputs (x, y), on `device`."""
         return self._splits.train
 
     @cached_property
     def test(self) -> Pair:
+        """The client's test samples, in the same form."""
         return self._splits.test
 
     @cached_property
@@ -286,21 +312,43 @@ class ClientHost:
 
 
 class ServerHost:
-    """What the server's functions of a method get.
+    """What the server's functions of a method get."""
 
-    round (from 1), device. clients: N, how many may train. cohort: ids whose replies were
-    accumulated in this phase.
-    staleness: updates between the model that a reply started from and the server's.
-    lr: the clients' local learning rate of this round; lr_decay: over that of round 1. momentum,
-    epochs: theirs. task: its loss and counts.
-    public: held-out public samples, `public.train`; None where there are none. classes: C.
-    features: width of what the model's head gets. layout: of the whole model; shared: of the part
-    that crosses.
-
-    scratch: makes a model to work with, on `device`, when it is first needed; a server that only
-    aggregates needs none. `reported` and `warnings` are what the method reported in this round;
-    `blamed`: by client, how it broke a protocol of secure aggregation.
-    """
+    round: int
+    """From 1."""
+    device: torch.device
+    clients: int
+    """N, how many may train."""
+    cohort: tuple[int, ...]
+    """Ids whose replies were accumulated in this phase."""
+    staleness: int
+    """Updates between the model that a reply started from and the server's."""
+    lr: float
+    """The clients' local learning rate of this round."""
+    lr_decay: float
+    """The same, divided by that of round 1."""
+    momentum: float
+    """The clients'."""
+    epochs: int
+    """The clients'."""
+    task: Task
+    """Its loss and counts."""
+    public: Data | None
+    """Held-out public samples, `public.train`; None where there are none."""
+    classes: int
+    """C."""
+    features: int
+    """Width of what the model's head gets."""
+    layout: Layout
+    """Of the whole model."""
+    shared: Layout
+    """Of the part of the model that crosses."""
+    reported: dict[str, object]
+    """What the method reported in this round."""
+    warnings: list[str]
+    """What the method warned of in this round."""
+    blamed: dict[int, str]
+    """By client, how it broke a protocol of secure aggregation."""
 
     def __init__(
         self,
@@ -329,12 +377,15 @@ class ServerHost:
         self.lr = self.setting.lr(round)
         self.lr_decay = self.lr / self.setting.lr(1)
         if phase == 0:
-            self.reported: dict[str, object] = {}
-            self.warnings: list[str] = []
-            self.blamed: dict[int, str] = {}
+            self.reported = {}
+            self.warnings = []
+            self.blamed = {}
 
     @cached_property
     def scratch(self) -> Scratch:
+        """A model to work with, on `device`, made when it is first needed; a server that only
+        aggregates needs none.
+        """
         return self._scratch()
 
     @cached_property

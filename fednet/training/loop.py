@@ -70,35 +70,38 @@ class Hooks:
 
 @dataclass(eq=False)
 class Descent:
-    """One training of the model in `scratch`, by itself or as a lane of a pack. data: samples (x,
-    y); `order` draws their order. recipe: the `train` section as it holds for this training: with
-    its rate, and with steps only where they replace epochs. progress(step, steps): called after
-    each optimizer step; an exception ends the training. graphs: see `train.graphs`. memory: the
-    optimizer's state, by names of tensors, read before the first step and written after the last;
-    None: it starts empty.
-
-    n: samples. cuts: (start, end) of the batches of one epoch. steps: optimizer steps in all.
-    trained: names of the trained parameters, in the model's order; `only` may name a tied one by
-    any of its names. Raises ConfigError for one that the model does not have.
-
-    Of a lane: draws: a number of this client's task, from which its dropout is drawn. loaded: after
-    it the scratch holds what the descent begins with; None: it does already. run or error: what
-    came of it. done: the thread that waits for its pack may go on.
+    """One training of the model in `scratch`, by itself or as a lane of a pack. Raises ConfigError
+    for a name in `hooks.only` that the model does not have.
     """
 
     scratch: Scratch
     data: tuple[Inputs, torch.Tensor]
+    """Samples (x, y)."""
     recipe: TrainSection
+    """The `train` section as it holds for this training: with its rate, and with steps only where
+    they replace epochs.
+    """
     order: np.random.Generator
+    """Draws the order of the samples."""
     hooks: Hooks = Hooks()
     progress: Callable[[int, int], None] | None = None
+    """progress(step, steps) is called after each optimizer step; an exception ends the training."""
     graphs: bool = False
+    """Whether steps are CUDA graphs, see `train.graphs`."""
     memory: dict[str, torch.Tensor] | None = None
+    """The optimizer's state by names of tensors, read before the first step and written after the
+    last; None: it starts empty.
+    """
     draws: int = 0
+    """Of a lane: a number of this client's task, from which its dropout is drawn."""
     loaded: torch.cuda.Event | None = None
+    """Of a lane: after it the scratch holds what the descent begins with; None: it does already."""
     run: Run | None = None
+    """Of a lane: what came of it."""
     error: BaseException | None = None
+    """Of a lane: why nothing came of it."""
     done: bool = False
+    """Of a lane: the thread that waits for its pack may go on."""
 
     def __post_init__(self) -> None:
         recipe, only = self.recipe, self.hooks.only

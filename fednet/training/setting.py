@@ -49,33 +49,36 @@ class Secrets(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The constants of a run.
-
-    layout: of the whole model; shared: the part that is sent; head: names of the last Linear's
-    tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
-    `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C).
-    more: the shapes of the counts that `evaluate.metrics` need, by name.
-    factory(seed): a module freshly initialised from that seed. features: width of the head's input,
-    0 without a linear head. input_shape: of one sample. batch_norm: whether the model has BatchNorm
-    that is trained. normalise: raw samples to model inputs (`Data.inputs`). augment(x, generator):
-    the function that `data.augment` names, or None.
-    """
+    """The constants of a run."""
 
     layout: Layout
+    """Of the whole model."""
     shared: Layout
+    """Of the part of the model that is sent."""
     head: tuple[str, ...]
+    """Names of the last Linear's tensors."""
     initial: Tensors
+    """The whole model as initialised."""
     config: Config
+    """The run's configuration."""
     task: Task
     classes: int
     factory: Callable[[int], nn.Module]
+    """factory(seed): a module freshly initialised from that seed."""
     counts_width: int = 1
+    """C of what the task counts, (2, C)."""
     more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The shapes of the counts that `evaluate.metrics` need, by name."""
     normalise: Callable[[Inputs, torch.device], Inputs] | None = None
+    """Makes model inputs of raw samples (`Data.inputs`)."""
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
+    """augment(x, generator): the function that `data.augment` names."""
     features: int = 0
+    """Width of the head's input; 0 without a linear head."""
     input_shape: tuple[int, ...] = ()
+    """Of one sample."""
     batch_norm: bool = False
+    """Whether the model has BatchNorm that is trained."""
 
     def module(self) -> nn.Module:
         """Returns a new module of the model, as it was initialised."""

@@ -40,35 +40,37 @@ FieldForm = Literal["tensors", "parameters", "float", "int", "run", "samples", "
 
 @dataclass(frozen=True, slots=True)
 class DeclaredField:
-    """How a payload's field travels: its ledger kind and its form.
-
-    tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run:
-    a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape.
-
-    dtype, rank: of an array's tensor, of the inputs of samples (whose rank counts the samples'
-    axis); "" and None leave them open. low, high: of a number, or of what is in an array. What is
-    outside is refused when it arrives.
-    """
+    """How a payload's field travels: its ledger kind and its form."""
 
     kind: str
     form: FieldForm
+    """tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes;
+    run: a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape.
+    """
     dtype: str = ""
+    """Of an array's tensor, or of the inputs of samples; "" leaves it open."""
     rank: int | None = None
+    """Of an array's tensor, or of the inputs of samples, where it counts the samples' axis; None
+    leaves it open.
+    """
     low: float = -math.inf
+    """The least value of a number, or of what is in an array. What is outside is refused when it
+    arrives.
+    """
     high: float = math.inf
+    """The largest value of the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a local training was: every reply carries one.
-
-    n: training samples (n_i). steps: optimizer steps taken (K_i). loss: mean training loss over the
-    steps' samples.
-    """
+    """What a local training was: every reply carries one."""
 
     n: int
+    """Training samples (n_i)."""
     steps: int
+    """Optimizer steps taken (K_i)."""
     loss: float
+    """Mean training loss over the steps' samples."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

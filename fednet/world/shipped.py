@@ -97,19 +97,22 @@ STEP_MEDIAN_S, STEP_SIGMA = 0.172, 0.7
 
 @dataclass(frozen=True, slots=True)
 class Radio:
-    """A cellular link in one direction. mu, sigma: of the logarithm of the rate in Mbit/s. memory:
-    correlation of a second with the next. cap: Mbit/s. outage: probability that an outage begins in
-    a second. dead, spread: its median length in seconds, and the deviation of the length's
-    logarithm.
-    """
+    """A cellular link in one direction."""
 
     mu: float
+    """Mean of the logarithm of the rate in Mbit/s."""
     sigma: float
+    """Deviation of the same."""
     memory: float
+    """Correlation of a second with the next."""
     cap: float
+    """Mbit/s."""
     outage: float
+    """Probability that an outage begins in a second."""
     dead: float
+    """Median length of an outage in seconds."""
     spread: float
+    """Deviation of the length's logarithm."""
 
 
 LONGEST_S = 117  # of an outage

@@ -70,19 +70,22 @@ class Memory:
 
 class Feedback(Part):
     """What is done about what earlier messages left out, by what the sender remembers, and, where
-    it is `shared`, the receiver too; comes before all others.
-
-    way: the only direction it is for, "up" or "down". turned_off: nothing is. head: bytes before
-    what the rest of the chain makes. scaled: whether a choice at random is scaled so that it has no
-    bias, or left as it is so that it contracts.
+    it is `shared`, the receiver too. It comes before all others.
     """
 
     lossy: ClassVar[bool] = False
     shared: ClassVar[bool] = False
+    """Whether the receiver remembers too."""
     way: ClassVar[str] = ""
+    """The only direction it is for, "up" or "down"; "" for both."""
     turned_off: ClassVar[bool] = False
+    """Whether nothing is done."""
     head: ClassVar[int] = 0
+    """Bytes before what the rest of the chain makes."""
     scaled: ClassVar[bool] = False
+    """Whether a choice at random is scaled so that it has no bias, or left as it is so that it
+    contracts.
+    """
 
     def refused(self, select: Reduce | None, values: Values | None) -> str:
         """Why it makes no sense with these parts, as the rest of a sentence; "" where it does."""
