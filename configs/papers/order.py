@@ -1,5 +1,5 @@
 """Which method is ahead of which, in a paper and in our runs: order, leads by seed, and which pairs
-of methods differ significantly.
+of methods, or other differences that a claim is about, differ significantly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fednet.papers.rendering import deviation, grouped, mean, targeted
 from fednet.papers.results import unrun
@@ -116,10 +116,7 @@ def paired(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
         for m, runs in methods.items()
         if "accuracy" in str(runs[0]["measure"])
     }
-    own = next(
-        (m for m, runs in methods.items() if m.lower() == str(runs[0]["table"]).partition("/")[0]),
-        None,
-    )
+    own = own_method([runs[0] for runs in methods.values()])
     parts = []
     for method, values in found.items():
         seeds = sorted(values.keys() & found.get(own or "", {}).keys())
@@ -167,7 +164,10 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     paper's.
     """
     if found_by_search := searched(rows):
-        yield f"With settings found by a search over the paper's grids: {found_by_search}."
+        yield (
+            f"Settings chosen by validation accuracy among the points that the file -chosen.json "
+            f"of this table has: {found_by_search}."
+        )
     for column, methods in grouped(rows).items():
         if leads := paired(methods):
             yield f"{setting(column)}: {leads}."
@@ -213,80 +213,141 @@ def setting(column: Sequence[str]) -> str:
 
 
 # -- significant differences -----------------------------------------------------------------------
-# A pair of methods differs significantly where at least two seeds of both were run, the 95 %
-# interval (Student's t) of their difference, seed by seed, excludes 0, and no run of either failed
-# to reach the target that is counted to. At full scale is looked first, then at mini scale.
+# A difference is significant where it was measured with at least two seeds and its 95 % interval
+# (Student's t) over the seeds excludes 0.
 @dataclass(frozen=True, slots=True)
-class OrderVerdict:
-    """Pairs of methods that the paper prints apart: significant and in its order, significant and
-    against it, all that have two seeds or more, and those that have one. without: the paper's own
-    method, where it was run with other settings only, and so is in no pair.
+class Counts:
+    """Pairs of methods that the paper prints apart, or other differences that a claim is about:
+    significant as printed, significant against it, all with two seeds or more, and those with one.
     """
 
     agree: int = 0
     against: int = 0
     pairs: int = 0
     single: int = 0
-    without: str = ""
 
     @property
     def word(self) -> str:
+        """The verdict; README.md explains it."""
         # Whether so many are significant in over one of twenty tables of pairs that do not differ.
         most = range(self.agree + self.against, self.pairs + 1)
         chance = (math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most)
         if sum(chance) > 0.05 + 1e-12:
             return "inconclusive"
-        if not self.against:
-            return "confirmed"
-        return "not confirmed" if self.against >= self.agree else "partly confirmed"
+        if self.against >= self.agree:
+            return "not confirmed"
+        return "confirmed" if self.agree == self.pairs else "partly confirmed"
 
-    def said(self, scale: str, seeds: Sequence[int]) -> str:
-        many = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-        if not self.pairs + self.single:
-            return f"{scale} scale, {many}: no two printed figures to compare"
-        found = self.agree + self.against
-        text = f"{scale} scale, {many}: {found} of {self.pairs or self.single} pairs significant"
-        if found:
-            text += f", {self.agree} of them in the printed order"
-        if self.pairs and self.single:
-            text += f", and {self.single} with one seed only"
-        if self.without:
-            text += f"; {self.without}, run with other settings, is in none"
+    def said(self, what: str) -> str:
+        """Returns "5 of 10 pairs, 2 against". what: of which kind the differences are, plural."""
+        if not self.pairs:
+            return f"one seed of {self.single} {what}" if self.single else f"no {what} to compare"
+        text = f"{self.agree} of {self.pairs} {what}"
+        if self.against:
+            text += f", {self.against} against"
+        if self.single:
+            text += f", {self.single} with one seed"
         return text
 
 
-def verdict(rows: Sequence[Row]) -> OrderVerdict:
-    """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
-    place of methods.
+def counted(rows: Sequence[Row]) -> tuple[Counts, Counts]:
+    """Returns the pairs of the paper's own method with a baseline, and those of two baselines; all
+    pairs are the former where the paper has no method of its own. rows: of a table, at one scale.
+    Where its columns have a method each, columns are paired in place of methods.
     """
-    printed_rows = [r for r in rows if r.get("in_paper") != "no"]
-    rows = [r for r in printed_rows if not r["changed"]]
-    others = {str(r["method"]) for r in printed_rows} - {str(r["method"]) for r in rows}
-    own = next((m for m in others if str(printed_rows[0]["table"]).startswith(f"{m.lower()}/")), "")
+    rows = [r for r in rows if r.get("in_paper") != "no"]
+    own = own_method(rows)
+    rows = [r for r in rows if not r["changed"]]
     columns = [list(ranked(m).values()) for m in grouped(rows).values()]
     if all(len(c) < 2 for c in columns):
         columns = [[runs for c in columns for runs in c]]
-    agree = against = pairs = single = 0
+        own = None
+    ours, others = Counts(), Counts()
     for methods in columns:
         for a, b in itertools.combinations(methods, 2):
-            printed = a[0]["paper"], b[0]["paper"]
-            if None in printed or printed[0] == printed[1]:
+            if None in (a[0]["paper"], b[0]["paper"]) or a[0]["paper"] == b[0]["paper"]:
                 continue
-            one, other = (
-                {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None}
-                for runs in (a, b)
-            )
-            leads = [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
-            pairs += len(leads) > 1
-            single += len(leads) == 1
-            # A run of either that never got to the target: the differences of the other seeds
-            # alone would say nothing of that.
+            as_printed = 1 if float(a[0]["paper"]) > float(b[0]["paper"]) else -1
+            # A run that never got to its target: the differences of the other seeds alone would
+            # say nothing of that.
             never = any(r["ours"] is None and targeted(r["measure"]) for r in (*a, *b))
-            whole = len(leads) > 1 and not never
-            mean, half = metrics.interval(leads) if whole else (0.0, None)
-            if half is None or abs(mean) <= half:
+            leads = differences([(as_printed, a), (-as_printed, b)])
+            if own in (None, plain(str(a[0]["method"])), plain(str(b[0]["method"]))):
+                ours = add(ours, leads, never)
+            else:
+                others = add(others, leads, never)
+    return ours, others
+
+
+def own_method(rows: Sequence[Row]) -> str | None:
+    """Returns the method that the paper of these rows is about; None where it has none here."""
+    names = {str(r["method"]) for r in rows}
+    return next((m for m in names if m.lower() == str(rows[0]["table"]).partition("/")[0]), None)
+
+
+def differences(
+    terms: Sequence[tuple[float, Sequence[Row]]], measure: str = "ours"
+) -> dict[int, float]:
+    """Returns by seed the sum of factor times the measure of a method's row, for the seeds that all
+    methods have.
+    """
+    found = [
+        (factor, {int(r["seed"]): float(r[measure]) for r in rows if r.get(measure) is not None})
+        for factor, rows in terms
+    ]
+    seeds = set.intersection(*(set(values) for _, values in found))
+    return {s: math.fsum(factor * values[s] for factor, values in found) for s in sorted(seeds)}
+
+
+def add(counts: Counts, leads: Mapping[int, float], never: bool = False) -> Counts:
+    """Counts a difference, given by seed as the paper's claim has it: positive is as printed."""
+    if len(leads) < 2:
+        return replace(counts, single=counts.single + len(leads))
+    counts = replace(counts, pairs=counts.pairs + 1)
+    middle, half = metrics.interval(list(leads.values()))
+    if never or half is None or abs(middle) <= half:
+        return counts
+    if middle > 0:
+        return replace(counts, agree=counts.agree + 1)
+    return replace(counts, against=counts.against + 1)
+
+
+# -- claims of other kinds -------------------------------------------------------------------------
+def contrasted(
+    rows: Sequence[Row], contrasts: Sequence[JsonMapping]
+) -> tuple[Counts, list[str], list[Row]]:
+    """Returns how many of a claim's contrasts the runs show; what each comes to, as mean and
+    standard deviation over seeds; and the rows that it was computed from. claims.yaml explains a
+    contrast.
+    """
+    counts, texts, used = Counts(), list[str](), list[Row]()
+    for contrast in contrasts:
+        measure = str(contrast.get("measure", "ours"))
+        found = []
+        for setting in contrast.get("each", [""]):
+            terms = [(1.0, _rows_of(rows, one, setting)) for one in contrast["more"]]
+            terms += [(-1.0, _rows_of(rows, one, setting)) for one in contrast["less"]]
+            leads = differences(terms, measure)
+            if not leads:
                 continue
-            right = (mean > 0) == (float(printed[0]) > float(printed[1]))
-            agree += right
-            against += not right
-    return OrderVerdict(agree, against, pairs, single, own)
+            if not contrast.get("aside"):
+                counts = add(counts, leads)
+            spread = f" ± {statistics.stdev(leads.values()):.1f}" if len(leads) > 1 else ""
+            found.append(f"{statistics.fmean(leads.values()):+.1f}{spread}")
+            used += [r for _, own in terms for r in own if int(r["seed"]) in leads]
+        if found:
+            texts.append(f"{contrast['what']} {', '.join(found)}")
+    return counts, texts, used
+
+
+def _rows_of(rows: Sequence[Row], which: Sequence[str], setting: str) -> list[Row]:
+    """Returns the rows of a method whose setting has these words. which: the method, and words."""
+    method, *words = which
+    wanted = set(" ".join([*words, setting]).split())
+    return [
+        r
+        for r in rows
+        if r["method"] == method
+        and not r["changed"]
+        and wanted <= set(f"{r['dataset']} {r['variant'] or ''} {r['heterogeneity']}".split())
+    ]

@@ -6,9 +6,11 @@
                                                                  written there
 
     RESULTS.md     every table that was run: figures, and remarks of at most ten lines
-    README.md      a picture and a line for each table: did the paper's order of methods hold
+    README.md      a line for each claim of a paper: what was run, what came out, what is open
     FIELD.md       what several sources have for the same cells
+    claims.yaml    the claims, and what is open
     remarks.yaml   the remarks by table, and what other sources print
+    rows.yaml      what the rows are that stand beside a table's methods
     taken.yaml     what the runs take where a paper is silent
 
 and under results/PAPER-TABLE, of mini scale results/PAPER-TABLE-mini:
@@ -102,7 +104,8 @@ def capitalized(text: str) -> str:
 def keep(name: str, scale: str, out: Path, folder: Path) -> None:
     """Copies the rows, curves and pictures of a table's runs into the compact results; what is
     there of other cells and seeds stays. Of rows at changed settings those with fewer rounds alone
-    are kept, under a name that says so. Raises ConfigError where there are none.
+    are kept, under a name that says so, and those whose change rows.yaml names, as its row. Raises
+    ConfigError where there are none.
     """
     own = stem(name, scale)
     if not (out / f"{own}.csv").exists():
@@ -113,13 +116,40 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
     books = folder / "results"
     books.mkdir(parents=True, exist_ok=True)
     rows = results.read_csv(out / f"{own}.csv")
-    changed = {results.run_of(r) for r in rows if not _as_printed(r)}
+    beside = {
+        (row["of"], row["set"]): method
+        for method, row in labels(folder).get(name, {}).items()
+        if "set" in row
+    }
+    kept: dict[tuple[str, ...], JsonDict | None] = {}  # by run: what its rows change
+    for r in rows:
+        if _as_printed(r):
+            kept.setdefault(results.run_of(r), {})
+        elif method := beside.get((r["method"], r["changed"])):
+            kept.setdefault(
+                results.run_of(r), {"method": method, "in_paper": "no", "changed": None}
+            )
+        else:
+            kept[results.run_of(r)] = None
     for suffix, columns in (("", results.FIXED), ("-curves", results.CURVE)):
         source, target = out / f"{own}{suffix}.csv", books / f"{own}{suffix}.csv"
         if source.exists():
-            new = [r for r in results.read_csv(source) if results.run_of(r) not in changed]
+            new = []
+            for r in results.read_csv(source):
+                change = kept.get(results.run_of(r))
+                if change is not None:
+                    new.append({**r, **{k: v for k, v in change.items() if k in r or not suffix}})
             results.merge(target, thinned(new) if suffix else new, columns)
     draw_runs(name, scale, out, books / own)
+
+
+def labels(folder: Path) -> JsonDict:
+    """Returns what rows.yaml says of rows, by table and by the name in the method column."""
+    path = folder / "rows.yaml"
+    if not path.exists():
+        return {}
+    found: JsonDict = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _as_printed(row: Row) -> bool:
@@ -204,7 +234,8 @@ def results_page(folder: Path) -> str:
         "",
         "Written by `configs/papers/publish.py` from the CSV files in `results/` and the remarks "
         "in `remarks.yaml`; do not edit. [taken.yaml](taken.yaml) has what the runs take where a "
-        "paper is silent, `fednet/papers/PAPER.yaml` all settings and what is doubtful in print.",
+        "paper is silent, [rows.yaml](rows.yaml) how to run the rows that are not methods of a "
+        "table, `fednet/papers/PAPER.yaml` all settings and what is doubtful in print.",
         "",
         str(notes.get("preface", "")).strip(),
         "",
@@ -231,21 +262,21 @@ def _remark(notes: JsonMapping, name: str) -> list[str]:
 
 
 def _overview(books: Path) -> list[str]:
-    """A line a table: how many cells were run, at which scale, and how far the order of methods
-    agrees.
-    """
-    lines = [
-        "| table | cells | full scale | mini scale | pairs of methods in the paper's order (full "
-        "scale) |",
-        "| --- | ---: | ---: | ---: | --- |",
-    ]
+    """A line a table: how many cells were run, at which scale."""
+    lines = ["| table | cells | full scale | mini scale |", "| --- | ---: | ---: | ---: |"]
     for name in papers.with_results():
-        full, small = _rows(name, books, "full"), _rows(name, books, "mini")
-        found = [o for methods in rendering.grouped(full).values() if (o := order.order(methods))]
-        pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
-        counts = [len(papers.cells(name)), _cells_run(full) or "", _cells_run(small) or ""]
-        lines.append(f"| {name} | {counts[0]} | {counts[1]} | {counts[2]} | {pairs} |")
+        full, small = (_cells_run(_rows(name, books, scale)) or "" for scale in ("full", "mini"))
+        cells = str(len(papers.cells(name)))
+        if (shown := _shown_by(name)) is not None:
+            cells += f" of {shown}"
+        lines.append(f"| {name} | {cells} | {full} | {small} |")
     return lines
+
+
+def _shown_by(name: str) -> str | None:
+    """Returns the table whose runs are those of this figure."""
+    shown = papers.table(name).get("shown_by")
+    return None if shown is None else f"{name.partition('/')[0]}/{shown}"
 
 
 def _cells_run(rows: Sequence[Row]) -> int:
@@ -264,6 +295,8 @@ def _cells_run(rows: Sequence[Row]) -> int:
 def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
     parts = ["", f"### {name}", "", capitalized(papers.caption(name)) + ".", ""]
     parts += _remark(notes, name)
+    if (shown := _shown_by(name)) is not None:
+        parts += [f"The same runs as [{shown}](#{shown.replace('/', '').lower()}).", ""]
     run: set[str] = set()
     for scale, note in NOTES.items():
         rows = _rows(name, books, scale)
@@ -276,6 +309,8 @@ def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
                 f"at this size, and nothing with the paper.",
                 "",
             ]
+        if any(r["status"] == "done" for r in rows):
+            parts += ["Run again: " + ", ".join(f"`{c}`" for c in _commands(name, scale, rows)), ""]
         parts += [rendering.as_md(rows).rstrip()]
         parts += [f"- {line}" for line in order.notes(rows)]
         parts += _others(rows)
@@ -295,7 +330,7 @@ def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
         ]
         parts.append("")
     missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]
-    if missing:
+    if missing and shown is None:
         parts.append(f"Not run here: {', '.join(missing)}.")
     return parts
 
@@ -335,6 +370,7 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
     cells = papers.cells(name)
     columns = list(dict.fromkeys(c.column for c in cells))
     methods = list(dict.fromkeys(c.method for c in cells))
+    said = labels(books.parent).get(name, {})
 
     def place(r: Row) -> tuple[int, int, str, int]:
         column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
@@ -346,47 +382,103 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
             int(r["seed"]),
         )
 
-    return sorted(results.read_csv(path), key=place)
+    rows = sorted(results.read_csv(path), key=place)
+    return [{**r, "label": said.get(rendering.shown(r), {}).get("label")} for r in rows]
 
 
 # -- README.md -------------------------------------------------------------------------------------
-GALLERY = """\
-# The papers' tables, at a glance
+HEAD = """\
+# What the papers claim, and what came out here
 
-Written by `configs/papers/publish.py` from `results/`; do not edit. [RESULTS.md](RESULTS.md) has
-the tables, [FIELD.md](FIELD.md) what several sources say of the same cells.
+Written by `configs/papers/publish.py` from `results/` and `claims.yaml`; do not edit.
+[RESULTS.md](RESULTS.md) has the tables, pictures and commands, [FIELD.md](FIELD.md) what several
+sources say of the same cells.
 
-Two methods differ *significantly* where two or more seeds were run of both and the 95 % interval
-of their difference, seed by seed, excludes 0. **Confirmed**: no significant pair contradicts the
-printed order. **Not confirmed**: at least half of them do. **Partly confirmed**: fewer than half.
-**Inconclusive**: no numbers are printed, only one seed was run, or so few pairs are significant
-that chance alone would give as many in more than one of twenty tables. Mini scale is a small
-setting of our own, where only the order of methods can be compared.
+A claim is tested by differences, seed by seed: of the paper's own method and each baseline that it
+prints apart, in each setting, or of those that the line names. A difference is *significant* where
+two or more seeds were run and its 95 % interval excludes 0. Pairs of baselines are counted apart.
+
+- "5 of 10 pairs, 2 against": five are significant as printed, two are significant the other way.
+- **Confirmed**: all are significant as printed. **Partly confirmed**: some are, and fewer are
+  against. **Not confirmed**: at least as many are against. **Inconclusive**: one seed, or no more
+  significant differences than chance gives in one of twenty tables.
+- *Full scale* has the setting of the paper, as far as it states it. *Mini scale* is a small setting
+  of our own ([RESULTS.md](RESULTS.md) describes it): it compares methods with each other, and is no
+  test of the paper's numbers.
+- *CPU*: two cores of an AMD EPYC. *GPU*: one NVIDIA H100.
 """
+HARDWARE = {"cpu": "CPU", "cuda": "GPU"}
 
 
 def gallery_page(folder: Path) -> str:
-    """README.md, from the compact results in `folder`."""
+    """README.md, from the compact results and the claims in `folder`."""
+    claims: JsonDict = yaml.safe_load((folder / "claims.yaml").read_text(encoding="utf-8"))
     books = folder / "results"
-    parts: list[str] = [GALLERY.rstrip()]
-    left: list[str] = []
+    parts: list[str] = [HEAD.rstrip()]
     for paper, title in papers.NAMES.items():
-        lines: list[str] = []
-        for name in tables_of(paper):
-            if line := _line(name, books):
-                lines.append(line)
-            else:
-                left.append(name)
-        for name in without_runs(paper, books):
-            lines.append(
-                f"| | [{name}](RESULTS.md#{name.replace('/', '')}): {papers.no_runs()[name]}.<br>"
-                "Measured, without runs. |"
-            )
-        if lines:
-            parts += [f"\n## {title}\n", "| | |", "|---|---|", *lines]
-    if left:
-        parts += ["\n## Not run here\n", ", ".join(f"`fednet reproduce {n}`" for n in left) + "."]
+        own = claims[paper]
+        parts += [
+            f"\n## {title}\n",
+            *([f"*{papers.paper(paper)['title']}*\n"] if paper not in papers.FIELD else []),
+            "| the paper says | what was run | what came out | what is open |",
+            "|---|---|---|---|",
+            *(_claim(claim, books) for claim in own["claims"]),
+        ]
+        if more := str(own.get("more", "")).strip():
+            parts += ["", more]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _claim(claim: JsonMapping, books: Path) -> str:
+    """The line of a claim: its words, what was run for it, its verdict, and what is open."""
+    name = str(claim["table"])
+    ran, found = [], []
+    word, at = "inconclusive", ""
+    if "ran" in claim:  # without runs
+        ran, word = [str(claim["ran"])], str(claim["verdict"])
+    for scale, rows in _done(name, books).items() if "ran" not in claim else ():
+        if "contrasts" in claim:
+            counts, texts, rows = order.contrasted(rows, claim["contrasts"])
+            said = f"{counts.said('differences')}: {'; '.join(texts)}"
+        else:
+            counts, others = order.counted(rows)
+            own = order.own_method(rows)
+            said = counts.said(f"pairs with {own}" if own else "pairs")
+            if others.pairs:
+                said += f" (and {others.said('pairs of baselines')})"
+            rows = [r for r in rows if not r["label"]]
+        if not rows:
+            continue
+        ran.append(_ran(scale, rows))
+        found.append(f"{capitalized(scale)}: {said}.")
+        if word == "inconclusive" and counts.word != word:
+            word, at = counts.word, f" at {scale} scale" if scale == "mini" else ""
+    anchor = name.replace("/", "").lower()
+    return (
+        f"| {str(claim['says']).strip()} [{name.partition('/')[2]}](RESULTS.md#{anchor}) "
+        f"| {'<br>'.join(ran) or 'not run'} "
+        f"| {' '.join([f'**{capitalized(word)}**{at}.', *found, *_sentence(claim, 'found')])} "
+        f"| {' '.join(_sentence(claim, 'open'))} |"
+    )
+
+
+def _sentence(claim: JsonMapping, key: str) -> list[str]:
+    """Returns the claim's sentence under this key, if it has one."""
+    return [str(claim[key]).strip()] if key in claim else []
+
+
+def _ran(scale: str, rows: Sequence[Row]) -> str:
+    """Scale, datasets, seeds and hardware of these runs: "full: MNIST, 3 seeds, CPU"."""
+    datasets = ", ".join(dict.fromkeys(str(r["dataset"]) for r in rows))
+    many = [
+        len({r["seed"] for r in runs})
+        for methods in rendering.grouped(rows).values()
+        for runs in methods.values()
+    ]
+    least, most = min(many), max(many)
+    seeds = f"{least} to {most} seeds" if least < most else f"{most} seed{'s' * (most > 1)}"
+    devices = {str(r["device"]).partition(":")[0] for r in rows if r["device"]}
+    return f"{scale}: {datasets}, {seeds}, {' and '.join(HARDWARE[d] for d in sorted(devices))}"
 
 
 def _done(name: str, books: Path) -> dict[str, list[JsonDict]]:
@@ -395,40 +487,32 @@ def _done(name: str, books: Path) -> dict[str, list[JsonDict]]:
     return {scale: rows for scale, rows in every.items() if rows}
 
 
-def _line(name: str, books: Path) -> str:
-    """A table's picture, its verdict and the commands that run it again; "" if it was not run."""
-    scales = _done(name, books)
-    if not scales:
-        return ""
-    found = {scale: order.verdict(rows) for scale, rows in scales.items()}
-    nothing = "inconclusive"
-    word, at = next(((v.word, s) for s, v in found.items() if v.word != nothing), (nothing, ""))
-    at = f" at {at} scale" if at == "mini" else ""
-    said = "; ".join(v.said(s, _seeds(scales[s])) for s, v in found.items())
-    shown = books / f"{stem(name, next(iter(scales)))}.svg"
-    picture = f'<img src="results/{shown.name}" width="240">' if shown.exists() else ""
-    anchor = name.replace("/", "").lower()
-    caption = papers.caption(name).replace("|", "\\|")
-    commands = "<br>".join(f"`{_command(name, s, rows)}`" for s, rows in scales.items())
-    return (
-        f"| {picture} | [{name}](RESULTS.md#{anchor}): {caption}.<br>**{word.capitalize()}**{at}"
-        f" ({said}).<br>{commands} |"
-    )
-
-
-def _seeds(rows: Sequence[Row]) -> list[int]:
-    return sorted({int(r["seed"]) for r in rows})
-
-
-def _command(name: str, scale: str, rows: Sequence[Row]) -> str:
-    """What runs these again."""
+def _commands(name: str, scale: str, rows: Sequence[Row]) -> list[str]:
+    """What runs these again: the seeds of most methods, then those of a few."""
+    done = [r for r in rows if r["status"] == "done" and not r["label"]]
     every = dict.fromkeys(c.dataset for c in papers.cells(name))
-    ran = dict.fromkeys(str(r["dataset"]) for r in rows)
+    ran = dict.fromkeys(str(r["dataset"]) for r in done)
     words = ["fednet reproduce", name]
     words += [f"--dataset {next(iter(ran))}"] if len(ran) == 1 < len(every) else []
     words += ["--scale mini"] if scale == "mini" else []
-    seeds = ",".join(map(str, _seeds(rows)))
-    return " ".join([*words, *([f"--seeds {seeds}"] if seeds != "0" else [])])
+    seeds: dict[frozenset[int], list[tuple[tuple[str, ...], str]]] = {}
+    for column, methods in rendering.grouped(done).items():
+        for method, runs in methods.items():
+            seeds.setdefault(frozenset(int(r["seed"]) for r in runs), []).append((column, method))
+    most = max(seeds, key=lambda own: len(seeds[own]))
+    commands = [" ".join(words) + (f" --seeds {_listed(most)}" if most != {0} else "")]
+    for own, cells in seeds.items():
+        if not own <= most:
+            settings = dict.fromkeys(order.setting(column[1:]) for column, _ in cells)
+            only = ",".join(dict.fromkeys(method for _, method in cells))
+            few = [*words, f'--only "{only}"', f"--seeds {_listed(own - most)}"]
+            few += [f'--setting "{next(iter(settings))}"'] if len(settings) == 1 else []
+            commands.append(" ".join(few))
+    return commands
+
+
+def _listed(seeds: frozenset[int]) -> str:
+    return ",".join(map(str, sorted(seeds)))
 
 
 # -- FIELD.md --------------------------------------------------------------------------------------

@@ -39,10 +39,13 @@ def grouped(
     found: dict[tuple[str, ...], dict[str, list[JsonMapping]]] = {}
     for r in rows:
         column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
-        # Another run than the one without.
-        name = str(r["method"]) + (f" [{r['changed']}]" if r["changed"] else "")
-        found.setdefault(column, {}).setdefault(name, []).append(r)
+        found.setdefault(column, {}).setdefault(shown(r), []).append(r)
     return found
+
+
+def shown(row: JsonMapping) -> str:
+    """Returns the method of a row and what was changed, which makes it another run."""
+    return str(row["method"]) + (f" [{row['changed']}]" if row["changed"] else "")
 
 
 def mean(rows: Sequence[JsonMapping], key: str) -> float | None:
@@ -90,7 +93,7 @@ def _line(method: str, runs: Sequence[JsonMapping]) -> dict[str, str]:
     if as_printed and "never" not in text and ours is not None and paper is not None:
         difference = f"{ours - paper:+.2f}"
     return {
-        "method": method if first.get("in_paper") != "no" else f"{method} (not in the paper)",
+        "method": f"{method} ({first['label']})" if first.get("label") else method,
         "paper": _text(paper),
         "ours": text,
         "difference": difference,

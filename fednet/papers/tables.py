@@ -12,6 +12,7 @@ count are applied, in their order, those of the paper before those of the table.
 
     caption                      what the table is about
     no_runs                      why there are no runs behind it; then nothing else is needed
+    shown_by                     of a figure: the table whose runs it shows
     base, changes, mini          as of the paper, for this table
     at                           the words that all cells share
     by                           which words the levels of `cells` are; `variant heterogeneity` is

@@ -49,7 +49,7 @@ def test_every_number_of_a_table_is_the_figure_of_a_cell(table):
 
 
 KEYS = {"title", "settings", "anomalies", "base", "changes", "mini"}
-TABLE_KEYS = {"caption", "base", "changes", "mini", "at", "by", "columns", "measures"}
+TABLE_KEYS = {"caption", "shown_by", "base", "changes", "mini", "at", "by", "columns", "measures"}
 
 
 @pytest.mark.parametrize("paper", papers.NAMES)
@@ -69,6 +69,14 @@ def test_every_line_of_a_description_is_read(paper):
                 assert unread(table[key], own) == [], (name, key)
     for key in ("changes", "mini"):
         assert unread(described.get(key, {}), every) == [], key
+
+
+def test_a_figure_of_another_tables_runs_has_cells_of_that_table_alone():
+    shown = {t: papers.table(t)["shown_by"] for t in TABLES if "shown_by" in papers.table(t)}
+    assert set(shown) == {"feddpc/figure3", "feddpc/figure4", "feddpc/figure5", "fedrds/figure4"}
+    for figure, other in shown.items():
+        runs = {c.name for c in papers.cells(f"{figure.partition('/')[0]}/{other}")}
+        assert {c.name for c in papers.cells(figure)} <= runs
 
 
 def unread(lines: dict, cells: list[papers.Cell]) -> list[str]:
