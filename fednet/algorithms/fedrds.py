@@ -18,7 +18,8 @@ What the paper leaves open:
 - Clients share "the same data" in the paper, which may mean one draw for all clients
   (`shared_draw: same`) or draws from one pool. By default each client has a draw of its own.
 - n_k in the mean (Eq. 9) counts shared samples too.
-- The "pre-trained model" of step 3 is the initial model; `model.weights` can name another.
+- The "pre-trained model" of step 3 is trained for `pretrain_epochs` on D' at the server, none by
+  default: the paper does not say on what, nor how long. `model.weights` can name another model.
 
 The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation alone, `sigma_mode:
 fixed` with `sigma0: 0` is data sharing alone.
@@ -36,6 +37,7 @@ from fednet.plain import part_of
 from fednet.training.samples import take
 
 LABEL_BYTES = 8  # int64
+PRETRAIN_BATCH = 64
 
 
 @algorithm("fedrds")
@@ -60,6 +62,8 @@ class FedRDS(Algorithm):
         """Sign s in the exponent; 1 as printed; -1: clients that drifted more are pulled harder."""
         shared_draw: Literal["random", "same"] = "random"
         """random: each client gets its own draw of D'; same: all get the same."""
+        pretrain_epochs: Count = 0
+        """Epochs for which the server trains the first model on D' (step 3)."""
 
     class Enrolment(Payload):
         samples: Shared
@@ -77,7 +81,13 @@ class FedRDS(Algorithm):
     def prepare(self, server, host):
         if host.public is None:
             return server
-        return server.replace(draw=int(host.rng("shared").integers(2**62)))
+        server = server.replace(draw=int(host.rng("shared").integers(2**62)))
+        epochs = self.config.pretrain_epochs
+        if not epochs:
+            return server
+        samples = Samples(host.public_inputs[0], host.public.train[1])
+        fitted = host.fit(server.x, samples, epochs=epochs, lr=host.lr, batch_size=PRETRAIN_BATCH)
+        return server.replace(x=fitted)
 
     def enroll(self, server, client_id, host):
         if host.public is None:

@@ -56,6 +56,7 @@ def test_is_fedavg_to_the_bit(name, options, cohorts):
     [
         ("fedcm", {"alpha": 1.0}, 1e-6),
         ("fedga", {"beta": 0.0}, 1e-6),
+        ("fedga", {"beta": 0.0, "mode": "stale"}, 1e-6),
         ("fedvarp", {}, 1e-6),
         ("feddpc", {"projection": False, "scaling": False}, 1e-5),
         ("fedexp", {"eps": 1e9}, 1e-6),

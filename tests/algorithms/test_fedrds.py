@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 from fednet.algorithms.base import Samples
 from fednet.algorithms.fedrds import FedRDS
 from tests.algorithms.harness import begun, same
+from tests.algorithms.reference import LR, Reference, agrees
 
 FIXED_0 = {"sigma_mode": "fixed", "sigma0": 0}
 
@@ -87,3 +90,17 @@ def test_data_sharing_alone_is_fedavg_on_private_and_shared_samples():
     host = f.host(3)
     host.data = (torch.cat([x, more.x / 2]), torch.cat([y, more.y]))
     assert same(f.ups[3].x, host.train(f.downs[3].x).x)
+
+
+def test_pretraining_starts_from_a_model_that_the_server_trained_on_all_public_samples():
+    """Two epochs of 40 samples in batches of 64 are two steps on all of them."""
+    f = begun("fedrds", pretrain_epochs=2)
+    x, y = f.federation.public_data.train
+    reference = Reference(f.federation)
+    w = reference.start
+    for _ in range(2):
+        loss = F.cross_entropy(reference.load(w)(x.double()), y)
+        slopes = torch.autograd.grad(loss, list(reference.module.parameters()))
+        w = w - LR * parameters_to_vector(slopes)
+    assert agrees(f.server.x, w)
+    assert same(begun("fedrds").server.x, f.setting.initial)

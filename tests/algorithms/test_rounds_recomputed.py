@@ -82,6 +82,39 @@ def test_fedga_also_where_a_client_is_lost_between_the_exchanges():
     assert agrees(run.x, w)
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_fedga_stale_takes_the_mean_gradients_of_the_last_trainings_in_one_exchange(rho):
+    """Two steps with momentum 0.9 go as far as 1 + 1.9 = 2.9 steps of one gradient."""
+    steps, beta, cohorts = 2, 0.5, [[0, 1], [1, 2, 3], [0, 3]]
+    f = whole_batches(train={"epochs": steps, "momentum": rho}, rounds=3)
+    run = f.run("fedga", cohorts=cohorts, mode="stale", beta=beta)
+    assert [len(e.down.fields) for e in run.algorithm.exchanges] == [2]
+    assert run.algorithm.sends() == ("2|w|", "|w|")
+    reference = Reference(f)
+    w, g, own = reference.start, torch.zeros_like(reference.start), {}
+    for cohort in cohorts:
+        change = {}
+        for k in cohort:
+            start = w - beta * (g - own[k]) if k in own else w
+            change[k] = start - reference.descend(start, k, steps, momentum=rho)
+            own[k] = change[k] / (LR * (2.9 if rho else 2))
+        g = sum(own[k] for k in cohort) / len(cohort)
+        w = w - sum(change.values()) / len(cohort)
+    assert agrees(run.x, w)
+    assert agrees(run.server.g, g, 1e-4)
+
+
+def test_fedga_stale_refuses_what_its_division_by_rate_and_steps_does_not_allow():
+    def configured(mode):
+        algorithm = {"name": "fedga", "mode": mode}
+        train = {"momentum": 0.9, "keep_optimizer": True}
+        return from_mapping({"algorithm": algorithm, "train": train})
+
+    configured("exact")
+    with pytest.raises(ConfigError, match=r"train.keep_optimizer: fedga does not allow it: a grad"):
+        configured("stale")
+
+
 def test_dilocos_outer_step_is_torchs():
     train = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "steps": 5}
     run = Federation(train=train).run("diloco")

@@ -63,7 +63,9 @@ def test_cost_in_mb_is_that_of_the_declared_payloads(capsys):
 def test_costs_are_those_of_the_methods_own_options(capsys):
     plain = costs(capsys)
     w = float(plain["fedavg"][0])
+    stale = costs(capsys, "algorithm={name: fedga, mode: stale}")["fedga"]
     assert float(plain["fedga"][1]) == pytest.approx(2 * w, abs=0.01)
+    assert float(stale[1]) == pytest.approx(w, abs=0.01)
     whole = costs(capsys, "algorithm={name: fedper, personal_layers: 0}")
     assert whole["fedper"][0] == plain["fedavg"][0] != plain["fedper"][0]
 
