@@ -82,7 +82,6 @@ FIXED = {"sigma_mode": "fixed", "sigma0": 0.3}
     [
         (("fedvarp", {}), ("fedavg", UNIFORM), FIRST, [[0, 2]], 1e-6),
         (("scaffold", {}), ("fedavg", UNIFORM), FIRST, [[0, 2]], 1e-6),
-        (("ca2fl", {}), ("fedvarp", {}), {}, PARTIAL, 1e-6),  # nothing is stale
         (("fedexp", {}), ("fedavg", UNIFORM), ALIKE, None, 1e-6),
         (("fedsgd", {}), ("fedavg", {}), {"train": {"batch_size": 1000}}, None, 1e-5),
         (("fednova", {}), ("fedavg", {}), {"train": {"batch_size": 1000, "epochs": 2}}, None, 1e-5),
