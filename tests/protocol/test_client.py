@@ -574,6 +574,16 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
         given(client, data)
 
 
+def test_a_damaged_part_of_an_equal_payload_does_not_change_the_one_in_memory():
+    c, size = ready(slots=2), 2 * m.PART
+    for client, data in ((0, b"a"), (1, b"!")):
+        give(c, task(size, key=key(client), check=b"digest"), None)
+        for index in range(2):
+            out = part(c, key(client), index, data * m.PART)
+        (given,) = [i for i in out if isinstance(i, Given)]
+        assert bytes(given.body) == b"a" * size
+
+
 def test_who_has_just_said_something_need_not_say_that_it_is_alive():
     c = ready()
     c.tick(0.0)

@@ -452,6 +452,15 @@ def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
     assert "not asked for" in refusal(judges(s, b"o"))
 
 
+def test_evaluation_comes_again_with_a_task_that_is_given_out_again():
+    s = begun([spec(0, judge=True)])
+    judges(s)
+    replies(s, b"1", 0)
+    assert [t.key.attempt for t in sent(s.reject(key(), "not finite", 0.0), m.Task)] == [1]
+    again = m.Reply(run="r", inc=1, key=replace(JUDGED, attempt=1), form=form(2), size=2)
+    assert [type(i) for i in say(s, b"1", again, body=memoryview(b"ok"))] == [Store, Arrived]
+
+
 def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
     def declared(key, found):
         if key.purpose == "evaluate":
@@ -522,6 +531,14 @@ def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
     out = replies(s, b"1", 5)
     assert [t.key for t in sent(out, m.Task)] == [key(3)]
     assert [t.key for t in sent(fails(s, b"1", 4, again=True), m.Task)] == [key(4, 1)]
+
+
+def test_signs_of_life_do_not_put_off_a_deadline():
+    s = begun(rules=Rules(deadline=10.0, silent=None))
+    for now in (3.0, 6.0, 9.0):
+        say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), now)
+        assert of(s.tick(now), Resolved) == []
+    assert of(s.tick(10.0), Resolved) == [Resolved(key(0), "deadline")]
 
 
 def test_deadline_of_a_task_runs_from_when_it_is_its_turn():

@@ -104,6 +104,16 @@ def test_a_reply_of_which_a_model_that_is_not_finite_is_made_is_left_out(tmp_pat
     assert all("its reply gives no model: x is not finite" in r for r in reasons(left_out))
 
 
+def test_a_reply_that_makes_the_model_grow_beyond_any_use_is_left_out(tmp_path, monkeypatch):
+    """Each of its numbers is finite, and no bound on the replies' norms is set."""
+    unbounded = {"security": {"max_norm": None}}
+    alone = others_alone(tmp_path, **unbounded)
+    lies(monkeypatch, FedAvg, lambda up: type(up)(x=up.x * 1e8, run=up.run))
+    lied_to = run(tmp_path / "lied_to", **unbounded)
+    assert hashes(lied_to) == hashes(alone)
+    assert all("times its first" in r for r in reasons(lied_to))
+
+
 def spoil_unless_alone(monkeypatch):
     """What comes of the liar's reply and another one is no model."""
     finish = FedAvg.server_update

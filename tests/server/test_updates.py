@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fednet.records.manifest import read_manifest
 from fednet.server.io import ServerIO
 from fednet.server.rounds import Rounds
 from fednet.server.watch import Watch
@@ -112,6 +113,17 @@ def test_a_run_goes_on_after_a_stop_with_the_same_bits(tmp_path: Path, changes: 
     assert hashes(parts) == hashes(whole)
     keys = ("selected", "completed", "staleness", "dropped", "seconds_virtual", "useful")
     assert [[r[k] for k in keys] for r in parts] == [[r[k] for k in keys] for r in whole]
+
+
+def test_a_task_that_goes_on_after_a_stop_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
+    link = {"clock": "virtual", "step_ms": 1, "up_mbps": 8.0, "down_mbps": 0.05}
+    changes = {"link": {**link, "per_client": {"3": {"down_mbps": 0.01}}}}
+    _, whole = run(tmp_path / "whole", rounds=6, **changes)
+    for until in (1, 2, 3, 6):
+        path, parts = run(tmp_path / "parts", rounds=until, resume=until > 1, **changes)
+        if until < 6:
+            assert read_manifest(path / "checkpoint")[0].under_way
+    assert [r["seconds_virtual"] for r in parts] == [r["seconds_virtual"] for r in whole]
 
 
 def test_the_order_in_which_replies_came_repeats_a_run_to_the_bit(tmp_path: Path) -> None:
