@@ -1,14 +1,13 @@
 """The virtual clock: nothing sleeps. A message takes the time of its bytes over its client's link,
 and training the time of its steps.
 
-All clients of a phase start together, so the configuration alone decides who is late, the same in
-every repetition.
+All clients of a phase start together, so the configuration alone decides when each of them is
+over, the same in every repetition.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -16,7 +15,7 @@ from msgspec import structs
 from fednet import world as worlds
 from fednet.config import Config
 from fednet.experiment import links
-from fednet.protocol.tasks import LEFT, Leaves, TaskSpec, message_of
+from fednet.protocol.tasks import Leaves, TaskSpec, message_of
 from fednet.transport.framing import framing
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
@@ -93,73 +92,12 @@ class VirtualClock:
         went = link.carried("up", at + begins, stays - begins)
         return None if math.isinf(went) else Leaves(up=math.ceil(went))
 
-    def late(
-        self, times: Mapping[int, float], leaves: Mapping[int, float] | None = None
-    ) -> dict[int, str]:
-        """Returns the clients that do not count, and why: gone before they were done, beyond the
-        deadline, or not among the first k (ties to the smaller id). leaves: seconds after which a
-        client is gone.
-        """
-        deadline = self.config.round.deadline
-        first = self.config.first
-        gone = {c: s for c, s in (leaves or {}).items() if c in times and times[c] > s}
-        late = {
-            c: "deadline"
-            for c, t in times.items()
-            if deadline is not None and min(t, gone.get(c, t)) > deadline
-        }
-        late |= {c: LEFT for c in gone if c not in late}
-        order = sorted((c for c in times if c not in late), key=lambda c: (times[c], c))
-        if first is not None and len(order) >= first:
-            closes = times[order[first - 1]]
-            rest = [
-                *order[first:],
-                *(c for c in late if min(times[c], gone.get(c, closes)) > closes),
-            ]
-            late |= dict.fromkeys(rest, f"not among the first {first}")
-        return late
-
-    def span(
-        self,
-        times: Mapping[int, float],
-        lost: bool = False,
-        leaves: Mapping[int, float] | None = None,
-    ) -> float:
-        """Returns how long the phase took: until the last client that counts, or until the deadline
-        if one missed it. A client that leaves is waited for until it has left, and a lost one for
-        `patience`.
-        """
-        section = self.config.round
-        late = self.late(times, leaves)
-        last = max((t for c, t in times.items() if c not in late), default=0.0)
-        if self.config.first is not None and len(times) - len(late) >= self.config.first:
-            return last
-        if section.deadline is not None and "deadline" in late.values():
-            return section.deadline
-        last = max([last, *((leaves or {})[c] for c, why in late.items() if why == LEFT)])
-        return max(last, self.patience) if lost else last
-
     @property
     def patience(self) -> float:
         """Returns how many seconds a lost client is waited for."""
         section = self.config.round
         waits = [s for s in (section.deadline, section.lost.closed) if s is not None]
         return min(waits, default=0.0)
-
-    def split(
-        self,
-        parts: Mapping[int, Mapping[str, float]],
-        times: Mapping[int, float],
-        span: float,
-        leaves: Mapping[int, float] | None = None,
-    ) -> dict[str, float]:
-        """Returns what a phase's time was spent on: training and sending of the last client that
-        counts; the rest is waiting.
-        """
-        late = self.late(times, leaves)
-        last = max((c for c in times if c not in late), key=lambda c: (times[c], -c), default=None)
-        found = dict(parts[last]) if last is not None else {"sending": 0.0, "training": 0.0}
-        return {**found, "waiting": max(0.0, span - sum(found.values()))}
 
 
 def crossing(message: m.Task | m.Reply) -> int:

@@ -20,6 +20,7 @@ DEATHS = 5  # how often a worker may be lost while it runs one task, which may k
 # Why a client was dropped that no longer has the state which its task starts from.
 STATE_LOST = "failed: state lost: "
 LEFT = "left"  # why a client that went away did not complete its task
+DEADLINE = "deadline"  # why a client that took too long did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,18 @@ class Leaves:
     at: float | None = None
     down: int | None = None
     up: int = 0
+
+
+def end_of(reply: float, leaves: float, deadline: float) -> tuple[float, str]:
+    """The second at which a client's task is over, and why it has no reply then, "" where it has
+    one. All are seconds of one clock, infinite for never: when its whole reply is here, when the
+    client goes away, and the last one at which it is in time.
+    """
+    if min(reply, leaves) > deadline:
+        return deadline, DEADLINE
+    if reply > leaves:
+        return leaves, LEFT
+    return reply, ""
 
 
 class TaskSpec(msgspec.Struct):

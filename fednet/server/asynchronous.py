@@ -30,7 +30,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import selection
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Replay
-from fednet.protocol.tasks import LEFT, STATE_LOST, TaskSpec
+from fednet.protocol.tasks import LEFT, STATE_LOST, TaskSpec, end_of
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import (
@@ -458,10 +458,7 @@ class Updates:
         took = clock.seconds(client, task.spec.cost, task.bytes, up, slow, delay, at=task.at)
         latest = math.inf if deadline is None else task.at + deadline
         end = math.inf if lost else task.at + sum(took.values())
-        leaves = task.at + task.leaves_s
-        if min(end, leaves) > latest:
-            return latest, "deadline"
-        return (leaves, LEFT) if end > leaves else (end, "")
+        return end_of(end, task.at + task.leaves_s, latest)
 
     # -- an update ---------------------------------------------------------------------------------
     def _made(self) -> OpenRound:

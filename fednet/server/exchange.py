@@ -38,11 +38,12 @@ from fednet.experiment.evaluations import (
 from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.plain import JsonDict
-from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec
+from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec, end_of
 from fednet.records.rows import TIMES
 from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply
 from fednet.server.io import LEFT_OUT
+from fednet.server.schedule import Cohort
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -108,7 +109,9 @@ class OpenExchange:
     the cohort once all are asked. residuals: what compressed broadcasts have left out, and what
     compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
     that earlier servers received, by client and purpose. encoding: seconds. judge: see `TaskSpec`.
-    restarted: clients that had lost their state, and were asked again from an initial one.
+    restarted: clients that had lost their state, and were asked again from an initial one. virtual,
+    virtual_split: seconds on the virtual clock from the tasks to its close, and what they were
+    spent on.
     """
 
     round: int
@@ -124,6 +127,8 @@ class OpenExchange:
     encoding: float = 0.0
     judge: bool = False
     restarted: list[int] = field(default_factory=list)
+    virtual: float = 0.0
+    virtual_split: dict[str, float] = field(default_factory=dict)
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
     based: dict[bytes, TaskSpec] = field(default_factory=dict)  # see `with_base`
@@ -137,17 +142,6 @@ class OpenExchange:
     def dropped(self) -> dict[int, str]:
         """By client: why it did not complete the exchange."""
         return {client: asked.reason for client, asked in self.asked.items() if asked.reason}
-
-    @property
-    def virtual_times(self) -> dict[int, float]:
-        """By client: the seconds after which its part was over on the virtual clock."""
-        found = {}
-        for client, asked in self.asked.items():
-            if asked.times:
-                found[client] = sum(asked.times.values())
-            elif asked.reason == LEFT:
-                found[client] = math.inf
-        return found
 
     def past(self, client: int, way: str) -> Memory:
         """What is remembered with a client of earlier messages that way."""
@@ -443,7 +437,12 @@ def note_dropped(session: Session, exchange: OpenExchange, client: int) -> None:
 
 
 def decide(session: Session, exchange: OpenExchange, clock: VirtualClock) -> None:
-    """On the virtual clock: who was in time."""
+    """On the virtual clock: who was in time, when the exchange closed, and what the time was spent
+    on. A client that is lost is waited for as long as one may be.
+    """
+    deadline = session.config.round.deadline
+    latest = math.inf if deadline is None else deadline
+    ends: dict[int, tuple[float, str]] = {}
     for client, asked in exchange.asked.items():
         if asked.reply is not None and not asked.reason:
             asked.times = clock.seconds(
@@ -454,12 +453,24 @@ def decide(session: Session, exchange: OpenExchange, clock: VirtualClock) -> Non
                 *session.faults.time(exchange.round, exchange.index, client),
                 at=exchange.at,
             )
-    if session.faults.replay is not None:
+            ends[client] = end_of(sum(asked.times.values()), asked.leaves_s, latest)
+        elif asked.reason == LEFT:
+            ends[client] = end_of(math.inf, asked.leaves_s, latest)
+        else:
+            ends[client] = clock.patience, asked.reason
+    cohort = Cohort.of(ends, session.config.first)
+    exchange.virtual = cohort.at
+    exchange.virtual_split = {"sending": 0.0, "training": 0.0}
+    if cohort.replied:
+        exchange.virtual_split = dict(exchange.asked[cohort.replied[-1]].times)
+    waiting = cohort.at - sum(exchange.virtual_split.values())
+    exchange.virtual_split["waiting"] = max(0.0, waiting)
+    if session.faults.replay is not None:  # who counts is on record
         return
-    leaves = {c: a.leaves_s for c, a in exchange.asked.items()}
-    for client, reason in clock.late(exchange.virtual_times, leaves).items():
-        if exchange.asked[client].reason != reason:
-            exchange.asked[client].reason = reason
+    for client, reason in cohort.dropped.items():
+        asked = exchange.asked[client]
+        if asked.reason in ("", LEFT) and asked.reason != reason:
+            asked.reason = reason
             note_dropped(session, exchange, client)
 
 

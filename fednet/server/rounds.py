@@ -496,18 +496,14 @@ def add_times(session: Session, round: OpenRound) -> None:
         left -= taken(seconds, shares, left)
     seconds["waiting"] += left
 
-    step_s, clock = session.world.step_s, session.clock
+    step_s = session.world.step_s
     if step_s is not None:
         trained = [step_s[c] * exchange.asked[c].spec.cost for c in exchange.done]
         if trained:
             round.record.training_s = (round.record.training_s or 0.0) + sum(trained)
-    if clock is not None:
-        times, leaves = exchange.virtual_times, {c: a.leaves_s for c, a in exchange.asked.items()}
-        splits = {c: a.times for c, a in exchange.asked.items() if a.times}
-        span = clock.span(times, bool(set(exchange.dropped) - set(times)), leaves)
-        round.virtual += span
-        for name, part in clock.split(splits, times, span, leaves).items():
-            round.virtual_split[name] = round.virtual_split.get(name, 0.0) + part
+    round.virtual += exchange.virtual
+    for name, part in exchange.virtual_split.items():
+        round.virtual_split[name] = round.virtual_split.get(name, 0.0) + part
 
 
 def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:

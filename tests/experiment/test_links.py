@@ -109,6 +109,11 @@ def test_on_the_virtual_clock_who_is_late_is_the_same_wherever_it_runs(tmp_path)
     for directory in (one, two):
         assert [r["dropped"] for r in lines(directory / "rounds.jsonl")] == [{"2": "deadline"}] * 2
         assert [r["seconds_virtual"] for r in lines(directory / "rounds.jsonl")] == [1.0, 1.0]
+        # The time of the last who counts; the rest of the second is waiting.
+        for split in [r["seconds_virtual_by_phase"] for r in lines(directory / "rounds.jsonl")]:
+            assert split["training"] == pytest.approx(0.3)
+            assert split["waiting"] > 0.1
+            assert sum(split.values()) == pytest.approx(1.0)
         assert {
             r["useful"]
             for r in lines(directory / "wire.jsonl")

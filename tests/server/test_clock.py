@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,12 @@ from fednet.config import (
     Config,
     DevicesSection,
     LinkSection,
-    RoundSection,
 )
 from fednet.experiment.clock import VirtualClock
 from fednet.protocol.tasks import Leaves
 
 
-def clock(**round: object) -> VirtualClock:
+def clock() -> VirtualClock:
     link = LinkSection(
         clock="virtual",
         up_mbps=8.0,
@@ -28,8 +26,7 @@ def clock(**round: object) -> VirtualClock:
         step_ms=10,
         per_client={"2-3": ClientLinkSection(up_mbps=2.0)},
     )
-    # Two of the four are selected per round, or with ask: 2 all four, of which the first two count.
-    return VirtualClock(Config(clients=4, link=link, round=RoundSection(**round)))  # type: ignore[arg-type]
+    return VirtualClock(Config(clients=4, link=link))
 
 
 def test_a_task_takes_its_bytes_over_its_link_its_steps_and_two_latencies() -> None:
@@ -40,12 +37,6 @@ def test_a_task_takes_its_bytes_over_its_link_its_steps_and_two_latencies() -> N
     assert clock().seconds(2, 100, down=2_000_000, up=1_000_000) == pytest.approx(
         {"sending": 1.0 + 4.0 + 0.1, "training": 1.0}
     )
-
-
-def test_the_first_k_count_and_ties_go_to_the_smaller_id() -> None:
-    times = {3: 2.0, 0: 4.0, 1: 2.0, 2: 1.0}
-    assert clock(ask=2.0).late(times) == {3: "not among the first 2", 0: "not among the first 2"}
-    assert clock(ask=2.0).span(times) == 2.0
 
 
 # -- who leaves ------------------------------------------------------------------------------------
@@ -71,16 +62,6 @@ def test_what_has_crossed_tells_when_a_client_is_gone(tmp_path: Path) -> None:
     # half a second before it goes a million bytes have come, of the second part of a MiB none
     assert at(1, 100, 2_000_000, 6.0) == Leaves(down=1)
     assert at(1, 100, 2_000_000, 7.0) == Leaves(down=0)
-
-
-def test_one_who_leaves_before_it_is_done_is_late_and_the_round_lasts_until_then() -> None:
-    times = {0: 1.0, 1: math.inf, 2: 2.0}
-    assert clock().late(times, {1: 5.0}) == {1: "left"}
-    assert clock().span(times, leaves={1: 5.0}) == 5.0
-    assert clock().late({0: 1.0}, {0: 1.0}) == {}  # done as it leaves
-    assert clock(deadline=3.0).late(times, {1: 5.0}) == {1: "deadline"}
-    assert clock(deadline=3.0).late(times, {1: 2.5}) == {1: "left"}
-    assert clock(deadline=3.0).span(times, leaves={1: 2.5}) == 2.5
 
 
 def test_a_rate_of_each_second_makes_sending_take_as_long_as_when_it_begins(
