@@ -13,6 +13,7 @@ a task is sent once a hand-out. Who sends many messages that belong to nothing i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -41,6 +42,7 @@ from fednet.protocol.tasks import (
     Rules,
     TaskSpec,
     TrackedTask,
+    end_of,
     message_of,
 )
 from fednet.protocol.transfers import Receiving, Sending, before_cut
@@ -114,7 +116,6 @@ class ServerProtocol:
             int, bytes
         ] = {}  # ids that ask to join the run: over which connection
         self._explained: set[bytes] = set()  # connections that only read the configuration
-        self._done = 0  # tasks of this phase
         self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._leaving: list[TrackedTask] = []  # tasks whose clients go away
         self._waiting: dict[int, TrackedTask] = {}  # by client
@@ -141,7 +142,7 @@ class ServerProtocol:
         self._cancel("the phase is over")
         self.strikes.clear()
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
-        self.tasks, self._leaving, self._done = {}, [], 0
+        self.tasks, self._leaving = {}, []
         self._add(sorted(specs, key=lambda spec: (-spec.cost, spec.client)))
         self._expire()
         return self._instructions()
@@ -164,16 +165,12 @@ class ServerProtocol:
         if t is None or t.status is not TaskState.ARRIVED:
             return []
         t.change(TaskEvent.ACCEPTED)
-        self._done += 1
         worker = self.roster.workers.get(t.worker)
         if worker is not None:
             worker.lacks.discard(key.client)
             word = "evaluated" if key.purpose == "evaluate" else "answered for"
             worker.did = word, key.client, key.round
         self._out.append(Resolved(key))
-        first = self.rules.first
-        if first is not None and self._done >= first:
-            self._cancel(f"not among the first {first}")
         return self._instructions()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
@@ -795,10 +792,8 @@ class ServerProtocol:
         for spec in specs:
             round, attempt = spec.round or self.round, 0
             last = self.tasks.get(spec.client)
-            if last is not None:
-                if last.key.round == round:
-                    attempt = last.key.attempt + 1
-                self._done -= last.status is TaskState.DONE
+            if last is not None and last.key.round == round:
+                attempt = last.key.attempt + 1
             key = Key(round, self.phase, attempt, spec.client, self.purpose)
             self._places += 1
             t = TrackedTask(spec, key, self._places, since=self.now)
@@ -988,14 +983,12 @@ class ServerProtocol:
 
     # -- how long the server waits -----------------------------------------------------------------
     def _depart(self) -> None:
-        """Drops the tasks of clients that went away."""
+        """Drops the tasks of clients that went away, by what has crossed."""
         for t in self._leaving:
             leaves = t.spec.leaves
-            if leaves is None or t.status in (TaskState.ARRIVED, *ENDED):
+            if leaves is None or leaves.at is not None or t.status in (TaskState.ARRIVED, *ENDED):
                 continue
-            if leaves.at is not None:
-                gone = self.now >= leaves.at
-            elif t.up is not None:
+            if t.up is not None:
                 gone = t.up.cut
             elif t.down is not None:
                 gone = t.down.cut or (leaves.up == 0 and t.down.whole)
@@ -1007,11 +1000,19 @@ class ServerProtocol:
     def _expire(self) -> None:
         """Takes back, or drops, tasks for which the server has waited long enough."""
         self._depart()
+        deadline = self.rules.deadline
         for t in self.open():
-            if t.status in WITH_WORKER and t.running:
-                if self._too_long(t.since, self.rules.deadline):
-                    self._drop(t, TaskEvent.DEADLINE, "deadline")
-                elif t.spec.lost and self._too_long(t.heard, self.rules.closed):
+            running = t.status in WITH_WORKER and t.running
+            leaves = latest = math.inf
+            if t.spec.leaves is not None and t.spec.leaves.at is not None:
+                leaves = t.spec.leaves.at
+            if running and deadline is not None:
+                latest = t.since + deadline
+            end, why = end_of(math.inf, leaves, latest)
+            if self.now >= end and t.status is not TaskState.ARRIVED:
+                self._drop(t, TaskEvent.LEFT if why == LEFT else TaskEvent.DEADLINE, why)
+            elif running:
+                if t.spec.lost and self._too_long(t.heard, self.rules.closed):
                     # A planned fault: the worker goes on with its other clients.
                     self._drop(t, TaskEvent.SILENCED, f"lost: {t.spec.lost}")
             elif t.status is TaskState.WAITING and t.spec.client not in self.roster.hosting:

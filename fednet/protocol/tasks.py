@@ -95,8 +95,6 @@ class Rules:
     """For a client whose heartbeats stopped."""
     join: float | None = 60.0
     """For an id that never came, from the server's start."""
-    first: int | None = None
-    """The phase ends after this many replies."""
 
 
 class TrackedTask(msgspec.Struct, eq=False):

@@ -109,7 +109,8 @@ class OpenExchange:
     the cohort once all are asked. residuals: what compressed broadcasts have left out, and what
     compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
     that earlier servers received, by client and purpose. encoding: seconds. judge: see `TaskSpec`.
-    restarted: clients that had lost their state, and were asked again from an initial one. virtual,
+    restarted: clients that had lost their state, and were asked again from an initial one.
+    schedule: who of a round's exchange is in time; on the virtual clock, see `decide`. virtual,
     virtual_split: seconds on the virtual clock from the tasks to its close, and what they were
     spent on.
     """
@@ -127,6 +128,7 @@ class OpenExchange:
     encoding: float = 0.0
     judge: bool = False
     restarted: list[int] = field(default_factory=list)
+    schedule: Cohort = field(default_factory=lambda: Cohort(set()))
     virtual: float = 0.0
     virtual_split: dict[str, float] = field(default_factory=dict)
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
@@ -202,20 +204,22 @@ def open_exchange(
     exchange = new_exchange(session, round, index, cohort, before, at)
     for client in cohort:
         ask(session, exchange, client)
-    for (client, purpose), reply in exchange.found.items():
+    for (client, purpose), reply in list(exchange.found.items()):
         if client not in exchange.asked and purpose == "train":
             why = "clients joined, and this one is not in the round any more"
             session.io.record_bill(reply.bill, False, why)
-    rules, specs = waiting_rules(session), [a.spec for a in exchange.asked.values() if not a.over]
+            del exchange.found[client, purpose]
     exchange.encoding = time.monotonic() - exchange.opened
-    here = sum(1 for a in exchange.asked.values() if a.reply is not None)
-    if rules.first is not None and here:  # what an earlier server received is among the first
-        if here >= rules.first:
-            for spec in specs:
-                exchange.asked[spec.client].reason = f"not among the first {rules.first}"
-            specs = []
-        rules = dataclasses.replace(rules, first=max(1, rules.first - here))
-    session.io.begin((round, index, "train"), specs, rules)
+    if session.clock is None:
+        if session.faults.replay is None:  # else who counts is on record
+            exchange.schedule.first = session.config.first
+        # What an earlier server received is among the first.
+        came = [client for client, purpose in exchange.found if purpose == "train"]
+        for client in (*came, *exchange.dropped):
+            exchange.schedule.on(0.0, client, exchange.asked[client].reason)
+        drop_late(exchange)
+    specs = [a.spec for a in exchange.asked.values() if not a.over]
+    session.io.begin((round, index, "train"), specs, waiting_rules(session))
     return exchange
 
 
@@ -229,7 +233,10 @@ def new_exchange(
         session.sent.clear()
     session.sent.remembered = residuals
     opened = time.monotonic()
-    exchange = OpenExchange(round, index, "train", tuple(cohort), before, residuals, opened, at)
+    schedule = Cohort(set(cohort))
+    exchange = OpenExchange(
+        round, index, "train", tuple(cohort), before, residuals, opened, at, schedule=schedule
+    )
     if config.evaluate.clients == "auto" and index == session.method.main_exchange:
         exchange.judge = evaluation_due(config, round)
     with session.io:
@@ -245,7 +252,6 @@ def waiting_rules(session: Session) -> Rules:
     return dataclasses.replace(
         patience(session.config, session.io.inline),
         deadline=None if virtual else section.deadline,
-        first=None if virtual else session.config.first,
     )
 
 
@@ -428,7 +434,32 @@ def take_outcome(session: Session, exchange: OpenExchange) -> None:
             asked.reply, asked.evaluation, asked.reason = outcome.reply, outcome.evaluation, reason
             if reason:
                 note_dropped(session, exchange, key.client)
+            if session.clock is None:
+                over(session, exchange, key.client)
     session.watch.check()
+
+
+def over(session: Session, exchange: OpenExchange, client: int) -> None:
+    """On the real clock: a client's task is over now. Where the exchange closes by it, the tasks of
+    the others are called off; what has come of them in the same moment is left out.
+    """
+    now = time.monotonic() - exchange.opened
+    exchange.schedule.on(now, client, exchange.asked[client].reason)
+    for late in drop_late(exchange):
+        note_dropped(session, exchange, late)
+        session.io.cancel(exchange.asked[late].reason)
+    if exchange.schedule.closed:
+        while session.io.outcomes:
+            session.io.unused(session.io.outcomes.popleft())
+
+
+def drop_late(exchange: OpenExchange) -> list[int]:
+    """Returns who is out because the exchange closed, with their reasons set."""
+    dropped, asked = exchange.schedule.dropped, exchange.asked
+    late = [client for client in dropped if not asked[client].over]
+    for client in late:
+        asked[client].reason = dropped[client]
+    return late
 
 
 def note_dropped(session: Session, exchange: OpenExchange, client: int) -> None:
@@ -575,11 +606,12 @@ def evaluated_by_clients(
     clients, index = tuple(evaluated_clients(session.config)), len(session.method.exchanges)
     exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
     exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
+    exchange.schedule = Cohort(set(clients))
     for client in clients:
         ask(session, exchange, client)
     if final:
         session.io.link.ledger.final = round, index
-    rules = dataclasses.replace(waiting_rules(session), deadline=None, first=None)
+    rules = dataclasses.replace(waiting_rules(session), deadline=None)
     specs = [asked.spec for asked in exchange.asked.values()]
     session.io.begin((round, index, "evaluate"), specs, rules)
     for _ in replies(session, exchange):

@@ -139,6 +139,7 @@ class Net:
         self.notes: list[s.Note] = []
         self.sent: list[m.Message] = []
         self.bad: set[bytes] = set()  # payloads that the caller refuses
+        self.first: int | None = None  # replies after which the caller cancels a phase
         self._conns = self.cuts = 0
 
     # -- the server's side -------------------------------------------------------------------------
@@ -179,6 +180,9 @@ class Net:
                 key, server = i.key, self.server
                 if key.phase == server.phase and key.purpose == server.purpose:
                     self.resolved.append(i)
+                done = [one for one in self.resolved if not one.reason]
+                if len(done) == self.first and not i.reason:
+                    pending.extend(server.cancel("closed", self.now))
             elif isinstance(i, s.Spend):
                 if i.direction == "up":
                     self.spool.pop(i.key, None)

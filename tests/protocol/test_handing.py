@@ -60,7 +60,7 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         some = draw.sample(range(CLIENTS), draw.randint(1, CLIENTS))
         bound = draw.random() < 0.3
         specs = [spec(c, cost=draw.randint(1, 3), bound=bound) for c in some]
-        rules = Rules(first=draw.choice([None, None, 3]), join=None, closed=20.0)
+        rules = Rules(join=None, closed=20.0)
         handed.clear()
         do(one.begin(round, 0, "train", specs, rules, now))
 
@@ -85,6 +85,11 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
                 assert [c for c, free in idle(one) if free == name] == []  # at once
         else:
             do(one.reject(key, "no", now))
+
+    def cancel() -> None:
+        if draw.random() < 0.2:
+            do(one.cancel("enough", now))
+            assert one.open() == []
 
     def fail() -> None:
         if handed:
@@ -121,20 +126,21 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
     join()
     begin()
     acts = [join] * 3 + [begin] + [add] * 3 + [answer] * 12 + [fail, beat, beat, leave, wait, wait]
+    acts.append(cancel)
     for _ in range(300):
         draw.choice(acts)()
 
 
-def test_a_clients_second_task_of_a_round_is_another_attempt_and_counts_as_one_with_the_first():
+def test_a_clients_second_task_of_a_round_is_another_attempt():
     one = server(2)
     ready(one, b"0", "w0", [0])
     ready(one, b"1", "w1", [1])
-    one.begin(1, 0, "train", [spec(0), spec(1)], Rules(first=2), 0.0)
+    one.begin(1, 0, "train", [spec(0), spec(1)], Rules(), 0.0)
     for attempt in range(2):
         key = m.Key(1, 0, attempt, 0)
         say(one, b"0", m.Reply(run="r", inc=1, key=key, form=form(3), size=3), 0.0, BODY)
         one.accept(key, 0.0)
-        assert [t.spec.client for t in one.open()] == [1]  # two of one client are not two
+        assert [t.spec.client for t in one.open()] == [1]
         one.add(1, [spec(0)], 0.0)
         assert one.tasks[0].key == m.Key(1, 0, attempt + 1, 0)
 

@@ -263,7 +263,8 @@ class Federation(RuleBasedStateMachine):
     def start(self, deadline, first, closed, alike):
         self.alike = alike
         self.net = Net(self.CLIENTS)
-        self.rules = Rules(deadline=deadline, first=first, closed=closed, silent=10.0, join=30.0)
+        self.net.first = first
+        self.rules = Rules(deadline=deadline, closed=closed, silent=10.0, join=30.0)
         self.round, self.faults, self.sent = 0, 0, {}
         self.useful, self.all_resolved = Counter(), []
         self.net.site("a", [0, 1, 2, 3])
@@ -402,8 +403,8 @@ class Federation(RuleBasedStateMachine):
         assert sorted(r.key.client for r in net.resolved) == list(range(self.CLIENTS))
         done = [r for r in net.resolved if not r.reason]
         self.all_resolved += net.resolved
-        if self.rules.first is not None:
-            assert len(done) <= self.rules.first
+        if net.first is not None:
+            assert len(done) <= net.first
         for r in done:
             self.useful["down"] += self.specs[r.key.client].body.size
             self.useful["up"] += len(net.done[r.key])

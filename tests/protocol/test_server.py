@@ -566,22 +566,16 @@ def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
     assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(0, 1))]
 
 
-def test_first_k_closes_the_phase():
+def test_a_phase_that_is_cancelled_calls_off_the_tasks_that_are_open():
     s = server()
     for i in range(3):
         ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [spec(i) for i in range(3)], Rules(first=1), 0.0)
-    replies(s, b"1", 1)
-    out = s.accept(key(1), 0.0)
-    assert of(out, Resolved) == [
-        Resolved(key(1)),
-        Resolved(key(0), "not among the first 1"),
-        Resolved(key(2), "not among the first 1"),
-    ]
+    s.begin(1, 0, "train", [spec(i) for i in range(3)], Rules(), 0.0)
+    assert of(answer(s, b"1", 1), Resolved) == [Resolved(key(1))]
+    out = s.cancel("enough", 0.0)
+    assert of(out, Resolved) == [Resolved(key(0), "enough"), Resolved(key(2), "enough")]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
     assert s.open() == []
-    s.begin(1, 0, "train", [spec(i) for i in range(3)], Rules(first=2), 0.0)
-    assert of(answer(s, b"1", 1), Resolved) == [Resolved(key(1))]  # the first of this phase
 
 
 @pytest.mark.parametrize("given", ["", "key expired", "key revoked"])

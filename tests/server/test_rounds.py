@@ -242,6 +242,21 @@ def killed_before_its_end(out: Path, monkeypatch: pytest.MonkeyPatch, **changes:
             run(out, **changes)
 
 
+def test_of_replies_that_come_at_one_moment_the_first_k_count_and_all_are_in_the_book(
+    tmp_path: Path,
+) -> None:
+    directory, records = run(tmp_path, participation=0.5, round={"ask": 2.0})
+    rows = [r for r in rooms.lines(directory / "wire.jsonl") if r["client"] >= 0]
+    for record in records:
+        assert [len(record["completed"]), record["void"]] == [2, False]
+        assert list(record["dropped"].values()) == ["not among the first 2"] * 2
+        theirs = [r for r in rows if r["round"] == record["round"] and r["useful"]]
+        assert sorted(r["client"] for r in theirs if r["type"] == "reply") == record["completed"]
+        assert sorted(r["client"] for r in theirs if r["type"] == "task") == record["completed"]
+    total = sum(r["bytes"] for r in rooms.lines(directory / "wire.jsonl"))
+    assert rooms.summary(directory)["bytes"]["total"] == total
+
+
 def test_a_resume_that_finds_the_first_k_replies_asks_nobody_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
