@@ -89,7 +89,11 @@ class LeftRound(FednetError):
 
 
 class RoundVoid(FednetError):
-    pass
+    """spoiled: whether what a client sent is the reason, and not that too few have answered."""
+
+    def __init__(self, text: str, spoiled: bool = False) -> None:
+        super().__init__(text)
+        self.spoiled = spoiled
 
 
 class CannotGoOn(FednetError):

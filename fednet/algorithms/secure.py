@@ -183,7 +183,8 @@ class Secure(Algorithm):
                 raise RoundVoid(
                     f"secure aggregation: no {len(machine.survivors)} clients that keep to "
                     f"privacy.secagg can have the sum of {name} that came out; what one of them "
-                    f"sent under its masks was something else"
+                    f"sent under its masks was something else",
+                    spoiled=True,
                 )
             found, weight = self.point[how].decode(part)
             about = self.plain.up.fields[name]

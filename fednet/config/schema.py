@@ -587,7 +587,9 @@ class RoundSection(Section, frozen=True, kw_only=True):
     [clients]
     """
     void_rounds: AtLeast1 = 3
-    """This many discarded rounds in a row end the run. [rounds]"""
+    """This many discarded rounds in a row end the run. Rounds of secure aggregation in which enough
+    clients answered, and one sent something wrong under its masks, do not count. [rounds]
+    """
     on_error: Literal["stop", "drop"] = "drop"
     """If a client's task fails or its reply is unusable: drop: the round continues without the
     client; stop: the run ends.

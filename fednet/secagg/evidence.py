@@ -78,6 +78,7 @@ class Evidence:
             f"{len(held)} shares of client {of}'s {what} came, and no {t} of them give the one "
             f"that it answers for",
             blamed,
+            spoiled=len(came) >= t,
         )
 
     def _decode(

@@ -30,8 +30,10 @@ class BelowThreshold(RoundVoid):
     client, how it broke the protocol, if that is known.
     """
 
-    def __init__(self, text: str, blamed: Mapping[int, str] | None = None) -> None:
-        super().__init__(f"secure aggregation: {text}")
+    def __init__(
+        self, text: str, blamed: Mapping[int, str] | None = None, spoiled: bool = False
+    ) -> None:
+        super().__init__(f"secure aggregation: {text}", spoiled)
         self.blamed = dict(blamed or {})
 
 

@@ -70,6 +70,7 @@ class Aggregation:
         )
         self._replies: dict[int, ReceivedReply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
+        self.spoiled = False  # whether no result comes because of what an unknown client has sent
         # Of all whose reply could be read. Norms by field, as its tensors were sent: of `Weights`
         # the model's norm, not the update's (which `privacy.updates` gives).
         self._norms: dict[int, dict[str, float]] = {}
@@ -122,6 +123,7 @@ class Aggregation:
                 after, wrong, whose = self._try(tuple(self._replies))
             except RoundVoid as void:
                 self.host.warn(str(void))
+                self.spoiled = void.spoiled
                 return None
             finally:
                 self._check_unchanged()
@@ -140,6 +142,7 @@ class Aggregation:
                     bad = {max(self._replies, key=self._norm_of): wrong}
             if not bad:
                 self.host.warn(wrong)
+                self.spoiled = True
                 return None
             for client, reason in bad.items():
                 self._drop(client, reason)

@@ -158,7 +158,8 @@ class OpenRound:
     before, after: what it starts from, and what came of it so far; a void round changes nothing.
     started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
     that the clients train in, once it is open. virtual_start: the second of the run at which its
-    virtual time began. runs: of the replies that counted. reports: by the clients.
+    virtual time began. runs: of the replies that counted. reports: by the clients. spoiled: whether
+    it is void because of what a client has sent that nobody knows.
     """
 
     number: int
@@ -177,6 +178,7 @@ class OpenRound:
     runs: dict[int, Run] = field(default_factory=dict)
     evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    spoiled: bool = False
 
     @classmethod
     def begun(cls, first: OpenExchange) -> OpenRound:

@@ -295,6 +295,7 @@ class Rounds:
             # A void round never was: what its broadcast left out is not owed to those whose state
             # goes back with it.
             record.set(void=True, completed=[])
+            round.spoiled = aggregation.spoiled
             round.after = round.before
         else:
             if exchange is round.main:
@@ -325,7 +326,10 @@ class Rounds:
         self._concluding, began = True, time.monotonic()
         session, config, progress, after = self.session, self.config, self.progress, round.after
         record, self.carried = round.record, after
-        progress.void = progress.void + 1 if record.void else 0
+        if not record.void:
+            progress.void = 0
+        elif not round.spoiled:  # else a client could end the run, and nobody would know which
+            progress.void += 1
         model = evaluation.evaluate(session, round)
         self.faults.at("evaluating", round.number)
         evaluated_at = time.monotonic()
@@ -538,8 +542,11 @@ def abort_reason(config: Config, round: OpenRound, void: int) -> str:
     # One client that fails whenever it is asked alone must not end a federation of many.
     if everybody and (selected > 1 or config.clients == 1):
         return f"no client could do its task in round {round.number}: {whose[0]}"
-    if void < config.round.void_rounds:
+    if round.spoiled or void < config.round.void_rounds:
         return ""
+    if len(round.exchange.done) >= config.round.min_results:
+        why = round.record.algorithm["warnings"][-1]
+        return f"{void} rounds in a row had no result; the last one: {why}"
     few = f"{void} rounds in a row had fewer than {config.round.min_results} results"
     return few + "".join(f" ({first})" for first in whose[:1])
 

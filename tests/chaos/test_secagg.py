@@ -98,9 +98,10 @@ def test_a_server_killed_in_a_round_ends_it_with_the_clients_that_live_on(tmp_pa
     check_models(fed, **masked())
 
 
-def test_a_round_whose_clients_died_after_their_vectors_had_left_is_void(tmp_path):
-    """Server and clients are killed before the unmasking: no second sum is made of that round."""
-    with Federation(tmp_path, **masked(**late(4, client=0))) as fed:
+@pytest.mark.parametrize("exchange", [1, 4])
+def test_a_run_killed_whole_discards_the_round_that_was_under_way(tmp_path, exchange):
+    """Its keys are gone, and no second sum is made of vectors that have left."""
+    with Federation(tmp_path, **masked(**late(exchange, client=0))) as fed:
         fed.begin("0-3")
         fed.until(lambda: fed.events("fault"))
         for process in tuple(fed.all):

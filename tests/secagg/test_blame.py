@@ -4,6 +4,7 @@ and whether the others' sum is found.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import fednet
+from fednet.errors import CannotGoOn
 from fednet.secagg import (
     BelowThreshold,
     SecureClient,
@@ -160,6 +162,14 @@ def all_flipped(answer: bytes) -> bytes:
     return pack_entries({who: bytes([s[0] ^ 1]) + s[1:] for who, s in entries.items()})
 
 
+def other_shares(answer: bytes) -> bytes:
+    """Every share in an answer to the step `unmask` is a random one."""
+    entries = unpack_entries(answer, field.SHARE)
+    return pack_entries(
+        {who: field.uniform(field.LIMBS).astype("<u4").tobytes() for who in entries}
+    )
+
+
 def unopenable(answer: bytes) -> bytes:
     return garbled(answer, 5)
 
@@ -193,6 +203,48 @@ def test_a_blamed_client_is_left_out_of_later_rounds(tmp_path, monkeypatch, due,
     for record in run.rounds[1:]:
         assert record.completed == [c for c in range(6) if c != ONE]
         assert record.dropped == {str(ONE): f"blamed in round 1: {blamed['reason']}"}
+
+
+def test_a_client_that_masks_random_numbers_ends_no_run(tmp_path, monkeypatch):
+    """Nobody can know which client it is. Such rounds have no result, however many there are."""
+    sent: list[int] = []
+
+    def random_numbers(answer: bytes) -> bytes:
+        sent.append(len(answer))
+        return answer if len(sent) == 5 else secrets.token_bytes(len(answer))
+
+    run = run_with(tmp_path, monkeypatch, "masked", random_numbers, rounds=5)
+    assert [r.void for r in run.rounds] == [True] * 4 + [False]
+    assert len({r.model_sha256 for r in run.rounds[:4]}) == 1
+    assert run.rounds[4].completed == [0, 1, 2, 3, 4, 5]
+    for record in run.rounds[:4]:
+        (warning,) = record.algorithm["warnings"]
+        assert "was something else" in warning
+
+
+def test_two_clients_that_return_wrong_shares_end_no_run(tmp_path, monkeypatch):
+    """Five shares of six are needed: no round has a sum."""
+    honest = SecureClient.answer
+
+    def answer(self: Any, step: str, *more: Any) -> bytes:
+        found = honest(self, step, *more)
+        return other_shares(found) if step == "unmask" and self.me in (1, ONE) else found
+
+    monkeypatch.setattr(SecureClient, "answer", answer)
+    privacy = {"secagg": {"protocol": "secagg", "clip": 4.0, "threshold": 0.8}}
+    mapping = settings(clients=6, rounds=4, privacy=privacy)
+    run = fednet.run(mapping, out=tmp_path, in_process=True)
+    assert [r.void for r in run.rounds] == [True] * 4
+    assert not [e for e in lines(run.dir / "events.jsonl") if e["type"] == "blamed"]
+
+
+def test_rounds_that_too_few_clients_answer_end_a_run_and_say_so(tmp_path):
+    privacy = {"secagg": {"protocol": "secagg", "clip": 4.0, "threshold": 1.0}}
+    gone = [{"round": r, "client": ONE, "kind": "drop_before_sending"} for r in (1, 2)]
+    lost = {"void_rounds": 2, "lost": {"closed": 0.02}}
+    mapping = settings(clients=6, rounds=5, privacy=privacy, faults={"schedule": gone}, round=lost)
+    with pytest.raises(CannotGoOn, match="5 of 6 clients answered the step 'masked'"):
+        fednet.run(mapping, out=tmp_path, in_process=True)
 
 
 def test_a_repeated_masked_vector_blames_its_sender(tmp_path, monkeypatch):
