@@ -58,6 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="expiry, such as 2027-01-31 or 2027-01-31T18:00:00+05:00; UTC without a zone [never]",
     )
+    allow.add_argument("--name", metavar="SITE", default="", help="the site's name, for people")
     revoke.add_argument("--key", metavar="PUBLIC", help="remove only this public key [all]")
     verb("list", "print which keys may run which clients, until when")
     show = verb(
@@ -98,17 +99,19 @@ def run(args: argparse.Namespace) -> None:
                         f"--until {args.until}: this date is in the past; to block a key now, use "
                         f"`fednet keys revoke`."
                     )
-                keys.allow(args.dir, args.ids, args.public, until)
+                keys.allow(args.dir, args.ids, args.public, until, args.name)
             case "revoke":
                 keys.revoke(args.dir, args.ids, args.key)
             case "list":
                 rows = []
-                for clients, public, until in keys.listed(args.dir):
+                for clients, public, (until, name) in keys.listed(args.dir):
                     date = "-" if until == math.inf else keys.date_text(until)
                     state = "expired" if until <= time.time() else "allowed"
                     who = ids.as_text(clients)
-                    rows.append((who, keys.fingerprint(public), date, state, public))
-                table(("clients", "fingerprint", "until (UTC)", "state", "public key"), rows)
+                    rows.append((who, name or "-", keys.fingerprint(public), date, state, public))
+                table(
+                    ("clients", "site", "fingerprint", "until (UTC)", "state", "public key"), rows
+                )
             case "show":
                 pair = keys.load(args.file / "server.key" if args.file.is_dir() else args.file)
                 if args.public:

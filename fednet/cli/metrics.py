@@ -58,12 +58,15 @@ class Metrics(Display):
         self._rounds = counter("rounds", "Rounds that have ended, by outcome.", "outcome")
         self._clients = gauge("clients", "Clients of the last round, by what they did.", "did")
         self._replies = counter("replies", "Replies that were used.")
-        site = "clients", "host"
+        site = "clients", "host", "site"
         self._connected = gauge("site_connected", "Whether a site is connected.", *site)
         self._since = gauge("site_connected_since_seconds", "When a site connected.", *site)
         self._seen = gauge("site_last_seen_seconds", "When a site was last heard of.", *site)
         self._site_round = gauge("site_round", "The round of what a site did last.", *site)
         self._absent = gauge("site_absent", "Why a site is not connected: 1.", *site, "why")
+        self._key_ends = gauge(
+            "key_expires_seconds", "When clients' last keys end.", "clients", "site"
+        )
         self._refused = counter("refusals", "What was refused.", "what")
         self._counted: Counts[str] = Counts()  # of these, since this server started
         self._waiting = gauge("waiting", "Clients that the round waits for.")
@@ -104,7 +107,7 @@ class Metrics(Display):
         for each in (self._connected, self._absent, *(gauge for _, gauge in times)):
             each.clear()
         for site in info.get("sites") or ():
-            labels = ranges_as_text(site["clients"]), site["host"]
+            labels = ranges_as_text(site["clients"]), site["host"], site.get("site", "")
             self._connected.labels(*labels).set(site["connected"])
             for name, number in times:
                 if site.get(name) is not None:
@@ -112,6 +115,10 @@ class Metrics(Display):
             if not site["connected"]:
                 self._absent.labels(*labels, site["why"]).set(1)
 
+        self._key_ends.clear()
+        for end in info.get("keys") or ():
+            clients = ranges_as_text(end["clients"])
+            self._key_ends.labels(clients, end["site"]).set(end["until"])
         for what, count in (info.get("refusals") or {}).items():
             # A server that is started again in this process counts from zero.
             before = self._counted[what] if count >= self._counted[what] else 0

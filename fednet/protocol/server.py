@@ -70,6 +70,7 @@ class ServerProtocol:
     welcome(ids, session): the answer to a join.
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
     no_key(client): why no key may speak for the client now; "" if one may.
+    site_name(client): the name of its site, "" where it has none.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. rules: until a phase gives its own.
     part: bytes of a payload's parts, but the last. open: how many clients there may be, where more
@@ -90,6 +91,7 @@ class ServerProtocol:
         layout: str = "",
         key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
         no_key: Callable[[int], str] = lambda client: "",
+        site_name: Callable[[int], str] = lambda client: "",
         declared: Callable[[Key, Sequence[Field]], None] = lambda key, form: None,
         rules: Rules | None = None,
         part: int = m.PART,
@@ -102,7 +104,7 @@ class ServerProtocol:
         self.round, self.phase = 0, 0
         self.purpose: m.Purpose = "train"
         self.tasks: dict[int, TrackedTask] = {}
-        self.roster = Roster(now, no_key)
+        self.roster = Roster(now, no_key, site_name)
         self.sites = Sites(class_names)
         self.refused = 0
         self.strikes: dict[bytes, int] = {}
@@ -330,7 +332,7 @@ class ServerProtocol:
             final = isinstance(broken, _Final)
             who = None
             if isinstance(message, m.Join):
-                who = {"clients": message.ids[:SHOWN], "host": message.host, "pid": message.pid}
+                who = self._who(message, message.ids[:SHOWN])
             self._refuse(conn, str(broken), str(message.__struct_config__.tag), final, who=who)
             stray = "refused"
         if self._leaving:
@@ -417,8 +419,7 @@ class ServerProtocol:
             self.roster.joined.add(conn)
             self._explained.add(conn)
             self._send(conn, self._welcome(sorted(ids), ""))
-            who = {"clients": sorted(ids), "host": join.host, "pid": join.pid}
-            self._note("explained", worker=join.worker, **who)
+            self._note("explained", worker=join.worker, **self._who(join, ids))
             return ""
         if new := sorted(i for i in ids if i >= self.clients):
             self._asks_to_join(conn, join, new)
@@ -449,6 +450,13 @@ class ServerProtocol:
             for key in sorted(unwanted):
                 self._send(conn, m.Cancel(key=key))
         return ""
+
+    def _who(self, join: m.Join, ids: Iterable[int]) -> dict[str, object]:
+        """The fields of an event on a process that does not host these clients."""
+        clients = sorted(ids)
+        who = {"clients": clients, "host": join.host, "pid": join.pid}
+        site = self.roster.site_of(clients)
+        return {**who, "site": site} if site else who
 
     def _check_join(
         self, join: m.Join, ids: frozenset[int], user: str | None, old: ClientProcess | None

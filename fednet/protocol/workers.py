@@ -20,6 +20,7 @@ from fednet.wire import messages as m
 
 SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
 SHOWN = 1000  # rows on client processes, connected or not, that are shown
+SITES_NAMED = 8  # of one client process
 REFUSED = "refused: "  # before the reason for which a client's process was not let in
 
 
@@ -39,6 +40,7 @@ class ClientProcess:
     host: str = ""
     pid: int = 0
     device: str = ""
+    site: str = ""  # the name of its site, or their names, as its keys give them
     state: WorkerState = WorkerState.AWAY
     prepared: bool = False  # its data and model are in place, for this connection
     # clients that it hosted until their key was revoked or expired
@@ -76,18 +78,25 @@ class ClientProcess:
         named by the clients that it hosted.
         """
         ids = sorted(self.ids or self.left_out)
-        return {"worker": self.name, "clients": ids, "host": self.host, "pid": self.pid}
+        who = {"worker": self.name, "clients": ids, "host": self.host, "pid": self.pid}
+        return {**who, "site": self.site} if self.site else who
 
 
 class Roster:
     """limit: of workers. now: when this server started; until an id has been there once, its
     absence counts from then. no_key(client): why no key may speak for it, "" if one may.
+    site_name(client): the name of its site, "" where it has none.
     """
 
     limit = 10_000
 
-    def __init__(self, now: float, no_key: Callable[[int], str] = lambda client: "") -> None:
-        self._no_key = no_key
+    def __init__(
+        self,
+        now: float,
+        no_key: Callable[[int], str] = lambda client: "",
+        site_name: Callable[[int], str] = lambda client: "",
+    ) -> None:
+        self._no_key, self._site_name = no_key, site_name
         self.workers: dict[str, ClientProcess] = {}
         self._started = now
         self.by_conn: dict[bytes, ClientProcess] = {}  # who has joined over a connection
@@ -145,6 +154,11 @@ class Roster:
         start = max(preparing, default=self._started)
         return (None if join is None else start + join), f"absent{why}"
 
+    def site_of(self, ids: Iterable[int]) -> str:
+        """The name of these clients' site; several names, where they are of several sites."""
+        names = dict.fromkeys(self._site_name(client) for client in sorted(ids))
+        return ", ".join([name for name in names if name][:SITES_NAMED])
+
     def _absence(self, client: int) -> tuple[str, ClientProcess | None]:
         """Why a client is not there, as far as that is known, and its worker as it was when it
         went. A key that has expired meanwhile is the reason too.
@@ -162,18 +176,22 @@ class Roster:
         """
         connected = [x for x in self.workers.values() if x.here]
         hosted = self.present().union(*[x.ids for x in connected if not x.ready])
-        absent: dict[tuple[str, ClientProcess | None], list[int]] = {}
+        absent: dict[tuple[str, ClientProcess | None, str], list[int]] = {}
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
                 why, gone = self._absence(client)
-                absent.setdefault((why or "has not connected", gone), []).append(client)
+                whose = why or "has not connected", gone, self._site_name(client)
+                absent.setdefault(whose, []).append(client)
         rows: list[dict[str, object]] = []
 
-        def show(ids: Sequence[int], why: str, x: ClientProcess | None, connected: bool) -> None:
+        def show(
+            ids: Sequence[int], why: str, x: ClientProcess | None, site: str, connected: bool
+        ) -> None:
             did = None if x is None else x.did
             rows.append(
                 {
                     "clients": ranges(ids),
+                    "site": site,
                     "connected": connected,
                     "host": "" if x is None else x.host,
                     "pid": 0 if x is None else x.pid,
@@ -186,9 +204,9 @@ class Roster:
             )
 
         for x in connected[: max(0, SHOWN - len(absent))]:
-            show(sorted(x.ids), "" if x.ready else "getting ready", x, True)
-        for (why, gone), ids in list(absent.items())[:SHOWN]:
-            show(ids, why, gone, False)
+            show(sorted(x.ids), "" if x.ready else "getting ready", x, x.site, True)
+        for (why, gone, site), ids in list(absent.items())[:SHOWN]:
+            show(ids, why, gone, site, False)
         return rows
 
     # -- coming ------------------------------------------------------------------------------------
@@ -210,6 +228,7 @@ class Roster:
         worker.host = join.host
         worker.pid = join.pid
         worker.device = join.device
+        worker.site = self.site_of(ids)
         worker.user = user
         worker.doing.clear()
         worker.replaced.clear()

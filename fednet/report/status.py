@@ -27,7 +27,7 @@ ENDED = {"done": "finished", "finished": "finished", "stopped": "stopped", "fail
 WAITING = ("client", "host", "process", "device", "stage", "step", "for", "deadline")
 RECENT_S = 600.0  # refusals of so long ago are not shown
 REFUSALS = ("who", "count", "last", "reason")
-SITES = ("clients", "host", "connected at", "last heard of", "did last", "state")
+SITES = ("clients", "site", "host", "connected at", "last heard of", "did last", "state")
 SHOWN = 50  # sites that are connected; of the others all
 STAGES = {"handed": "task sent"}  # words for stages of a task whose name is not a word
 
@@ -52,13 +52,14 @@ class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
     """A client process, or clients that are not connected. since, seen: when they connected and
-    when their last message came, in seconds since the epoch. did, round: what they did last, and in
-    which round. why: why they are not connected, or not ready.
+    when their last message came, in seconds since the epoch. site: its name. did, round: what
+    they did last, and in which round. why: why they are not connected, or not ready.
     """
 
     clients: tuple[Stretch, ...]
     connected: bool = False
     why: str = ""
+    site: str = ""
     host: str = ""
     pid: int = 0
     since: float | None = None
@@ -177,6 +178,7 @@ def text(status: Status, run: Path, now: float) -> str:
             rows.append(
                 (
                     ranges_as_text(site.clients),
+                    site.site or "-",
                     site.host or "-",
                     "-" if site.since is None else since,
                     "never" if site.seen is None else f"{span(now - site.seen)} ago",

@@ -30,12 +30,13 @@ REFUSED_S, REFUSED_MOST_S = 60.0, 3600.0
 CAUSES_A_MINUTE, CAUSES_AT_ONCE = 10, 20
 SHOWN = 20  # causes that are shown in the run's status
 
-# What is shown of a site, by event; of one that is away, the reason is shown.
+# What is shown of a site, by event; `why`, if the event has it.
 SITES = {
     "joined": "joined, getting ready",
     "rejoined": "connected again",
     "ready": "ready",
     "away": "",
+    "key_ends": "",
     "back": "heard of again",
     "asked_to_join": "asks to join the run",
     "explained": "asked what leaves the site (--explain), and left",
@@ -138,7 +139,7 @@ class Events:
     # -- sites -------------------------------------------------------------------------------------
     def _tell_site(self, event: str, fields: JsonMapping) -> None:
         clients = fields["clients"]
-        text = f"{named(fields)}: {fields['why'] if event == 'away' else SITES[event]}"
+        text = f"{named(fields)}: {fields.get('why') or SITES[event]}"
         log.info("%s", text)
         show = self._alone or event not in COMING or not self._away.isdisjoint(clients)
         if event == "away":
@@ -184,6 +185,8 @@ class Events:
 def named(fields: JsonMapping) -> str:
     """Returns whom the fields of an event are about: `client(s) 0-4 on site-a, process 4711`."""
     who = f"client(s) {as_text(fields['clients'])}"
+    if fields.get("site"):
+        who += f" ({fields['site']})"
     if fields.get("host"):
         who += f" on {fields['host']}"
     if fields.get("pid"):

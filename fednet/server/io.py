@@ -296,6 +296,11 @@ class ServerIO:
         with self:
             self._act(self.protocol.turn_away(reason, self._now()))
 
+    def tell(self, event: str, fields: JsonDict) -> None:
+        """Writes an event of a site, and shows it."""
+        with self:
+            self._events.tell(event, fields)
+
     def client_processes(self) -> list[tuple[str, int]]:
         """Returns host and process id of each client process that is connected."""
         with self:

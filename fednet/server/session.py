@@ -106,7 +106,7 @@ class Session:
             self.faults.at,
             functools.partial(self.write_ahead_log.note, self.link.ledger),
         )
-        self.watch = Watch(directory, self.io, how, config.rounds)
+        self.watch = Watch(directory, self.io, how, config.rounds, endpoint.keyring)
         self.tracker = Trackers(config, directory, how.display.note)
         federation = exp.federation
         public = None if federation is None else federation.only(federation.public)
@@ -206,6 +206,7 @@ class Session:
             layout=exp.digest,
             part=endpoint.part,
             key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
+            site_name=(lambda client: "") if keyring is None else keyring.name,
             no_key=(lambda client: "") if keyring is None else keyring.lacking,
             declared=declared(exp),
             rules=patience(config, endpoint.pump is not None),

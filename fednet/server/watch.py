@@ -27,8 +27,10 @@ from fednet.errors import (
 from fednet.experiment.rundir import write_status
 from fednet.ids import expanded, ranges, ranges_as_text
 from fednet.plain import JsonDict, JsonMapping
+from fednet.protocol.workers import SHOWN
 from fednet.records.rows import Round
 from fednet.server.io import ServerIO
+from fednet.transport.keys import Keyring, date_text
 
 
 class Watcher(Protocol):
@@ -82,7 +84,8 @@ def absent_as_text(rows: Sequence[JsonMapping], clients: Collection[int]) -> str
             ids = expanded(row["clients"], sys.maxsize)
             among = ranges([client for client in ids if client in clients])
             if among:
-                found.append(f"{ranges_as_text(among)} ({row['why']})")
+                site = f"{row['site']}: " if row.get("site") else ""
+                found.append(f"{ranges_as_text(among)} ({site}{row['why']})")
     more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
     return ", ".join([*found[:NAMED], *more])
 
@@ -132,6 +135,8 @@ def stopped_by(asked: StopRequested) -> Stopped:
 TELL_S = 10.0
 # Before a round the console says anew who is there, where that has changed, but not more often.
 TELL_AGAIN_S = 10.0
+DAY_S = 86_400.0
+KEY_ENDS_S = 14 * DAY_S  # a key that ends within this time is told, every day
 NAMED = 10  # reasons for which clients are not there, in a line
 
 # One press of Ctrl-C may come twice: from the terminal, and passed on by the parent process.
@@ -141,7 +146,15 @@ TOGETHER_S = 0.3
 class Watch:
     """requested: the signal that asked for a stop, and whether it was Ctrl-C."""
 
-    def __init__(self, directory: Path, io: ServerIO, how: Hosting, rounds: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        io: ServerIO,
+        how: Hosting,
+        rounds: int,
+        keyring: Keyring | None = None,
+    ) -> None:
+        self._keyring, self._keys_at = keyring, 0.0
         self._directory, self._io, self._how, self._rounds = directory, io, how, rounds
         self.requested: tuple[str, bool] | None = None
         self._status_at, self._began = 0.0, time.monotonic()
@@ -182,9 +195,40 @@ class Watch:
             self.status("running", **{what: ranges(ids) for what, ids in who.items()})
             round = protocol.round
             self._how.display.progress(
-                {**self._io.snapshot, "round": round, "rounds": self._rounds}
+                {
+                    **self._io.snapshot,
+                    "round": round,
+                    "rounds": self._rounds,
+                    "keys": self._key_ends(),
+                }
             )
             self._tell_waiting()
+            if now >= self._keys_at:
+                self._keys_at = now + DAY_S
+                self._tell_keys()
+
+    def _key_ends(self) -> list[JsonDict]:
+        """Returns a row for each time at which the last key of clients ends."""
+        if self._keyring is None:
+            return []
+        return [
+            {"clients": ranges(end.clients), "site": end.name, "until": end.until}
+            for end in self._keyring.ends[:SHOWN]
+        ]
+
+    def _tell_keys(self) -> None:
+        """Says which clients have no key any more in two weeks."""
+        now = time.time()
+        for end in () if self._keyring is None else self._keyring.ends:
+            left = end.until - now
+            if 0 < left <= KEY_ENDS_S:
+                in_days = f"{left / DAY_S:.0f} days" if left > 2 * DAY_S else f"{left / 3600:.0f} h"
+                why = (
+                    f"the key ends at {date_text(end.until)} UTC, in {in_days}: allow the site's "
+                    f"next key (fednet keys allow)"
+                )
+                who = {"clients": list(end.clients), "site": end.name}
+                self._io.tell("key_ends", {**who, "until": end.until, "why": why})
 
     def _tell_waiting(self) -> None:
         """Says for whom the round waits, if these clients are not connected."""

@@ -2,7 +2,8 @@
 
     DIR/server.key        the server's pair, mode 0600
     DIR/allowed/K         the public keys that may speak for client K, one a line, perhaps with
-                          the time (UTC) until which; several ids may share a key
+                          the time (UTC) until which, or "-", and the site's name; several ids
+                          may share a key
     DIR/allowed.lock      locked while allowed keys are changed
     DIR/clients/K.key     pairs made by `lab`, for experiments in one hand;
                           else a client's pair is made at its site
@@ -26,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,9 +39,28 @@ from fednet.ids import as_text
 log = logging.getLogger(__name__)
 
 KEY_LENGTH = 40
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NEVER = "-"  # in place of a time, where a key does not expire
 _Z85 = frozenset(
     "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 )
+
+
+class Allowed(NamedTuple):
+    """Until when a key may speak for a client, in seconds since the epoch, and its site's name, ""
+    where it has none.
+    """
+
+    until: float = math.inf
+    name: str = ""
+
+
+class KeyEnd(NamedTuple):
+    """When the last key of clients ends, in seconds since the epoch."""
+
+    clients: tuple[int, ...]
+    name: str
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +112,25 @@ def make_client_keys(file: str | Path, server: str | None = None) -> str:
     return public
 
 
-def allow(directory: str | Path, ids: Iterable[int], public: str, until: float = math.inf) -> None:
+def allow(
+    directory: str | Path,
+    ids: Iterable[int],
+    public: str,
+    until: float = math.inf,
+    name: str = "",
+) -> None:
     """Adds a public key, whose holder may run the clients `ids`; keys allowed before stay allowed.
-    until: seconds since the epoch. A running server notices.
+    until: seconds since the epoch. name: of the site, that people see; "": as it was. A running
+    server notices. Raises ConfigError.
     """
     public = checked(public.strip(), "the public key")
+    if name:
+        checked_name(name, "--name")
     with _changing(directory) as allowed:
         for k in ids:
             known = _read_keys(allowed / str(k)) if (allowed / str(k)).exists() else {}
-            _write_keys(allowed / str(k), {**known, public: until})
+            before = known.get(public, Allowed())
+            _write_keys(allowed / str(k), {**known, public: Allowed(until, name or before.name)})
 
 
 def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None) -> None:
@@ -126,16 +157,16 @@ def fingerprint(public: str) -> str:
     return hashlib.sha256(public.encode("ascii")).hexdigest()[:16]
 
 
-def listed(directory: str | Path) -> list[tuple[tuple[int, ...], str, float]]:
-    """Every allowed key, by client: (the clients it is for, the key, until when in seconds since
-    the epoch). A key has one entry for each date. Raises ConfigError.
+def listed(directory: str | Path) -> list[tuple[tuple[int, ...], str, Allowed]]:
+    """Every allowed key, by client: (the clients it is for, the key, until when and the site's
+    name). A key has one entry for each date and name. Raises ConfigError.
     """
-    found: dict[tuple[str, float], list[int]] = {}
+    found: dict[tuple[str, Allowed], list[int]] = {}
     for file in _allowed(directory).iterdir():
         if file.name.isdecimal():
-            for public, until in _read_keys(file).items():
-                found.setdefault((public, until), []).append(int(file.name))
-    return sorted((tuple(sorted(ks)), public, until) for (public, until), ks in found.items())
+            for key in _read_keys(file).items():
+                found.setdefault(key, []).append(int(file.name))
+    return sorted((tuple(sorted(ks)), public, allowed) for (public, allowed), ks in found.items())
 
 
 def lab(directory: str | Path, clients: int) -> list[Path]:
@@ -209,6 +240,9 @@ class Keyring:
         self._speakers: dict[int, frozenset[str]] = {}
         self._known: frozenset[str] = frozenset()
         self._expired: dict[str, list[int]] = {}  # by key that has expired: the clients it was for
+        self._names: dict[int, str] = {}
+        self.ends: list[KeyEnd] = []
+        """When clients' last keys end, the first to end first; without those that never end."""
         self._former: frozenset[str] = frozenset()  # all that were known to this process
         self._read_at: tuple[int, int] | None = None
         # From when until when what was read holds: no key expires in between. A clock that was set
@@ -226,7 +260,7 @@ class Keyring:
         except FileNotFoundError:
             self.version += bool(self._known)
             self._speakers, self._known, self._read_at = {}, frozenset(), None
-            self._expired = {}
+            self._expired, self._names, self.ends = {}, {}, []
             return
         mark = (now.st_mtime_ns, now.st_ino)
         at = time.time()
@@ -235,6 +269,8 @@ class Keyring:
         before, first = self._speakers, self.version == 0
         self._speakers, self._since, self._over = {}, -math.inf, math.inf
         expired: dict[str, list[int]] = {}
+        names: dict[int, str] = {}
+        ends: dict[tuple[float, str], list[int]] = {}
         for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
@@ -248,12 +284,23 @@ class Keyring:
                 # No reason to stop a round.
                 log.warning("%s Nobody may speak for client %s.", error, entry.name)
                 continue
-            valid = {key: until for key, until in known.items() if until > at}
+            client = int(entry.name)
+            valid = {key: one.until for key, one in known.items() if one.until > at}
             self._over = min(self._over, *valid.values(), math.inf)
             for key in known.keys() - valid.keys():
-                self._since = max(self._since, known[key])
-                expired.setdefault(key, []).append(int(entry.name))
-            self._speakers[int(entry.name)] = frozenset(valid)
+                self._since = max(self._since, known[key].until)
+                expired.setdefault(key, []).append(client)
+            self._speakers[client] = frozenset(valid)
+            last = max(known.values(), default=Allowed(), key=lambda one: one.until)
+            named = [one for one in known.values() if one.name]
+            names[client] = max(named, default=last, key=lambda one: one.until).name
+            ends.setdefault((last.until, names[client]), []).append(client)
+        self._names = names
+        self.ends = [
+            KeyEnd(tuple(sorted(clients)), name, until)
+            for (until, name), clients in sorted(ends.items())
+            if until < math.inf
+        ]
         self._known = frozenset().union(*self._speakers.values())
         self._expired, self._former = expired, self._former | self._known
         # The clock behind mtime ticks every few milliseconds: a change within the same tick would
@@ -278,8 +325,13 @@ class Keyring:
         expired.
         """
         clients = self._expired.get(user)
-        whose = f" (of client {as_text(clients)})" if clients else ""
+        name = self.name(clients[0]) if clients else ""
+        whose = f" (of client {as_text(clients)}{f', {name}' * bool(name)})" if clients else ""
         return f"{self.why_not(user)}: {user}{whose}"
+
+    def name(self, client_id: int) -> str:
+        """The name of the client's site, "" where it has none."""
+        return self._names.get(client_id, "")
 
     def lacking(self, client_id: int) -> str:
         """Why no key may speak for the client, as of the last `refresh`; "" if one may."""
@@ -320,20 +372,35 @@ def _changing(directory: str | Path) -> Iterator[Path]:
         os.close(file)
 
 
-def _read_keys(file: Path) -> dict[str, float]:
-    """key -> until when, in seconds since the epoch."""
-    found: dict[str, float] = {}
+def checked_name(name: str, where: str) -> str:
+    """`name`, if a site may have it."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}: expected a site's name of up to 64 letters, digits, '.', '_' and '-', such "
+            f"as uke, found {name!r}."
+        )
+    return name
+
+
+def _read_keys(file: Path) -> dict[str, Allowed]:
+    """By key, until when it is allowed, and its site's name."""
+    found: dict[str, Allowed] = {}
     for line in reaching(file.read_bytes).decode("ascii", errors="replace").splitlines():
         if line.strip():
-            key, _, until = line.strip().partition(" ")
-            found[checked(key, f"{file}")] = time_of(until, f"{file}") if until else math.inf
+            key, *more = line.split()
+            date, name = [*more, *(NEVER, "")[len(more) :]][:2]
+            until = math.inf if date == NEVER else time_of(date, f"{file}")
+            if name:
+                checked_name(name, f"{file}")
+            found[checked(key, f"{file}")] = Allowed(until, name)
     return found
 
 
-def _write_keys(file: Path, keys: dict[str, float]) -> None:
+def _write_keys(file: Path, keys: dict[str, Allowed]) -> None:
     text = ""
-    for key, until in keys.items():
-        text += f"{key}\n" if until == math.inf else f"{key} {date_text(until)}\n"
+    for key, (until, name) in keys.items():
+        date = NEVER if until == math.inf else date_text(until)
+        text += f"{key} {date} {name}".rstrip() + "\n"
     write_aside(file, text, 0o644)
 
 

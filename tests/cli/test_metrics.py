@@ -63,25 +63,29 @@ def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs
 def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
     port = free()
     here = {"clients": [(0, 2)], "host": "a", "connected": True, "seen": 50.0, "why": ""}
-    here |= {"since": 40.0, "round": 7}
+    here |= {"site": "uke", "since": 40.0, "round": 7}
     gone = {"clients": [4], "host": "b", "connected": False, "seen": 20.0, "why": "key expired"}
     never = {"clients": [3], "host": "", "connected": False, "seen": None, "why": "not yet"}
+    keys = [{"clients": [(0, 2)], "site": "uke", "until": 90.0}]
     with Metrics(str(port), quiet=True) as metrics:
-        metrics.progress({"sites": [here, gone, never]})
+        metrics.progress({"sites": [here, gone, never], "keys": keys, "refusals": {"join": 3}})
+        metrics.progress({"sites": [here, gone, never], "keys": keys, "refusals": {"join": 5}})
         found = served(port)
         metrics.progress({"sites": [here]})
         later = served(port)
+    assert found['fednet_key_expires_seconds{clients="0-2",site="uke"}'] == 90
+    assert found['fednet_refusals_total{what="join"}'] == 5
     sites = {name: value for name, value in found.items() if "fednet_site" in name}
     assert sites == {
-        'fednet_site_connected{clients="0-2",host="a"}': 1,
-        'fednet_site_connected{clients="4",host="b"}': 0,
-        'fednet_site_connected{clients="3",host=""}': 0,
-        'fednet_site_connected_since_seconds{clients="0-2",host="a"}': 40,
-        'fednet_site_round{clients="0-2",host="a"}': 7,
-        'fednet_site_last_seen_seconds{clients="0-2",host="a"}': 50,
-        'fednet_site_last_seen_seconds{clients="4",host="b"}': 20,
-        'fednet_site_absent{clients="4",host="b",why="key expired"}': 1,
-        'fednet_site_absent{clients="3",host="",why="not yet"}': 1,
+        'fednet_site_connected{clients="0-2",host="a",site="uke"}': 1,
+        'fednet_site_connected{clients="4",host="b",site=""}': 0,
+        'fednet_site_connected{clients="3",host="",site=""}': 0,
+        'fednet_site_connected_since_seconds{clients="0-2",host="a",site="uke"}': 40,
+        'fednet_site_round{clients="0-2",host="a",site="uke"}': 7,
+        'fednet_site_last_seen_seconds{clients="0-2",host="a",site="uke"}': 50,
+        'fednet_site_last_seen_seconds{clients="4",host="b",site=""}': 20,
+        'fednet_site_absent{clients="4",host="b",site="",why="key expired"}': 1,
+        'fednet_site_absent{clients="3",host="",site="",why="not yet"}': 1,
     }
     assert not any("fednet_site_absent{" in name for name in later)
 

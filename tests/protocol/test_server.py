@@ -1242,6 +1242,19 @@ def test_a_client_whose_key_expired_before_this_server_began_is_absent_for_that_
     assert whys(s)["[1]"] == "key expired"
 
 
+def test_sites_have_the_names_that_their_keys_have():
+    s = server(4, site_name={0: "uke", 1: "uke", 2: "charite", 3: ""}.__getitem__)
+    out = ready(s, ids=(0, 1))
+    assert {note.fields["site"] for note in of(out, Note)} == {"uke"}
+    rows = s.roster.sites(4, 0.0)
+    shown = {str(row["clients"]): (row["connected"], row["site"]) for row in rows}
+    assert shown == {"[(0, 1)]": (True, "uke"), "[2]": (False, "charite"), "[3]": (False, "")}
+    (away,) = of(s.closed(b"1", 1.0), Note)
+    assert away.fields["site"] == "uke"
+    ready(s, b"2", "v", ids=(1, 2, 3), now=2.0)
+    assert s.roster.workers["v"].site == "uke, charite"
+
+
 def test_a_process_that_only_asks_what_leaves_its_site_gets_the_configuration_and_hosts_nobody():
     s = server(2)
     before = whys(s)

@@ -147,6 +147,7 @@ def test_before_the_first_round_it_says_who_is_there_and_who_is_missing(run):
 def test_each_process_is_listed_with_what_it_did_last_and_why_it_is_not_there(run):
     did = {"did": "answered for client 1 in round 3", "round": 3}
     here = {"clients": [[0, 1]], "connected": True, "host": "a", "seen": NOW - 2, **did}
+    here |= {"site": "uke"}
     gone = {"clients": [4, 5], "host": "b", "seen": NOW - 300, "why": "key expired"}
     never = {"clients": [7], "why": "has not connected"}
     put(run, sites=[here, gone, never])
@@ -154,7 +155,7 @@ def test_each_process_is_listed_with_what_it_did_last_and_why_it_is_not_there(ru
     assert head == "client processes: 1 connected, 3 clients not connected:"
     said = [" ".join(line.split()) for line in (first, second, third)]
     assert said == [
-        "0-1 a - 2 s ago answered for client 1 in round 3 connected",
-        "4, 5 b - 5 min ago - key expired",
-        "7 - - never - has not connected",
+        "0-1 uke a - 2 s ago answered for client 1 in round 3 connected",
+        "4, 5 - b - 5 min ago - key expired",
+        "7 - - - never - has not connected",
     ]

@@ -89,6 +89,17 @@ def test_a_server_that_others_join_says_who_came(told):
     assert said == [f"{who}: joined, getting ready", f"{who}: ready"]
 
 
+def test_a_site_is_named_where_its_key_has_a_name(told):
+    events, _, said = told
+    events.tell("away", {**SITE, "site": "uke", "why": "key expired"})
+    why = "the key ends at 2027-01-31T00:00:00 UTC, in 9 days"
+    events.tell("key_ends", {"clients": [0, 1], "site": "uke", "until": 1.0, "why": why})
+    assert said == [
+        "client(s) 0-1 (uke) on a, process 7: key expired",
+        f"client(s) 0-1 (uke): {why}",
+    ]
+
+
 def test_where_fednet_starts_the_clients_only_one_that_was_away_is_said_to_be_ready(clock):
     said = []
     events = Events(lambda event, fields: None, said.append)

@@ -12,6 +12,7 @@ import pytest
 from fednet import config as configuration
 from fednet.errors import CannotGoOn, Stopped
 from fednet.server import watch
+from fednet.transport.keys import KeyEnd
 
 
 class Clock(contextlib.nullcontext[None]):
@@ -132,6 +133,28 @@ def test_a_round_that_waits_for_clients_that_are_not_connected_says_so_once(monk
     clock.now = 24.0
     here.check()
     assert len(said) == 2
+
+
+def test_keys_that_end_within_two_weeks_are_told_once_a_day(monkeypatch, tmp_path):
+    clock, here = watching(monkeypatch, tmp_path)
+    told: list[tuple[str, dict[str, Any]]] = []
+    clock.tell = lambda event, fields: told.append((event, fields))
+    day = 86_400.0
+    ends = [((0, 1), "uke", 9 * day), ((2,), "", 13.5 * day), ((3,), "", 20 * day)]
+    here._keyring = SimpleNamespace(ends=[KeyEnd(*end) for end in ends])
+    here._how = SimpleNamespace(display=here._how.display, until=None)
+    clock.now = 100.0
+    here.check()
+    clock.now = 200.0
+    here.check()
+    assert [(event, fields["clients"], fields["site"]) for event, fields in told] == [
+        ("key_ends", [0, 1], "uke"),
+        ("key_ends", [2], ""),
+    ]
+    assert "1970-01-10T00:00:00 UTC, in 9 days" in told[0][1]["why"]
+    clock.now = 100.0 + day
+    here.check()
+    assert len(told) == 4
 
 
 def test_of_very_many_reasons_for_which_clients_are_absent_some_are_named():

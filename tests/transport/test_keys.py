@@ -143,15 +143,15 @@ def test_the_list_names_who_may_run_which_clients(tmp_path, capsys):
     public = make_server_keys(server)
     one = make_client_keys(site, public)
     two = make_client_keys(tmp_path / "two.key")
-    allow(server, [0, 1, 2], one)
+    allow(server, [0, 1, 2], one, name="uke")
     allow(server, [4], two, keys.time_of("2020-01-31", ""))
     assert main(["keys", "revoke", str(server), "1-2", "--key", one]) == 0
     assert main(["keys", "list", str(server)]) == 0
     _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     mark = keys.fingerprint
     assert rows == [
-        ["0", mark(one), "-", "allowed", one],
-        ["4", mark(two), "2020-01-31T00:00:00", "expired", two],
+        ["0", "uke", mark(one), "-", "allowed", one],
+        ["4", "-", mark(two), "2020-01-31T00:00:00", "expired", two],
     ]
     assert main(["keys", "show", str(site)]) == 0
     said = capsys.readouterr().out
@@ -320,6 +320,34 @@ def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_pat
     (tmp_path / "allowed" / "3").write_text(f"{old} tomorrow\n")
     with pytest.raises(ConfigError, match="expected a time"):
         Keyring(tmp_path)
+
+
+def test_the_ring_knows_the_sites_by_name_and_when_their_last_keys_end(tmp_path):
+    make_server_keys(tmp_path)
+    one, two, three = (make_client_keys(tmp_path / f"{n}.key") for n in range(3))
+    soon = float(int(time.time()) + 3600)
+    allow(tmp_path, [0, 1], one, until=soon, name="uke")
+    allow(tmp_path, [2], two, name="charite")
+    allow(tmp_path, [3], three, until=soon + 60)
+    ring = Keyring(tmp_path)
+    assert [ring.name(k) for k in range(5)] == ["uke", "uke", "charite", "", ""]
+    assert ring.ends == [((0, 1), "uke", soon), ((3,), "", soon + 60)]
+    allow(tmp_path, [0, 1], three)  # the site's next key, which does not name it again
+    allow(tmp_path, [3], three, until=soon + 120)
+    ring.refresh()
+    assert [ring.name(k) for k in (0, 3)] == ["uke", ""]
+    assert ring.ends == [((3,), "", soon + 120)]
+    allow(tmp_path, [0, 1], one, until=soon + 7200)  # later, and without its name
+    assert {allowed.name for ids, _, allowed in keys.listed(tmp_path) if 0 in ids} == {"uke", ""}
+
+
+@pytest.mark.parametrize("name", ["two words", "-x", "a\nb", "\x1b[2J", "x" * 65])
+def test_a_name_that_could_break_a_line_or_a_terminal_is_refused(tmp_path, capsys, name):
+    make_server_keys(tmp_path / "keys")
+    public = make_client_keys(tmp_path / "site.key")
+    words = ["keys", "allow", str(tmp_path / "keys"), "3", f"--name={name}", "--", public]
+    assert main(words) == 2
+    assert "--name: expected a site's name" in capsys.readouterr().err
 
 
 def test_the_ring_says_why_no_key_may_speak_for_a_client(tmp_path):
