@@ -113,8 +113,8 @@ def _clients(c: Config) -> Iterator[Broken]:
     if round.start != "all" and round.start > c.clients:
         yield "round.start", f"{round.start} is more than the {c.clients} clients there are."
     # A client that is alive sends at least two heartbeats before it counts as lost.
-    for key in ("closed", "silent"):
-        patience, beat = getattr(round.lost, key), round.lost.beat
+    beat = round.lost.beat
+    for key, patience in (("closed", round.lost.closed_s()), ("silent", round.lost.silent_s())):
         if patience is not None and beat is not None and patience < 2 * beat:
             yield (
                 "round.lost.beat",

@@ -535,16 +535,37 @@ class LostSection(Section, frozen=True, kw_only=True):
     client, or the round goes on without it.
     """
 
-    closed: NonNegative | None = 3.0
+    closed: Literal["auto"] | NonNegative | None = "auto"
     """A client whose connection closed counts as lost after this time; null: never, or after
-    `silent` if another process also runs the client. [s]
+    `silent` if another process also runs the client; auto: 3 s, or 60 s for fednet-server at an
+    address beyond loopback. [s]
     """
-    silent: Positive | None = 10.0
-    """A client without a heartbeat counts as lost after this time; null: never. [s]"""
+    silent: Literal["auto"] | Positive | None = "auto"
+    """A client without a heartbeat counts as lost after this time; null: never; auto: 10 s, or
+    300 s for fednet-server at an address beyond loopback. [s]
+    """
     beat: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] | None = None
-    """Interval of a client's heartbeat; null: 2 s, or less if `closed` or `silent` is short, more
-    with very many clients. A client that hears nothing from the server for 8 beats reconnects. [s]
+    """Interval of a client's heartbeat; null: half of `closed` or a quarter of `silent`, at most
+    2 s, so 1.5 s by default; more with very many clients; 30 s for fednet-server at an address
+    beyond loopback, or less if these are shorter. A client that hears nothing from the server for
+    8 beats reconnects. [s]
     """
+
+    def closed_s(self, wide: bool = False) -> float | None:
+        """Seconds; None: for ever. wide: clients connect over more than loopback."""
+        if self.closed == "auto":
+            return 60.0 if wide else 3.0
+        return self.closed
+
+    def silent_s(self, wide: bool = False) -> float | None:
+        """The same, of a client without a heartbeat."""
+        if self.silent == "auto":
+            return 300.0 if wide else 10.0
+        return self.silent
+
+    def beat_most_s(self, wide: bool = False) -> float:
+        """The longest interval between two heartbeats that is chosen for few clients."""
+        return 30.0 if wide else 2.0
 
 
 class ScheduleSection(Section, frozen=True, kw_only=True):
@@ -586,9 +607,15 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """fednet-server: clients may join while it runs, until there are this many; null: none.
     [clients]
     """
+<<<<<<< HEAD
     void_rounds: AtLeast1 = 3
     """This many discarded rounds in a row end the run. Rounds of secure aggregation in which enough
     clients answered, and one sent something wrong under its masks, do not count. [rounds]
+=======
+    void_rounds: Literal["auto"] | AtLeast1 = "auto"
+    """This many discarded rounds in a row end the run; auto: 3, or 100 for fednet-server at an
+    address beyond loopback. [rounds]
+>>>>>>> 125222ae (fednet-server beyond loopback waits for its sites as a wide network needs, and says so: 3 s and 10 s are for one machine)
     """
     on_error: Literal["stop", "drop"] = "drop"
     """If a client's task fails or its reply is unusable: drop: the round continues without the
@@ -605,6 +632,14 @@ class RoundSection(Section, frozen=True, kw_only=True):
     their own data and at least three replied, else no bound. With sites' data it also bounds the
     weight in mean accuracies. [share]
     """
+
+    def void_limit(self, wide: bool = False) -> int:
+        """How many discarded rounds in a row end the run. wide: clients connect over more than
+        loopback.
+        """
+        if self.void_rounds == "auto":
+            return 100 if wide else 3
+        return self.void_rounds
 
     def join_s(self, alone: bool = False) -> float | None:
         """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""

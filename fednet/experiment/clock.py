@@ -96,7 +96,7 @@ class VirtualClock:
     def patience(self) -> float:
         """Returns how many seconds a lost client is waited for."""
         section = self.config.round
-        waits = [s for s in (section.deadline, section.lost.closed) if s is not None]
+        waits = [s for s in (section.deadline, section.lost.closed_s()) if s is not None]
         return min(waits, default=0.0)
 
 

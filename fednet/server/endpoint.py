@@ -45,24 +45,49 @@ def text_for_clients(config: Config) -> str:
     return text
 
 
-def beat_seconds(config: Config) -> float:
+def beat_seconds(config: Config, wide: bool = False) -> float:
     """How often each worker sends a heartbeat. Of thousands each sends fewer, as far as
-    `round.lost.silent` allows, so that heartbeats do not displace replies.
+    `round.lost.silent` allows, so that heartbeats do not displace replies. wide: see `Endpoint`.
     """
     lost = config.round.lost
     if lost.beat is not None:
         return lost.beat
-    most = 60.0 if lost.silent is None else lost.silent / 4
-    often = min(2.0, most, math.inf if lost.closed is None else lost.closed / 2)
+    silent, closed = lost.silent_s(wide), lost.closed_s(wide)
+    most = 60.0 if silent is None else silent / 4
+    often = min(lost.beat_most_s(wide), most, math.inf if closed is None else closed / 2)
     return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
 
 
-def patience(config: Config, inline: bool) -> Rules:
-    """How long clients are waited for. inline: they are in this process."""
+def patience(config: Config, inline: bool, wide: bool = False) -> Rules:
+    """How long clients are waited for. inline: they are in this process; wide: see `Endpoint`."""
     section = config.round
     # A client that trains in the server's own thread sends no heartbeat.
-    silent = None if inline else section.lost.silent
-    return Rules(closed=section.lost.closed, silent=silent, join=section.join_s())
+    silent = None if inline else section.lost.silent_s(wide)
+    return Rules(closed=section.lost.closed_s(wide), silent=silent, join=section.join_s())
+
+
+def wide_defaults(config: Config) -> str:
+    """What a server does otherwise because its clients connect over more than loopback; "" where
+    the configuration says all of it.
+    """
+    section, found = config.round, []
+    if section.lost.closed == "auto":
+        found.append(
+            f"they count as lost {section.lost.closed_s(True):g} s after their connection closed "
+            f"(round.lost.closed)"
+        )
+    if section.lost.silent == "auto":
+        found.append(
+            f"after {section.lost.silent_s(True):g} s without a heartbeat they count as lost "
+            f"(round.lost.silent)"
+        )
+    if section.lost.beat is None:
+        found.append(f"they send one every {beat_seconds(config, True):g} s (round.lost.beat)")
+    if section.void_rounds == "auto":
+        found.append(
+            f"{section.void_limit(True)} discarded rounds in a row end the run (round.void_rounds)"
+        )
+    return "; ".join(found)
 
 
 def check_bind(
@@ -108,7 +133,9 @@ class Endpoint:
     have processes of their own. announce: called with the server's events and its incarnation once
     these can be recorded. listen: called with the server's experiment once all is built; before,
     strangers could take the descriptors of files. leave: called at the end, after the last message.
-    alone: the clients are started by others. part: bytes of a payload's parts, but the last.
+    alone: the clients are started by others. wide: these connect over more than loopback: the
+    server waits longer for them where the configuration leaves it to the server. part: bytes of a
+    payload's parts, but the last.
     """
 
     transport: ServerTransport
@@ -119,6 +146,7 @@ class Endpoint:
     listen: Callable[[Experiment], None] = lambda experiment: None
     leave: Callable[[], None] = lambda: None
     alone: bool = False
+    wide: bool = False
     part: int = PART
 
 
@@ -152,6 +180,8 @@ def listening(
     how clients join; None where fednet starts them.
     """
     keyring = transport.keyring
+    rest = transport.address.partition("://")[2]
+    wide = note is not None and not rest.startswith(LOOPBACK)
 
     def announce(events: Events, incarnation: int) -> None:
         transport.on_refused = lambda reason, address: events.tell(
@@ -169,6 +199,8 @@ def listening(
             mode=0o600,
         )
         if note is not None:
+            if wide and (text := wide_defaults(config)):
+                note(f"{config.name}: clients connect over a network, so {text}")
             keys = " --keys FILE" if keyring is not None else ""
             note(
                 f"{config.name}: listening at {transport.address}; clients join by: fednet-client "
@@ -178,8 +210,9 @@ def listening(
     return Endpoint(
         transport,
         keyring,
-        beat_seconds(config),
+        beat_seconds(config, wide),
         announce=announce,
         listen=lambda experiment: transport.listen(),
         alone=note is not None,
+        wide=wide,
     )

@@ -252,7 +252,7 @@ def waiting_rules(session: Session) -> Rules:
     # Then the times of this process do not decide who counts.
     virtual = session.clock is not None or session.faults.replay is not None
     return dataclasses.replace(
-        patience(session.config, session.io.inline),
+        patience(session.config, session.io.inline, session.endpoint.wide),
         deadline=None if virtual else section.deadline,
     )
 

@@ -383,7 +383,7 @@ class Rounds:
         collect_in_time()
         if not self.io.inline:
             give_back_freed()  # where the round's messages were, in gaps of different sizes
-        if reason := abort_reason(config, round, progress.void):
+        if reason := abort_reason(config, round, progress.void, self.session.endpoint.wide):
             self.io.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
@@ -535,14 +535,16 @@ def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str,
     return out
 
 
-def abort_reason(config: Config, round: OpenRound, void: int) -> str:
-    """Why another try could not help, after so many void rounds in a row; "" where it could."""
+def abort_reason(config: Config, round: OpenRound, void: int, wide: bool) -> str:
+    """Why another try could not help, after so many void rounds in a row; "" where it could. wide:
+    see `Endpoint`.
+    """
     whose, selected = round.failures, len(round.record.selected)
     everybody = round.record.void and len(whose) == selected > 0
     # One client that fails whenever it is asked alone must not end a federation of many.
     if everybody and (selected > 1 or config.clients == 1):
         return f"no client could do its task in round {round.number}: {whose[0]}"
-    if round.spoiled or void < config.round.void_rounds:
+    if round.spoiled or void < config.round.void_limit(wide):
         return ""
     if len(round.exchange.done) >= config.round.min_results:
         why = round.record.algorithm["warnings"][-1]

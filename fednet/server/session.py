@@ -209,7 +209,7 @@ class Session:
             site_name=(lambda client: "") if keyring is None else keyring.name,
             no_key=(lambda client: "") if keyring is None else keyring.lacking,
             declared=declared(exp),
-            rules=patience(config, endpoint.pump is not None),
+            rules=patience(config, endpoint.pump is not None, endpoint.wide),
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
             open=config.round.open if endpoint.alone else None,
         )

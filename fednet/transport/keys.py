@@ -399,8 +399,10 @@ def _read_keys(file: Path) -> dict[str, Allowed]:
 def _write_keys(file: Path, keys: dict[str, Allowed]) -> None:
     text = ""
     for key, (until, name) in keys.items():
-        date = NEVER if until == math.inf else date_text(until)
-        text += f"{key} {date} {name}".rstrip() + "\n"
+        fields = [key]
+        if until < math.inf or name:
+            fields.append(NEVER if until == math.inf else date_text(until))
+        text += " ".join([*fields, name]).rstrip() + "\n"
     write_aside(file, text, 0o644)
 
 

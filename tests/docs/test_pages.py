@@ -34,10 +34,11 @@ def test_every_key_has_its_type_default_unit_and_text():
     assert len(found) > 80
     assert found["round.lost.silent"] == DocumentedKey(
         "round.lost.silent",
-        "a float > 0 or null",
-        "10.0",
+        "auto or a float > 0 or null",
+        "auto",
         "s",
-        "A client without a heartbeat counts as lost after this time; null: never.",
+        "A client without a heartbeat counts as lost after this time; null: never; auto: 10 s, or "
+        "300 s for fednet-server at an address beyond loopback.",
     )
     assert {"link.per_client.IDS.up_mbps", "faults.schedule[i].round", "evaluate.global"} <= {
         *found

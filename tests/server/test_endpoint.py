@@ -62,11 +62,39 @@ def test_clients_are_waited_for_as_configured_and_those_in_this_process_are_neve
         assert endpoint.patience(config, inline) == Rules(closed=60, silent=silent, join=50)
 
 
+def test_beyond_loopback_clients_are_waited_for_longer_unless_told_otherwise(tmp_path):
+    def made(address: str, said, **round):
+        bound = SimpleNamespace(keyring=None, address=address, listen=lambda: None)
+        config = from_mapping({"round": round})
+        end = endpoint.listening(config, tmp_path, bound, said)  # type: ignore[arg-type]
+        end.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
+        return config, end
+
+    notes: list[str] = []
+    config, end = made("tcp://0.0.0.0:1", notes.append)
+    rules = endpoint.patience(config, inline=False, wide=end.wide)
+    assert (rules.closed, rules.silent, end.beat_s) == (60, 300, 30)
+    assert config.round.void_limit(end.wide) == 100
+    assert "count as lost 60 s after" in notes[0]
+    assert "100 discarded rounds" in notes[0]
+    told: list[str] = []
+    lost = {"closed": 3, "silent": 10, "beat": 1.5}
+    config, end = made("tcp://0.0.0.0:1", told.append, lost=lost, void_rounds=3)
+    rules = endpoint.patience(config, inline=False, wide=end.wide)
+    assert (rules.closed, rules.silent, end.beat_s) == (3, 10, 1.5)
+    assert len(told) == 1  # how clients join
+    for address, said in (("tcp://127.0.0.1:1", told.append), ("tcp://0.0.0.0:1", None)):
+        config, end = made(address, said)  # None: `fednet run`, on one machine or a cluster
+        rules = endpoint.patience(config, inline=False, wide=end.wide)
+        assert (rules.closed, rules.silent, end.beat_s) == (3, 10, 1.5)
+        assert config.round.void_limit(end.wide) == 3
+
+
 def test_it_says_how_clients_join(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "here")
     lost = {"silent": None, "closed": 60, "beat": 30}
-    config = from_mapping({"round": {"lost": lost}})
+    config = from_mapping({"round": {"lost": lost, "void_rounds": 3}})
     for keyring, address in (
         (None, "tcp://10.0.0.0:1"),
         (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://0.0.0.0:1"),
