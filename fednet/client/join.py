@@ -8,11 +8,13 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fednet import capacity, ids, loading
 from fednet.client import preparing
@@ -93,6 +95,7 @@ def main(
         files=loading.loaded(),
         explain=explain,
     )
+    join = without(join, policy.hide)
     complained: set[str] = set()
 
     def refused(reason: str, address: str) -> None:
@@ -133,6 +136,12 @@ def main(
         raise ConfigError(f"the server refused this client: {end.reason}")
     say(log_line("the run is over" if end.over else "left"))
     return 0 if end.over else LEFT
+
+
+def without(join: m.Join, hide: Collection[str]) -> m.Join:
+    """Returns the join without what the site's policy hides of its process and machine."""
+    nothing = {"host": "", "pid": 0, "device": "", "versions": {}}
+    return msgspec.structs.replace(join, **{name: nothing[name] for name in hide})
 
 
 def _server(

@@ -49,11 +49,12 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a policy file and a policy have in common. allow: kinds of payload that may leave; None
-    for every kind. text: options of the site's own parts, whose text the server may choose (see
-    `check_text`).
+    for every kind. hide: what a join does not say of this process and its machine. text: options
+    of the site's own parts, whose text the server may choose (see `check_text`).
     """
 
     allow: tuple[str, ...] | None = None
+    hide: tuple[Literal["host", "pid", "device", "versions"], ...] = ()
     text: tuple[str, ...] = ()
     download: bool = False
     faults: bool = False

@@ -298,6 +298,22 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
     return lines
 
 
+def told_at_join(join: m.Join) -> str:
+    """Returns the line on what each connection begins with."""
+    told = []
+    if join.host:
+        told.append(f"the host name {join.host}")
+    if join.pid:
+        told.append("the process id")
+    if join.device:
+        told.append(f"the device {join.device}")
+    if join.versions:
+        told.append(f"versions and processor ({', '.join(join.versions)})")
+    if join.files:
+        told.append(f"names and digests of {', '.join(join.files)} (--load)")
+    return f"at each connection: {', '.join([*told, 'the client ids'])}"
+
+
 class Explained(FednetError):
     """`--explain` has printed everything: the process ends."""
 
@@ -319,6 +335,7 @@ def explain(
     )
     for line in explanation(exp, welcome.ids):
         print(line)
+    print(told_at_join(loop.protocol.join))
     where = f" in {policy.data}" if policy.data else ""
     print(f"read here: the data of {config.data.dataset}{where}")
     print(
