@@ -12,12 +12,12 @@ import pytest
 
 from fednet import registry
 from fednet.algorithms.fedavg import FedAvg
-from fednet.client import join
+from fednet.client import join, preparing
 from fednet.client import loop as loops
 from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
-from fednet.client.policy import Policy
+from fednet.client.policy import Policy, policy
 from fednet.client.worker import EncodedReply
-from fednet.errors import CannotGoOn, StateError
+from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.files import write_record
 from fednet.protocol.client import ClientProtocol, Given
 from fednet.records import mb
@@ -65,6 +65,29 @@ def test_the_key_in_a_clients_own_file_goes_before_the_one_in_server_json(
     with pytest.raises(Connected):
         join.main("0", Policy(), run=tmp_path, keys=tmp_path / "client.key")
     assert given == [known if pinned else found]
+
+
+def test_a_join_says_nothing_that_the_sites_policy_hides(tmp_path):
+    whole = m.Join(
+        worker="w",
+        ids=[3],
+        host="ward-7",
+        pid=4711,
+        device="cuda:0",
+        versions={"torch": "2.6"},
+        files={"mine.py": "0" * 64},
+    )
+    assert preparing.told_at_join(whole) == (
+        "at each connection: the host name ward-7, the process id, the device cuda:0, versions and "
+        "processor (torch), names and digests of mine.py (--load), the client ids"
+    )
+    (tmp_path / "site.yaml").write_text("hide: [host, pid, device, versions]")
+    left = join.without(whole, policy(tmp_path / "site.yaml", None, None).hide)
+    assert left == m.Join(worker="w", ids=[3], files=whole.files)
+    assert join.without(whole, policy(None, None, None).hide) == whole
+    (tmp_path / "site.yaml").write_text("hide: [name]")
+    with pytest.raises(ConfigError, match="hide"):
+        policy(tmp_path / "site.yaml", None, None)
 
 
 def test_a_client_without_a_server_says_why_if_that_is_known(monkeypatch):
