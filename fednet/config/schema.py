@@ -607,15 +607,10 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """fednet-server: clients may join while it runs, until there are this many; null: none.
     [clients]
     """
-<<<<<<< HEAD
-    void_rounds: AtLeast1 = 3
-    """This many discarded rounds in a row end the run. Rounds of secure aggregation in which enough
-    clients answered, and one sent something wrong under its masks, do not count. [rounds]
-=======
     void_rounds: Literal["auto"] | AtLeast1 = "auto"
     """This many discarded rounds in a row end the run; auto: 3, or 100 for fednet-server at an
-    address beyond loopback. [rounds]
->>>>>>> 125222ae (fednet-server beyond loopback waits for its sites as a wide network needs, and says so: 3 s and 10 s are for one machine)
+    address beyond loopback. Rounds of secure aggregation in which enough clients answered, and one
+    sent something wrong under its masks, do not count. [rounds]
     """
     on_error: Literal["stop", "drop"] = "drop"
     """If a client's task fails or its reply is unusable: drop: the round continues without the
