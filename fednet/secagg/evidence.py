@@ -4,10 +4,11 @@ broken the protocol.
 A wrong share alone does not show whether its dealer or its holder changed it. Up to `COLLUDERS`
 clients may have agreed on what they deal, hand on and report; none of the others is blamed then:
 
-- Right shares of an honest dealer are on one polynomial (of each limb; degree below t). Another one
-  has at most t - 1 of them, and the colluders' shares. So a polynomial on which t + COLLUDERS
-  shares are is the dealer's, if that is honest, and shares that are not on it are wrong. A
-  polynomial with fewer shares shows nothing, even if it gives the right secret.
+- Right shares of an honest dealer are on one polynomial (of each limb; degree below t), whose value
+  at 0 is the secret. Another one with this secret has at most t - 2 of them, and the colluders'
+  shares. So a polynomial with the right secret on which t - 1 + COLLUDERS shares are is the
+  dealer's, if that is honest, and shares that are not on it are wrong. With fewer shares it shows
+  nothing.
 - A dealer that colludes can give an honest holder a share that is not on the others' polynomial. So
   a holder is blamed for wrong shares of more than `COLLUDERS` dealers only.
 - A dealer is blamed if more than `COLLUDERS` holders report a share that they could not decrypt.
@@ -97,24 +98,34 @@ class Evidence:
                 return None, []
             return found, [held[order[i]] for i in off]
 
+        # t - 1 right shares at least are among so many: with the secret they determine the rest.
+        enough = t - 1 + COLLUDERS
         everyone = list(range(len(held)))
         secret, off = try_first(everyone)
         if secret is not None and not off:
             return secret
-        if secret is None or len(held) - len(off) < t + COLLUDERS:
+        if secret is None or len(held) - len(off) < enough:
             errors = decoding.locate_errors(points, rows, t)
             if errors:
                 found, located = try_first([i for i in everyone if i not in errors] + errors)
                 if found is not None:
                     secret, off = found, located
-        if secret is None and len(held) > t:
+        confirmed = secret is not None and len(held) - len(off) >= enough
+        # Of fewer than t + 2 COLLUDERS shares, those of the colluders cannot always be located.
+        could_be = enough + COLLUDERS <= len(held) < t + 2 * COLLUDERS
+        if not confirmed and len(held) > t and (secret is None or could_be):
             count = min(COLLUDERS, len(held) - t)
-            for left_out, found in decoding.secrets_without(points, rows, count):
-                if is_right(found):
-                    self._doubted.update(held[i] for i in left_out)
-                    return found
+            for left_out, without in decoding.secrets_without(points, rows, count):
+                if not is_right(without):
+                    continue
+                found, others = try_first([i for i in everyone if i not in left_out] + [*left_out])
+                if secret is None:
+                    secret, off = without, [held[i] for i in left_out]
+                if found is not None and len(held) - len(others) >= enough:
+                    off, confirmed = others, True
+                    break
         if secret is not None:
             self._doubted.update(off)
-            if len(held) - len(off) >= t + COLLUDERS:
+            if confirmed:
                 self._wrong.update(at for at in off if at != of)
         return secret

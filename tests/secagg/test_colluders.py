@@ -182,17 +182,23 @@ def test_two_colluders_get_nobody_else_blamed(n):
 
 @pytest.mark.parametrize(("n", "t"), [(9, 5), (12, 8), (20, 14), (50, 33)])
 def test_two_colluders_that_hand_on_wrong_shares_of_all_are_blamed(n, t):
-    """Where t + 4 clients have answered: their shares alone show which are wrong."""
-    case = Case(n, t, (1, 4), tuple(range(t + 4)))
+    """Where t + 3 clients have answered: t + 1 right shares and the secret show which are wrong."""
+    case = Case(n, t, (1, 4), tuple(range(t + 3)))
     for lie in (same_secret, other_secret, anything, one_limb):
         assert play(case, lie, dealt_well) == ({1, 4}, 0)
 
 
+def test_one_client_that_hands_on_wrong_shares_is_blamed_where_t_and_two_have_answered():
+    for n, t in [(6, 4), (10, 7)]:
+        assert play(Case(n, t, (1,), tuple(range(t + 2))), anything, dealt_well) == ({1}, 0)
+
+
 def test_three_colluders_can_get_others_blamed():
-    """What is promised of two is not so of three: t - 1 honest shares and theirs are enough."""
+    """What is promised of two is not so of three: t - 2 honest shares and theirs are enough."""
     case = Case(10, 7, (0, 1, 2), tuple(range(10)))
-    blamed, _ = play(case, other_secret, dealt_well)
-    assert blamed - set(case.liars)
+    blamed, lost = play(case, same_secret, dealt_well)
+    assert blamed == {8, 9}
+    assert lost == 0
 
 
 def test_many_wrong_shares_are_borne_where_half_of_them_are_more_than_needed():
