@@ -6,6 +6,7 @@ exception in the file itself is passed on, so that the command line shows where 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,7 +27,10 @@ import numpy as np
 
 from fednet import loading, registry
 from fednet import seeds as streams
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.config import from_mapping
+from fednet.config.reading import expand, merge, overrides
+from fednet.config.tree import wrap
+from fednet.errors import CannotGoOn, ConfigError, DataError
 from fednet.options import options_of, takes
 from fednet.plain import JsonDict, JsonMapping
 
@@ -34,7 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from fednet.algorithms.base import Algorithm
+    from fednet.data.base import Data
     from fednet.records import Round
+    from fednet.tensors import Inputs
 
 CLIENTS = 3  # of a partition
 KILLED = 3  # the round after which a run is killed, which is in no checkpoint
@@ -63,9 +71,72 @@ ASYNCHRONOUS: JsonDict = {
 CHILD = "import sys; from fednet.tools import check; check.die(*sys.argv[1:])"
 
 
-def check(path: Path, data: Path | None = None) -> Iterator[str]:
+@dataclass(frozen=True)
+class File:
+    """What a user's file is checked with. root: the folder that datasets read (default: as `fednet
+    run` finds it); sets: `key.path=value` texts for the small runs; models, datasets: the names of
+    those that the file registers.
+    """
+
+    path: Path
+    root: Path | None = None
+    sets: Sequence[str] = ()
+    models: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+
+    @cached_property
+    def data(self) -> dict[str, Data]:
+        """By name, the dataset that `sets` names, else the file's that can be made with their
+        defaults.
+        """
+        from fednet.data.loading import load, made
+
+        if overrides(self.sets).value.get("data"):
+            section = from_mapping(self.config({}), "fednet check").data
+            return {section.dataset: load(section, self.root)}
+        found = {}
+        for name in self.datasets:
+            with contextlib.suppress(ConfigError, DataError):  # its own check says why
+                options = _default_options(registry.dataset, name)
+                found[name] = made(name, options, self.root, False, 0)
+        return found
+
+    @cached_property
+    def own(self) -> JsonDict:
+        """The keys of a configuration of the file's first model that takes a dataset of the file,
+        or else SMALL's; empty if there is none.
+        """
+        if overrides(self.sets).value.keys() & {"model", "data"}:
+            return {}
+        import torch
+
+        for model in self.models:
+            for name, data in self.data.items():
+                if _takes(model, data.input_shape, data.outputs, _inputs(data)):
+                    keys: JsonDict = {
+                        "model": {"name": model},
+                        "data": {"dataset": name, "partition": {"scheme": "iid"}},
+                    }
+                    if self.root is not None:
+                        keys["data"]["root"] = str(self.root)
+                    if data.classes is None:
+                        keys["task"] = "regression"
+                    return keys
+            shape = tuple(SMALL["data"]["shape"])
+            if _takes(model, shape, SMALL["data"]["classes"], torch.zeros(2, *shape)):
+                return {"model": {"name": model}}
+        return {}
+
+    def config(self, changes: JsonMapping) -> JsonDict:
+        """The configuration of a small run of a method of this file."""
+        base = expand(wrap({**SMALL, **self.own, **changes}, "fednet check"))
+        made: JsonDict = merge(base, overrides(self.sets)).plain()
+        return made
+
+
+def check(path: Path, root: Path | None = None, sets: Sequence[str] = ()) -> Iterator[str]:
     """Loads the file and checks every part that it registers. Raises ConfigError, UserFileError.
-    data: the folder that datasets read (default: as `fednet run` finds it).
+    root, sets: see `File`.
     """
     (known,) = loading.load_parts([path])
     yield f"{path}: loads (SHA-256 {known.sha256[:16]})"
@@ -75,14 +146,21 @@ def check(path: Path, data: Path | None = None) -> Iterator[str]:
         for name, part in parts.own().items()
         if part.__module__ == known.module
     ]
+    file = File(
+        path,
+        root,
+        sets,
+        models=[name for kind, name in found if kind == "models"],
+        datasets=[name for kind, name in found if kind == "datasets"],
+    )
     if not found:
         raise ConfigError(
             f'{path}: registers nothing; expected a decorator such as @fednet.algorithm("mine").'
         )
     checks: dict[str, Callable[[str], Iterator[str]]] = {
-        "algorithms": functools.partial(algorithm, file=path),
-        "models": model,
-        "datasets": functools.partial(dataset, data=data),
+        "algorithms": functools.partial(algorithm, file=file),
+        "models": functools.partial(model, file=file),
+        "datasets": functools.partial(dataset, root=root),
         "partitions": partitioner,
         "compressors": compressor,
         "tasks": task,
@@ -95,8 +173,8 @@ def check(path: Path, data: Path | None = None) -> Iterator[str]:
 
 
 # -- algorithms ------------------------------------------------------------------------------------
-def algorithm(name: str, file: Path) -> Iterator[str]:
-    """Checks a method. file: defines it; another process loads it."""
+def algorithm(name: str, file: File) -> Iterator[str]:
+    """Checks a method. file: defines it; another process loads it too."""
     from fednet.algorithms.base import Algorithm
 
     method = registry.algorithm.get(name)
@@ -105,12 +183,16 @@ def algorithm(name: str, file: Path) -> Iterator[str]:
         f"{name}: expected a subclass of fednet.Algorithm, got {method!r}.",
     )
     yield from _declared(name, method)
-    changes: JsonDict = {"algorithm": {"name": name}}
+    own: JsonDict = {"algorithm": {"name": name}}
     if method.needs_public:
-        changes["data"] = {**SMALL["data"], "public": {"samples": 20}}
-    first = yield from _repeats(name, changes, file, "round")
+        data: JsonDict = file.own.get("data") or SMALL["data"]
+        own["data"] = {**data, "public": {"samples": 20}}
+    changes = file.config(own)
+    used = changes["model"]["name"], changes["data"]["dataset"]
+    yield f"tried with the model {used[0]} and the dataset {used[1]}"
+    first = yield from _repeats(name, changes, file.path, "round")
     if method.asynchronous:
-        yield from _repeats(name, {**changes, **ASYNCHRONOUS}, file, "update")
+        yield from _repeats(name, file.config({**own, **ASYNCHRONOUS}), file.path, "update")
     other = _differ(first, trained({**changes, "algorithm": {"name": "fedavg"}}))
     yield (
         "NOTE: the same bits as fedavg in every round: with these options it is fedavg"
@@ -215,7 +297,8 @@ def _differ(a: list[JsonDict], b: list[JsonDict]) -> int | None:
 
 
 # -- other parts ----------------------------------------------------------------------------------
-def model(name: str) -> Iterator[str]:
+def model(name: str, file: File) -> Iterator[str]:
+    """Checks a model. file: its datasets are tried before the usual inputs."""
     import torch
 
     from fednet import models
@@ -226,29 +309,35 @@ def model(name: str) -> Iterator[str]:
     yield f"options build: {_default_options(registry.model, name) or 'none'}"
     refused: list[str] = []
     built = None
-    for shape, inputs, kind in (
-        ((3, 32, 32), torch.zeros(2, 3, 32, 32), "images"),
-        ((1, 28, 28), torch.zeros(2, 1, 28, 28), "images"),
-        ((16,), torch.zeros(2, 16), "vectors"),
-        ((16,), torch.zeros(2, 16, dtype=torch.int64), "tokens"),
-    ):
+    tries: list[tuple[tuple[int, ...], int, Inputs, str]] = [
+        (data.input_shape, data.outputs, _inputs(data), f"samples of the dataset {shown!r}")
+        for shown, data in file.data.items()
+    ]
+    tries += [
+        ((3, 32, 32), 5, torch.zeros(2, 3, 32, 32), "images of shape (3, 32, 32)"),
+        ((1, 28, 28), 5, torch.zeros(2, 1, 28, 28), "images of shape (1, 28, 28)"),
+        ((16,), 5, torch.zeros(2, 16), "vectors of shape (16,)"),
+        ((16,), 5, torch.zeros(2, 16, dtype=torch.int64), "tokens of shape (16,)"),
+    ]
+    for shape, classes, inputs, kind in tries:
         try:
-            built = models.build({"name": name}, shape, 5, 0)
-            if len(named := required(built)) > 1:
+            built = models.build({"name": name}, shape, classes, 0)
+            if not isinstance(inputs, dict) and len(named := required(built)) > 1:
                 yield (
                     f"NOTE: its forward takes {' and '.join(named)}, so its dataset has to give a "
-                    f"dict of these as x; it is tried when a run starts"
+                    f"dict of these as x; it is tried when a run starts, or here with --set "
+                    f"data=DATASET"
                 )
                 break
             out = tensor(f"model {name}", built.eval()(inputs))
-            yield f"{kind} of shape {shape} give outputs {tuple(out.shape[1:])}"
+            yield f"{kind} give outputs {tuple(out.shape[1:])}"
             break
         # It is not for inputs of this shape.
-        except (RuntimeError, ValueError, TypeError, IndexError, ConfigError) as wrong:
-            refused.append(f"{kind} {shape}: {wrong}")
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, ConfigError) as wrong:
+            refused.append(f"{kind}: {wrong}")
             built = None
     if built is None:
-        raise ConfigError(f"{name}: takes none of the usual inputs. {' '.join(refused)}")
+        raise ConfigError(f"{name}: takes none of these inputs: {'; '.join(refused)}")
     head, features = getattr(built, "head", None), getattr(built, "features", None)
     if head is None or not callable(features):
         yield (
@@ -257,7 +346,7 @@ def model(name: str) -> Iterator[str]:
         )
     a, b, c = (
         torch.cat([p.detach().flatten() for p in m.parameters()])
-        for m in (models.build({"name": name}, shape, 5, seed) for seed in (0, 0, 1))
+        for m in (models.build({"name": name}, shape, classes, seed) for seed in (0, 0, 1))
     )
     must(
         torch.equal(a, b),
@@ -267,14 +356,33 @@ def model(name: str) -> Iterator[str]:
     yield f"initialised by the seed: {Layout.of(built).nbytes / 1e6:.3f} MB"
 
 
-def dataset(name: str, data: Path | None) -> Iterator[str]:
-    """data: the folder that it reads (default: as `fednet run` finds it)."""
+def _takes(model: str, shape: tuple[int, ...], classes: int, inputs: Inputs) -> bool:
+    """Whether the model gives outputs for these inputs."""
+    from fednet import models
+    from fednet.experiment.trial import tensor
+
+    try:
+        tensor(model, models.build({"name": model}, shape, classes, 0).eval()(inputs))
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, ConfigError):
+        return False
+    return True
+
+
+def _inputs(data: Data) -> Inputs:
+    """Returns two training samples as a model's inputs."""
+    from fednet.experiment.trial import samples
+
+    return data.inputs(samples(data)[0])
+
+
+def dataset(name: str, root: Path | None) -> Iterator[str]:
+    """root: the folder that it reads (default: as `fednet run` finds it)."""
     from fednet.data.loading import made, place
 
     if takes(registry.dataset.get(name), "root"):
-        yield f"its root is {place(data)} (--data, else FEDNET_DATA, else the user's cache)"
+        yield f"its root is {place(root)} (--data, else FEDNET_DATA, else the user's cache)"
     options = _default_options(registry.dataset, name)
-    first, second = (made(name, options, data, False, 0) for _ in range(2))
+    first, second = (made(name, options, root, False, 0) for _ in range(2))
     sizes = f"{len(first.train[1])} training and {len(first.test[1])} test samples"
     yield f"{sizes}, classes {first.classes}, inputs of shape {first.input_shape}"
     must(len(first.test[1]) > 0, f"{name}: has no test samples.")

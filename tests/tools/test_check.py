@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from fednet.cli.main import main
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, FednetError
 from fednet.tools import check
 
 
@@ -15,12 +16,12 @@ def checked(tmp_path, monkeypatch):
     of its own; else it is run again.
     """
 
-    def run(text: str, kill: bool = False) -> str:
+    def run(text: str, kill: bool = False, sets: Sequence[str] = ()) -> str:
         if not kill:
             again = check.trained
             monkeypatch.setattr(check, "resumed", lambda changes, files: again(changes))
         (tmp_path / "part.py").write_text(text)
-        return "\n".join(check.check(tmp_path / "part.py"))
+        return "\n".join(check.check(tmp_path / "part.py", sets=sets))
 
     return run
 
@@ -306,3 +307,46 @@ def test_what_is_wrong_with_the_template_is_said_with_its_place(
     file.write_text(text.replace(right, wrong))
     assert main(["check", str(file)])
     assert re.search(said, capsys.readouterr().err)
+
+
+TIED = method(
+    "chk-tied",
+    """
+    def client_update(self, phase, client, down, host):
+        assert hasattr(host.model(down.x), "mine")
+        return super().client_update(phase, client, down, host)
+
+
+@fednet.dataset("chk-named")
+def named(*, classes: int = 3):
+    y = torch.arange(48) % classes
+    x = {"words": y[:, None].repeat(1, 5), "shown": torch.ones(48, 5)}
+    return fednet.Data(train=(x, y), test=(x, y), classes=classes)
+
+
+@fednet.model("chk-reads")
+class Reads(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.mine = torch.nn.Embedding(classes, 4)
+        self.head = torch.nn.Linear(4, classes)
+
+    def forward(self, words, shown):
+        return self.head((self.mine(words) * shown[..., None]).mean(1))
+""",
+)
+
+
+def test_a_files_own_dataset_and_model_are_those_that_its_method_and_model_are_tried_with(checked):
+    said = checked(TIED)
+    assert "tried with the model chk-reads and the dataset chk-named" in said
+    assert "samples of the dataset 'chk-named' give outputs (3,)" in said
+
+
+def test_what_a_file_is_tried_with_can_be_set(checked):
+    sets = ["model={name: mlp, hidden: [4]}", "train.lr=0.01"]
+    with pytest.raises(FednetError, match="AssertionError"):  # its own model is not used
+        checked(TIED, sets=sets)
+    tokens = TOKENS.format("chk-tokens", "", "self.head(self.features(x)).transpose(1, 2)")
+    said = checked(tokens, sets=["data={dataset: synthetic, shape: [16], samples: 20}"])
+    assert "tokens of shape (16,)" in said
