@@ -49,10 +49,13 @@ def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
                 hours += seconds / 3600
         rows.append((task.name, task.state, f"{cell.config['rounds']} rounds", took))
     text = [f"{len(runs)} runs in {job.folder(out)}, scale {job.scale}", *aligned(rows)]
-    text.append(
-        f"left: {hours:.2f} hours of one process, {hours / jobs:.2f} hours with --jobs {jobs}, "
-        f"without runs marked ?; SGD steps times one measured step:"
-    )
+    if any(isinstance(pace, Pace) for pace in paces.values()):
+        text.append(
+            f"left: {hours:.2f} hours of one process, {hours / jobs:.2f} hours with --jobs {jobs}, "
+            f"without runs marked ?; SGD steps times one measured step:"
+        )
+    else:
+        text.append("left: unknown, because no step could be measured:")
     for same, pace in paces.items():
         about = json.loads(same)
         found = pace if isinstance(pace, str) else f"{1e3 * pace.step:.1f} ms for one step"

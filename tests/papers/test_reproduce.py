@@ -136,6 +136,16 @@ def test_a_plan_is_steps_times_one_measured_step(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_plan_of_what_cannot_be_measured_has_no_hours(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(planning, "measured", lambda cell, device: "could not be measured: no data")
+    words = "feddpc/table2 --dataset cifar10 --only FedDPC --seeds 0 --plan"
+    assert reproduce(words, "--out", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "left: unknown, because no step could be measured:" in said
+    assert "lenet5, cifar10: could not be measured: no data" in said
+    assert "hours" not in said
+
+
 def test_a_step_is_measured_in_this_process(monkeypatch):
     cell = job("fedabc/table1 --dataset mnist --setting alpha=1.0 --only FedAvg").cells[0]
     monkeypatch.setattr(cells, "work", lambda *_, **__: pytest.fail("a run was begun"))
