@@ -24,13 +24,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     counted_and_labelled(parser)
     parser.add_argument(
-        "--format", choices=["table", "csv"], default="table", help="format of the table [table]"
+        "--format",
+        choices=["table", "csv", "markdown", "latex"],
+        default="table",
+        help="format of the table; markdown and latex are for papers [table]",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    from fednet.report import tables
+    from fednet.report import publishing, tables
 
     runs = opened(args.runs)
     made = tables.table(runs, args.target, args.by, args.bytes, args.label)
-    print(tables.as_csv(made) if args.format == "csv" else tables.as_text(made))
+    forms = {
+        "table": tables.as_text,
+        "csv": tables.as_csv,
+        "markdown": publishing.as_markdown,
+        "latex": publishing.as_latex,
+    }
+    print(forms[args.format](made))

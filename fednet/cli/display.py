@@ -200,6 +200,9 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     ):
         if accuracy.get(key) is not None:
             row(name, percent(accuracy[key]) + more)
+    if loss := summary.get("loss"):
+        row("final test loss", f"{loss['final']:.4f}")
+        row("best test loss", f"{loss['best']:.4f} in round {loss['best_round']}")
     own = summary.get("own_model") or OWN
     for name, value in dict(summary.get("personal") or {}).items():
         row(evaluated(name, own), percent(value))

@@ -316,6 +316,7 @@ class Summary(Row, kw_only=True):
     rounds: int | None = None
     void_rounds: int | None = None
     accuracy: JsonDict | None = None
+    loss: JsonDict | None = None  # the same of the test loss, where the task has no accuracy
     personal: dict[str, float] | None = None
     personal_of_participants: dict[str, float] | None = None  # of those who ever took part
     # the same of the clients that never train, which are not among those above

@@ -114,7 +114,14 @@ METRICS: tuple[Metric, ...] = (
         "page compare track",
         percent,
     ),
-    Metric("test_loss", "test loss", "test_loss", "page track"),
+    Metric(
+        "test_loss",
+        "test loss",
+        "test_loss",
+        "line page track",
+        word="test loss",
+        unless=("accuracy", "client_accuracy", "received_accuracy", "personal_accuracy"),
+    ),
     Metric("staleness", "mean staleness", "staleness", "page track"),
     Metric(
         "held_out_accuracy",

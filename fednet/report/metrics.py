@@ -227,6 +227,10 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
             "last10_of": of,
         },
     }
+    losses = curve(run, "test_loss")
+    if losses and not a:
+        best_round, least = min(losses, key=lambda found: found[1])
+        out["loss"] = {"final": final(losses), "best": least, "best_round": best_round}
     if own_tests := accuracies(run):
         out["personal"] = own_tests
     if left_out := accuracies(run, True):
@@ -272,10 +276,16 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Returns the mean and half-width of its 95 % t-interval; no half-width for a single value."""
     n, m = len(values), math.fsum(values) / len(values)
+    s = deviation(values)
+    return m, None if s is None else t_quantile(n - 1) * s / math.sqrt(n)
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Returns the standard deviation of a sample, with n - 1; None for a single value."""
+    n, m = len(values), math.fsum(values) / len(values)
     if n < 2:
-        return m, None
-    s = math.sqrt(math.fsum((v - m) ** 2 for v in values) / (n - 1))
-    return m, t_quantile(n - 1) * s / math.sqrt(n)
+        return None
+    return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (n - 1))
 
 
 @functools.cache

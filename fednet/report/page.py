@@ -134,6 +134,12 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
             (_percent(a["best"]), "best global accuracy", f"in round {a['best_round']}"),
             (_percent(ending), "mean global accuracy", f"of the last {of} evaluated rounds"),
         ]
+    elif loss := s["loss"]:
+        measured = metrics.curve(run, "test_loss")[-1][0]
+        tiles += [
+            (f"{loss['final']:.4g}", "final test loss", f"after {measured} rounds"),
+            (f"{loss['best']:.4g}", "best test loss", f"in round {loss['best_round']}"),
+        ]
     if spread := metrics.personal_spread(run):
         own = metrics.accuracies(run)
         note = f"on clients' tests; worst 10 % of clients: {_percent(spread['worst_tenth'])}"

@@ -27,11 +27,14 @@ LISTED = 4  # seeds at most whose values are in a cell
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each run; None: it does not apply to that run, infinite: never reached."""
+    """A number of each run; None: it does not apply to that run, infinite: never reached. lower:
+    whether less is better; None: not known, as for a metric of one's own.
+    """
 
     title: str
     values: dict[Run, float | None]
     digits: int
+    lower: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,15 @@ def _results(runs: Sequence[Run]) -> Iterator[Column]:
     """
 
     def column(title: str, of: Callable[[Run], float | None]) -> Column:
-        return Column(title, {r: of(r) for r in runs}, 4)
+        return Column(title, {r: of(r) for r in runs}, 4, lower=False)
 
     y = metrics.measured(runs)
     curves = {r: metrics.curve(r, y) for r in runs}
+    losses = {r: metrics.curve(r, "test_loss") for r in runs}
+    if any(losses.values()) and not any(curves.values()):
+        for title, of in (("final", metrics.final), ("best", _least)):
+            values = {r: of(losses[r]) for r in runs}
+            yield Column(f"{title} test loss", values, 4, lower=True)
     where = "global" if y == "accuracy" else ON_CLIENTS
     ends = sorted({metrics.last(values)[1] for values in curves.values() if values} or {0})
     many = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]}-{ends[-1]}"
@@ -138,7 +146,9 @@ def _results(runs: Sequence[Run]) -> Iterator[Column]:
     held_out = {r: metrics.accuracies(r, True) for r in runs}
     for name in ("global", "personal", "finetuned"):
         if any(name in found for found in held_out.values()):
-            yield Column(f"held-out {name}", {r: held_out[r].get(name) for r in runs}, 4)
+            yield Column(
+                f"held-out {name}", {r: held_out[r].get(name) for r in runs}, 4, lower=False
+            )
     # Of the clients' own models on their own tests, in the evaluation at the end.
     ended = {r: (r.summary.client_metrics or {}).get("personal", {}) for r in runs}
     for name in sorted({name for found in ended.values() for name in found}):
@@ -146,7 +156,11 @@ def _results(runs: Sequence[Run]) -> Iterator[Column]:
     for m in shown("compare", (row for run in runs for row in run.rounds)):
         values = {r: metrics.final(metrics.curve(r, m.name)) for r in runs}
         if any(v is not None for v in values.values()):
-            yield Column(m.titled(), values, 4)
+            yield Column(m.titled(), values, 4, lower=False if m.share else None)
+
+
+def _least(values: Sequence[tuple[int, float]]) -> float | None:
+    return min((value for _, value in values), default=None)
 
 
 def _spent(
@@ -165,9 +179,11 @@ def _spent(
                 # A run without a curve has no global model, or that was not evaluated.
                 never = math.inf if metrics.curve(r, y) else None
                 values[r] = never if cost is None else cost
-            yield Column(f"{names[unit]} to {target:g}", values, 2 if unit == "mb" else 1)
+            yield Column(
+                f"{names[unit]} to {target:g}", values, 2 if unit == "mb" else 1, lower=True
+            )
     totals = {r: costs.ledger(r).total(bytes) for r in runs}
-    yield Column(f"MB{way}", {r: n / 1e6 for r, n in totals.items()}, 2)
+    yield Column(f"MB{way}", {r: n / 1e6 for r, n in totals.items()}, 2, lower=True)
     if bytes == "useful":
         return
     sent = {r: costs.ledger(r).by("kind", **costs.BYTES[bytes]) for r in runs}
@@ -303,19 +319,20 @@ def as_text(t: Table) -> str:
 
 
 def as_csv(t: Table) -> str:
-    """One line for each group and column. Mean and half-width are empty if some seeds did not reach
-    the target.
+    """One line for each group and column. Mean, half-width and standard deviation are empty if some
+    seeds did not reach the target.
     """
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
-    write(["method", "versus", "metric", "seeds", "reached", "mean", "half95", "values"])
+    write(["method", "versus", "metric", "seeds", "reached", "mean", "half95", "std", "values"])
     sets = [(g.label, "", row) for g, row in zip(t.groups, t.cells)]
     sets += [(g.label, t.groups[0].label, row) for g, row in zip(t.groups[1:], t.differences)]
     for label, versus, row in sets:
         for column, cell in zip(t.columns, row):
             whole = cell.got and len(cell.got) == len(cell.values)
             mean, half = metrics.interval(cell.got) if whole else (None, None)
+            spread = metrics.deviation(cell.got) if whole else None
             values = " ".join(repr(v) if math.isfinite(v) else "never" for v in cell.values)
             counts = len(cell.values), len(cell.got)
-            write([label, versus, column.title, *counts, mean, half, values])
+            write([label, versus, column.title, *counts, mean, half, spread, values])
     return out.getvalue()

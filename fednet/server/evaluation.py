@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
 from fednet.training.evaluation import evaluate as evaluate_model
+from fednet.training.tasks import has_accuracy
 
 if TYPE_CHECKING:
     from fednet.server.session import Session
@@ -67,17 +68,30 @@ def evaluate(session: Session, round: OpenRound) -> Tensors | None:
         round.evaluated = ask_all(session, round.number, model, after, final=False)
     left_out = {c: round.evaluated[c] for c in world.held_out(config) & round.evaluated.keys()}
     may_train = {c: found for c, found in round.evaluated.items() if c not in left_out}
+    names = set[str]()  # of the models that were evaluated
     if may_train:
         found = pooled(may_train, largest_share(session, may_train))
-        record.client_accuracy = {name: accuracy for name, (accuracy, _) in found.items()}
-        if names := config.evaluate.metrics:
-            record.client_metrics = {n: counts.metrics(names) for n, (_, counts) in found.items()}
+        names |= found.keys()
+        if has_accuracy(session.host.task):
+            record.client_accuracy = {name: accuracy for name, (accuracy, _) in found.items()}
+        measured = {name: metrics_of(session, counts) for name, (_, counts) in found.items()}
+        record.client_metrics = measured if any(measured.values()) else None
     if left_out:
         found = pooled(left_out, largest_share(session, left_out))
-        record.held_out = {name: accuracy for name, (accuracy, _) in found.items()}
-    if "personal" in {**(record.client_accuracy or {}), **(record.held_out or {})}:
+        names |= found.keys()
+        if has_accuracy(session.host.task):
+            record.held_out = {name: accuracy for name, (accuracy, _) in found.items()}
+    if "personal" in names:
         record.own_model = session.own_model
     return model
+
+
+def metrics_of(session: Session, counts: Counts) -> dict[str, float]:
+    """The metrics of `evaluate.metrics`; and the loss, where the task has no accuracy."""
+    found = counts.metrics(session.config.evaluate.metrics)
+    if not has_accuracy(session.host.task):
+        found = {"loss": counts.mean_loss, **found}
+    return found
 
 
 def score(session: Session, record: records.Round, model: Tensors | None) -> None:
@@ -88,15 +102,16 @@ def score(session: Session, record: records.Round, model: Tensors | None) -> Non
     if session.test is not None:
         module, size = host.model(model), section.batch_size
         counts = evaluate_model(module, session.test, host.task, size, tuple(host.setting.more))
-        record.set(
-            test_loss=counts.mean_loss,
-            test_accuracy=counts.accuracy,
-            correct_by_class=counts.table[0].tolist(),
-            total_by_class=counts.table[1].tolist(),
-        )
+        record.test_loss = counts.mean_loss
+        if has_accuracy(host.task):
+            record.set(
+                test_accuracy=counts.accuracy,
+                correct_by_class=counts.table[0].tolist(),
+                total_by_class=counts.table[1].tolist(),
+            )
         if section.metrics:
             record.metrics = counts.metrics(section.metrics)
-        if session.validation is not None:
+        if session.validation is not None and has_accuracy(host.task):
             held = evaluate_model(module, session.validation, host.task, size)
             record.validation_accuracy = held.accuracy
     record.batch_norm_measured_over = session.measured_over
@@ -132,6 +147,8 @@ def note_best(
 ) -> None:
     """Notes the round as the best so far, where it is."""
     name, best = session.config.stop.metric, progress.best
+    if name == "accuracy" and session.config.stop.accuracy is None:
+        name = "accuracy" if has_accuracy(session.host.task) else "test_loss"
     # The clients' own models where there is no global model or test set.
     if name in ("test_loss", "validation_accuracy"):
         value, model_of = record.get(name), "global"
@@ -170,7 +187,7 @@ def evaluate_run(session: Session, progress: RunProgress, carried: RunState) -> 
         took_part = {c for row in rows for c in row["completed"]}
         evaluated = ask_all(session, progress.round, model, carried, final=True)
         for client, counts_by_model in sorted(evaluated.items()):
-            row = client_row(progress.round, client, counts_by_model, section.metrics)
+            row = client_row(session, progress.round, client, counts_by_model)
             row.final, row.took_part = True, client in took_part
             row.held_out = client in left_out or None
             lines.append(row.line())
@@ -268,7 +285,7 @@ def client_lines(session: Session, round: OpenRound) -> list[JsonDict]:
     left_out, replies, lines = world.held_out(session.config), round.main.done, []
     for client in sorted({*round.reports, *round.evaluated}):
         counts_by_model = round.evaluated.get(client, {})
-        row = client_row(round.number, client, counts_by_model, session.config.evaluate.metrics)
+        row = client_row(session, round.number, client, counts_by_model)
         row.held_out = client in left_out or None
         row.reported = dict(round.reports.get(client, {})) or None
         run, reply = round.runs.get(client), replies.get(client)
@@ -283,11 +300,13 @@ def client_lines(session: Session, round: OpenRound) -> list[JsonDict]:
 
 
 def client_row(
-    round: int, client: int, counts_by_model: Mapping[str, Counts], names: Sequence[str]
+    session: Session, round: int, client: int, counts_by_model: Mapping[str, Counts]
 ) -> Client:
-    """A line of clients.jsonl with the scores of a client's models. names: `evaluate.metrics`."""
+    """A line of clients.jsonl with the scores of a client's models."""
     row = Client(round=round, client=client)
     for model, counts in counts_by_model.items():
+        if not has_accuracy(session.host.task):
+            continue
         scores = {
             f"accuracy_{model}": counts.accuracy,
             f"correct_{model}": int(counts.table[0].sum()),
@@ -297,8 +316,9 @@ def client_row(
     if counts_by_model:
         first = next(iter(counts_by_model.values()))
         row.test_samples = counts_by_model.get("personal", first).n
-        if names:
-            row.metrics = {model: c.metrics(names) for model, c in counts_by_model.items()}
+        found = {model: metrics_of(session, c) for model, c in counts_by_model.items()}
+        if any(found.values()):
+            row.metrics = found
     return row
 
 

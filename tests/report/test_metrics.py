@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 
+import fednet
+from fednet.cli import display
 from fednet.files import read_lines
-from fednet.report import costs, metrics, tables
+from fednet.report import costs, metrics, page, tables
 from fednet.report.read import open_run
 from tests.report.fake_run import ENVELOPE, jsonl, opened, write
+from tests.rooms import SMALL
 
 CURVE = [(1, 0.2), (2, 0.5), (3, 0.4), (4, 0.4), (5, 0.6)]
 
@@ -142,3 +145,40 @@ def test_predicted_bytes_stand_beside_the_useful_ones(tmp_path):
     said = metrics.summary(open_run(path))["bytes"]["predicted"]
     assert said["down"]["state"] == {"predicted": 2000, "measured": 2000, "difference": 0}
     assert said["up"]["statistics"]["difference"] == 8
+
+
+def test_where_there_is_no_accuracy_the_loss_is_the_headline_everywhere(tmp_path):
+    x = np.linspace(0, 1, 24, dtype=np.float32)[:, None]
+
+    @fednet.dataset("values")
+    def values():
+        return fednet.Data(train=(x, 3 * x[:, 0]), test=(x[:9], 3 * x[:9, 0]))
+
+    data = {"dataset": "values", "partition": {"scheme": "iid"}}
+    config = {
+        **{key: SMALL[key] for key in ("name", "clients", "participation", "model", "train")},
+        "rounds": 3,
+        "data": data,
+        "task": "regression",
+        "evaluate": {"clients": "all"},
+        "report": False,
+    }
+    made = fednet.run(config, in_process=True, out=tmp_path)
+    losses = [r.test_loss for r in made.rounds]
+    assert all(r.test_accuracy is None for r in made.rounds)
+    assert all(r.client_accuracy is None for r in made.rounds)
+    on_clients = made.rounds[-1].client_metrics.values()
+    assert on_clients
+    assert all(found["loss"] > 0 for found in on_clients)
+    assert made.summary.loss["final"] == losses[-1]
+    assert made.summary.loss["best"] == min(losses)
+    assert (made.dir / "best.safetensors").exists()
+    line = display.round_line(made.rounds[-1])
+    assert f"test loss {losses[-1]:.4f}" in line
+    assert "accuracy" not in line
+    rows = dict(display.summary_rows(made.summary))
+    assert rows["final test loss"] == f"{losses[-1]:.4f}"
+    assert not any("accuracy" in name for name in rows)
+    shown = page.render([made])
+    assert "final test loss" in shown
+    assert "final global accuracy" not in shown

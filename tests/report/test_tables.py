@@ -8,6 +8,7 @@ import pytest
 from fednet.errors import ConfigError
 from fednet.files import read_lines
 from fednet.report.groups import group
+from fednet.report.publishing import as_latex, as_markdown
 from fednet.report.read import open_run
 from fednet.report.tables import as_csv, as_text, table
 from tests.report.fake_run import jsonl, opened, write
@@ -211,3 +212,35 @@ def test_seconds_of_two_clocks_are_not_compared(tmp_path):
     titles, notes = units(real, slow)
     assert titles == ["rounds to 0.5"]
     assert any("by different clocks" in note for note in notes)
+
+
+def three_methods(tmp_path):
+    """Two that reach 0.7, one of them with both seeds, and one without a global model."""
+    runs = [
+        opened(
+            tmp_path / f"{name}{seed}", algorithm=name, seed=seed, rounds=2, accuracy=[0.5, last]
+        )
+        for name, lasts in (("fedavg", [0.7, 0.9]), ("fedprox", [0.8, 0.6]), ("fedper", [None] * 2))
+        for seed, last in enumerate(lasts)
+    ]
+    return table(runs, targets=[0.7], by="rounds")
+
+
+def test_a_table_for_a_paper_has_mean_interval_and_deviation_and_the_best_in_bold(tmp_path):
+    said = as_markdown(three_methods(tmp_path)).splitlines()
+    assert said[0].startswith("| method | seeds | final global | best global |")
+    assert said[1].startswith("| --- | ---: | ---: |")
+    # 0.7 and 0.9: s = 0.2 / sqrt(2); half = 12.7062 s / sqrt(2)
+    assert "| fedavg | 2 | **0.8000 ± 1.2706 (0.1414)** |" in said[2]
+    assert "| fedprox | 2 | 0.7000 ± 1.2706 (0.1414) |" in said[3]
+    assert "- fedprox, rounds to 0.7: 1 of 2 seeds reached it, so there is no mean." in said
+    assert "- Bold: the best mean of a column." in said
+
+
+def test_a_table_for_latex_compiles_by_its_braces_and_escapes(tmp_path):
+    said = as_latex(three_methods(tmp_path))
+    assert r"fedavg & 2 & \textbf{0.8000 $\pm$ 1.2706 (0.1414)} &" in said
+    assert said.count("{") == said.count("}")
+    assert r"95 \% confidence" in said
+    widths = {line.count("&") for line in said.splitlines() if line.endswith(r"\\") and "&" in line}
+    assert len(widths) == 1

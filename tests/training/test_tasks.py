@@ -10,6 +10,7 @@ from torch import nn
 from fednet.errors import ConfigError
 from fednet.registry import task
 from fednet.training.hosts import ClientHost
+from fednet.training.tasks import has_accuracy
 from fednet.training.tasks.classification import class_axis
 
 
@@ -22,11 +23,22 @@ def test_cross_entropy_is_the_log_of_the_true_class():
 
 
 def test_regression_counts_values_within_tolerance_and_means_squares():
-    r = task.get("regression")()
+    class Near(task.get("regression")):
+        tolerance = 0.5
+
+    r = Near()
     outputs, y = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.5, 2.0, 6.0])
     assert r.losses(outputs, y).tolist() == [0.25, 0.0, 4.0]
     assert float(r.loss(outputs, y)) == pytest.approx(4.25 / 3)
     assert r.counts(outputs, y).tolist() == [[2], [3]]
+    assert has_accuracy(r)
+
+
+def test_regression_without_a_tolerance_has_no_accuracy_and_counts_its_values():
+    r = task.get("regression")()
+    outputs, y = torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 2.5])
+    assert r.counts(outputs, y).tolist() == [[0], [2]]
+    assert not has_accuracy(r)
 
 
 def test_regression_refuses_outputs_of_another_width_than_the_targets():

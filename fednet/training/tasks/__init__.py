@@ -29,6 +29,15 @@ class Task(Protocol):
         """
         ...
 
+    # A task whose `has_accuracy` is False has no accuracy: its loss is shown instead.
+
     # For metrics (`evaluate.metrics`) a task may also have methods `count_NAME(self, outputs, y)`.
     # Each returns an int64 tensor of a fixed shape, of counts that add up over samples. No count
     # may be below 0, or above the number of labels or values in the client's test set.
+
+
+def has_accuracy(task: Task) -> bool:
+    """Whether the task's counts are those of an accuracy; if not, its loss says how good a model
+    is.
+    """
+    return bool(getattr(task, "has_accuracy", True))

@@ -10,18 +10,22 @@ from fednet.registry import task
 
 @task("regression")
 class Regression:
-    """Mean squared error; a value counts as correct within `tolerance` (0.5: it rounds to the right
-    whole number).
+    """Mean squared error. There is no accuracy, and a run shows its loss, unless a subclass has a
+    `tolerance`: a value then counts as correct within it.
 
     outputs: (n, ...) of y's shape, or one dimension of size 1 more, as (n, 1) for y (n,); any other
-    shape is a ConfigError. For another tolerance register a subclass:
+    shape is a ConfigError. For a tolerance register a subclass:
 
         @fednet.task("degrees")
         class Degrees(Regression):
             tolerance = 0.1
     """
 
-    tolerance = 0.5
+    tolerance: float | None = None
+
+    @property
+    def has_accuracy(self) -> bool:
+        return self.tolerance is not None
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean squared error, a scalar with a graph."""
@@ -33,8 +37,9 @@ class Regression:
         return each if each.ndim == 1 else each.flatten(1).mean(1)
 
     def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(2, 1) int64: values within tolerance, and all values."""
-        near = (self._like(outputs, y) - y).abs() <= self.tolerance
+        """(2, 1) int64: values within tolerance, none without one; and all values."""
+        within = -1.0 if self.tolerance is None else self.tolerance
+        near = (self._like(outputs, y) - y).abs() <= within
         return torch.stack([near.sum(), near.new_tensor(near.numel(), dtype=torch.int64)]).view(
             2, 1
         )
