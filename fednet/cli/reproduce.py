@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from fednet.cli import values
 from fednet.cli.common import add_flags, common_arguments
@@ -27,6 +28,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--plan",
         action="store_true",
         help="print what would run and how long it may take, and stop",
+    )
+    parser.add_argument(
+        "--grid",
+        type=Path,
+        metavar="DIR",
+        help="write the grid that the paper searched for each cell as a sweep file, and stop",
     )
     parser.add_argument("--dataset", metavar="D", help="only the cells of this dataset")
     parser.add_argument("--only", type=values.names, metavar="M,...", help="only these methods")

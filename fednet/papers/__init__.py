@@ -12,6 +12,7 @@ from fednet.papers.tables import NAMES as NAMES
 from fednet.papers.tables import Cell as Cell
 from fednet.papers.tables import caption as caption
 from fednet.papers.tables import cells as cells
+from fednet.papers.tables import grid as grid
 from fednet.papers.tables import lay as lay
 from fednet.papers.tables import no_runs as no_runs
 from fednet.papers.tables import paper as paper

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +103,7 @@ def plan(asked: argparse.Namespace) -> Reproduction:
         others = [c for c in cells if (*c.column, c.method) in against and c not in chosen]
         cells = [*chosen, *others]
     if asked.scale == "mini":
-        cells = [mini(c) for c in cells]
+        cells = _distinct([mini(c) for c in cells])
     cells = [replace(c, config=_evaluated(c, asked.scale)) for c in cells]
     if asked.set or asked.load:
         built = [load(c.config, asked.set, asked.load, c.name) for c in cells]
@@ -114,6 +115,17 @@ def plan(asked: argparse.Namespace) -> Reproduction:
         asked.scale,
         changed=", ".join(s for s in asked.set if s.partition("=")[0].strip() not in WHERE),
     )
+
+
+def _distinct(cells: Sequence[Cell]) -> list[Cell]:
+    """Returns the cells without those that are another one's run: where the mini scale replaces a
+    network by that of another column.
+    """
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        run = json.dumps({**cell.config, "name": ""}, sort_keys=True)
+        found.setdefault(run, cell)
+    return list(found.values())
 
 
 def _named_methods(cells: Sequence[Cell], only: Sequence[str]) -> set[str]:

@@ -17,7 +17,7 @@ from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import writable
 from fednet.papers import plan as planning
-from fednet.papers import rendering, results
+from fednet.papers import rendering, results, search
 from fednet.papers.job import Reproduction, plan
 from fednet.papers.mini import DESCRIPTION
 from fednet.plain import JsonDict, aligned
@@ -38,6 +38,10 @@ def main(asked: argparse.Namespace) -> int:
     if not asked.table:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     job = plan(asked)
+    if asked.grid is not None:
+        for path in search.write(job, asked.grid):
+            print(f"fednet sweep {path}")
+        return 0
     if asked.plan:
         print(planning.plan(job, asked.out, asked.device, asked.jobs))
         return 0

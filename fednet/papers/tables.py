@@ -4,6 +4,7 @@
     base                         the configuration that all cells start from
     changes                      words -> what they change in it
     mini                         words -> the settings that the mini scale does not change
+    grids                        words -> key.path -> the values that the paper searched
     tables                       by name
 
 A cell has four words: method, dataset, heterogeneity, variant (any of them may be empty). A line
@@ -207,6 +208,15 @@ def cells(name: str) -> list[Cell]:
             **words,
         )
         found.append(replace(cell, config={**config, "name": cell.name}))
+    return found
+
+
+def grid(cell: Cell) -> dict[str, list[Any]]:
+    """Returns the values that the paper searched for this cell, by dotted key; empty for none."""
+    words = {word: str(getattr(cell, word)) for word in WORDS}
+    found: dict[str, list[Any]] = {}
+    for values in _counting(paper(cell.paper).get("grids", {}), words):
+        found |= values
     return found
 
 

@@ -48,7 +48,7 @@ def test_every_number_of_a_table_is_the_figure_of_a_cell(table):
     assert found == Counter(numbers(papers.table(table).get("cells")))
 
 
-KEYS = {"title", "settings", "anomalies", "base", "changes", "mini"}
+KEYS = {"title", "settings", "anomalies", "base", "changes", "grids", "mini"}
 TABLE_KEYS = {"caption", "shown_by", "base", "changes", "mini", "at", "by", "columns", "measures"}
 
 
@@ -67,7 +67,7 @@ def test_every_line_of_a_description_is_read(paper):
         for key in {"changes", "mini"} | by_words:
             if isinstance(table.get(key), dict):
                 assert unread(table[key], own) == [], (name, key)
-    for key in ("changes", "mini"):
+    for key in ("changes", "grids", "mini"):
         assert unread(described.get(key, {}), every) == [], key
 
 

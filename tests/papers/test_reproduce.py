@@ -94,6 +94,14 @@ def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_that_two_columns_come_to_at_mini_scale_is_done_once():
+    """There the CNN replaces ResNet50."""
+    assert {c.variant for c in job("fedpdc/table2").cells} == {"CNN", "ResNet50"}
+    assert {c.variant for c in job("fedpdc/table2 --scale mini").cells} == {"CNN"}
+    alone = job("fedpdc/table2 --scale mini --setting ResNet50").cells
+    assert {c.variant for c in alone} == {"ResNet50"}
+
+
 def test_the_method_that_a_cell_is_measured_against_runs_too():
     found = job("fedabc/figure5_text --only FedABC").cells
     assert {c.method for c in found} == {"FedABC", "FedABC_wi"}
