@@ -122,6 +122,7 @@ class Rounds:
             self.display.note(f"client(s) {as_text(added)} join the run")
         for event in reading.events(session.directory, "blamed"):
             session.blamed.setdefault(event["client"], (event["round"], event["reason"]))
+        session.watch.completed = self.progress.round
         self.save()
 
     def run(self, drive: Callable[[Rounds], None]) -> None:
@@ -363,6 +364,7 @@ class Rounds:
             **hashes,
         )
         progress.round, progress.new = round.number, 0
+        session.watch.completed = round.number
         evaluation.note_best(session, progress, record, model)
         if reached(config, progress) is not None:
             evaluation.evaluate_last(session, round, progress)

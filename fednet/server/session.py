@@ -173,7 +173,7 @@ class Session:
         self.incarnation = self.checkpoints.incarnation(directory)
 
     def _event(self, event: str, fields: JsonMapping) -> None:
-        self.files.event(event, **fields)
+        self.files.event(event, **{"round": self.protocol.round, **fields})
         if self.how.on_event is not None:
             self.how.on_event(event, fields)
 
@@ -264,7 +264,7 @@ class Session:
         self.events.say = None  # that clients leave now is not shown
         endings: list[Callable[[], object]] = [
             self.events.close,
-            lambda: self.files.event("stopped", reason=why),
+            lambda: self.files.event("stopped", self.watch.completed, reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),
             self.resources.close,
         ]

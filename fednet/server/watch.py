@@ -144,7 +144,9 @@ TOGETHER_S = 0.3
 
 
 class Watch:
-    """requested: the signal that asked for a stop, and whether it was Ctrl-C."""
+    """requested: the signal that asked for a stop, and whether it was Ctrl-C. completed: the last
+    round that is over.
+    """
 
     def __init__(
         self,
@@ -157,6 +159,7 @@ class Watch:
         self._keyring, self._keys_at = keyring, 0.0
         self._directory, self._io, self._how, self._rounds = directory, io, how, rounds
         self.requested: tuple[str, bool] | None = None
+        self.completed = 0
         self._status_at, self._began = 0.0, time.monotonic()
         self._awaiting = 0  # the round before which clients are awaited
         self._told_of: tuple[int, int, str] | None = None  # the exchange of which was told
@@ -254,10 +257,13 @@ class Watch:
         """Writes status.json. The snapshot may be older than the run's end."""
         protocol, snapshot = self._io.protocol, self._io.snapshot
         over = state == "done"
+        round = self._awaiting - 1 if self._awaiting else protocol.round
+        if state != "running":  # the round that was under way is not over
+            round = self.completed
         write_status(
             self._directory,
             state=state,
-            round=self._awaiting - 1 if self._awaiting else protocol.round,
+            round=round,
             rounds=self._rounds,
             phase=protocol.purpose,
             waiting=[] if over else snapshot["waiting"],

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from fednet import config as configuration
+from fednet.algorithms.fedavg import FedAvg
 from fednet.errors import CannotGoOn, Stopped
+from fednet.report import status
 from fednet.server import watch
 from fednet.transport.keys import KeyEnd
+from tests.rooms import lines, run
 
 
 class Clock(contextlib.nullcontext[None]):
@@ -162,3 +165,29 @@ def test_of_very_many_reasons_for_which_clients_are_absent_some_are_named():
     text = watch.absent_as_text(rows, range(12))
     assert text.startswith("0 (left: 0), 1 (left: 1)")
     assert text.endswith("9 (left: 9), and 2 more")
+
+
+def test_a_run_that_is_stopped_within_a_round_says_which_was_over(monkeypatch, tmp_path):
+    fold = FedAvg.accumulate
+
+    def stopped(self, before, server, client_id, up, host):
+        if host.round == 3:
+            raise Stopped("enough")
+        return fold(self, before, server, client_id, up, host)
+
+    monkeypatch.setattr(FedAvg, "accumulate", stopped)
+    with pytest.raises(Stopped):
+        run(tmp_path, rounds=4)
+    found = status.read(tmp_path / "r")
+    assert (found.state, found.round) == ("stopped", 2)
+    assert "stopped after round 2 of 4" in status.text(found, tmp_path / "r", 0.0)
+    (last,) = [e for e in lines(tmp_path / "r" / "events.jsonl") if e["type"] == "stopped"]
+    assert last["round"] == 2
+
+
+def test_the_events_of_a_connection_say_in_which_round_it_was_lost_and_came_back(tmp_path):
+    planned = {"schedule": [{"round": 2, "client": 1, "kind": "disconnect"}]}
+    directory = run(tmp_path, rounds=3, faults=planned)
+    found = [(e["type"], e["round"]) for e in lines(directory / "events.jsonl")]
+    for event in ("away", "rejoined"):
+        assert (event, 2) in found
