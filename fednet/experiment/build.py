@@ -68,8 +68,10 @@ class Experiment:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Returns what a user should know of how the data were read."""
-        return () if self.data is None else self.data.notes
+        """Returns what a user should know of how the data were read, and of the task."""
+        if self.data is None:
+            return ()
+        return *self.data.notes, *trial.remarks(self.setting, self.data)
 
     def setting_of(self, client: int) -> Setting:
         """Returns the setting of the client's own model."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from fednet.models.calls import unnamed
 from fednet.tensors import Inputs, named
 from fednet.training import metrics
 from fednet.training.samples import length
+from fednet.training.tasks import labels_of
 from fednet.training.tasks.classification import BINS, Classification, class_axis
 from fednet.training.tasks.regression import Regression
 
@@ -139,6 +140,28 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
             f"task {config.task}: losses ({place(task.losses)}) gave {_form(losses)}, expected "
             f"({len(y)},), the loss of each sample."
         )
+
+
+def unlike_losses(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> Iterator[str]:
+    """Yields a remark if the task's `loss` of a batch is not the mean of its `losses`."""
+    each, labels = task.losses(out, y).double(), labels_of(task, y)
+    shares = torch.ones_like(each) if labels is None else labels.double()
+    mean = float((each * shares).sum().detach() / shares.sum().clamp(min=1))
+    whole = float(task.loss(out, y).detach())
+    if not math.isclose(whole, mean, rel_tol=1e-3, abs_tol=1e-5):
+        yield (
+            f"task {name}: loss gives {whole:.4g} for a batch, and losses a mean of {mean:.4g} for "
+            f"the same, so train_loss and test_loss cannot be compared."
+        )
+
+
+def remarks(setting: Setting, data: Data) -> Iterator[str]:
+    """Yields what a user should know of the task, tried on two samples."""
+    config, task = setting.config, setting.task
+    if type(task) not in (Classification, Regression):
+        x, y = samples(data)
+        out = _evaluated(config, setting.module(), data.inputs(x))
+        yield from unlike_losses(config.task, task, out, y)
 
 
 def merges(setting: Setting, data: Data) -> None:

@@ -454,7 +454,7 @@ def compressor(name: str) -> Iterator[str]:
 def task(name: str) -> Iterator[str]:
     import torch
 
-    from fednet.experiment.trial import counted, scalar
+    from fednet.experiment.trial import counted, scalar, unlike_losses
 
     made = registry.task.get(name)()
     for method in ("loss", "losses", "counts"):
@@ -470,6 +470,7 @@ def task(name: str) -> Iterator[str]:
         loss = scalar(name, made, given)
         correct, total = counted(name, made, outputs, y).sum(1).tolist()
         yield f"loss {loss.item():.4f}, accuracy {correct / total:.4f} on four easy samples"
+        yield from (f"NOTE: {remark}" for remark in unlike_losses(name, made, outputs, y))
         return
     # neither classes nor values: the shapes of its targets are unknown
     yield "has loss, losses and counts"

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +22,14 @@ from fednet.tensors import Inputs, Tensors
 from fednet.training import metrics
 from fednet.training.samples import length, piece
 from fednet.training.scratch import KNOWN, Scratch
-
-if TYPE_CHECKING:
-    from fednet.training.tasks import Task
+from fednet.training.tasks import Task, labels_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Counts:
     """The result of an evaluation. table: (2, C) int64, correct and total by class; loss: sum over
-    the n samples; more(): the counts that metrics need, by name.
+    n samples, or over n labels where samples have several; more(): the counts that metrics need, by
+    name.
     """
 
     table: np.ndarray
@@ -46,7 +45,7 @@ class Counts:
 
     @property
     def mean_loss(self) -> float:
-        """The task's mean loss over the samples; 0 without any."""
+        """The task's mean loss over the samples or labels; 0 without any."""
         return self.loss / self.n if self.n else 0.0
 
     def metrics(self, names: Iterable[str]) -> dict[str, float]:
@@ -111,7 +110,7 @@ def evaluate(
     `fednet.training.tasks`. more: names of the counts that metrics need.
     """
     x, y = data
-    n = length(x)
+    n, counted = length(x), 0
     if isinstance(model, nn.Module):
         model.eval()
     table: torch.Tensor | None = None
@@ -134,11 +133,15 @@ def evaluate(
                         f"{tuple(found.shape)} for others; expected the same shape for any samples."
                     )
                 sums[name] = sums[name] + found if name in sums else found
-            total = total + task.losses(outputs, truth).sum(dtype=torch.float64)
+            losses, labels = task.losses(outputs, truth), labels_of(task, truth)
+            if labels is not None:
+                losses = losses * labels
+            counted += len(truth) if labels is None else int(labels.sum())
+            total = total + losses.sum(dtype=torch.float64)
     if table is None:
         return Counts(np.zeros((2, 0), dtype=np.int64))
     arrays = {k: v.cpu().numpy() if v.ndim else v.item() for k, v in sums.items()}
-    return Counts(table.cpu().numpy().copy(), float(total), n, lambda: arrays)
+    return Counts(table.cpu().numpy().copy(), float(total), counted, lambda: arrays)
 
 
 def other_width(task: Task, width: int, found: int) -> ConfigError:

@@ -29,7 +29,7 @@ from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descen
 from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
-from fednet.training.tasks import Task
+from fednet.training.tasks import Task, labels_of
 from fednet.wire.payload import Run, Samples
 
 
@@ -261,12 +261,15 @@ class ClientHost:
         module, size = scratch.module.eval(), self.train_config.batch_size
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         cast, scale = autocast(self.train_config.precision, self.device)
+        counts = labels_of(self.task, labels)  # batches are weighted by their size
+        sizes = [1] * self.n if counts is None else counts.tolist()
+        whole = max(1, sum(sizes))
         try:
             for start in range(0, self.n, size):
                 end = min(start + size, self.n)
                 with cast:
                     value = self.task.loss(module(piece(inputs, start, end)), labels[start:end])
-                share = (end - start) / self.n  # batches are weighted by their size
+                share = sum(sizes[start:end]) / whole
                 (value if share * scale == 1.0 else value * (share * scale)).backward()
                 total.add_(value.detach(), alpha=share)
             gradient = scratch.values()

@@ -17,7 +17,9 @@ from fednet.config import from_mapping
 from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.build import build
+from fednet.experiment.trial import unlike_losses
 from fednet.tensors import Tensors
+from fednet.training.tasks.classification import Classification
 from tests.rooms import lines
 
 MODELS: dict[str, Any] = {}
@@ -406,3 +408,23 @@ def test_counts_of_another_width_in_a_later_batch_end_the_run(own_task, monkeypa
     given |= {"evaluate": {"clients": "none", "batch_size": 39}}
     with pytest.raises(ConfigError, match=r"gave 1 classes for some samples and 2 for others"):
         fednet.run(given, in_process=True, out=tmp_path)
+
+
+class Weighted(Classification):
+    """Its loss is a mean over the weights of the classes, its losses none over the samples."""
+
+    def loss(self, outputs, y):
+        return F.cross_entropy(outputs, y, torch.tensor([1.0, 10.0]))
+
+    def losses(self, outputs, y):
+        return F.cross_entropy(outputs, y, torch.tensor([1.0, 10.0]), reduction="none")
+
+
+def test_a_loss_that_is_no_mean_of_the_losses_is_remarked_on():
+    out, y = torch.zeros(2, 2), torch.tensor([0, 1])
+    (remark,) = unlike_losses("weighted", Weighted(), out, y)
+    # log 2 against (1 + 10) / 2 times as much
+    assert "loss gives 0.6931 for a batch, and losses a mean of 3.812" in remark
+    assert list(unlike_losses("classification", Classification(), out, y)) == []
+    several, labels = torch.randn(2, 3, 2), torch.tensor([[0, -100, -100], [1, 1, 0]])
+    assert list(unlike_losses("classification", Classification(), several, labels)) == []

@@ -103,6 +103,21 @@ def test_a_metric_that_changes_its_argument_leaves_the_others_theirs(monkeypatch
     assert found == {"wipes": 0.0, "miou": pytest.approx(HAND["miou"])}
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("void", [0, 2])
+def test_the_loss_of_sequences_is_the_mean_over_all_labels(size, void):
+    outputs = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(0, 4, (6, 5), generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([1, 5, 2, 1, 3, 4])
+    lengths[:void] = 0
+    y[torch.arange(5) >= lengths[:, None]] = -100
+    counts = evaluate(nn.Identity(), (outputs, y), Classification(), size, ("n",))
+    loss = float(nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten()))
+    assert counts.n == counts.more()["n"] == int(lengths.sum())
+    assert counts.mean_loss == pytest.approx(loss, rel=1e-6)
+    assert counts.metrics(["perplexity"])["perplexity"] == pytest.approx(math.exp(loss), rel=1e-6)
+
+
 def drawn(n: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(0, classes, (n,), generator=draw)

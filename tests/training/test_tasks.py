@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -7,9 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from fednet.registry import task
+from fednet.tensors import Layout, Tensors
 from fednet.training.hosts import ClientHost
+from fednet.training.scratch import Scratch
+from fednet.training.setting import Setting, Splits
 from fednet.training.tasks import has_accuracy
 from fednet.training.tasks.classification import class_axis
 
@@ -124,3 +129,21 @@ def test_targets_without_a_label_are_of_no_class_that_a_client_has():
     y = torch.tensor([[0, -100], [2, 2]])
     client = SimpleNamespace(data=(y, y), classes=3)
     assert ClientHost.class_counts.func(client).tolist() == [1, 0, 2]
+
+
+def test_the_gradient_of_sequences_is_that_of_all_labels_however_they_are_cut():
+    module = nn.Embedding(4, 3)
+    x = torch.tensor([[0, 1, 2], [3, 0, 1], [2, 2, 3]])
+    y = torch.tensor([[0, -100, -100], [1, 2, 0], [2, 0, -100]])
+    task_ = task.get("classification")()
+    task_.loss(module(x), y).backward()
+    for size in (1, 2, 3):
+        config = from_mapping({"train": {"batch_size": size}})
+        layout = Layout.of(module)
+        initial = Tensors.of(module, layout)
+        setting = Setting(layout, layout, (), initial, config, task_, 3, lambda seed: module)
+        scratch = Scratch(lambda: copy.deepcopy(module), layout)
+        host = ClientHost(setting, scratch, 0, 1, splits=Splits((x, y), (x, y)))
+        found = host.gradient(initial)
+        assert torch.allclose(found.x["weight"], module.weight.grad, atol=1e-6)
+        assert found.run.loss == pytest.approx(float(task_.loss(module(x), y).detach()), rel=1e-5)

@@ -5,8 +5,9 @@ clients.
     def specificity(confusion):  # (C, C) int64: row: true class, column: predicted class
         ...
 
-The names of a metric's arguments say which counts it needs: `loss`, the sum of the samples' losses;
-`n`, the number of samples; or what the task counts in a method `count_NAME(outputs, y)`.
+The names of a metric's arguments say which counts it needs: `n`, the number of samples, or of
+labels where samples have several; `loss`, the sum of their losses; or what the task counts in a
+method `count_NAME(outputs, y)`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +24,7 @@ import torch
 from fednet import registry
 from fednet.errors import ConfigError, FednetError, unknown
 from fednet.loading import place
-
-if TYPE_CHECKING:
-    from fednet.training.tasks import Task
+from fednet.training.tasks import Task, labels_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOWER = "lower_is_better"
@@ -74,7 +73,8 @@ def check_offered(names: Iterable[str], task: Task, shown: str) -> None:
 def count(task: Task, name: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Returns the counts of that name over a batch, int64."""
     if name == "n":
-        return torch.tensor(len(y))
+        labels = labels_of(task, y)
+        return torch.tensor(len(y)) if labels is None else labels.sum().cpu()
     return getattr(task, f"count_{name}")(outputs, y)
 
 

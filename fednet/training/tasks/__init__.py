@@ -11,6 +11,12 @@ from typing import Protocol
 import torch
 
 
+def labels_of(task: Task, y: torch.Tensor) -> torch.Tensor | None:
+    """(n,) how many labels each sample has, by which its loss counts; None: all count alike."""
+    count = getattr(task, "labels", None)
+    return None if count is None else count(y)
+
+
 class Task(Protocol):
     """The interface of a task. outputs: of the model; y: the targets of n samples."""
 
@@ -30,6 +36,9 @@ class Task(Protocol):
         ...
 
     # A task whose `has_accuracy` is False has no accuracy: its loss is shown instead.
+
+    # A task whose samples have several labels may say in `labels(self, y)` how many each has, (n,)
+    # int64. Means of `losses` are then weighted by it, as `loss` weighs; else all count alike.
 
     # For metrics (`evaluate.metrics`) a task may also have methods `count_NAME(self, outputs, y)`.
     # Each returns an int64 tensor of a fixed shape, of counts that add up over samples. No count

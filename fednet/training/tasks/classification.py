@@ -53,6 +53,10 @@ class Classification:
         labels = (y != IGNORED).flatten(1).sum(1).clamp(min=1)
         return each.view(len(y), -1).mean(1) * (y.shape[1:].numel() / labels)
 
+    def labels(self, y: torch.Tensor) -> torch.Tensor | None:
+        """(n,) int64, the labels of each sample; None: each has one."""
+        return None if y.ndim == 1 else (y != IGNORED).flatten(1).sum(1)
+
     def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(2, C) int64: correct and total by true class. The first of equal logits is the
         prediction.
