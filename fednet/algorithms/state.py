@@ -66,6 +66,25 @@ def leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
+def fingerprints(value: object) -> dict[str, object]:
+    """Returns, by its place in a state or a dict, what tells whether a tensor was changed: the
+    digest of its bytes, since a change by way of `.data` or NumPy leaves no other trace. On a GPU
+    how often torch wrote into it.
+    """
+    found: dict[str, object] = {}
+    for name, part in leaves("", value):
+        tensors = {name: part}
+        if isinstance(part, Tensors):
+            kinds = ("vector", "buffers", "counters")
+            tensors = {f"{name}.{kind}": getattr(part, kind) for kind in kinds}
+        for place, one in tensors.items():
+            if not isinstance(one, torch.Tensor):
+                continue
+            on_gpu = one.device.type != "cpu"
+            found[place] = one._version if on_gpu else digest([_bytes(one.detach())])
+    return found
+
+
 # -- to and from files -----------------------------------------------------------------------------
 def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
     """Returns (tree, tensors): a tree for JSON (a dict if value is a State), with references to the

@@ -21,7 +21,7 @@ import torch
 from fednet import seeds
 from fednet.algorithms.returned import finite
 from fednet.algorithms.secure import Secure
-from fednet.algorithms.state import State
+from fednet.algorithms.state import State, fingerprints
 from fednet.client import evaluation
 from fednet.client.books import Answers, Secrets
 from fednet.client.policy import Policy
@@ -167,6 +167,7 @@ class Worker:
         self._balanced = balanced
         self._balanced_set: Pair | None = None
         self._lock = threading.Lock()
+        self._fingerprints: dict[Setting, dict[str, object]] = {}  # of the initial models
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
 
@@ -265,12 +266,19 @@ class Worker:
                 if config.train.keep_optimizer:
                     host.memory = past.next
                 turn("training")
-                before = _versions(down)
+                initial = self._fingerprints.get(setting)
+                if initial is None:
+                    initial = self._fingerprints[setting] = fingerprints(setting.initial)
+                before = fingerprints(tensors_of(down))
                 state, up = method.client_update(key.phase, state, down, host)
-                if _versions(down) != before:
+                if (
+                    fingerprints(tensors_of(down)) != before
+                    or fingerprints(setting.initial) != initial
+                ):
                     raise ConfigError(
                         f"client_update of {config.algorithm.name} changes tensors that it was "
-                        f"sent, in place. Clients of one process may share them: clone them first."
+                        f"sent, or host.initial, in place. Clients of one process may share them: "
+                        f"clone them first."
                     )
                 evaluation.set_trained(method, up, host, wanted=main and self.keeps_local)
 
@@ -296,6 +304,7 @@ class Worker:
                     past=dataclasses.replace(past, field=f"{key.phase}/"),
                     stay=here,
                 )
+                encoded = dataclasses.replace(encoded, body=encoded.body.copied())
                 if task.judge and main:
                     turn("evaluating")
                     found = evaluation.within(exp, state, x, record, host)
@@ -393,7 +402,7 @@ class Worker:
                     if source is not value:
                         copy = value.to(self.device.device)
                     self._copies[name] = value, copy
-                    moved[name] = copy
+                    moved[name] = copy.clone()  # this client's own
                 self.device.synchronize()
             down = dataclasses.replace(down, **moved)
         return state, down
@@ -426,14 +435,6 @@ class Worker:
                 self._balanced_set = self._balanced()
                 self.device.synchronize()
             return self._balanced_set
-
-
-def _versions(payload: Payload) -> list[int]:
-    """Counters of the writes to a payload's tensors."""
-    found: list[int] = []
-    for value in tensors_of(payload).values():
-        found += value.vector._version, value.buffers._version, value.counters._version
-    return found
 
 
 def with_base_model(experiment: Experiment, root: Path, sent: memoryview | None) -> Experiment:

@@ -29,7 +29,7 @@ import torch
 
 from fednet.algorithms.base import Run, Samples, Tensors
 from fednet.algorithms.staleness import rebased
-from fednet.algorithms.state import State, leaves
+from fednet.algorithms.state import State, fingerprints, leaves
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -78,7 +78,7 @@ class Aggregation:
         self.condensed: dict[int, Samples] = {}  # images, by client
         self._counts: dict[int, int] = {}  # samples, where they count for fewer than were sent
         self._reported, self._warnings = dict(self.host.reported), list(self.host.warnings)
-        self._versions = versions(self.server)
+        self._unchanged = fingerprints(self.server)
         self._failed = False  # whether server_update raised when it was last tried
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
 
@@ -324,26 +324,14 @@ class Aggregation:
         """Raises WrongPart if the method has written into the state before the exchange: clients
         in this process, a round that is aggregated again and a checkpoint may still read it.
         """
-        for name, version in versions(self.server).items():
-            if version != self._versions[name]:
+        for name, fingerprint in fingerprints(self.server).items():
+            if fingerprint != self._unchanged[name]:
                 raise WrongPart(
                     f"{type(self.method).__name__}: server_update or accumulate changed "
                     f"server.{name} in place (or client_update what it received, in one process); "
                     f"a method must leave what it gets as it is, and return new values "
                     f"(server.{name}.clone(), for example)."
                 )
-
-
-def versions(state: State) -> dict[str, int]:
-    """How often each tensor of a state was written into, by its place in the state."""
-    found: dict[str, int] = {}
-    for name, value in leaves("", state):
-        if isinstance(value, torch.Tensor):
-            found[name] = value._version
-        elif isinstance(value, Tensors):
-            for part in ("vector", "buffers", "counters"):
-                found[f"{name}.{part}"] = getattr(value, part)._version
-    return found
 
 
 def filling(experiment: Experiment, before: State) -> Tensors:

@@ -32,6 +32,7 @@ from fednet.training.tasks import has_accuracy
 if TYPE_CHECKING:
     from fednet.server.session import Session
 
+DOUBTFUL = 0.01
 Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model
 
 
@@ -88,6 +89,7 @@ def evaluate(session: Session, round: OpenRound) -> Tensors | None:
 
 def metrics_of(session: Session, counts: Counts) -> dict[str, float]:
     """The metrics of `evaluate.metrics`; and the loss, where the task has no accuracy."""
+    doubt(session, counts)
     found = counts.metrics(session.config.evaluate.metrics)
     if not has_accuracy(session.host.task):
         found = {"loss": counts.mean_loss, **found}
@@ -111,10 +113,24 @@ def score(session: Session, record: records.Round, model: Tensors | None) -> Non
             )
         if section.metrics:
             record.metrics = counts.metrics(section.metrics)
+            doubt(session, counts)
         if session.validation is not None and has_accuracy(host.task):
             held = evaluate_model(module, session.validation, host.task, size)
             record.validation_accuracy = held.accuracy
     record.batch_norm_measured_over = session.measured_over
+
+
+def doubt(session: Session, counts: Counts) -> None:
+    """Warns, once in a run, of a metric that may be off by more than `DOUBTFUL`."""
+    if not counts.n:
+        return
+    for name, error in metrics.errors(session.config.evaluate.metrics, counts.more()).items():
+        if error > DOUBTFUL and name not in session.doubted:
+            session.doubted.add(name)
+            session.how.display.warn(
+                f"{name} may be off by {error:.2g}: many samples have almost the same score, and "
+                f"are counted as equal"
+            )
 
 
 def evaluate_last(session: Session, round: OpenRound, progress: RunProgress) -> None:

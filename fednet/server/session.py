@@ -67,8 +67,9 @@ class Session:
     the clients' states in the last checkpoint. noise: what the server adds to a sum of clipped
     updates. test, validation: the server's inputs and labels, where it has them and evaluates.
     measured_over: whose inputs BatchNorm's statistics are measured over, `public` or `test`; None
-    where there is no need to, or where the sites have all samples. own_model: what a client's own
-    model is: `personal`, or `local` where the method keeps none.
+    where there is no need to, or where the sites have all samples. doubted: metrics that were
+    warned of. own_model: what a client's own model is: `personal`, or `local` where the method
+    keeps none.
     """
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
@@ -106,6 +107,7 @@ class Session:
             self.faults.at,
             functools.partial(self.write_ahead_log.note, self.link.ledger),
         )
+        self.doubted: set[str] = set()
         self.watch = Watch(directory, self.io, how, config.rounds, endpoint.keyring)
         self.tracker = Trackers(config, directory, how.display.note)
         federation = exp.federation

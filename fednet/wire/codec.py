@@ -24,6 +24,7 @@ from fednet.buffers import copied
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
+from fednet.tensors.values import room
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import WHOLE, Field
@@ -72,6 +73,21 @@ class Body:
 
     def __len__(self) -> int:
         return self.size
+
+    def copied(self) -> Body:
+        """Returns it in memory of its own: a method may keep what it returned, and change it before
+        the payload is sent or used.
+        """
+        values: list[Buffer | Tensors] = []
+        for value in self.values:
+            if isinstance(value, Tensors):
+                parts = value.vector, value.buffers, value.counters
+                values.append(Tensors(value.layout, *map(_copied, parts)))
+            elif memoryview(value).readonly:  # bytes, which nobody can change
+                values.append(value)
+            else:
+                values.append(bytes(value))
+        return Body(values)
 
     @cached_property
     def segments(self) -> list[memoryview]:
@@ -384,6 +400,10 @@ def not_finite(initial: Tensors) -> frozenset[str]:
     """
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
+
+
+def _copied(values: torch.Tensor) -> torch.Tensor:
+    return room(values.numel(), values.dtype, values.device).copy_(values)
 
 
 def _raw(values: torch.Tensor) -> memoryview:

@@ -64,22 +64,68 @@ def test_tensors_handed_over_give_the_results_and_the_books_of_bytes(
     assert not list(handed.dir.rglob("*.bin"))
 
 
-@pytest.mark.parametrize("small", [0, 1 << 30], ids=["tensors", "bytes"])
-def test_a_method_that_writes_to_what_it_was_sent_is_refused(tmp_path, monkeypatch, small):
-    """However the payload came, so that a method works in every placement or in none."""
+METHOD = """
+from fednet.algorithms.base import *
+from fednet import Tensors
+
+
+@algorithm("{name}")
+class Own(Algorithm):
+    paper = "-"
+    kept = []
+    buffer = None
+
+    def client_update(self, phase, client, down, host):
+        {body}
+        return client, self.Up(x={x}, run=done.run)
+"""
+
+
+def own(folder, monkeypatch, small, body, x="done.x"):
+    """A run in one process of a method with this body."""
     monkeypatch.setattr(codec, "SMALL_BYTES", small)
-    file = tmp_path / "own.py"
-    file.write_text(
-        "from fednet.algorithms.base import *\n\n\n"
-        '@algorithm("inplace")\n'
-        "class InPlace(Algorithm):\n"
-        '    """Writes."""\n\n'
-        '    paper = "-"\n\n'
-        "    def client_update(self, phase, client, down, host):\n"
-        "        done = host.train(down.x)\n"
-        "        down.x.vector.zero_()\n"
-        "        return client, self.Up(x=done.x, run=done.run)\n"
-    )
-    config = {**BASE, "algorithm": "inplace", "round": {"on_error": "stop"}}
+    file = folder / "own.py"
+    name = folder.name.lower()
+    file.write_text(METHOD.format(name=name, body="\n        ".join(body), x=x))
+    config = {**BASE, "algorithm": name, "round": {"on_error": "stop"}}
+    return fednet.run(config, in_process=True, out=folder, load=[file])
+
+
+@pytest.mark.parametrize("small", [0, 1 << 30], ids=["tensors", "bytes"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "down.x.vector.zero_()",
+        "down.x.vector.data.mul_(2)",
+        "down.x.vector.numpy()[:5] = 0",
+        "host.initial.vector.data.mul_(2)",
+    ],
+)
+def test_a_method_that_writes_to_what_it_was_sent_is_refused(tmp_path, monkeypatch, small, write):
+    """However it writes and however the payload came, so that a method works in every placement or
+    in none.
+    """
     with pytest.raises(FednetError, match="changes tensors that it was sent"):
-        fednet.run(config, in_process=True, out=tmp_path, load=[file])
+        own(tmp_path, monkeypatch, small, ["done = host.train(down.x)", write])
+
+
+@pytest.mark.parametrize("small", [0, 1 << 30], ids=["tensors", "bytes"])
+def test_what_a_method_does_to_a_reply_after_it_has_returned_it_changes_nothing(
+    tmp_path, monkeypatch, small
+):
+    (tmp_path / "plain").mkdir()
+    plain = own(tmp_path / "plain", monkeypatch, small, ["done = host.train(down.x)"])
+    train = "done = host.train(down.x)"
+    later = ["for x in self.kept: x.vector.data.mul_(2)", train, "self.kept.append(done.x)"]
+    one = [
+        train,
+        "if Own.buffer is None: Own.buffer = done.x.vector.clone()",
+        "Own.buffer.data.copy_(done.x.vector)",
+    ]
+    for name, body, x in (
+        ("later", later, "done.x"),
+        ("one", one, "Tensors(done.x.layout, Own.buffer, done.x.buffers, done.x.counters)"),
+    ):
+        (tmp_path / name).mkdir()
+        found = own(tmp_path / name, monkeypatch, small, body, x)
+        assert [r.model_sha256 for r in found.rounds] == [r.model_sha256 for r in plain.rounds]

@@ -14,7 +14,7 @@ from torch import nn
 from fednet import registry
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate, logits
-from fednet.training.tasks.classification import Classification
+from fednet.training.tasks.classification import Classification, bins_of, log_odds
 
 X = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.5]])
 Y = torch.tensor([0, 1, 0, 1])  # right, right, wrong, right
@@ -70,7 +70,7 @@ HAND = {
 }
 # Two bins above and two below: class 1's positives are in the bins 999, 500 and 500, its negatives
 # in 500 and 0. Of 6 pairs 4 are in order and 2 in the same bin.
-SCORES = np.zeros((2, 2, 1000), dtype=np.int64)
+SCORES = np.zeros((2, 2, 4096), dtype=np.int64)
 SCORES[1, 1, 999], SCORES[1, 1, 500], SCORES[0, 1, 500], SCORES[0, 1, 0] = 1, 2, 1, 1
 OF_SCORES = {"auc": (4 + 2 / 2) / 6, "average_precision": 1 / 3 * 1 + 2 / 3 * 3 / 4}
 
@@ -116,6 +116,55 @@ def test_the_loss_of_sequences_is_the_mean_over_all_labels(size, void):
     assert counts.n == counts.more()["n"] == int(lengths.sum())
     assert counts.mean_loss == pytest.approx(loss, rel=1e-6)
     assert counts.metrics(["perplexity"])["perplexity"] == pytest.approx(math.exp(loss), rel=1e-6)
+
+
+def exact(outputs: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """AUC and average precision of class 1 of two, from all pairs of different scores."""
+    score = (outputs[:, 1].double() - outputs[:, 0].double()).numpy()
+    positive = score[y.numpy() == 1]
+    negative = score[y.numpy() == 0]
+    area = (positive[:, None] > negative).mean()
+    precision = [(positive >= s).sum() / (score >= s).sum() for s in positive]
+    return float(area), float(np.mean(precision))
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0, 1), (-12, 1), (0, 12), (-40, 0.5), (300, 50)])
+def test_a_rare_class_and_a_sure_model_have_the_area_of_their_order(shift, scale):
+    draw = torch.Generator().manual_seed(0)
+    y = (torch.arange(2000) % 50 == 0).long()
+    x = torch.randn(2000, generator=draw) + 1.5 * y
+    outputs = torch.stack([torch.zeros(2000), shift + scale * x], 1)
+    counts = counted(outputs, y)
+    found = counts.metrics(["auc", "average_precision"])
+    area, precision = exact(outputs, y)
+    errors = metrics.errors(["auc", "average_precision", "miou"], counts.more())
+    assert abs(found["auc"] - area) <= errors["auc"] <= 0.05
+    assert abs(found["average_precision"] - precision) <= errors["average_precision"] + 1e-12
+    assert found["auc"] == pytest.approx(area, abs=5e-3)
+    assert found["average_precision"] == pytest.approx(precision, abs=1e-2)
+    assert {*errors} == {"auc", "average_precision"}
+
+
+def test_scores_that_are_all_in_one_bin_are_said_to_be_doubtful():
+    one = np.zeros((2, 2, 4096), dtype=np.int64)
+    one[:, 1, 7] = 3, 2
+    assert metrics.errors(["auc", "average_precision"], {"scores": one}) == {
+        "auc": 0.5,
+        "average_precision": 0.8,
+    }
+    assert metrics.errors(["auc"], {"scores": 0 * one}) == {"auc": 0.0}
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_log_odds_are_those_of_the_probability_without_its_rounding(classes):
+    outputs, _ = drawn(50, classes)
+    p = outputs.double().softmax(1)
+    assert torch.allclose(log_odds(outputs), (p / (1 - p)).log())
+    sure = torch.zeros(1, classes).index_fill(1, torch.tensor([0]), 90.0)
+    found = log_odds(sure)[0]
+    assert found[0] == pytest.approx(90 - math.log(classes - 1))
+    assert found[1] == pytest.approx(-90)
+    assert bins_of(torch.tensor([-math.inf, math.nan, math.inf])).tolist() == [0, 2048, 4095]
 
 
 def drawn(n: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,14 +28,20 @@ from fednet.training.tasks import Task, labels_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOWER = "lower_is_better"
-MOST = 2**22  # values of all counts of a model, 32 MiB
+ERROR = "error"
+MOST = 2**23  # values of all counts of a model, 64 MiB
 
 
-def metric(name: str, lower_is_better: bool = False) -> Callable[[F], F]:
-    """Returns the decorator of a metric. lower_is_better: for `stop.metric`."""
+def metric(
+    name: str, lower_is_better: bool = False, error: Callable[..., float] | None = None
+) -> Callable[[F], F]:
+    """Returns the decorator of a metric. lower_is_better: for `stop.metric`. error: a function of
+    the same counts, by how much the metric may be off.
+    """
 
     def keep(function: F) -> F:
         setattr(function, LOWER, lower_is_better)
+        setattr(function, ERROR, error)
         return registry.metric(name)(function)
 
     return keep
@@ -46,6 +52,16 @@ def lower_is_better(name: str) -> bool:
     if name in registry.metric.names():
         return bool(getattr(registry.metric.get(name), LOWER, False))
     return name == "test_loss"
+
+
+def errors(names: Iterable[str], counts: Mapping[str, object]) -> dict[str, float]:
+    """Returns by how much these metrics of summed counts may be off, of those that may be."""
+    found = {}
+    for name in names:
+        error = getattr(registry.metric.get(name), ERROR, None)
+        if error is not None:
+            found[name] = float(error(**{count: counts[count] for count in _arguments(name)}))
+    return found
 
 
 def needed(names: Iterable[str]) -> tuple[str, ...]:

@@ -76,7 +76,28 @@ def _mean(found: list[float]) -> float:
     return sum(found) / len(found)
 
 
-@metric("auc")
+def _auc_error(scores: np.ndarray) -> float:
+    """Half of the share of (positive, negative) pairs in the same bin."""
+    found = [0.0]
+    for negatives, positives in _of_classes(scores):
+        same = (positives * negatives).sum()
+        found.append(float(same / (negatives.sum() * positives.sum())) / 2)
+    return _mean(found[1:] or found)
+
+
+def _precision_error(scores: np.ndarray) -> float:
+    """Sum over the bins of a * b / c: a is the bin's share of all positives, b the number of
+    samples in it less one, c of those in it and in higher ones.
+    """
+    found = [0.0]
+    for negatives, positives in _of_classes(scores):
+        several = negatives + positives
+        above = np.maximum(np.cumsum(several), 1)
+        found.append(float((positives * (several - 1) / above).sum() / positives.sum()))
+    return _mean(found[1:] or found)
+
+
+@metric("auc", error=_auc_error)
 def auc(scores: np.ndarray) -> float:
     """Area under the ROC curve: mean over the classes, each against the rest."""
     found = []
@@ -87,7 +108,7 @@ def auc(scores: np.ndarray) -> float:
     return _mean(found)
 
 
-@metric("average_precision")
+@metric("average_precision", error=_precision_error)
 def average_precision(scores: np.ndarray) -> float:
     """Sum of precision times gain in recall: mean over the classes, each against the rest."""
     found = []
