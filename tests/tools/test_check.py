@@ -6,8 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from fednet.cli.main import main
-from fednet.errors import ConfigError, FednetError
+from fednet.config import from_mapping
+from fednet.errors import CannotGoOn, ConfigError, FednetError
+from fednet.experiment.build import build
 from fednet.tools import check
+from fednet.wire import codec
 
 
 @pytest.fixture
@@ -83,6 +86,12 @@ ARRAY = """
 SIZES = """
     def sizes(self, payload, client):
         return {"sketch": 12} if payload is self.Up else {}
+"""
+WRITES = """
+    def client_update(self, phase, client, down, host):
+        client, up = super().client_update(phase, client, down, host)
+        down.x.vector.data.mul_(1.5)
+        return client, up
 """
 PARTITION = """
 import fednet
@@ -206,6 +215,15 @@ ON_CLASS = """
 
 
 @pytest.mark.long
+def test_a_method_that_writes_to_what_it_was_sent_by_way_of_data_is_refused(checked):
+    with pytest.raises(CannotGoOn, match="changes tensors that it was sent"):
+        checked(method("chk-data", WRITES))
+
+
+def test_methods_are_tried_with_a_model_whose_tensors_are_handed_over():
+    assert build(from_mapping(check.SMALL)).setting.initial.layout.nbytes > codec.SMALL_BYTES
+
+
 def test_method_whose_memory_a_kill_loses_is_refused(checked):
     with pytest.raises(ConfigError, match=r"killed in round 3 .* other bits from round 3"):
         checked(method("chk-memory", ON_CLASS), kill=True)
