@@ -26,6 +26,7 @@ VERBS = {
     "serve": "run a server that works through a queue of runs, with a web page",
     "queue": "submit runs to a folder of `fednet serve`, list and cancel them",
     "status": "show what a run is doing",
+    "runs": "list runs with their size and age, and delete old ones",
     "verify": "check whether two runs are bit-identical",
     "doctor": "check whether this machine is ready",
     "keys": "make and manage CURVE keys of the server and its clients",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import shutil
 import subprocess
 from typing import Any
 
@@ -113,6 +114,22 @@ def test_the_batch_file_is_bash_and_its_commands_are_understood():
     assert len(found) == 2
     for command in found:
         understood(shlex.split(command.replace("$SHARE", "${SHARE}")))
+
+
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_the_units_start_commands_that_are_understood_and_systemd_accepts_them(unit, tmp_path):
+    text = unit.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ExecStart=/opt/fednet/bin/(.*)$", text, flags=re.M)
+    understood(shlex.split(command))
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    here = tmp_path / unit.name
+    here.write_text(re.sub(r"/opt/fednet/bin/\S+", "/bin/true", text))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_keys_of_a_lab_are_what_the_pages_say(tmp_path):
