@@ -306,7 +306,7 @@ def test_links_to_folders_of_images_are_followed_at_any_depth(tmp_path, link):
     [
         ("train/a/gone.png", "nothing.png", r"train/a/gone\.png: a link to .*nothing\.png"),
         ("train/c", "nothing", "train/c: a link to .*nothing, which is not there"),
-        ("train/a/self", "train", "train/a/self/a: a link to a folder that it lies in"),
+        ("train/a/self", "train", "train/a/self/a: a link to a folder that contains it"),
     ],
 )
 def test_a_link_that_leads_nowhere_or_in_a_circle_is_named(tmp_path, link, to, says):

@@ -135,6 +135,7 @@ def test_the_units_start_commands_that_are_understood_and_systemd_accepts_them(u
 def test_keys_of_a_lab_are_what_the_pages_say(tmp_path):
     assert main(["keys", "lab", str(tmp_path), "--clients", "2"]) == 0
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
+        "allowed.lock",
         "allowed/0",
         "allowed/1",
         "clients/0.key",

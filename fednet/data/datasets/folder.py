@@ -144,7 +144,7 @@ def _files(under: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     """
     here = os.path.realpath(under)
     if here in above:
-        raise DataError(f"{under}: a link to a folder that it lies in; take it away.")
+        raise DataError(f"{under}: a link to a folder that contains it; take it away.")
     for path in under.iterdir():
         if _is_folder(path):
             yield from _files(path, (*above, here))
