@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 # Margins in inches. They are fixed: to fit them to each figure's text takes longer than to draw it.
 LEFT, RIGHT, BOTTOM, TOP, LEGEND_ROW = 0.78, 0.15, 0.5, 0.17, 0.22
+# Inches: legible on a telephone, where a chart is as wide as the screen, and in a column of a page.
+SIZE = (4.5, 3.1)
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,14 @@ class Figure:
     note: str
     """A sentence about it."""
     draw: Callable[[MplFigure], object]
-    size: tuple[float, float] = (6.0, 3.4)
+    size: tuple[float, float] = SIZE
     """In inches."""
     hover: JsonMapping | None = None
     """The values that the pointer shows in its first axes. Kind `lines` has series `s` with their
     label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
     """
-    legend: int = 0
-    """The number of entries above the axes, in rows of 4."""
+    legend: Sequence[str] = ()
+    """The entries above the axes, in rows, see `columns`."""
     left: float = LEFT
     """Margin in inches."""
     right: float = RIGHT
@@ -98,6 +100,14 @@ def whole_ticks(axis: Axis) -> None:
     axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # as AutoLocator has it
 
 
+def columns(legend: Sequence[str], width: float) -> int:
+    """Returns how many entries of a legend fit beside each other in a figure of this width, in
+    inches; at most 4.
+    """
+    longest = max(map(len, legend), default=0)
+    return max(1, min(4, int((width - LEFT) / (0.45 + 0.066 * longest))))
+
+
 def digits(values: Sequence[float]) -> list[float | None]:
     """Returns the values for the pointer; None: not finite, which JSON does not have."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
@@ -113,7 +123,8 @@ def inline(figure: Figure, own: str) -> Markup:
     itself. own: a prefix of its ids, different for each drawing of a page.
     """
     width, height = figure.size
-    top = TOP + LEGEND_ROW * -(-figure.legend // 4)
+    rows = -(-len(figure.legend) // columns(figure.legend, width))
+    top = TOP + LEGEND_ROW * rows
     with canvas(figure.size) as fig:
         fig.subplots_adjust(
             left=figure.left / width,

@@ -23,6 +23,7 @@ from fednet.report.read import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
 
+MARKED = 25  # values of a line at most that each have a marker
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 
 
@@ -51,7 +52,8 @@ def curve(
             ax.plot(
                 c["x"],
                 c["mean"],
-                markevery=max(1, len(c["x"]) // 8),
+                # Markers at some of the values would look as if the others were missing.
+                markevery=1 if len(c["x"]) <= MARKED else [],
                 markersize=3.5,
                 label=f"{of[i].label} (n={seeds})" if several else of[i].label,
                 gid=f"series-{i}",

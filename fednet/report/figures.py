@@ -13,14 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from fednet.plain import JsonDict
 from fednet.records import metric
 from fednet.report import condensed, costs, metrics, style
-from fednet.report.canvas import BOTTOM, Figure, digits, whole_ticks, write
+from fednet.report.canvas import BOTTOM, SIZE, Figure, columns, digits, whole_ticks, write
 from fednet.report.read import Run
 from fednet.report.style import COLOURS
 
@@ -113,7 +113,7 @@ def traffic(run: Run) -> Iterator[Figure]:
         note,
         draw,
         hover=_stacked({f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}),
-        legend=len(colours),
+        legend=[named(kind) for kind in colours],
     )
 
 
@@ -184,7 +184,7 @@ def _seconds(
         _legend(ax, colours)
 
     hover = _stacked({f"{part}, s": bar for part, bar in bars.items()})
-    return Figure(name, title, note, draw, hover=hover, legend=len(table))
+    return Figure(name, title, note, draw, hover=hover, legend=list(table))
 
 
 def resources(run: Run) -> Iterator[Figure]:
@@ -229,7 +229,7 @@ def resources(run: Run) -> Iterator[Figure]:
         "busy, and its memory in use.",
         draw,
         hover=_stacked({label: (x, v, 1.0) for label, v in values_by_label.items()}),
-        legend=len(colours),
+        legend=list(colours),
         right=0.75,
     )
 
@@ -282,9 +282,9 @@ def participation(run: Run) -> Iterator[Figure]:
         "Participation",
         "Which clients were selected in each round, and which of them completed it.",
         draw,
-        size=(6.0, min(7.0, 2.0 + 0.12 * n)),
+        size=(SIZE[0], min(7.0, 2.0 + 0.12 * n)),
         hover=_cells(grid, range(n), rounds, "client", words=pointed),
-        legend=len(shown),
+        legend=[words[code] for code in shown],
     )
 
 
@@ -313,7 +313,7 @@ def availability(run: Run) -> Iterator[Figure]:
         "Availability",
         "How many clients were available, were selected and completed in each round.",
         draw,
-        legend=len(counts),
+        legend=list(counts),
     )
 
 
@@ -349,11 +349,12 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     yield Figure(
         "clients",
         f"{label.capitalize()}, by client",
-        f"The last evaluation of each client: mean over clients {100 * last.mean():.2f} %, "
+        f"The last evaluation of each client: mean over clients {100 * last.mean():.2f} % (each "
+        f"client counts the same, not each sample), "
         f"worst {100 * last.min():.2f} %.",
         bars,
         hover=_cells(last[None], [label], clients, "", cl="client", w=label),
-        legend=1,
+        legend=["above"],
     )
 
 
@@ -415,7 +416,7 @@ def confusion(run: Run) -> Iterator[Figure]:
         "Confusion matrix",
         f"Samples by true and predicted class, of the last {found['model']} {models} on {tests}.",
         draw,
-        size=(6.0, 4.4),
+        size=(SIZE[0], 3.8),
         hover=_cells(counts, classes, classes, "true class", cl="predicted class", w="samples"),
         left=_room(classes),
         right=0.3,
@@ -462,7 +463,7 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
         f"smallest client has {held.min():,} samples, the largest {held.max():,}.",
         draw,
         hover=_cells(counts.T, classes, range(n), "class", cl="client", w="samples"),
-        legend=1,
+        legend=["above"],
         left=_room(classes),
     )
 
@@ -555,16 +556,17 @@ def _cells(
 
 
 def _legend(ax: Axes, colours: Mapping[str, str]) -> None:
-    """Draws a legend above the axes, four in a row. colours: by text."""
+    """Draws a legend above the axes, in rows. colours: by text."""
     from matplotlib.patches import Patch
 
+    width = cast("MplFigure", ax.figure).get_figwidth()
     handles = []
     for text, colour in colours.items():
         edge = style.GRID if colour == style.BLANK else colour
         handles.append(Patch(facecolor=colour, edgecolor=edge, label=text, linewidth=0.4))
     ax.legend(
         handles=handles,
-        ncols=4,
+        ncols=columns(list(colours), width),
         loc="lower left",
         bbox_to_anchor=(0, 1),
         borderaxespad=0.2,

@@ -8,6 +8,7 @@ import itertools
 import shlex
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from fednet.report.read import Run
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+WIDE = (12.0, 4.2)  # inches, of the curves on a screen where they have the page's whole width
 RUNS = 12  # with details at most
 EVENTS = 300  # of the timeline at most
 # The events of the timeline, in words.
@@ -82,6 +84,10 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
         svg = canvas.inline(figure, f"f{next(numbers)}-")
         return {"title": figure.title, "note": figure.note, "svg": svg}
 
+    def main_chart(figure: Figure) -> JsonDict:
+        wide = canvas.inline(replace(figure, size=WIDE), f"f{next(numbers)}-")
+        return {**chart(figure), "wide": wide}
+
     methods = list(dict.fromkeys(g.label for g in found))
     what = " vs ".join(methods) if len(methods) < 5 else f"{len(methods)} methods"
     names = (str(r.config.get("data", {}).get("dataset") or "unknown data") for r in runs)
@@ -91,7 +97,7 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     drawn = []  # of each metric that was recorded, a chart for each axis
     for m in shown("page", (row for run in runs for row in run.rounds)):
         charts = [
-            {"place": place, **chart(f)}
+            {"place": place, **main_chart(f)}
             for place, x in enumerate(axes)
             if (f := curves.curve(found, x, m.name)) is not None
         ]
@@ -142,7 +148,8 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         ]
     if spread := metrics.personal_spread(run):
         own = metrics.accuracies(run)
-        note = f"on clients' tests; worst 10 % of clients: {_percent(spread['worst_tenth'])}"
+        worst = _percent(spread["worst_tenth"])
+        note = f"on clients' tests, all samples together; worst 10 % of clients: {worst}"
         if "balanced" in own:
             note += f"; class-balanced tests: {_percent(own['balanced'])}"
         tiles.append((_percent(own["personal"]), f"{run.own_model} accuracy", note))

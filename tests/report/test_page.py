@@ -100,8 +100,8 @@ def test_several_runs_are_overlaid_with_bands_and_compared(pages):
     text = pages[1].read_text()
     assert "Comparison" in text
     assert (
-        text.count('class="series band"') == 2 * 3 * 5
-    )  # two methods, three axes, five quantities
+        text.count('class="series band"') == 2 * 3 * 5 * 2
+    )  # two methods, three axes, five quantities, in two sizes
     assert "fedavg (n=2)" in text
     assert "2 more runs" in text
 
@@ -250,7 +250,15 @@ say('outside ' + over.map(e => e.tagName + '.' + e.className).join(' '));
 const cut = all('.tile b, button, h1, h2, h3').filter(
   e => e.clientWidth && e.scrollWidth > e.clientWidth + 1);
 say('cut ' + cut.map(e => e.textContent).join('|'));
-const low = all('.pane:not([hidden]) svg, .cards .plot svg').filter(e => box(e).height < 80);
+const seen = all('.pane:not([hidden]) svg, .cards .plot svg').filter(e => box(e).width);
+const low = seen.filter(e => box(e).height < 80);
+const scrolled = all('.plot').filter(e => e.scrollWidth > e.clientWidth + 1);
+say('scrolled ' + scrolled.length);
+const beyond = (e, svg) => box(e).left < box(svg).left - 1 || box(e).right > box(svg).right + 1;
+const lost = all('.plot text').filter(e => box(e).width && beyond(e, e.closest('svg')));
+say('beyond ' + lost.map(e => e.textContent).join('|'));
+const main = seen[0], card = main.closest('.card');
+say('share ' + (box(main).width / box(card).width).toFixed(2));
 const text = all('.plot text').filter(e => box(e).width);
 const scale = e => Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b);
 const pixels = e => scale(e) * parseFloat(getComputedStyle(e).fontSize);
@@ -276,7 +284,7 @@ for (let client = 0; client < 6; client++) {
 }
 const log = document.querySelector('[data-log]'), smooth = document.querySelector('[data-smooth]');
 const shown = e => box(e).width + box(e).height > 0, box = e => e.getBoundingClientRect();
-const pane = document.querySelector('.pane:not([hidden])');
+const pane = document.querySelector('.pane:not([hidden]) .wide');
 const own = () => [...pane.querySelectorAll('path.own[fill=none]')];
 const ys = e => e.getAttribute('d').slice(1).split('L').map(p => +p.split(' ')[1]);
 log.click();
@@ -355,7 +363,12 @@ def test_in_a_browser_nothing_overflows_and_the_console_is_clean(pages, tmp_path
     smallest = re.search(r"smallest ([\d.]+)", said)
     assert smallest
     assert float(smallest[1]) >= 9  # pixels, also on a telephone
-    assert f"bands {30 if many else 0} loose 0" in said
+    assert f"bands {60 if many else 0} loose 0" in said
+    assert "scrolled 0\n" in said  # no part of a chart is out of sight
+    assert "beyond \n" in said
+    share = re.search(r"share ([\d.]+)", said)
+    assert share
+    assert float(share[1]) > 0.85  # of its card
     assert f"flat 0 charts {16 if many else 8}" in said
 
 
@@ -397,5 +410,5 @@ def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, pages, tm
     assert f"up {' '.join(finals)}" in said
     assert f"down {' '.join(finals[::-1])}" in said
     assert "pane 0-1" in said
-    assert "hidden 30" in said  # a line and a band, on three axes, of five quantities
+    assert "hidden 60" in said  # a line and a band, on three axes, of five quantities, in two sizes
     assert "theme true" in said
