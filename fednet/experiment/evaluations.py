@@ -126,7 +126,8 @@ class DetailedEvaluationReply(EvaluationReply):
             counts = self.of(row, shapes)
             # No count may be larger than what there is to test on, nor the sum of a confusion
             # matrix or of a class's scores. The counts themselves first: their sum may wrap.
-            if any(bool((np.asarray(array) > there).any()) for array in counts.values()) or (
+            largest = {n: there << 32 if n.startswith("sum_") else there for n in counts}
+            if any(bool((np.asarray(v) > largest[n]).any()) for n, v in counts.items()) or (
                 ("confusion" in counts and counts["confusion"].sum() > there)
                 or ("scores" in counts and bool((counts["scores"].sum((0, 2)) > there).any()))
             ):

@@ -5,6 +5,7 @@ scikit-learn, where it is there.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from fednet import registry
 from fednet.training import metrics
 from fednet.training.evaluation import Counts, evaluate, logits
+from fednet.training.sums import exact_sum, number
 from fednet.training.tasks.classification import Classification, bins_of, log_odds
 
 X = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.5]])
@@ -82,7 +84,48 @@ def values(names, **more) -> dict[str, float]:
 def test_the_built_in_metrics_are_those_worked_by_hand():
     found = values([*HAND, *OF_SCORES], confusion=CONFUSION, scores=SCORES)
     assert found == pytest.approx(HAND | OF_SCORES)
-    assert {*found} == {*registry.metric.names()}
+    assert {*found, *OF_VALUES} == {*registry.metric.names()}
+
+
+OF_VALUES = {"r2": 1 - 5 / 6, "mae": 3 / 3, "rmse": math.sqrt(5 / 3)}
+
+
+def of_values(outputs, y, size=2):
+    task = registry.task.get("regression")()
+    data = torch.tensor(outputs), torch.tensor(y)
+    needed = metrics.needed(OF_VALUES)
+    return evaluate(nn.Identity(), data, task, size, needed)
+
+
+def test_the_metrics_of_regression_are_those_worked_by_hand():
+    # targets about their mean 0: 4 + 1 + 1; errors 1, 0 and 2
+    one = of_values([[-1.0], [1.0], [3.0]], [-2.0, 1.0, 1.0])
+    assert one.metrics(OF_VALUES) == pytest.approx(OF_VALUES)
+    # the second column is constant, and all its errors are 2
+    two = of_values([[-1.0, 5.0], [1.0, 5.0], [3.0, 5.0]], [[-2.0, 3.0], [1.0, 3.0], [1.0, 3.0]])
+    expected = {"r2": 1 / 6, "mae": (1 + 2) / 2, "rmse": (math.sqrt(5 / 3) + 2) / 2}
+    assert two.metrics(OF_VALUES) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e15])
+def test_the_sums_of_regression_are_exact_in_any_order_and_far_from_zero(scale):
+    draw = torch.Generator().manual_seed(0)
+    y = (1e6 + torch.randn(300, generator=draw)) * scale
+    outputs = y + torch.randn(300, generator=draw) * scale / 2
+    whole = of_values(outputs[:, None].tolist(), y.tolist(), 7)
+    turned = of_values(outputs.flip(0)[:, None].tolist(), y.flip(0).tolist(), 64)
+    assert np.array_equal(whole.more()["sum_values"], turned.more()["sum_values"])
+    wide, far = y.double() / scale - 1e6, (outputs.double() - y.double()) / scale
+    r2 = 1 - far.square().sum() / (wide - wide.mean()).square().sum()
+    found = whole.metrics(OF_VALUES)
+    assert found["r2"] == pytest.approx(float(r2), rel=1e-9)
+    assert found["rmse"] == pytest.approx(float(far.square().mean().sqrt()) * scale, rel=1e-12)
+
+
+def test_a_model_that_diverged_has_sums_that_are_counts():
+    found = exact_sum(torch.tensor([[math.nan], [math.inf], [1e300], [0.5]]).double())
+    assert bool((found >= 0).all())
+    assert number(found[0].tolist()) == 3 * 2**255 + Fraction(1, 2)
 
 
 def test_what_is_not_defined_is_left_out():
@@ -195,7 +238,7 @@ def test_counts_add_up_over_batches_and_leave_out_positions_without_a_label():
 def test_the_values_are_those_of_scikit_learn(classes):
     learn = pytest.importorskip("sklearn.metrics")
     outputs, y = drawn(3000, classes)
-    found = counted(outputs, y).metrics(registry.metric.names())
+    found = counted(outputs, y).metrics([*HAND, *OF_SCORES])
     p, predicted, true = outputs.softmax(1).numpy(), outputs.argmax(1).numpy(), y.numpy()
     for name in ("macro", "micro", "weighted"):
         assert found[f"f1_{name}"] == pytest.approx(

@@ -42,7 +42,8 @@ class Task(Protocol):
 
     # For metrics (`evaluate.metrics`) a task may also have methods `count_NAME(self, outputs, y)`.
     # Each returns an int64 tensor of a fixed shape, of counts that add up over samples. No count
-    # may be below 0, or above the number of labels or values in the client's test set.
+    # may be below 0, or above the number of labels or values in the client's test set; of
+    # exact sums, `count_sum_NAME`, none above 2**32 times that, see `training.sums.exact_sum`.
 
 
 def has_accuracy(task: Task) -> bool:

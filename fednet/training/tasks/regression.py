@@ -6,6 +6,7 @@ import torch
 
 from fednet.errors import ConfigError
 from fednet.registry import task
+from fednet.training.sums import exact_sum
 
 
 @task("regression")
@@ -43,6 +44,16 @@ class Regression:
         return torch.stack([near.sum(), near.new_tensor(near.numel(), dtype=torch.int64)]).view(
             2, 1
         )
+
+    def count_sum_values(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(5, k, 14) int64, for k values a sample: exact sums of the targets above 0, of those
+        below, of their squares, and of the errors' sizes and squares; see `exact_sum`.
+        """
+        outputs = self._like(outputs, y).double().reshape(len(y), -1)
+        y = y.double().reshape(len(y), -1)
+        errors = outputs - y
+        parts = y.clamp(min=0), -y.clamp(max=0), y.square(), errors.abs(), errors.square()
+        return torch.stack([exact_sum(part) for part in parts])
 
     @staticmethod
     def _like(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
