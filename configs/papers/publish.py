@@ -126,9 +126,9 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
         if _as_printed(r):
             kept.setdefault(results.run_of(r), {})
         elif method := beside.get((r["method"], r["changed"])):
-            kept.setdefault(
-                results.run_of(r), {"method": method, "in_paper": "no", "changed": None}
-            )
+            printed = dict.fromkeys(k for k in r if k.startswith("paper"))  # of another row
+            own_row = {"method": method, "in_paper": "no", "changed": None, **printed}
+            kept.setdefault(results.run_of(r), own_row)
         else:
             kept[results.run_of(r)] = None
     for suffix, columns in (("", results.FIXED), ("-curves", results.CURVE)):
@@ -140,7 +140,8 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
                 if change is not None:
                     new.append({**r, **{k: v for k, v in change.items() if k in r or not suffix}})
             results.merge(target, thinned(new) if suffix else new, columns)
-    draw_runs(name, scale, out, books / own)
+    if any(_as_printed(r) for r in rows):
+        draw_runs(name, scale, out, books / own)
 
 
 def labels(folder: Path) -> JsonDict:

@@ -16,8 +16,8 @@ from pathlib import Path
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import writable
+from fednet.papers import notation, rendering, results, search
 from fednet.papers import plan as planning
-from fednet.papers import rendering, results, search
 from fednet.papers.job import Reproduction, plan
 from fednet.papers.mini import DESCRIPTION
 from fednet.plain import JsonDict, aligned
@@ -37,6 +37,9 @@ def main(asked: argparse.Namespace) -> int:
         return 0
     if not asked.table:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
+    if (printed := notation.costs(asked.table)) is not None:
+        print(printed)
+        return 0
     job = plan(asked)
     if asked.grid is not None:
         for path in search.write(job, asked.grid):

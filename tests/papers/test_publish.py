@@ -206,7 +206,10 @@ def test_a_row_at_a_changed_setting_that_rows_yaml_names_is_kept_as_that_row(tmp
     (kept / "rows.yaml").write_text(
         "feddpc/table2: {A twice: {label: 'reading: twice', of: A, set: train.lr=1}}"
     )
-    changed = [{**ROW, "seed": s, "changed": c} for s, c in enumerate((None, "train.lr=1", "b=2"))]
+    changed = [
+        {**ROW, "seed": s, "paper": 50, "changed": c}
+        for s, c in enumerate((None, "train.lr=1", "b=2"))
+    ]
     results.merge(tmp_path / "feddpc-table2.csv", changed, results.FIXED)
     point = dict.fromkeys(results.CURVE) | {"method": "A", "round": 1}
     own = ("dataset", "heterogeneity", "seed")
@@ -218,7 +221,7 @@ def test_a_row_at_a_changed_setting_that_rows_yaml_names_is_kept_as_that_row(tmp
         ("A", 0, None),
         ("A twice", 1, None),
     ]
-    assert [r["in_paper"] for r in found] == [None, "no"]
+    assert [(r["in_paper"], r["paper"]) for r in found] == [(None, 50), ("no", None)]
     found = results.read_csv(kept / "results" / "feddpc-table2-curves.csv")
     assert [(r["method"], r["seed"]) for r in found] == [("A", 0), ("A twice", 1)]
 

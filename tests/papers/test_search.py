@@ -1,4 +1,4 @@
-"""The grids that a paper searched, as sweeps."""
+"""What is printed without runs: the grids that a paper searched, and its table of costs."""
 
 from __future__ import annotations
 
@@ -47,3 +47,12 @@ def test_a_paper_without_a_grid_is_refused(tmp_path, capsys):
     assert written(tmp_path / "none", "fedabc/table1 --only FedPer") == 2
     assert "states no grid" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_the_table_of_costs_has_the_papers_notation_beside_what_the_methods_declare(capsys):
+    assert main(["reproduce", "FedDPC/table1"]) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines() if line}
+    assert lines["FedDPC"] == "O(2d + mnd + md) O(4k'd + d) 1 |w| |w| w, delta -"
+    assert lines["FedGA"] == "O(4d + mnd + md) O(2k'd) 2 2|w| 2|w| w, g, asked x, g"
+    assert len([name for name in lines if name.startswith("Fed")]) == 7
