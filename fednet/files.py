@@ -13,11 +13,14 @@ and the file's owner do. XXH3 is fast: 45 MB took 1.6 ms, a copy 4 ms and SHA-25
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import fnmatch
 import json
 import mmap
 import os
 import re
+import shutil
 import socket
 import threading
 import weakref
@@ -29,7 +32,7 @@ import msgspec
 import xxhash
 
 from fednet.descriptors import reaching, synced
-from fednet.errors import StateError
+from fednet.errors import ConfigError, StateError
 from fednet.plain import JsonDict, as_json, plain
 
 T = TypeVar("T")
@@ -37,6 +40,10 @@ Buffer = bytes | bytearray | memoryview
 
 BUFFER_BYTES = 1 << 18  # of lines that are written at once
 BLOCK_BYTES = 1 << 16  # in which the end of the last whole line is looked for
+
+
+# What `flock` and `fcntl` say on a file system without locks.
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 # -- opening ---------------------------------------------------------------------------------------
@@ -49,12 +56,65 @@ def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
     return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
 
+def read_bytes(path: Path) -> bytes:
+    """Returns a file's content."""
+    with named(path):
+        return reaching(path.read_bytes)
+
+
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """Returns what is in a folder under names of that pattern; nothing if there is no such folder.
+    (From Python 3.13 on `Path.glob` leaves out in silence what it cannot read.)
+    """
+    try:
+        with named(folder):
+            names = reaching(lambda: os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(names) if fnmatch.fnmatchcase(name, pattern)]
+
+
+def remove_folder(folder: Path) -> None:
+    """Deletes a folder with all that is in it, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        reaching(lambda: shutil.rmtree(folder))
+
+
 @contextlib.contextmanager
-def alone(file: int) -> Iterator[None]:
+def named(path: Path | str) -> Iterator[None]:
+    """Makes the system's errors inside name that file, where they name none, as those of reading,
+    writing and locking do.
+    """
+    try:
+        yield
+    except OSError as broken:
+        if broken.filename is None:
+            broken.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def locking(path: Path | str) -> Iterator[None]:
+    """Inside, that file is locked. Raises ConfigError if its file system has no locks."""
+    try:
+        with named(path):
+            yield
+    except OSError as broken:
+        if broken.errno not in NO_LOCKS:
+            raise
+        raise ConfigError(
+            f"{path}: its file system has no locks ({broken.strerror}); expected a folder on one "
+            f"that has, such as a local disk."
+        ) from None
+
+
+@contextlib.contextmanager
+def alone(file: int, path: Path | str) -> Iterator[None]:
     """Inside, no other process of this machine is inside with that file. A process that is forked
     meanwhile holds nothing up.
     """
-    fcntl.flock(file, fcntl.LOCK_EX)
+    with locking(path):
+        fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
     finally:
@@ -135,7 +195,7 @@ def _whole_or_gone(file: Path, path: Path) -> Iterator[None]:
 
 def clear_asides(folder: Path) -> None:
     """Removes what a killed process left half written. Call it with the folder's lock."""
-    for aside in folder.glob(".*"):
+    for aside in listed(folder, ".*"):
         if ASIDE.fullmatch(aside.name) and aside.is_file():
             aside.unlink(missing_ok=True)
 
@@ -206,7 +266,7 @@ def read_record(path: Path, remedy: str) -> JsonDict:
     remedy: what to do then, for the error.
     """
     try:
-        text = reaching(path.read_bytes)
+        text = read_bytes(path)
         if not text.endswith(b"\n"):
             raise ValueError("its end is missing" if text else "it is empty")
         return decoded(unchecked(text))
@@ -219,7 +279,7 @@ def read_text(path: Path, remedy: str) -> str:
     FileNotFoundError. remedy: what to do then, for the error.
     """
     try:
-        text = reaching(path.read_bytes).decode()
+        text = read_bytes(path).decode()
     except UnicodeDecodeError as broken:
         raise StateError(f"{path}: is no text ({broken.reason}); {remedy}.") from None
     if not text.strip():
@@ -252,7 +312,7 @@ class Lines:
 
     def append(self, record: JsonDict) -> None:
         text = self._text(record)
-        with self._lock:
+        with self._lock, named(self.path):
             self._length += self._file.write(text)
 
     def flush(self, fsync: bool = False) -> int:
@@ -260,13 +320,15 @@ class Lines:
         length that the file has by what was written, whatever became of it.
         """
         length = self._length  # before it: another thread may append meanwhile
-        self._file.flush()
+        with named(self.path):
+            self._file.flush()
         if fsync:
             synced(self._file.fileno(), self.path)
         return length
 
     def close(self) -> None:
-        self._file.close()
+        with named(self.path):
+            self._file.close()
 
 
 def read_lines(path: Path) -> Iterator[JsonDict]:
@@ -286,7 +348,7 @@ def read_rows(
     decode: makes a record of a line's text, without its check; its msgspec.ValidationError becomes
     a StateError that names the line. seen: is given each line that is read.
     """
-    with reaching(lambda: path.open("rb")) as file:
+    with reaching(lambda: path.open("rb")) as file, named(path):
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return
@@ -317,7 +379,7 @@ def repair(path: Path) -> None:
     """Cuts off a torn last line: a crash ended the process that wrote it."""
     if not path.exists():
         return
-    with reaching(lambda: path.open("r+b")) as file:
+    with reaching(lambda: path.open("r+b")) as file, named(path):
         at = size = file.seek(0, os.SEEK_END)
         whole = 0  # the length of the whole lines
         while at > 0 and not whole:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import threading
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,9 +18,12 @@ from fednet.files import (
     Lines,
     last_lines,
     line,
+    listed,
     plain_line,
     read_lines,
+    read_record,
     unchecked,
+    write_aside,
     write_json,
     write_new,
 )
@@ -85,3 +91,35 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # a user whom the system does not know
     with pytest.raises(ConfigError, match=r"XDG_CACHE_HOME.* there is no home directory"):
         places.cache()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_file_that_a_failing_disk_does_not_read_or_write_is_named(tmp_path, monkeypatch, number):
+    """The system says so of an open file without its name."""
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "rounds.jsonl"
+    lines = Lines(path)
+    lines.append({"round": 1})
+    lines.flush()
+    monkeypatch.setattr(os, "write", fail)
+    monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    works = {
+        path: lambda: read_record(path, ""),
+        tmp_path / "new": lambda: write_aside(tmp_path / "new", b"text"),
+        tmp_path: lambda: listed(tmp_path),
+    }
+    for place, work in works.items():
+        with pytest.raises(OSError, match=os.strerror(number)) as raised:
+            work()
+        assert str(raised.value.filename) == str(place)
+
+
+def test_a_folder_is_listed_by_a_pattern_in_order_and_one_that_is_not_there_is_empty(tmp_path):
+    for name in ("b.json", "a.json", ".c.json", "d.jsonl"):
+        (tmp_path / name).touch()
+    assert [path.name for path in listed(tmp_path, "*.json")] == [".c.json", "a.json", "b.json"]
+    assert listed(tmp_path / "other") == []

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import torch
 
+from fednet.descriptors import reaching
 from fednet.errors import StateError
 from fednet.files import digest, write_aside
 from fednet.plain import JsonDict, JsonMapping
@@ -280,7 +281,7 @@ def written(path: Path) -> tuple[JsonDict, str]:
     from safetensors import safe_open
 
     with _whole(path, "fednet state file"):
-        with safe_open(path, "pt") as file:
+        with reaching(lambda: safe_open(path, "pt")) as file:
             about = file.metadata() or {}
         return json.loads(about["tree"]), about["check"]
 
@@ -322,7 +323,7 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with reaching(lambda: safe_open(path, "pt")) as file:
         # (safe_open is no mapping)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return dict(file.metadata() or {}), tensors

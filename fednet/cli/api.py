@@ -44,7 +44,7 @@ def run(
     config: a YAML file, a mapping, or None for all defaults; set: {"key.path": value}. In this
     process, or by `fednet run` in processes of its own, which a notebook's own parts do not reach:
     put these into a file and `load` it. callback(record): after each round, in this process only.
-    A run in this process sets torch's threads and switches of determinism, and leaves them set.
+    A run in this process sets torch's threads and switches of determinism, and sets them back.
     The other arguments are the flags of `fednet run`: without `out`, FEDNET_OUT is asked too.
     """
     with meeting():

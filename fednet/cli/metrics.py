@@ -12,9 +12,10 @@ from fednet.errors import ConfigError, lacking
 from fednet.ids import ranges_as_text
 from fednet.plain import JsonMapping
 from fednet.records import known
+from fednet.serve.http import Pages
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge
+    from prometheus_client import CollectorRegistry, Counter, Gauge
 
     from fednet.records import Round
 
@@ -33,8 +34,22 @@ def address(text: str, flag: str = "--metrics") -> tuple[str, int]:
     return (found["host"] or "127.0.0.1").strip("[]"), int(found["port"])
 
 
+class _Numbers(Pages):
+    """Serves the numbers of a registry, at every path."""
+
+    def __init__(self, text: str, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        super().__init__(address(text), f"--metrics {text}")
+
+    def page(self, path: str, accept: str) -> tuple[bytes, str]:
+        from prometheus_client.exposition import choose_encoder
+
+        encode, kind = choose_encoder(accept)
+        return encode(self._registry), kind
+
+
 class Metrics(Display):
-    """A display that also serves its numbers. While it is entered, a thread does so; it touches
+    """A display that also serves its numbers. While it is entered, threads do so; they touch
     nothing of the run.
     """
 
@@ -44,8 +59,9 @@ class Metrics(Display):
             import prometheus_client as prometheus
         except ImportError:
             raise ConfigError(lacking("--metrics", "prometheus_client")) from None
-        self.text, (self.host, self.port) = text, address(text)
-        self._prometheus, self._registry = prometheus, prometheus.CollectorRegistry()
+        address(text)  # raises what is wrong with it before a run begins
+        self.text = text
+        self._registry = prometheus.CollectorRegistry()
 
         def gauge(name: str, about: str, *labels: str) -> Gauge:
             return prometheus.Gauge(f"fednet_{name}", about, labels, registry=self._registry)
@@ -77,22 +93,14 @@ class Metrics(Display):
         self._numbers: dict[str, Gauge] = {}
 
     def __enter__(self) -> Metrics:
-        try:
-            self._server, self._thread = self._prometheus.start_http_server(
-                self.port, self.host, self._registry
-            )
-        except OSError as taken:
-            raise ConfigError(
-                f"--metrics {self.text}: nothing can be served there ({taken.strerror or taken})."
-            ) from taken
+        self._pages = _Numbers(self.text, self._registry)
+        self._pages.begin()
         super().__enter__()
         return self
 
     def __exit__(self, *what: object) -> None:
         super().__exit__(*what)
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._pages.end()
 
     # -- called by the engine ----------------------------------------------------------------------
     def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:

@@ -63,5 +63,4 @@ def run(args: argparse.Namespace) -> None:
         say(f"{args.dir}: runs listen at {args.bind}; the page is http://{host!s}:{port}/")
         Runner(queue, words, say).run()
     finally:
-        server.shutdown()
-        server.server_close()
+        server.end()

@@ -21,7 +21,7 @@ from fednet.config import Config, PrivacySection
 from fednet.descriptors import synced
 from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.privacy import Question, accounting, epsilon
-from fednet.files import alone, line, opened, plain_line, repair, unchecked, write_all
+from fednet.files import alone, line, named, opened, plain_line, repair, unchecked, write_all
 from fednet.plain import JsonDict
 from fednet.secagg import SecureClient, Terms
 
@@ -52,7 +52,7 @@ class Book:
             self.rows += rows
             return
         text = b"".join(map(plain_line, rows))
-        with alone(self._file):
+        with alone(self._file, self._path), named(self._path):
             end = os.fstat(self._file).st_size
             if end and os.pread(self._file, 1, end - 1) != b"\n":
                 repair(self._path)
@@ -102,7 +102,8 @@ class SiteAccount:
             except FileNotFoundError:
                 raise gone(self._path, self.what) from None
             ending.callback(os.close, file)
-            ending.enter_context(alone(file))
+            ending.enter_context(alone(file, self._path))
+            ending.enter_context(named(self._path))
             repair(self._path)
             held = ending.enter_context(os.fdopen(file, "rb", closefd=False))
             held.seek(self._bytes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fednet.config.schema import TrainSection
 from fednet.errors import ConfigError
+from fednet.files import read_bytes
 from fednet.plain import JsonDict, JsonMapping
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def processor() -> str:
     `AuthenticAMD with AVX2`. Torch is not asked, since it would then choose its kernels.
     """
     about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
+    lines = read_bytes(about).decode().splitlines() if about.exists() else []
     known = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
     flags = known.get("flags", "").split()
     widest = [name for name in ("avx512f", "avx2") if name in flags]
@@ -191,12 +192,25 @@ def changed_since(events: Iterable[JsonMapping], here: Mapping[str, str]) -> str
 @contextlib.contextmanager
 def plain_mode() -> Iterator[None]:
     """Inside, torch computes as in a process that fednet started, also where a user's session has
-    autocast, no gradients, or another default type or device.
+    autocast, no gradients, or another default type or device. Afterwards the session has its own
+    threads and switches again (but for the threads between operations, which torch lets be set
+    once).
     """
     import torch
 
     dtype = torch.get_default_dtype()
     with contextlib.ExitStack() as own:
+        own.callback(torch.set_num_threads, torch.get_num_threads())
+        own.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        own.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        for place, name in (
+            (torch.backends.cuda.matmul, "allow_tf32"),
+            (torch.backends.cudnn, "allow_tf32"),
+            (torch.backends.cudnn, "deterministic"),
+            (torch.backends.cudnn, "benchmark"),
+            (torch.utils.deterministic, "fill_uninitialized_memory"),
+        ):
+            own.callback(setattr, place, name, getattr(place, name))
         own.enter_context(torch.inference_mode(False))
         own.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):

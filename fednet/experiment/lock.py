@@ -23,7 +23,7 @@ import msgspec
 
 from fednet.descriptors import synced
 from fednet.errors import CannotGoOn, ConfigError
-from fednet.files import opened
+from fednet.files import locking, named, opened, read_bytes
 
 ENDING_S = 3.0  # how long the processes that a killed holder forked may take to end after it
 
@@ -109,11 +109,13 @@ def _locked(path: Path) -> int | None:
     it.
     """
     file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
-    with contextlib.suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file), path.stat()):
-            return file
-    os.close(file)
+    with contextlib.ExitStack() as unlocked:
+        unlocked.callback(os.close, file)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), locking(path):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.stat()):
+                unlocked.pop_all()
+                return file
     return None
 
 
@@ -122,7 +124,7 @@ def read(path: Path) -> Holder | None:
     made.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Holder)
+        return msgspec.json.decode(read_bytes(path), type=Holder)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -195,11 +197,14 @@ class StatesHold:
         """
         self.release()
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = opened(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        path = folder / "lock"
+        self._file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
         name = f"process {os.getpid()} on {socket.gethostname()}".encode()[:NAME_BYTES]
         # Ascending: of two processes that want some of the same clients, one gets all of them.
         for client in sorted(ids):
-            if not _lock_part(self._file, self._kind, client * NAME_BYTES, NAME_BYTES):
+            with locking(path):
+                free = _lock_part(self._file, self._kind, client * NAME_BYTES, NAME_BYTES)
+            if not free:
                 other = os.pread(self._file, NAME_BYTES, client * NAME_BYTES).rstrip(b"\0")
                 self.release()
                 raise ConfigError(
@@ -207,12 +212,14 @@ class StatesHold:
                     f"{other.decode(errors='replace') or 'another process'}; give this one a "
                     f"folder of its own, or stop that one."
                 )
-            os.pwrite(self._file, name.ljust(NAME_BYTES, b"\0"), client * NAME_BYTES)
+            with named(path):
+                os.pwrite(self._file, name.ljust(NAME_BYTES, b"\0"), client * NAME_BYTES)
 
     def release(self) -> None:
         if self._file >= 0:
             # Processes that this one has forked do not keep it.
-            _lock_part(self._file, fcntl.F_UNLCK, 0, 0)
+            with contextlib.suppress(OSError):  # there are no locks: `take` has said so
+                _lock_part(self._file, fcntl.F_UNLCK, 0, 0)
             os.close(self._file)
             self._file = -1
 

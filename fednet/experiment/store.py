@@ -30,7 +30,7 @@ from fednet.algorithms.state import (
 )
 from fednet.descriptors import reaching
 from fednet.errors import StateAbsent, StateError
-from fednet.files import clear_asides, digest, write_aside
+from fednet.files import clear_asides, digest, listed, write_aside
 from fednet.tensors import Layout, Tensors
 from fednet.wire.compressors.base import Memory
 
@@ -147,7 +147,13 @@ class ClientStore:
     def save(self, client: int, version: str, record: Record, local: Tensors | None) -> None:
         """Writes a version, aside and renamed; a crash leaves the old ones as they were."""
         folder = self._folder(client)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError:  # it is not made anew
+            raise StateError(
+                f"{self.root}: the folder of the clients' states is gone, while a run uses it; put "
+                f"it back."
+            ) from None
         # Two workers may write the same version with the same bits, where a task moved to another.
         beside = {"sha256": record.sha256}
         if local is not None:
@@ -161,7 +167,7 @@ class ClientStore:
         gave this one up without its knowledge.
         """
         now = int(version.split("-")[0])
-        for path in self._folder(client).iterdir():
+        for path in listed(self._folder(client)):
             found = _VERSION.fullmatch(path.name)
             if found is None or int(found[2]) >= now:
                 continue
@@ -211,7 +217,7 @@ class RowStore:
         self._fsync = fsync
         root.mkdir(parents=True, exist_ok=True)
         clear_asides(root)
-        self._names = {path.stem for path in root.glob("*.row")}
+        self._names = {path.stem for path in listed(root, "*.row")}
 
     def check(self, rows: PerClient) -> None:
         """Raises StateError if a row of a checkpoint is missing or not of its size. Its bytes are

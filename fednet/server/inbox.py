@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,7 +36,19 @@ from fednet.descriptors import reaching
 from fednet.errors import FednetError, RemoteProtocolError, StateError, no_memory
 from fednet.experiment.build import Experiment
 from fednet.experiment.privacy import updates
-from fednet.files import OWN, checked, digest, is_read, opened, pages, unchecked, write_all
+from fednet.files import (
+    OWN,
+    checked,
+    digest,
+    is_read,
+    listed,
+    named,
+    opened,
+    pages,
+    remove_folder,
+    unchecked,
+    write_all,
+)
 from fednet.loading import WrongPart, raised
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
@@ -82,7 +93,7 @@ class Log:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # a run's directory that is gone is not made anew
         found = records_in(path)
         self.recorded = {_which(record.message.key) for record, _ in _last(found)}
         self._size = 0  # with what is not written yet
@@ -111,7 +122,7 @@ def records_in(log: Path) -> list[tuple[ReplyRecord, int]]:
     if not log.exists():
         return found
     size = log.stat().st_size
-    with reaching(lambda: log.open("rb")) as file:
+    with reaching(lambda: log.open("rb")) as file, named(log):
         for number in range(1, size + 1):
             text = file.readline()
             if not text.endswith(b"\n"):
@@ -281,7 +292,7 @@ class Inbox:
         self.bills: dict[Key, Bill] = {}
         self._spares: list[str] = []
         self._named = 0
-        shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
+        remove_folder(folder / "spare")  # an earlier server's
 
     def _path(self, key: Key) -> str:
         """The file of a large reply."""
@@ -438,7 +449,7 @@ class Inbox:
 
     def on_record(self) -> set[Key]:
         """The replies that were checked, of all rounds that no checkpoint holds."""
-        logs = self.folder.glob(f"round-*/{LOG}")
+        logs = [folder / LOG for folder in listed(self.folder, "round-*")]
         return {record.message.key for log in logs for record, _ in _last(records_in(log))}
 
     # -- the end of rounds -------------------------------------------------------------------------
@@ -451,13 +462,13 @@ class Inbox:
         kept, place = set(under_way), self.folder / "spare"
         busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
         size = sum(os.path.getsize(p) for p in self._spares)
-        for folder in self.folder.glob("round-*"):
+        for folder in listed(self.folder, "round-*"):
             round = int(folder.name.split("-")[1])
             if round > up_to:
                 continue
             place.mkdir(exist_ok=True)
             # Later rounds take their files from those that nobody needs any more.
-            for path in map(str, folder.glob("*.bin")):
+            for path in map(str, listed(folder, "*.bin")):
                 client = int(os.path.basename(path).split("-")[1])
                 if (round, client) in kept or path in busy or is_read(path):
                     continue
@@ -468,7 +479,7 @@ class Inbox:
                     os.replace(path, self._spares[-1])
             if round not in rounds:
                 log = self._logs.pop(round, None)
-                shutil.rmtree(folder)
+                remove_folder(folder)
                 if log is not None:
                     os.close(log.file)
 
@@ -477,7 +488,7 @@ class Inbox:
         for log in self._logs.values():
             os.close(log.file)
         self._logs, self._spares = {}, []
-        shutil.rmtree(self.folder / "spare", ignore_errors=True)
+        remove_folder(self.folder / "spare")
 
 
 class Sent(dict[int, Tensors]):

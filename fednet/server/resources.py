@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from fednet.files import read_bytes
+
 MB = 1e6
 
 
@@ -82,7 +84,8 @@ class Resources:
 def processor_seconds(pid: int) -> float:
     """Returns user and system time of a process so far; 0 for one that has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = read_bytes(Path(f"/proc/{pid}/stat")).decode(errors="replace")
+        fields = text.rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -93,7 +96,8 @@ def memory_bytes(pid: int, file: str, name: str) -> int:
     status (peak resident); 0 for one that has ended.
     """
     try:
-        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        text = read_bytes(Path(f"/proc/{pid}/{file}")).decode(errors="replace")
+        for line in text.splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     except OSError:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fednet import __version__, loading
+from fednet.descriptors import reaching
 from fednet.experiment import determinism
 from fednet.experiment.build import Experiment
 from fednet.files import write_json
@@ -100,12 +101,8 @@ def provenance(
 
     commit, root = None, Path(__file__).resolve().parents[2]
     if (root / ".git").exists() and shutil.which("git"):  # else it is an installed package
-        asked = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        asked = reaching(lambda: subprocess.run(words, capture_output=True, text=True, check=False))
         commit = asked.stdout.strip() or None
     data = None
     if experiment.federation is not None:
@@ -119,7 +116,7 @@ def provenance(
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "host": socket.gethostname(),
-        "platform": platform.platform(),
+        "platform": reaching(platform.platform),
         "processor": determinism.processor(),
         "device": device,
         "cuda": torch.version.cuda,

@@ -31,9 +31,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from fednet.descriptors import reaching
+from fednet import files
 from fednet.errors import ConfigError
-from fednet.files import alone, opened, write_aside, write_new
+from fednet.files import alone, opened, read_bytes, write_aside, write_new
 from fednet.ids import as_text
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def listed(directory: str | Path) -> list[tuple[tuple[int, ...], str, Allowed]]:
     name). A key has one entry for each date and name. Raises ConfigError.
     """
     found: dict[tuple[str, Allowed], list[int]] = {}
-    for file in _allowed(directory).iterdir():
+    for file in files.listed(_allowed(directory)):
         if file.name.isdecimal():
             for key in _read_keys(file).items():
                 found.setdefault(key, []).append(int(file.name))
@@ -198,7 +198,7 @@ def load(file: str | Path) -> KeyPair:
                 f"{path}: a secret must be readable by its owner only; its mode is {mode:04o}, "
                 f"expected 0600: chmod 600 {path}"
             )
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        found = msgspec.json.decode(read_bytes(path), type=dict[str, str])
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None
     except OSError as error:
@@ -271,7 +271,7 @@ class Keyring:
         expired: dict[str, list[int]] = {}
         names: dict[int, str] = {}
         ends: dict[tuple[float, str], list[int]] = {}
-        for entry in reaching(lambda: list(allowed.iterdir())):
+        for entry in files.listed(allowed):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
             try:
@@ -364,9 +364,10 @@ def _changing(directory: str | Path) -> Iterator[Path]:
     together with its own change.
     """
     allowed = _allowed(directory)
-    file = opened(allowed.with_name("allowed.lock"), os.O_RDWR | os.O_CREAT)
+    lock = allowed.with_name("allowed.lock")
+    file = opened(lock, os.O_RDWR | os.O_CREAT)
     try:
-        with alone(file):
+        with alone(file, lock):
             yield allowed
     finally:
         os.close(file)
@@ -385,7 +386,7 @@ def checked_name(name: str, where: str) -> str:
 def _read_keys(file: Path) -> dict[str, Allowed]:
     """By key, until when it is allowed, and its site's name."""
     found: dict[str, Allowed] = {}
-    for line in reaching(file.read_bytes).decode("ascii", errors="replace").splitlines():
+    for line in read_bytes(file).decode("ascii", errors="replace").splitlines():
         if line.strip():
             key, *more = line.split()
             date, name = [*more, *(NEVER, "")[len(more) :]][:2]

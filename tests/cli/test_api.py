@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import fednet
 from fednet import config as configuration
@@ -16,6 +17,7 @@ from fednet.errors import ConfigError
 from fednet.files import write_json
 from fednet.plain import meet
 from tests.processes import settings
+from tests.rooms import SMALL
 
 evaluated: list[int] = []
 
@@ -109,3 +111,27 @@ def test_a_run_goes_where_the_commands_write_theirs(tmp_path, monkeypatch, in_pr
     made = fednet.run(settings(rounds=1), in_process=in_process)
     assert made.dir.resolve() == tmp_path / "elsewhere" / "run"
     assert [p.name for p in tmp_path.iterdir()] == ["elsewhere"]
+
+
+def test_a_run_in_this_process_leaves_torch_as_it_was(tmp_path):
+    def settings() -> list[object]:
+        return [
+            torch.get_num_threads(),
+            torch.get_deterministic_debug_mode(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.benchmark,
+            torch.utils.deterministic.fill_uninitialized_memory,
+        ]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    torch.backends.cudnn.benchmark = True
+    try:
+        mine = settings()
+        fednet.run({**SMALL, "rounds": 1}, in_process=True, out=tmp_path)
+        assert settings() == mine
+    finally:
+        torch.set_num_threads(before)
+        torch.backends.cudnn.benchmark = False

@@ -115,3 +115,23 @@ def test_a_run_of_another_release_is_refused_in_a_sentence(tmp_path):
     write_record(file, {**read_record(file, ""), "format": FORMAT + 1})
     with pytest.raises(StateError, match="r: another release of fednet wrote this run"):
         read_manifest(file.parent)[0]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_run_whose_directory_goes_away_ends_and_makes_no_new_one(
+    tmp_path: Path, how: str, method: str
+) -> None:
+    def take_away(record) -> None:
+        if record.round == 2:
+            (tmp_path / "r").rename(tmp_path / "elsewhere")
+            if how == "deleted":
+                shutil.rmtree(tmp_path / "elsewhere")
+
+    with pytest.raises((CannotGoOn, StateError), match=str(tmp_path / "r")):
+        run(tmp_path, callback=take_away, algorithm={"name": method}, rounds=4)
+    assert not (tmp_path / "r").exists()
+    if how == "moved":
+        (tmp_path / "elsewhere").rename(tmp_path / "r")
+        run(tmp_path, resume=True, algorithm={"name": method}, rounds=4)
+        assert len(lines(tmp_path / "r" / "rounds.jsonl")) == 4

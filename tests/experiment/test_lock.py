@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.client.books import Book
+from fednet.errors import CannotGoOn, ConfigError, refused
 from fednet.experiment import lock
 from fednet.experiment.rundir import claim
+from fednet.transport import keys
 
 HOLD = """
 import sys, time
@@ -170,3 +174,50 @@ def test_a_run_stays_locked_until_what_its_holder_forked_has_ended(tmp_path, mon
         process.stdin.close()  # what it forked ends
         monkeypatch.setattr(lock, "ENDING_S", 60.0)
         lock.take(tmp_path / "run" / "lock").release()
+
+
+# -- file systems ----------------------------------------------------------------------------------
+def use(where: str, folder: Path) -> None:
+    """Takes a lock of each kind."""
+    if where == "run":
+        with lock.holding(folder):
+            pass
+    elif where == "states":
+        lock.StatesHold().take(folder, [3])
+    elif where == "keys":
+        keys.allow(folder, [0], "k" * keys.KEY_LENGTH)
+    else:
+        Book().open(folder / "wire.jsonl")
+
+
+@pytest.fixture(params=["run", "states", "keys", "book"])
+def where(request, tmp_path):
+    if request.param == "keys":
+        keys.make_server_keys(tmp_path)
+    return request.param
+
+
+def break_locks(monkeypatch, number: int) -> None:
+    def broken(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    monkeypatch.setattr(fcntl, "fcntl", broken)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said_with_the_file_and_what_is_expected(
+    tmp_path, monkeypatch, where, number
+):
+    break_locks(monkeypatch, number)
+    said = rf"{tmp_path}/[a-z.]+: its file system has no locks .*expected a folder on one that has"
+    with pytest.raises(ConfigError, match=said):
+        use(where, tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_lock_that_a_failing_disk_refuses_names_its_file(tmp_path, monkeypatch, where, number):
+    break_locks(monkeypatch, number)
+    with pytest.raises(OSError, match=os.strerror(number)) as raised:
+        use(where, tmp_path)
+    assert str(tmp_path) in refused(raised.value)

@@ -142,8 +142,7 @@ class Site:
         return self
 
     def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.end()
 
     def get(self, path="/"):
         with urlopen(self.url + path, timeout=30) as answer:

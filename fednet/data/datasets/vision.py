@@ -64,7 +64,7 @@ def _read(
             if download:  # no other process of this machine fetches into the folder meanwhile
                 root.mkdir(parents=True, exist_ok=True)
                 lock = alone_with_it.enter_context(open(root / ".fednet.lock", "w"))
-                alone_with_it.enter_context(alone(lock.fileno()))
+                alone_with_it.enter_context(alone(lock.fileno(), lock.name))
             x, y, names = read("train")
             test = read("test")[:2]
     except (RuntimeError, OSError, ValueError) as wrong:  # absent or damaged files; no network

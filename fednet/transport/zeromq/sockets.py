@@ -13,6 +13,10 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+# pyzmq imports it with the first message that is sent without a copy: then strangers may have taken
+# all descriptors.
+import zmq.utils.garbage
+
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Frame
 
