@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from fednet.descriptors import reaching
 from fednet.errors import ConfigError
 
 # Of this process's control group: the limit, and what is in use.
@@ -28,10 +29,11 @@ def free_memory() -> int:
     """
     found = [1 << 62]
     with contextlib.suppress(OSError, ValueError, KeyError):
-        rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        text = reaching(Path("/proc/meminfo").read_text)
+        rows = dict(line.split(":") for line in text.splitlines())
         found.append(1024 * sum(int(rows[k].split()[0]) for k in ("MemAvailable", "SwapFree")))
     with contextlib.suppress(OSError, ValueError):  # "max": no limit
-        limit, used = (int(Path(name).read_text()) for name in _GROUP)
+        limit, used = (int(reaching(Path(name).read_text)) for name in _GROUP)
         found.append(limit - used)
     return max(0, min(found))
 

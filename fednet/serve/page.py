@@ -60,7 +60,7 @@ class Server(Pages):
                 state += ", it is being stopped" * self.queue.cancelled(entry)
                 log = last_lines(run / "log" / "server.log", 12)
                 if (run / "status.json").exists():
-                    now = status.text(status.read(run), run, time.time())
+                    now = _status(run)
             found: JsonDict = {"entry": entry, "state": state, "status": now, "log": log}
             shown.append(found | {"has": has, "result": _result(run, _changed(run)) if has else ""})
         states = Counter(entry.state for entry in entries)
@@ -80,6 +80,16 @@ class Server(Pages):
         run = self.queue.run(self.queue.entry(number))
         with self._drawing:
             return _report(run, _changed(run))
+
+
+def _status(run: Path) -> str:
+    """Returns what a run is doing; what is wrong with its status.json hides no other run."""
+    try:
+        return status.text(status.read(run), run, time.time())
+    except (FednetError, OSError) as broken:
+        return str(broken)
+    except (ValueError, OverflowError):  # a time that is none
+        return f"{run / 'status.json'}: not what was written there."
 
 
 @functools.lru_cache(maxsize=10)

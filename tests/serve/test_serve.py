@@ -224,6 +224,24 @@ def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(qu
         assert "shown-1" in site.get()
 
 
+@pytest.mark.parametrize("what", ["torn", "a list", "a time that is none"])
+def test_a_run_whose_status_is_damaged_hides_no_other_run(queue, what):
+    other = queue.submit(config("other"))
+    entry = queue.submit(config("shown"))
+    entry.state = "running"
+    queue.write(entry)
+    run = queue.run(entry)
+    run.mkdir(parents=True)
+    site = {"clients": [[0, 2]], "host": "a", "connected": True, "seen": 0.0, "why": ""}
+    put(run, **({"sites": [{**site, "since": -1e308}]} if what == "a time that is none" else {}))
+    if what != "a time that is none":
+        (run / "status.json").write_bytes(b"\xff{" if what == "torn" else b"[]")
+    with Site(queue) as page:
+        shown = page.get()
+    assert "status.json" in shown
+    assert other.name in shown
+
+
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
