@@ -16,6 +16,8 @@ from fednet.cli import values
 from fednet.cli.common import LOOPBACK, add_flags, execute, path_argument
 from fednet.errors import ConfigError
 
+STATUS_S = 10.0  # --status waits so long for the server, unless told otherwise
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -83,6 +85,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what would leave this site per round, what is read and stored, and exit",
     )
+    parser.add_argument(
+        "--status",
+        action="store_true",
+        help="print what the server knows of these clients, and exit; beside a running client too",
+    )
     add_flags(parser, "--load", "--quiet")
 
 
@@ -124,13 +131,14 @@ def run(args: argparse.Namespace) -> int:
         keys=args.keys,
         load=[Path(file) for file in args.load],
         explain=args.explain,
-        quiet=args.quiet,
-        give_up_s=args.give_up,
+        status=args.status,
+        quiet=args.quiet or args.status,
+        give_up_s=STATUS_S if args.status and args.give_up is None else args.give_up,
     )
     status = 0
     while status == 0:
         status = serve()
-        if not args.stay or args.explain:
+        if not args.stay or args.explain or args.status:
             break
     return max(0, status)
 

@@ -54,6 +54,7 @@ def main(
     keys: Path | None = None,
     load: Sequence[Path] = (),
     explain: bool = False,
+    status: bool = False,
     quiet: bool = True,
     give_up_s: float | None = None,
     gpu_share: float | None = None,
@@ -94,6 +95,7 @@ def main(
         versions=determinism.versions(),
         files=loading.loaded(),
         explain=explain,
+        status=status,
     )
     join = without(join, policy.hide)
     complained: set[str] = set()
@@ -132,6 +134,9 @@ def main(
     finally:
         loop.close()
         states.release()
+    if isinstance(end, m.Standing):
+        print(end.text.replace("; ", "\n"))
+        return 0
     if isinstance(end, m.Refuse):
         raise ConfigError(f"the server refused this client: {end.reason}")
     say(log_line("the run is over" if end.over else "left"))

@@ -212,7 +212,7 @@ class ClientLoop:
         self.protocol = protocol
         self.transport = transport
         self.prepared: Prepared | None = None
-        self.ended: m.End | m.Refuse | None = None
+        self.ended: m.End | m.Refuse | m.Standing | None = None
         self.error: BaseException | None = None  # ends the process
         self._lacking: set[int] = set()  # clients whose state was not here
         self.book = Book()
@@ -251,7 +251,7 @@ class ClientLoop:
     # -- the loop ----------------------------------------------------------------------------------
     def run(
         self, say: Callable[[str], None] = lambda line: None, give_up_s: float | None = None
-    ) -> m.End | m.Refuse:
+    ) -> m.End | m.Refuse | m.Standing:
         """Works until the run is over or this process is asked to leave.
 
         say(sentence) is called after each round, when no server answers, and when one does again.
@@ -405,7 +405,7 @@ class ClientLoop:
                     why_not = i.reason.removeprefix("join: ")
                     self._lines.say(log_line(f"not in the run yet: {why_not}"))
                 self._not_yet = i.reason
-            elif isinstance(i, m.Refuse) or (isinstance(i, m.End) and i.over):
+            elif isinstance(i, (m.Refuse, m.Standing)) or (isinstance(i, m.End) and i.over):
                 self.ended = i
 
     def _answer(self, done: Done) -> None:

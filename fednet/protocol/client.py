@@ -88,8 +88,10 @@ class Booked:
 
 
 # Two of the server's messages are passed on: that the run is over, or its server stops; and that
-# this process is refused, for good or for now.
-Instruction = Out | Stray | Welcomed | Given | Cancelled | Reconnect | Booked | m.End | m.Refuse
+# this process is refused, for good or for now. And the status for which it asked.
+Instruction = (
+    Out | Stray | Welcomed | Given | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
+)
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -192,6 +194,11 @@ class ClientProtocol:
             return [Stray("late")]
         if isinstance(message, m.Welcome):
             self._welcomed(message)
+        elif isinstance(message, m.Standing):
+            if not self.join.status:
+                raise RemoteProtocolError("a status that was not asked for")
+            self._change(ClientEvent.TURNED_AWAY)
+            self._out.append(message)
         elif isinstance(message, m.Refuse):
             if message.final:
                 self._change(ClientEvent.TURNED_AWAY)

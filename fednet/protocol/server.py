@@ -412,9 +412,14 @@ class ServerProtocol:
         try:
             self._check_join(join, ids, user, old)
         except RemoteProtocolError as objection:
-            known = {i for i in ids if 0 <= i < self.clients and not join.explain}
-            self.roster.refused(known, str(objection).removeprefix("join: "))
+            known = {i for i in ids if 0 <= i < self.clients}
+            if not (join.explain or join.status):
+                self.roster.refused(known, str(objection).removeprefix("join: "))
             raise
+        if join.status:
+            self.roster.joined.add(conn)
+            self._send(conn, m.Standing(text=m.clean(self._standing(ids), 4000)))
+            return ""
         if join.explain:
             self.roster.joined.add(conn)
             self._explained.add(conn)
@@ -450,6 +455,23 @@ class ServerProtocol:
             for key in sorted(unwanted):
                 self._send(conn, m.Cancel(key=key))
         return ""
+
+    def _standing(self, ids: frozenset[int]) -> str:
+        """What the server knows of these clients, as a sentence for their site."""
+        doing = "training" if self.purpose == "train" else "evaluation"
+        found = [f"round {self.round} ({doing})" if self.round else "before the first round"]
+        there = [worker for worker in self.roster.workers.values() if worker.here]
+        for worker in there:
+            if mine := ids & worker.ids:
+                state = "connected" if worker.ready else "connected, getting ready"
+                if worker.did is not None:
+                    state += ", {} client {} in round {}".format(*worker.did)
+                found.append(f"client(s) {as_text(mine)}: {state}")
+        absent: dict[str, list[int]] = {}
+        for client in sorted(ids.difference(*[worker.ids for worker in there])):
+            absent.setdefault(self.roster.why_absent(client), []).append(client)
+        found += [f"client(s) {as_text(mine)}: {why}" for why, mine in absent.items()]
+        return "; ".join(found)
 
     def _who(self, join: m.Join, ids: Iterable[int]) -> dict[str, object]:
         """The fields of an event on a process that does not host these clients."""

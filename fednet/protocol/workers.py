@@ -154,6 +154,10 @@ class Roster:
         start = max(preparing, default=self._started)
         return (None if join is None else start + join), f"absent{why}"
 
+    def why_absent(self, client: int) -> str:
+        """Why a client that is not connected is not, in words."""
+        return self._absence(client)[0] or "has not connected"
+
     def site_of(self, ids: Iterable[int]) -> str:
         """The name of these clients' site; several names, where they are of several sites."""
         names = dict.fromkeys(self._site_name(client) for client in sorted(ids))
@@ -179,8 +183,7 @@ class Roster:
         absent: dict[tuple[str, ClientProcess | None, str], list[int]] = {}
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
-                why, gone = self._absence(client)
-                whose = why or "has not connected", gone, self._site_name(client)
+                whose = self.why_absent(client), self._absence(client)[1], self._site_name(client)
                 absent.setdefault(whose, []).append(client)
         rows: list[dict[str, object]] = []
 

@@ -117,7 +117,8 @@ class Join(Message, tag="join", frozen=True):
     """The first message of a connection. `worker`: this process's random name; `session`: the token
     that the server gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts;
     `holding`: tasks it still has; `speaks`: its version of the protocol; `explain`: it only wants
-    to read the configuration, and hosts nobody.
+    to read the configuration, and hosts nobody; `status`: it only asks what the server knows of
+    these clients.
     """
 
     worker: Id
@@ -133,6 +134,7 @@ class Join(Message, tag="join", frozen=True):
     holding: Annotated[list[Key], msgspec.Meta(max_length=4096)] = []
     speaks: Index = PROTOCOL
     explain: bool = False
+    status: bool = False
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -229,6 +231,12 @@ class Refuse(Message, tag="refuse", frozen=True):
     unread: bool = False
 
 
+class Standing(Message, tag="standing", frozen=True):
+    """The answer to a join that asks for the status of its clients, in words."""
+
+    text: Text
+
+
 class Task(Message, tag="task", frozen=True):
     """Work for a client. start: the state version it starts from ("" = its initial state); state:
     that state's SHA-256, "" where the server has none on record; keep: the version that the
@@ -283,7 +291,7 @@ class Part(Message, tag="part", frozen=True):
 
 
 FROM_CLIENT = (Join, Ready, Alive, Progress, Slots, Reply, Failed, Leave, Pull, Part)
-FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Alive, Pull, Part)
+FROM_SERVER = (Welcome, Refuse, Standing, Task, Cancel, End, Alive, Pull, Part)
 # Heartbeats. The server answers each with Alive, records them as one sum, and disconnects a client
 # that sends too many. A message that is sent once, or that writes an event, is no heartbeat.
 BEATS = (Alive, Progress, Slots)

@@ -70,6 +70,7 @@ FROM_SERVER: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         ids=st.lists(st.integers(0, 3), max_size=4),
     ),
     m.Refuse: st.builds(m.Refuse, reason=st.just("no"), final=st.booleans(), unread=st.booleans()),
+    m.Standing: st.builds(m.Standing, text=st.just("round 1 (training)")),
     m.Task: sized(m.Task, judge=st.booleans()),
     m.Cancel: st.builds(m.Cancel, key=KEYS, **MARKS),
     m.End: st.builds(m.End, over=st.booleans(), **MARKS),

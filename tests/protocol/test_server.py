@@ -1242,6 +1242,26 @@ def test_a_client_whose_key_expired_before_this_server_began_is_absent_for_that_
     assert whys(s)["[1]"] == "key expired"
 
 
+def test_a_site_asks_what_the_server_knows_of_its_clients_and_hosts_nobody_by_that():
+    s = server(4, no_key={0: "", 1: "", 2: "key expired", 3: ""}.__getitem__)
+    ready(s, ids=(0,))
+    before = whys(s)
+    out = say(s, b"2", m.Join(worker="v", ids=[0, 1, 2], status=True))
+    (answer,) = sent(out)
+    assert answer.text == (
+        "before the first round; client(s) 0: connected; client(s) 1: has not connected; "
+        "client(s) 2: key expired"
+    )
+    assert not of(out, Note)
+    assert not of(s.closed(b"2", 1.0), Note)
+    assert whys(s) == before
+    s.begin(1, 0, "train", [spec(0)], Rules(), 1.0)
+    (answer,) = sent(say(s, b"3", m.Join(worker="u", ids=[0], status=True)))
+    assert answer.text == (
+        "round 1 (training); client(s) 0: connected, was asked for client 0 in round 1"
+    )
+
+
 def test_sites_have_the_names_that_their_keys_have():
     s = server(4, site_name={0: "uke", 1: "uke", 2: "charite", 3: ""}.__getitem__)
     out = ready(s, ids=(0, 1))

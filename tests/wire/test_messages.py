@@ -50,6 +50,7 @@ FROM_CLIENT = [
 FROM_SERVER = [
     m.Welcome(run="r", inc=2, session="s", name="n", config="seed: 0", ids=[0, 5]),
     m.Refuse(run="r", inc=2, reason="no", final=True),
+    m.Standing(run="r", inc=2, text="round 1 (training)"),
     m.Task(
         run="r",
         inc=2,
