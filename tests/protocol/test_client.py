@@ -614,3 +614,16 @@ def test_reason_that_is_no_text_of_the_wire_is_made_one():
 def test_task_that_fits_into_no_machine_is_failed():
     (failed,) = sent(ready(room=lambda: 1 << 63).received(task(1 << 62), None, 0.0), m.Failed)
     assert "does not fit into this machine" in failed.reason
+
+
+def test_a_status_ends_a_process_that_asked_for_it_and_no_other():
+    answer = m.Standing(text="round 1 (training); client(s) 0: connected")
+    asked = ClientProtocol(m.Join(worker="w", ids=[0], status=True))
+    asked.opened(0.0)
+    assert asked.received(answer, None, 0.1) == [answer]
+    assert asked.state is ClientState.OVER
+    works = ClientProtocol(m.Join(worker="w", ids=[0]))
+    works.opened(0.0)
+    with pytest.raises(RemoteProtocolError, match="not asked for"):
+        works.received(answer, None, 0.1)
+    assert works.state is ClientState.JOINING
