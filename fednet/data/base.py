@@ -48,8 +48,8 @@ class Data:
     or float32 values, with classes=None; or text, one class for each, numbered in sorted order or
     as in names. Sequences and images may have targets without a label, see ignore_index.
 
-    NumPy arrays, lists, and Series and DataFrames of pandas are accepted and converted; other
-    widths of float and integer become float32 and int64.
+    NumPy arrays and lists are accepted and converted; other widths of float and integer become
+    float32 and int64.
     """
 
     train: Split
@@ -256,11 +256,11 @@ def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float,
 
 
 def _read(given: Any, which: str, notes: list[str]) -> Split:
-    """Returns (x, y) of one split, with lists and tables of pandas as arrays. given: a pair, or a
-    dataset of pairs, which is read. Adds to the notes.
+    """Returns (x, y) of one split, with lists as arrays. given: a pair, or a dataset of pairs,
+    which is read. Adds to the notes.
     """
     a_pair = isinstance(given, (tuple, list))
-    if not a_pair and pairs.is_dataset(given) and not hasattr(given, "columns"):
+    if not a_pair and pairs.is_dataset(given) and not hasattr(given, "to_numpy"):
         given = pairs.read(given, which, notes)
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise DataError(
@@ -272,9 +272,7 @@ def _read(given: Any, which: str, notes: list[str]) -> Split:
         x = {name: _plain(part, f"{which} x[{name!r}]") for name, part in x.items()}
     else:
         x = _plain(x, f"{which} x")
-    one_column = getattr(y, "ndim", 0) == 2 and hasattr(y, "columns") and len(y.columns) == 1
-    y = _plain(y, f"{which} y", text=True)
-    return x, y[:, 0] if one_column else y
+    return x, _plain(y, f"{which} y", text=True)
 
 
 def _number_text(
@@ -384,11 +382,11 @@ def _of_bytes(x: Inputs) -> Iterator[str]:
 
 
 def _plain(value: Any, where: str, text: bool = False) -> Any:
-    """Returns a list, or a Series or DataFrame of pandas, as a NumPy array; anything else as it is.
-    text: whether the array may hold text. Raises DataError for an array without numbers.
+    """Returns a list as a NumPy array; anything else as it is. text: whether the array may hold
+    text. Raises DataError for an array without numbers.
     """
     if hasattr(value, "to_numpy"):
-        value = value.to_numpy()
+        raise DataError(f"{where}: a {type(value).__name__}; give its values, .to_numpy().")
     if isinstance(value, list):
         try:
             value = np.array(value)
@@ -402,7 +400,7 @@ def _plain(value: Any, where: str, text: bool = False) -> Any:
         return value
     raise DataError(
         f"{where}: an array of {value.dtype} holds no numbers; give integers or floats, without "
-        f"missing values. pandas.get_dummies(df) makes numbers of columns of text."
+        f"missing values."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -12,7 +11,6 @@ import torch
 
 from fednet import capacity
 from fednet.errors import ConfigError, DataError, unknown
-from fednet.files import copy_on_write
 
 if TYPE_CHECKING:
     import datasets
@@ -131,32 +129,14 @@ def _inputs(x: Any, y: Any) -> list[Any]:
 
 def held(x: np.ndarray) -> torch.Tensor:
     """Returns an array as a tensor of a type that `Data` keeps, in memory that torch may write to.
-    It is copied only if necessary; a mapped file stays mapped.
+    It is copied only if necessary: a file that is mapped with mode "c" stays mapped.
     """
     dtype = kept_type(x.dtype)
-    if x.dtype == dtype and x.flags.c_contiguous:
-        if x.flags.writeable:
-            return torch.from_numpy(x)
-        if (again := _mapped_again(x)) is not None:
-            return again
+    if x.dtype == dtype and x.flags.c_contiguous and x.flags.writeable:
+        return torch.from_numpy(x)
     _check_room(x.shape, dtype)
     with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are refused
         return torch.from_numpy(x.astype(dtype, order="C"))
-
-
-def _mapped_again(x: np.ndarray) -> torch.Tensor | None:
-    """Maps the file of a read-only `numpy.memmap` again, in memory that may be written to without
-    changing the file. Returns None for any other array.
-    """
-    root: object = x
-    while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
-        root = root.base
-    if not isinstance(root, np.memmap) or root.filename is None:
-        return None
-    start = root.offset + x.ctypes.data - root.ctypes.data
-    with open(root.filename, "rb") as data:
-        memory = copy_on_write(data.fileno())
-    return torch.from_numpy(np.frombuffer(memory, x.dtype, x.size, start).reshape(x.shape))
 
 
 def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]:
@@ -182,8 +162,10 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
 def _array(part: Any) -> np.ndarray:  # Any: whatever a dataset gives for a sample
     if not hasattr(part, "getbands"):
         return np.asarray(part)
-    # An image of Pillow. Numbers of a palette are converted to their colours.
-    pixels = np.asarray(part.convert("RGB") if part.mode == "P" else part)
+    # An image of Pillow.
+    if part.mode == "P":
+        raise ValueError("an image with a palette; give image.convert('RGB')")
+    pixels = np.asarray(part)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

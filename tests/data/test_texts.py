@@ -212,11 +212,8 @@ def test_labels_that_are_true_or_false_are_classes_0_and_1(tmp_path):
     assert data.train[1].tolist() == [1, 0]
 
 
-def test_an_image_with_a_palette_is_read_as_its_colours():
+def test_an_image_with_a_palette_is_refused_with_the_remedy():
     from PIL import Image
 
-    image = Image.new("P", (2, 1))
-    image.putpalette([200, 100, 0, 0, 0, 50])
-    image.putpixel((1, 0), 1)
-    x, _ = pairs.read([(image, 0)], "train", [])
-    assert x[0].tolist() == [[[200, 0]], [[100, 0]], [[0, 50]]]
+    with pytest.raises(DataError, match=r"sample 0 .* a palette; give image\.convert\('RGB'\)"):
+        pairs.read([(Image.new("P", (2, 1)), 0)], "train", [])
