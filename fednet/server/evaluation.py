@@ -21,8 +21,8 @@ from fednet.records import Client
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exchange, exports
-from fednet.server.aggregation import lowered, share_of_one
 from fednet.server.exchange import OpenRound, RunState
+from fednet.server.guards import lowered, share_of_one
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts

@@ -12,7 +12,7 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.feddc import FedDC
 from fednet.errors import CannotGoOn
 from fednet.loading import WrongPart
-from fednet.server.aggregation import lowered
+from fednet.server.guards import lowered
 from fednet.server.rounds import Rounds
 from tests.rooms import Killed, hashes, lines, lost, run, summary
 from tests.server.test_bounds import federation
