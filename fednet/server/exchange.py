@@ -2,9 +2,10 @@
 it. An evaluation by the clients is an exchange too.
 
     open_exchange   encode what goes to each client, and hand the tasks to the protocol
-    replies         wait, and yield each reply that counts, in ascending client id
+    take            what follows from the next event: a task is over, or the exchange closes
     record_bills    record in the books which replies were useful
 
+Which event is next says its source (sources.py), and who is in time its schedule (schedule.py).
 What the replies are added to is the caller's.
 """
 
@@ -16,7 +17,7 @@ import logging
 import math
 import operator
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
 from fednet.errors import CannotGoOn, StateError
 from fednet.experiment.build import Experiment
-from fednet.experiment.clock import VirtualClock, reply_bytes, task_bytes
+from fednet.experiment.clock import VirtualClock, task_bytes
 from fednet.experiment.evaluations import (
     EvaluationReply,
     counts_by_model,
@@ -44,6 +45,7 @@ from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply
 from fednet.server.io import LEFT_OUT
 from fednet.server.schedule import Cohort
+from fednet.server.sources import Event, RealTime, SimulatedTime, Source, collect
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -56,8 +58,6 @@ if TYPE_CHECKING:
     from fednet.server.session import Session
 
 log = logging.getLogger(__name__)
-
-POLL_S = 0.2  # how often a request to stop is looked for
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,8 @@ class OpenExchange:
     compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
     that earlier servers received, by client and purpose. encoding: seconds. judge: see `TaskSpec`.
     restarted: clients that had lost their state, and were asked again from an initial one.
-    schedule: who of a round's exchange is in time; on the virtual clock, see `decide`. virtual,
-    virtual_split: seconds on the virtual clock from the tasks to its close, and what they were
-    spent on.
+    schedule: who of its clients is in time. noted: of whom it is on record that they were dropped.
+    fed: clients of the cohort, from the first on, whose replies have been added up or left out.
     """
 
     round: int
@@ -128,9 +127,9 @@ class OpenExchange:
     encoding: float = 0.0
     judge: bool = False
     restarted: list[int] = field(default_factory=list)
-    schedule: Cohort = field(default_factory=lambda: Cohort(set()))
-    virtual: float = 0.0
-    virtual_split: dict[str, float] = field(default_factory=dict)
+    schedule: Cohort = field(default_factory=lambda: Cohort(()))
+    noted: set[int] = field(default_factory=set)
+    fed: int = 0
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
     based: dict[bytes, TaskSpec] = field(default_factory=dict)  # see `with_base`
@@ -199,9 +198,9 @@ class OpenRound:
 # -- opening ---------------------------------------------------------------------------------------
 def open_exchange(
     session: Session, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
-) -> OpenExchange:
+) -> tuple[OpenExchange, Source]:
     """Encodes each client's task of an exchange and hands them to the protocol. at: the second of
-    the run.
+    the run. Returns the exchange, and where its events come from.
     """
     exchange = new_exchange(session, round, index, cohort, before, at)
     for client in cohort:
@@ -212,17 +211,19 @@ def open_exchange(
             session.io.record_bill(reply.bill, False, why)
             del exchange.found[client, purpose]
     exchange.encoding = time.monotonic() - exchange.opened
-    if session.clock is None:
-        if session.faults.replay is None:  # else who counts is on record
-            exchange.schedule.first = session.config.first
-        # What an earlier server received is among the first.
-        came = [client for client, purpose in exchange.found if purpose == "train"]
-        for client in (*came, *exchange.dropped):
-            exchange.schedule.on(0.0, client, exchange.asked[client].reason)
-        drop_late(exchange)
+    if session.faults.replay is None:  # else who counts is on record
+        exchange.schedule.first = session.config.first
+    source = source_of(session, exchange)
+    # Replies that an earlier server received, in the order in which they came, are the first.
+    came = [client for client, purpose in exchange.found if purpose == "train"]
+    for client in (*came, *[c for c in cohort if c not in came]):
+        source.given(client)
+    if isinstance(source, RealTime):  # nobody else is asked where the exchange closes by these
+        while (over := source.over()) is not None:
+            take(session, exchange, Event(0.0, over, exchange.asked[over].reason))
     specs = [a.spec for a in exchange.asked.values() if not a.over]
     session.io.begin((round, index, "train"), specs, waiting_rules(session))
-    return exchange
+    return exchange, source
 
 
 def new_exchange(
@@ -235,7 +236,7 @@ def new_exchange(
         session.sent.clear()
     session.sent.remembered = residuals
     opened = time.monotonic()
-    schedule = Cohort(set(cohort))
+    schedule = Cohort(tuple(cohort))
     exchange = OpenExchange(
         round, index, "train", tuple(cohort), before, residuals, opened, at, schedule=schedule
     )
@@ -389,122 +390,110 @@ def task_cost(session: Session, client: int, index: int) -> int:
 
 
 # -- collecting ------------------------------------------------------------------------------------
-def replies(session: Session, exchange: OpenExchange) -> Iterator[tuple[int, ReceivedReply]]:
-    """Waits for all of an exchange. Yields each client whose reply counts, in ascending id, as soon
-    as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where a client
-    could not do its task and the configuration says to stop.
+def source_of(session: Session, exchange: OpenExchange) -> Source:
+    """The events of an exchange of a round, or of an evaluation, in seconds from its beginning."""
+
+    def again(client: int) -> bool:
+        return asked_again(session, exchange, client)
+
+    phase = exchange.index, exchange.purpose
+    real = RealTime(session, exchange.asked, exchange.opened, phase, again)
+    clock = session.clock
+    if clock is None or exchange.purpose == "evaluate":
+        return real
+
+    def end(client: int, up: int | None) -> tuple[float, str]:
+        if up is None:  # until all ends are known none is next: each reply counts among the bytes
+            return 0.0, ""
+        task = exchange.asked[client]
+        return end_on(session, clock, task, exchange.index, 0.0, up, task.reason)
+
+    return SimulatedTime(real, end)
+
+
+def end_on(
+    session: Session,
+    clock: VirtualClock,
+    task: Asked,
+    index: int,
+    began: float,
+    up: int,
+    lost: str,
+) -> tuple[float, str]:
+    """When a task that began at that second is over on the virtual clock, and why it has no reply
+    then. up: bytes of its reply; lost: why none came. A client that is lost is waited for as long
+    as one may be; one that says that it lost its state is not.
     """
-    for client in sorted(exchange.dropped):
+    if lost.startswith(STATE_LOST):
+        return began, lost
+    if lost and lost != LEFT:
+        return began + clock.patience, lost
+    client, cost, deadline = task.spec.client, task.spec.cost, session.config.round.deadline
+    slow, delay = session.faults.time(task.spec.round, index, client)
+    task.times = clock.seconds(client, cost, task.bytes, up, slow, delay, at=task.at)
+    comes = math.inf if lost else began + sum(task.times.values())
+    latest = math.inf
+    if deadline is not None and session.faults.replay is None:
+        latest = began + deadline
+    return end_of(comes, began + task.leaves_s, latest)
+
+
+def asked_again(session: Session, exchange: OpenExchange, client: int) -> bool:
+    """Whether a client is asked again, whose task has just ended: one whose state is lost may begin
+    again from its initial state; not in a later exchange, which needs what the client kept of this
+    round.
+    """
+    reason, residuals = exchange.asked[client].reason, exchange.residuals
+    later = exchange.purpose == "train" and exchange.index > 0
+    if later or not exchange.asked[client].spec.start:
+        return False
+    if not begins_again(session, exchange.round, client, reason, residuals):
+        return False
+    exchange.restarted.append(client)
+    asked = ask(session, exchange, client, again=True)
+    if asked.over:
+        return False
+    session.io.add(exchange.round, [asked.spec])
+    return True
+
+
+def take(session: Session, exchange: OpenExchange, event: Event) -> None:
+    """A client's task is over. Where the exchange closes by it, the tasks of the others are called
+    off, and what has come of them in the same moment is left out.
+    """
+    schedule, asked = exchange.schedule, exchange.asked
+    at, client, reason = event
+    assert client is not None
+    asked[client].reason = reason
+    if reason:
         note_dropped(session, exchange, client)
-    if session.clock is not None and exchange.purpose == "train":
-        for client in exchange.cohort:
-            while not exchange.asked[client].over:
-                take_outcome(session, exchange)
-        decide(session, exchange, session.clock)
-    for client in exchange.cohort:
-        while not exchange.asked[client].over:
-            take_outcome(session, exchange)
-        asked = exchange.asked[client]
-        if asked.reply is not None and not asked.reason:
-            yield client, asked.reply
-        elif asked.reason.startswith("failed"):
-            may_stop(session, exchange.round, client, asked.reason.removeprefix("failed: "))
-    started = sum(1 for a in exchange.asked.values() if a.spec.start)
-    check_states(session, exchange.round, exchange.dropped, started)
-
-
-def take_outcome(session: Session, exchange: OpenExchange) -> None:
-    """Takes the next outcome. A client whose state is lost gets its task again, from its initial
-    state; not in a later exchange, which needs what the client kept of this round.
-    """
-    outcome = session.io.wait(POLL_S)
-    if outcome is not None:
-        key, reason = outcome.key, outcome.reason
-        name = exchange.round, exchange.index, exchange.purpose
-        if (key.round, key.phase, key.purpose) != name:
-            session.io.unused(outcome)
-        elif (
-            exchange.asked[key.client].spec.start
-            and not (exchange.purpose == "train" and exchange.index)
-            and begins_again(session, key.round, key.client, reason, exchange.residuals)
-        ):
-            exchange.restarted.append(key.client)
-            asked = ask(session, exchange, key.client, again=True)
-            session.io.add(exchange.round, [asked.spec])
-        else:
-            asked = exchange.asked[key.client]
-            asked.reply, asked.evaluation, asked.reason = outcome.reply, outcome.evaluation, reason
-            if reason:
-                note_dropped(session, exchange, key.client)
-            if session.clock is None:
-                over(session, exchange, key.client)
-    session.watch.check()
-
-
-def over(session: Session, exchange: OpenExchange, client: int) -> None:
-    """On the real clock: a client's task is over now. Where the exchange closes by it, the tasks of
-    the others are called off; what has come of them in the same moment is left out.
-    """
-    now = time.monotonic() - exchange.opened
-    exchange.schedule.on(now, client, exchange.asked[client].reason)
-    for late in drop_late(exchange):
+    schedule.on(at, client, reason)
+    if not schedule.closed:
+        return
+    under_way = ""
+    for late, why in schedule.dropped.items():
+        task = asked[late]
+        under_way = under_way or ("" if task.over else why)
+        if task.reason in ("", LEFT):  # else it is known what happened to it
+            task.reason = why
         note_dropped(session, exchange, late)
-        session.io.cancel(exchange.asked[late].reason)
-    if exchange.schedule.closed:
-        while session.io.outcomes:
-            session.io.unused(session.io.outcomes.popleft())
-
-
-def drop_late(exchange: OpenExchange) -> list[int]:
-    """Returns who is out because the exchange closed, with their reasons set."""
-    dropped, asked = exchange.schedule.dropped, exchange.asked
-    late = [client for client in dropped if not asked[client].over]
-    for client in late:
-        asked[client].reason = dropped[client]
-    return late
+    if under_way:
+        session.io.cancel(under_way)
+    while session.io.outcomes:
+        session.io.unused(session.io.outcomes.popleft())
 
 
 def note_dropped(session: Session, exchange: OpenExchange, client: int) -> None:
-    reason = exchange.asked[client].reason
-    session.files.event("dropped", exchange.round, client, reason=reason)
-
-
-def decide(session: Session, exchange: OpenExchange, clock: VirtualClock) -> None:
-    """On the virtual clock: who was in time, when the exchange closed, and what the time was spent
-    on. A client that is lost is waited for as long as one may be.
+    """Raises CannotGoOn where the client could not do its task and the configuration says to
+    stop.
     """
-    deadline = session.config.round.deadline
-    latest = math.inf if deadline is None else deadline
-    ends: dict[int, tuple[float, str]] = {}
-    for client, asked in exchange.asked.items():
-        if asked.reply is not None and not asked.reason:
-            asked.times = clock.seconds(
-                client,
-                asked.spec.cost,
-                asked.bytes,
-                reply_bytes(asked.reply),
-                *session.faults.time(exchange.round, exchange.index, client),
-                at=exchange.at,
-            )
-            ends[client] = end_of(sum(asked.times.values()), asked.leaves_s, latest)
-        elif asked.reason == LEFT:
-            ends[client] = end_of(math.inf, asked.leaves_s, latest)
-        else:
-            ends[client] = clock.patience, asked.reason
-    cohort = Cohort.of(ends, session.config.first)
-    exchange.virtual = cohort.at
-    exchange.virtual_split = {"sending": 0.0, "training": 0.0}
-    if cohort.replied:
-        exchange.virtual_split = dict(exchange.asked[cohort.replied[-1]].times)
-    waiting = cohort.at - sum(exchange.virtual_split.values())
-    exchange.virtual_split["waiting"] = max(0.0, waiting)
-    if session.faults.replay is not None:  # who counts is on record
+    reason = exchange.asked[client].reason
+    if client in exchange.noted:
         return
-    for client, reason in cohort.dropped.items():
-        asked = exchange.asked[client]
-        if asked.reason in ("", LEFT) and asked.reason != reason:
-            asked.reason = reason
-            note_dropped(session, exchange, client)
+    exchange.noted.add(client)
+    session.files.event("dropped", exchange.round, client, reason=reason)
+    if reason.startswith("failed"):
+        may_stop(session, exchange.round, client, reason.removeprefix("failed: "))
 
 
 # -- clients that have lost their state ------------------------------------------------------------
@@ -525,7 +514,15 @@ def begins_again(
     return True
 
 
-def check_states(session: Session, round: int, dropped: Mapping[int, str], started: int) -> None:
+def check_states(session: Session, exchange: OpenExchange) -> None:
+    """Raises StateError where the run ends because clients of an exchange that is closed have lost
+    their states, see `check_lost`.
+    """
+    started = sum(1 for task in exchange.asked.values() if task.spec.start)
+    check_lost(session, exchange.round, exchange.dropped, started)
+
+
+def check_lost(session: Session, round: int, dropped: Mapping[int, str], started: int) -> None:
     """Raises StateError where the run ends because clients have lost their states. started: how
     many were to start from one. Where others start the clients, a few that say so are not believed:
     a single false report would end the run.
@@ -608,7 +605,7 @@ def evaluated_by_clients(
     clients, index = tuple(evaluated_clients(session.config)), len(session.method.exchanges)
     exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
     exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
-    exchange.schedule = Cohort(set(clients))
+    exchange.schedule = Cohort(clients)
     for client in clients:
         ask(session, exchange, client)
     if final:
@@ -616,8 +613,9 @@ def evaluated_by_clients(
     rules = dataclasses.replace(waiting_rules(session), deadline=None)
     specs = [asked.spec for asked in exchange.asked.values()]
     session.io.begin((round, index, "evaluate"), specs, rules)
-    for _ in replies(session, exchange):
-        pass
+    source = source_of(session, exchange)
+    collect(exchange.schedule, source, functools.partial(take, session, exchange))
+    check_states(session, exchange)
     record_bills(session, exchange.asked.values())
     if exchange.dropped:
         session.files.event("not_evaluated", round, clients=sorted(exchange.dropped))

@@ -17,9 +17,9 @@ from fednet.experiment.rundir import resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
 from fednet.records import Summary, reading
-from fednet.server.asynchronous import run_updates
+from fednet.server.asynchronous import Updates
 from fednet.server.endpoint import Endpoint
-from fednet.server.rounds import Rounds, run_rounds
+from fednet.server.rounds import Rounds
 from fednet.server.session import Session
 from fednet.server.summary import finish, write
 from fednet.server.watch import Hosting, handle_stop_signals, stop_raises
@@ -34,11 +34,11 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     its clients; its transport is closed at the end. Raises ClientsJoin where it has to start again
     with more clients.
     """
-    drive = run_rounds if config.schedule.mode == "sync" else run_updates
+    engine = Rounds if config.schedule.mode == "sync" else Updates
     with stop_raises():
         switches = determinism.set_switches(config.train)
         session = Session(config, directory, endpoint, how)
-        rounds = Rounds(session)
+        rounds = engine(session)
         handle_stop_signals(session.watch.on_signal)
         over, why, crashed, join = False, "", False, False
         try:
@@ -46,7 +46,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             if endpoint.pump is None:
                 give_back_freed()  # what was built was tried too, and its gradients are gone
             with seldom_collected(endpoint.pump is None):
-                rounds.run(drive)
+                rounds.run()
             over = True
             give_back_idle()  # the models that are written take as much
             summary = finish(rounds, how.command, switches)

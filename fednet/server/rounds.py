@@ -1,12 +1,12 @@
-"""A run in rounds, top to bottom, and the steps that it is made of.
+"""A run in rounds: the steps that the driver (driver.py) takes.
 
     open: select the cohort, broadcast
-    exchange: collect the replies, add them up in id order, make the next server state
+    take: each event of the exchange that is open; replies are added up in id order
+    close: make the next server state, and open the round's next exchange
     conclude: evaluate, record, checkpoint
 
-If `Rounds.may_open_early` allows it, the next round's broadcast leaves before this round is
-evaluated and checkpointed, so that the clients train meanwhile. The records and the bits are the
-same either way.
+If `may_open_early` allows it, the next round's broadcast leaves before this round is evaluated and
+checkpointed, so that the clients train meanwhile. The records and the bits are the same either way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container
 
 import torch
 
@@ -36,54 +36,38 @@ from fednet.records import reading
 from fednet.records.manifest import RunProgress
 from fednet.server import evaluation, exports
 from fednet.server.aggregation import Aggregation, filling
+from fednet.server.driver import drive
 from fednet.server.exchange import (
-    POLL_S,
     OpenExchange,
     OpenRound,
     RunState,
+    check_states,
     evaluations,
     open_exchange,
     record_bills,
-    replies,
+    take,
 )
 from fednet.server.growth import clients_from_next_round
-from fednet.server.inbox import ReceivedReply
+from fednet.server.schedule import Schedule
 from fednet.server.session import Session
+from fednet.server.sources import POLL_S, Event, Source
 from fednet.wire.ledger import Kinds, Tally, add_kinds
 from fednet.wire.messages import clean
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
-def run_rounds(rounds: Rounds) -> None:
-    """All rounds, then the last evaluation."""
-    progress = rounds.progress
-    round = None
-    if rounds.more(progress.round):
-        round = rounds.open(progress.round + 1, rounds.carried)
-    while round is not None:
-        rounds.exchange(round)
-        ahead = None
-        # No waiting for clients now: the round would be recorded late.
-        if rounds.may_open_early(round) and not rounds.too_few():
-            at = rounds.second(round.virtual)
-            if rounds.begins_at(at) <= at:
-                ahead = rounds.open(round.number + 1, round.after, round.virtual)
-        rounds.conclude(round)
-        if ahead is None and rounds.more(round.number):
-            ahead = rounds.open(round.number + 1, round.after)
-        round = ahead
-    rounds.end()
-
-
 class Rounds:
-    """One server process's part in a run, as steps that a driver (`run_rounds`, or `run_updates` in
-    asynchronous.py) takes in its order.
+    """One server process's part in a run. `Updates` (asynchronous.py) has other ways to open, take
+    and close, and the same to conclude.
 
     carried: the state after the last round that is over; `begin` sets it. sent_down: in a run
     without rounds, what went down with the tasks under way, by the name that it has in a
-    checkpoint.
+    checkpoint. schedule, source: of the exchange that is open, see driver.py.
     """
+
+    schedule: Schedule
+    source: Source
 
     def __init__(self, session: Session) -> None:
         self.session, self.config, self.method = session, session.config, session.method
@@ -92,6 +76,8 @@ class Rounds:
         self.progress = RunProgress(run=session.run_id, clients=self.config.clients)
         self.carried: RunState
         self.sent_down: dict[str, State] = {}
+        self._open: OpenRound  # the round whose exchange is open
+        self._aggregation: Aggregation | None = None  # of its replies
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self._clients_then = self.config.clients  # from the next round on
@@ -111,7 +97,7 @@ class Rounds:
             self.progress = progress
             self.carried = RunState(server, progress.versions, progress.states, residuals)
             self.sent_down = session.checkpoints.sent(progress.under_way)
-            progress.finished = progress.finished and not self.more(progress.round)
+            progress.finished = progress.finished and not self.more()
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
             self.method.with_more_clients(self.carried.server, n, n + 1)
@@ -125,10 +111,8 @@ class Rounds:
         session.watch.completed = self.progress.round
         self.save()
 
-    def run(self, drive: Callable[[Rounds], None]) -> None:
-        """All that is left of the run. drive: takes the steps in its order. Raises Stopped, or
-        CannotGoOn, with everything saved.
-        """
+    def run(self) -> None:
+        """All that is left of the run. Raises Stopped, or CannotGoOn, with everything saved."""
         progress, section, n = self.progress, self.config.round, self.config.clients
         watch = self.session.watch
         if progress.finished:
@@ -150,14 +134,16 @@ class Rounds:
                 self.save()
             raise
 
-    def more(self, done: int) -> bool:
-        """Whether there is another round to do after so many."""
-        return done < self.config.rounds and reached(self.config, self.progress) is None
+    def more(self) -> bool:
+        """Whether there is another round to do."""
+        done, config = self.progress.round, self.config
+        return done < config.rounds and reached(config, self.progress) is None
 
     def may_open_early(self, round: OpenRound) -> bool:
         """Whether the next round may start before this one is evaluated: not if clients join the
-        run after it (which is decided here), if the result may end the run, or if the clients are
-        asked for the evaluation in an exchange of its own.
+        run after it (which is decided here), if the result may end the run, if the clients are
+        asked for the evaluation in an exchange of its own, or if clients have to be waited for:
+        this round would be recorded late.
         """
         self._clients_then = clients_from_next_round(self.io, self.config, round.after.server)
         stop, evaluate = self.config.stop, self.config.evaluate
@@ -167,7 +153,14 @@ class Rounds:
             and self._clients_then == self.config.clients
             and all(limit is None for limit in limits)
             and not (evaluate.every and evaluate.clients == "all")
+            and not self.too_few()
+            and self.can_begin(round)
         )
+
+    def can_begin(self, round: OpenRound) -> bool:
+        """Whether the round after this one can begin now, by the traces."""
+        at = self.second(round.virtual)
+        return self.begins_at(at) <= at
 
     def end(self) -> None:
         """The last evaluation."""
@@ -211,10 +204,15 @@ class Rounds:
             least = self.config.round.min_results
             self.session.watch.await_clients(least, None, round=round)
 
-    def open(self, number: int, carried: RunState, ahead: float = 0.0) -> OpenRound:
-        """Selects a round's cohort, once there are clients, and opens its first exchange. ahead:
-        see `second`.
+    def open(self, after: OpenRound | None) -> None:
+        """Selects the next round's cohort, once there are clients, and opens its first exchange.
+        after: the round before it in this process, which may not be recorded yet.
         """
+        number, carried, ahead = self.progress.round + 1, self.carried, 0.0
+        if after is not None:
+            number, carried = after.number + 1, after.after
+            if after.number > self.progress.round:
+                ahead = after.virtual
         session = self.session
         self.gather(number)
         base, began = self.second(ahead), time.monotonic()
@@ -236,42 +234,70 @@ class Rounds:
             cohort = selection.cohort(self.config, number, here)
         self.display.round_started(number, self.config.rounds, cohort)
         session.sent.fill = filling(session.experiment, carried.server)
-        round = OpenRound.begun(open_exchange(session, number, 0, cohort, carried, at))
+        exchange, self.source = open_exchange(session, number, 0, cohort, carried, at)
+        self._open = round = OpenRound.begun(exchange)
+        self.schedule = exchange.schedule
         if here is not None:
             round.record.set(second=at, here=sum(here))
         if self.clock is not None:
             round.virtual_start, round.virtual = base, at - base
-        return round
 
     # -- a round's exchanges -----------------------------------------------------------------------
-    def exchange(self, round: OpenRound) -> None:
-        """All exchanges of a round whose first is open."""
-        for index in range(len(self.method.exchanges)):
-            if index:
-                completed = sorted(round.exchange.done)
-                at = self.second() if self.clock is None else round.virtual_start + round.virtual
-                round.exchange = open_exchange(
-                    self.session, round.number, index, completed, round.after, at
-                )
-            if index == self.method.main_exchange:
-                round.main = round.exchange
-            if not self.aggregate(round, replies(self.session, round.exchange)):
-                break  # it is void
+    def take(self, event: Event) -> None:
+        """What follows from an event of the exchange that is open."""
+        exchange = self._open.exchange
+        take(self.session, exchange, event)
+        if self.clock is None:  # else nobody is known to count before the exchange closes
+            self._add_up(self._open)
 
-    def aggregate(self, round: OpenRound, replies: Iterable[tuple[int, ReceivedReply]]) -> bool:
-        """Adds up the replies to the exchange that is open, as they come; makes the next server
-        state of them, and with it the next `round.after`; adds to the round what came of the
-        exchange: times, predictions, reports, the clients' evaluations. Records in the books which
-        replies were useful, and notes who broke a protocol of secure aggregation. Returns False if
-        there are too few results: the round is void then.
+    def close(self) -> OpenRound | None:
+        """Makes the next state of the exchange that is closed, and opens the round's next one;
+        returns the round where there is none, or where it is void.
         """
-        session, exchange, record = self.session, round.exchange, round.record
-        aggregation = Aggregation(session, exchange, round.before.server)
-        for client, reply in replies:
-            aggregation.add(client, reply)
-            reported = reply.message.reported
+        round = self._open
+        if round.exchange.index == self.method.main_exchange:
+            round.main = round.exchange
+        check_states(self.session, round.exchange)
+        last = len(self.method.exchanges) - 1
+        if not self.aggregate(round) or round.exchange.index == last:
+            return round
+        completed = sorted(round.exchange.done)
+        at = self.second() if self.clock is None else round.virtual_start + round.virtual
+        index = round.exchange.index + 1
+        round.exchange, self.source = open_exchange(
+            self.session, round.number, index, completed, round.after, at
+        )
+        self.schedule = round.exchange.schedule
+        return None
+
+    def _add_up(self, round: OpenRound) -> Aggregation:
+        """Adds up the replies whose turn has come, in ascending order of the clients."""
+        exchange = round.exchange
+        if self._aggregation is None:
+            self._aggregation = Aggregation(self.session, exchange, round.before.server)
+        while exchange.fed < len(exchange.cohort):
+            client = exchange.cohort[exchange.fed]
+            task = exchange.asked[client]
+            if not task.over:
+                break
+            exchange.fed += 1
+            if task.reply is None or task.reason:
+                continue
+            self._aggregation.add(client, task.reply)
+            reported = task.reply.message.reported
             if reported:
                 round.reports.setdefault(client, {}).update(reported)
+        return self._aggregation
+
+    def aggregate(self, round: OpenRound) -> bool:
+        """Makes the next server state of the replies to the exchange that is open, and with it the
+        next `round.after`; adds to the round what came of the exchange: times, predictions,
+        reports, the clients' evaluations. Records in the books which replies were useful, and notes
+        who broke a protocol of secure aggregation. Returns False if there are too few results: the
+        round is void then.
+        """
+        session, exchange, record = self.session, round.exchange, round.record
+        aggregation, self._aggregation = self._add_up(round), None
         if self.config.schedule.mode == "sync":
             add_times(session, round)
         host, least, began = session.host, self.config.round.min_results, time.monotonic()
@@ -389,7 +415,7 @@ class Rounds:
             self.io.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
-        if join and self.more(round.number):
+        if join and self.more():
             raise ClientsJoin(config.clients, self._clients_then)
         progress.stopped = reached(config, progress) or ""
 
@@ -507,9 +533,15 @@ def add_times(session: Session, round: OpenRound) -> None:
         trained = [step_s[c] * exchange.asked[c].spec.cost for c in exchange.done]
         if trained:
             round.record.training_s = (round.record.training_s or 0.0) + sum(trained)
-    round.virtual += exchange.virtual
-    for name, part in exchange.virtual_split.items():
-        round.virtual_split[name] = round.virtual_split.get(name, 0.0) + part
+    if session.clock is not None:
+        schedule = exchange.schedule
+        split = {"sending": 0.0, "training": 0.0}
+        if schedule.replied:
+            split = exchange.asked[schedule.replied[-1]].times
+        waiting = max(0.0, schedule.at - sum(split.values()))
+        round.virtual += schedule.at
+        for name, part in {**split, "waiting": waiting}.items():
+            round.virtual_split[name] = round.virtual_split.get(name, 0.0) + part
 
 
 def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:

@@ -1,11 +1,38 @@
-"""Who is asked when, and whose reply is in time. Events and the time go in; nothing here sends or
-waits.
+"""Who is asked when, and when what has come makes a result. Events and the time go in, clients to
+be asked come out; nothing here sends or waits.
+
+    Cohort    an exchange of a round: all at once; closes with the first k replies, or with the last
+    Buffer    asynchronous: a free client is asked as soon as another is over; closes with n replies
+    Period    semi-synchronous: the same every s seconds, of the replies so far
+    Recorded  the asynchronous updates of another run, as it has them on record
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """training: clients whose tasks are under way. at: the second of the last event, on the run's
+    clock; of an exchange, from its beginning. closed: the result can be made.
+    """
+
+    at: float
+
+    @property
+    def closed(self) -> bool: ...
+
+    def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+        """Takes an event, which is not before the last one, and returns who is asked then. client:
+        whose task is over; None: it begins, or the second that `wakes` named has come. reason: why
+        no reply came of the task.
+        """
+
+    def wakes(self) -> float:
+        """The second at which something is to be done although no task is over; infinite: never."""
 
 
 @dataclass(slots=True)
@@ -13,57 +40,157 @@ class Cohort:
     """One exchange of a round. It closes when `first` of its clients have replied, or else when the
     tasks of all are over. This is the only place that decides who is in time, on any clock.
 
-    training: clients whose tasks are under way. replied: who was in time, in the order of the
-    replies. dropped: by client, why it was not. at: the second of the last event that counted; once
-    it is closed, that at which it did.
+    clients: in ascending order. replied: who was in time, in the order of the replies. dropped: by
+    client, why it was not.
     """
 
-    training: set[int]
+    clients: Sequence[int]
     first: int | None = None
+    at: float = 0.0
+    training: set[int] = field(init=False)
     replied: list[int] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
-    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.training = set(self.clients)
 
     @property
     def closed(self) -> bool:
         return not self.training
 
-    def on(self, at: float, client: int, reason: str = "") -> None:
-        """A client's task is over at this second, which is not before that of the last event.
-        reason: why it has no reply. After the close nothing changes.
-        """
-        if client not in self.training:
-            return
+    def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+        if client is None:
+            return [*self.clients]
+        if client not in self.training:  # it closed before
+            return []
         self.at = at
         self.training.remove(client)
         if reason:
             self.dropped[client] = reason
-            return
+            return []
         self.replied.append(client)
         if len(self.replied) == self.first:
             late = f"not among the first {self.first}"
             self.dropped |= dict.fromkeys(sorted(self.training), late)
             self.training.clear()
+        return []
 
-    @classmethod
-    def of(cls, ends: Mapping[int, tuple[float, str]], first: int | None) -> Cohort:
-        """The closed exchange of clients whose tasks ended so: by client the second, and why
-        without a reply.
-        """
-        cohort = cls(set(ends), first)
-        for client in in_order(ends):
-            at, reason = ends[client]
-            cohort.on(at, client, reason)
-        return cohort
+    def wakes(self) -> float:
+        return math.inf
 
 
-def in_order(ends: Mapping[int, tuple[float, str]]) -> Iterable[int]:
-    """Clients in the order in which their tasks ended. Of several at one second first those who
-    have no reply, then the smaller ids.
+@dataclass(slots=True)
+class Buffer:
+    """Updates of so many replies each, as they come. Round t is the time in which update t is made:
+    a task given out in it starts from the model after update t - 1, and its reply may count in a
+    later one. A client is given one task a round at most, and none while its reply waits to be
+    counted: so a round and a client name a task.
+
+    size: replies that make an update. at_once: clients that train at a time. order(round): the
+    clients that can be asked in a round, the first first. comes(client, at): the second from which
+    on it is there. training, came: by client, the round of its task, of those under way and of the
+    replies that wait, in the order in which they came. asked: who was given a task in this round.
     """
 
-    def when(client: int) -> tuple[float, bool, int]:
-        at, reason = ends[client]
-        return at, not reason, client
+    size: int
+    at_once: int
+    order: Callable[[int], Sequence[int]]
+    comes: Callable[[int, float], float] = lambda client, at: at
+    round: int = 1
+    at: float = 0.0
+    closed: bool = False
+    training: dict[int, int] = field(default_factory=dict)
+    came: dict[int, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
 
-    return sorted(ends, key=when)
+    def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+        self.at = at
+        if client is not None:
+            round = self.training.pop(client)
+            if not reason:
+                self.came[client] = round
+        self.closed = self._enough(client)
+        if self.closed:
+            return []
+        given = self._give(at) if self._gives(client) else []
+        self.closed = not self.training and self._stuck()
+        return given
+
+    def next_round(self) -> None:
+        """The update is made; an event without a client comes next."""
+        self.round += 1
+        self.came, self.asked, self.closed = {}, set(), False
+
+    def wakes(self) -> float:
+        if len(self.training) >= self.at_once:
+            return math.inf
+        return min((self.comes(c, self.at) for c in self._free()), default=math.inf)
+
+    def _enough(self, client: int | None) -> bool:
+        return len(self.came) >= self.size
+
+    def _gives(self, client: int | None) -> bool:
+        """Whether tasks go out at this event."""
+        return True
+
+    def _stuck(self) -> bool:
+        """Nobody trains and nobody can be asked now: whether what is there, if anything, has to do.
+        Not where somebody comes later.
+        """
+        return self.wakes() == math.inf
+
+    def _give(self, at: float) -> list[int]:
+        given: list[int] = []
+        for free in self._free():
+            if len(self.training) >= self.at_once:
+                break
+            if self.comes(free, at) <= at:
+                self.training[free] = self.round
+                self.asked.add(free)
+                given.append(free)
+        return given
+
+    def _free(self) -> list[int]:
+        """Who might be given a task in this round, if it were there."""
+        busy = {*self.training, *self.came, *self.asked}
+        return [c for c in self.order(self.round) if c not in busy]
+
+
+@dataclass(slots=True)
+class Period(Buffer):
+    """An update every `every` seconds, of the replies so far, whatever their number; tasks go out
+    when a period begins.
+    """
+
+    every: float = 0.0
+
+    def wakes(self) -> float:
+        return (math.floor(self.at / self.every) + 1) * self.every
+
+    def _enough(self, client: int | None) -> bool:
+        return client is None and bool(self.came)
+
+    def _gives(self, client: int | None) -> bool:
+        return client is None
+
+    def _stuck(self) -> bool:
+        return not self.came  # else the end of the period comes
+
+
+@dataclass(slots=True)
+class Recorded(Buffer):
+    """The updates of another run: in each round all who were given a task in it are, as soon as
+    they are free. An event without a client says that all which its record has are there.
+    """
+
+    begun: bool = False
+
+    def next_round(self) -> None:
+        Buffer.next_round(self)
+        self.begun = False
+
+    def _enough(self, client: int | None) -> bool:
+        if client is not None:
+            return False
+        begins, self.begun = not self.begun, True
+        return not begins

@@ -169,6 +169,6 @@ def test_every_file_that_the_architecture_page_names_is_there():
 
 
 def test_a_file_or_a_name_that_moved_is_noticed():
-    moved = "`server/nowhere.py`, `gone/`, `server/rounds.py`, `Rounds.close`, and `mine.py`"
-    assert absent(moved) == ["server/nowhere.py", "gone/", "server/rounds.py: Rounds.close"]
+    moved = "`server/nowhere.py`, `gone/`, `server/rounds.py`, `Rounds.shut`, and `mine.py`"
+    assert absent(moved) == ["server/nowhere.py", "gone/", "server/rounds.py: Rounds.shut"]
     assert absent("`server/rounds.py`,\n  `Rounds.open`") == []

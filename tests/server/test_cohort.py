@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fednet.protocol.tasks import DEADLINE, LEFT, end_of
 from fednet.server.schedule import Cohort
+from fednet.server.sources import Order
 
 FIRST = "not among the first 2"
 
@@ -56,12 +57,27 @@ TABLE = {
 }
 
 
+def closed(ends: dict[int, tuple[float, str]], first: int | None) -> Cohort:
+    """The exchange of clients whose tasks ended so, at that second and for that reason without a
+    reply.
+    """
+    cohort, order = Cohort(sorted(ends), first), Order()
+    for client, (at, reason) in ends.items():
+        order.given(client, 0.0)
+        order.known(client, at, reason)
+    assert cohort.on(0.0) == sorted(ends)
+    while not cohort.closed:
+        event = order.next(cohort.wakes())
+        assert event is not None
+        assert cohort.on(*event) == []
+    return cohort
+
+
 @pytest.mark.parametrize("case", TABLE)
 def test_who_is_in_time(case: str) -> None:
     clients, deadline, first, dropped, closes = TABLE[case]
     ends = {c: end_of(reply, leaves, deadline) for c, (reply, leaves) in clients.items()}
-    cohort = Cohort.of(ends, first)
-    assert cohort.closed
+    cohort = closed(ends, first)
     assert cohort.dropped == dropped
     assert set(cohort.replied) == clients.keys() - dropped.keys()
     assert cohort.at == closes
@@ -69,9 +85,9 @@ def test_who_is_in_time(case: str) -> None:
 
 def test_a_lost_client_is_waited_for_unless_the_round_closes_before() -> None:
     lost = {2: (3.0, "lost")}
-    assert Cohort.of({0: (1.0, ""), **lost}, 2).at == 3.0
-    assert Cohort.of({0: (1.0, ""), 1: (2.0, ""), **lost}, 2).at == 2.0
-    assert Cohort.of({0: (1.0, ""), 1: (2.0, ""), **lost}, None).dropped == {2: "lost"}
+    assert closed({0: (1.0, ""), **lost}, 2).at == 3.0
+    assert closed({0: (1.0, ""), 1: (2.0, ""), **lost}, 2).at == 2.0
+    assert closed({0: (1.0, ""), 1: (2.0, ""), **lost}, None).dropped == {2: "lost"}
 
 
 SECONDS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
@@ -85,7 +101,7 @@ SECONDS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
 def test_nobody_who_came_later_is_preferred_and_everybody_is_accounted_for(
     ends: dict[int, tuple[float, str]], first: int | None
 ) -> None:
-    cohort = Cohort.of(ends, first)
+    cohort = closed(ends, first)
     assert sorted([*cohort.replied, *cohort.dropped]) == sorted(ends)
     came = sorted((at, client) for client, (at, reason) in ends.items() if not reason)
     assert cohort.replied == [client for _, client in came][:first]

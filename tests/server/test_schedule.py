@@ -8,14 +8,22 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.server.asynchronous import Order, Schedule
+from fednet.server.schedule import Buffer, Period
+from fednet.server.sources import Order
 
 UPDATE = ([], True)
 NOTHING = ([], False)
 
 
 def schedule(clients=5, at_once=3, buffer=2, every=None, **more):
-    return Schedule(at_once, buffer, every, lambda round: range(clients), **more)
+    if every is not None:
+        return Period(0, at_once, lambda round: range(clients), every=every, **more)
+    return Buffer(buffer, at_once, lambda round: range(clients), **more)
+
+
+def step(s, at, client=None, lost=False):
+    """Who is asked at an event, and whether the update can be made."""
+    return s.on(at, client, "lost" if lost else ""), s.closed
 
 
 def gives(*clients):
@@ -24,14 +32,14 @@ def gives(*clients):
 
 def begins(s):
     s.next_round()
-    return s.step(s.at)
+    return step(s, s.at)
 
 
 def test_a_free_client_is_asked_as_soon_as_another_replied():
     s = schedule()
-    assert s.step(0.0) == gives(0, 1, 2)
-    assert s.step(0.5, 1) == gives(3)
-    assert s.step(0.7, 0) == UPDATE
+    assert step(s, 0.0) == gives(0, 1, 2)
+    assert step(s, 0.5, 1) == gives(3)
+    assert step(s, 0.7, 0) == UPDATE
     assert list(s.came.items()) == [(1, 1), (0, 1)]  # in the order in which they came
     assert begins(s) == gives(0)  # 2 and 3 still train
     assert s.training == {2: 1, 3: 1, 0: 2}
@@ -39,50 +47,50 @@ def test_a_free_client_is_asked_as_soon_as_another_replied():
 
 def test_a_reply_keeps_the_round_of_its_task():
     s = schedule(at_once=2, buffer=1)
-    s.step(0.0)
-    assert s.step(1.0, 0) == UPDATE
+    step(s, 0.0)
+    assert step(s, 1.0, 0) == UPDATE
     assert begins(s) == gives(0)
-    s.step(2.0, 0)
+    step(s, 2.0, 0)
     begins(s)
-    assert s.step(3.0, 1) == UPDATE
+    assert step(s, 3.0, 1) == UPDATE
     assert (s.round, s.came) == (3, {1: 1})  # two updates old
 
 
 def test_a_lost_client_is_replaced_and_not_asked_again_in_its_round():
     s = schedule(clients=4, at_once=1, buffer=2)
-    assert s.step(0.0) == gives(0)
-    assert s.step(1.0, 0, lost=True) == gives(1)
-    assert s.step(2.0, 1) == gives(2)
+    assert step(s, 0.0) == gives(0)
+    assert step(s, 1.0, 0, lost=True) == gives(1)
+    assert step(s, 2.0, 1) == gives(2)
 
 
 def test_semi_synchronous_updates_come_with_the_clock_and_stale_ones_count_later():
     s = schedule(clients=4, at_once=3, buffer=None, every=10.0)
-    assert s.step(0.0) == gives(0, 1, 2)
-    assert s.step(4.0, 2) == NOTHING
+    assert step(s, 0.0) == gives(0, 1, 2)
+    assert step(s, 4.0, 2) == NOTHING
     assert s.wakes() == 10.0
-    assert s.step(10.0) == UPDATE
+    assert step(s, 10.0) == UPDATE
     assert begins(s) == gives(2)  # 0 and 1 go on
-    assert s.step(12.0, 1) == NOTHING
+    assert step(s, 12.0, 1) == NOTHING
     assert s.wakes() == 20.0
-    assert s.step(20.0) == UPDATE
+    assert step(s, 20.0) == UPDATE
     assert (s.round, s.came) == (2, {1: 1})
 
 
 def test_who_is_not_there_is_asked_when_it_comes():
     there = {0: 0.0, 1: 7.0, 2: 5.0}
     s = schedule(clients=3, at_once=2, buffer=2, comes=lambda c, at: max(at, there[c]))
-    assert s.step(0.0) == gives(0)
+    assert step(s, 0.0) == gives(0)
     assert s.wakes() == 5.0
-    assert s.step(5.0) == gives(2)
+    assert step(s, 5.0) == gives(2)
     assert s.wakes() == math.inf  # two train
 
 
 def test_while_nobody_trains_the_update_waits_for_who_will_come():
     s = schedule(clients=2, at_once=2, buffer=2, comes=lambda c, at: max(at, 4.0 * c))
-    assert s.step(0.0) == gives(0)
-    assert s.step(1.0, 0) == NOTHING  # 1 comes at 4
-    assert s.step(4.0) == gives(1)
-    assert s.step(5.0, 1, lost=True) == UPDATE
+    assert step(s, 0.0) == gives(0)
+    assert step(s, 1.0, 0) == NOTHING  # 1 comes at 4
+    assert step(s, 4.0) == gives(1)
+    assert step(s, 5.0, 1, lost=True) == UPDATE
 
 
 # -- the order of events on the virtual clock ------------------------------------------------------
@@ -95,8 +103,13 @@ def test_an_event_is_next_once_nothing_unknown_can_come_before_it():
     order.known(1, 9.0)
     assert order.next(math.inf) == (6.0, 0, "")
     order.given(2, 9.0)
-    assert order.next(math.inf) == (9.0, 1, "")  # at 9 too, 1 is before 2
-    assert order.next(math.inf) is None
+    order.given(3, 9.0)
+    assert order.next(math.inf) is None  # 2 and 3 may end at 9 too
+    order.known(2, 9.0)
+    order.known(3, 9.0, "lost")
+    told = [order.next(math.inf) for _ in range(3)]
+    assert told == [(9.0, 3, "lost"), (9.0, 1, ""), (9.0, 2, "")]
+    assert order.next(10.0) == (10.0, None, "")
 
 
 def test_the_clock_strikes_only_when_no_task_can_end_before():
@@ -118,7 +131,7 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
     def play(rank):
         """rank: of each client; of the tasks under way the one of lowest rank arrives first."""
         s, order, told, pending = schedule(4, 3, buffer), Order(), [], {}
-        given, due = s.step(0.0)
+        given, due = step(s, 0.0)
         while s.round < 6:
             told.append((s.round, s.at, given, due, dict(s.came)))
             for client in given:
@@ -134,7 +147,7 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
                 given = []
                 continue
             at, client, _ = event
-            given, due = s.step(at, client)
+            given, due = step(s, at, client)
         return [one for one in told if one[2] or one[3]]
 
     assert play(list(arrivals)) == play(list(range(4)))
@@ -143,14 +156,14 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
 def test_a_long_run_counts_every_reply_once():
     s = schedule(clients=7, at_once=4, buffer=3)
     counted, given_out, clock = [], [], itertools.count(1)
-    given, due = s.step(0.0)
+    given, due = step(s, 0.0)
     while s.round < 50:
         given_out += [(client, s.round) for client in given]
         if due:
             counted += sorted(s.came.items())
             given, due = begins(s)
         else:
-            given, due = s.step(next(clock), sorted(s.training)[s.round % 4])
+            given, due = step(s, next(clock), sorted(s.training)[s.round % 4])
     assert len(counted) == len(set(counted)) == 49 * 3
     assert set(counted) <= set(given_out)
     assert len(given_out) == len(set(given_out))
@@ -158,35 +171,35 @@ def test_a_long_run_counts_every_reply_once():
 
 def test_a_client_whose_stale_reply_waits_is_not_asked_before_it_is_counted():
     s = schedule(clients=3, at_once=2, buffer=2)
-    assert s.step(0.0) == gives(0, 1)
-    assert s.step(1.0, 0) == gives(2)
-    assert s.step(2.0, 2) == UPDATE
+    assert step(s, 0.0) == gives(0, 1)
+    assert step(s, 1.0, 0) == gives(2)
+    assert step(s, 2.0, 2) == UPDATE
     assert s.came == {0: 1, 2: 1}
     assert begins(s) == gives(0)
-    assert s.step(3.0, 1) == gives(2)
+    assert step(s, 3.0, 1) == gives(2)
 
 
 def test_when_all_are_lost_or_waiting_what_is_there_makes_the_update():
     s = schedule(clients=3, at_once=3, buffer=3)
-    s.step(0.0)
-    assert s.step(1.0, 1) == NOTHING
-    assert s.step(2.0, 0, lost=True) == NOTHING
-    assert s.step(3.0, 2, lost=True) == UPDATE
+    step(s, 0.0)
+    assert step(s, 1.0, 1) == NOTHING
+    assert step(s, 2.0, 0, lost=True) == NOTHING
+    assert step(s, 3.0, 2, lost=True) == UPDATE
     assert s.came == {1: 1}
 
 
 def test_a_period_in_which_nothing_came_makes_no_update():
     s = schedule(clients=3, at_once=3, buffer=None, every=10.0)
-    s.step(0.0)
-    assert s.step(10.0) == NOTHING
+    step(s, 0.0)
+    assert step(s, 10.0) == NOTHING
     assert (s.round, s.wakes()) == (1, 20.0)
 
 
 def test_a_period_in_which_all_are_lost_ends_at_once():
     s = schedule(clients=2, at_once=2, buffer=None, every=10.0)
-    s.step(0.0)
-    assert s.step(1.0, 0, lost=True) == NOTHING
-    assert s.step(2.0, 1, lost=True) == UPDATE
+    step(s, 0.0)
+    assert step(s, 1.0, 0, lost=True) == NOTHING
+    assert step(s, 2.0, 1, lost=True) == UPDATE
     assert s.came == {}
 
 

@@ -1,0 +1,65 @@
+"""The order of a run's steps, the same for rounds and for updates.
+
+open       tasks go out
+take       each event, until the schedule closes: a task is over, or its second has come
+close      what has come makes the next state of the server
+conclude   evaluate, record, checkpoint
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from fednet.server.schedule import Schedule
+from fednet.server.sources import Event, Source, collect
+
+if TYPE_CHECKING:
+    from fednet.server.exchange import OpenRound
+
+
+class Engine(Protocol):
+    """What the driver needs of `Rounds` and `Updates`. schedule: of what is open; source: where its
+    events come from.
+    """
+
+    schedule: Schedule
+    source: Source
+
+    def more(self) -> bool:
+        """Whether there is another round to do."""
+
+    def open(self, after: OpenRound | None) -> None:
+        """Opens the next round. after: the one before it in this process."""
+
+    def take(self, event: Event) -> None: ...
+
+    def close(self) -> OpenRound | None:
+        """Returns the round; None where another exchange of it is open now."""
+
+    def may_open_early(self, round: OpenRound) -> bool:
+        """Whether the next round may begin before this one is evaluated and recorded."""
+
+    def conclude(self, round: OpenRound) -> None: ...
+
+    def end(self) -> None:
+        """The last evaluation."""
+
+
+def drive(engine: Engine) -> None:
+    """All that is left of a run."""
+    more = engine.more()
+    if more:
+        engine.open(None)
+    while more:
+        round = None
+        while round is None:
+            collect(engine.schedule, engine.source, engine.take)
+            round = engine.close()
+        early = engine.may_open_early(round)
+        if early:
+            engine.open(round)
+        engine.conclude(round)
+        more = early or engine.more()
+        if more and not early:
+            engine.open(round)
+    engine.end()

@@ -1,0 +1,173 @@
+"""Where a schedule's events come from: whose task is over, and when.
+
+RealTime        as outcomes come, on this machine's clock
+SimulatedTime   in the order of the virtual clock, whatever order outcomes come in
+(Record, in asynchronous.py: as another run has them on record)
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from fednet.experiment.clock import reply_bytes
+from fednet.server.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fednet.server.exchange import Asked
+    from fednet.server.session import Session
+    from fednet.wire.messages import Purpose
+
+POLL_S = 0.2  # how often a request to stop is looked for
+
+
+class Event(NamedTuple):
+    """at: in seconds. client: whose task is over; None: no task is, at the second that the schedule
+    waits for. reason: why no reply came of the task, "" where one did.
+    """
+
+    at: float
+    client: int | None
+    reason: str = ""
+
+
+class Source(Protocol):
+    def given(self, client: int) -> None:
+        """The client's task is under way, or was over before it went out."""
+
+    def next(self, wakes: float) -> Event:
+        """Waits for the next event, at most until the second `wakes`."""
+
+
+def collect(schedule: Schedule, source: Source, take: Callable[[Event], None]) -> None:
+    """Takes one event after the other, until the schedule closes."""
+    while not schedule.closed:
+        take(source.next(schedule.wakes()))
+
+
+class RealTime:
+    """tasks: by client; those under way and others. began: second 0, on the monotonic clock. phase:
+    of the outcomes that belong to them. again(client): whether a client whose task has just ended
+    is asked again, and has no event yet.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tasks: Mapping[int, Asked],
+        began: float,
+        phase: tuple[int, Purpose] = (0, "train"),
+        again: Callable[[int], bool] = lambda client: False,
+    ) -> None:
+        self.io, self.watch, self.tasks, self.began = session.io, session.watch, tasks, began
+        self.phase, self.again = phase, again
+        self._over: deque[int] = deque()  # clients whose tasks need not be waited for
+
+    def given(self, client: int) -> None:
+        if self.tasks[client].over:
+            self._over.append(client)
+
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    def over(self) -> int | None:
+        """The next client whose task was over before it went out; None: there is no more."""
+        return self._over.popleft() if self._over else None
+
+    def next(self, wakes: float) -> Event:
+        while True:
+            self.watch.check()
+            client = self.ended(min(POLL_S, max(0.0, wakes - self.now())))
+            if client is not None:
+                return Event(self.now(), client, self.tasks[client].reason)
+            if self.now() >= wakes:
+                return Event(self.now(), None)
+
+    def ended(self, timeout_s: float) -> int | None:
+        """The next client whose task is over; None after a while."""
+        client = self.over()
+        if client is not None:
+            return client
+        outcome = self.io.wait(timeout_s)
+        if outcome is None:
+            return None
+        key = outcome.key
+        task = self.tasks.get(key.client)
+        theirs = task is not None and (task.spec.round, *self.phase) == (
+            key.round,
+            key.phase,
+            key.purpose,
+        )
+        if task is None or not theirs or task.over:
+            self.io.unused(outcome)  # of a task that has ended already
+            return None
+        task.reply, task.evaluation, task.reason = outcome.reply, outcome.evaluation, outcome.reason
+        return None if self.again(key.client) else key.client
+
+
+class SimulatedTime:
+    """In the order of the virtual clock. An event is next as soon as nothing that is not known yet
+    can come before it; of several at one second a task without a reply is first, then the smaller
+    id.
+
+    end(client, up): when the client's task ends, and why it has no reply then. up: bytes of its
+    reply; None: before that is known.
+    """
+
+    def __init__(self, real: RealTime, end: Callable[[int, int | None], tuple[float, str]]) -> None:
+        self.real, self._end = real, end
+        self.order = Order()
+
+    def given(self, client: int) -> None:
+        self.order.given(client, self._end(client, None)[0])
+        self.real.given(client)
+
+    def next(self, wakes: float) -> Event:
+        while True:
+            event = self.order.next(wakes)
+            if event is not None:
+                return event
+            client = self.real.ended(POLL_S)
+            if client is not None:
+                reply = self.real.tasks[client].reply
+                up = 0 if reply is None else reply_bytes(reply)
+                self.order.known(client, *self._end(client, up))
+            self.real.watch.check()
+
+
+class Order:
+    """Which event is next on the virtual clock. Of each task under way it is told a second before
+    which the task cannot end (`given`), and later the one at which it does (`known`). Each answer
+    takes a time that hardly depends on how many tasks there are.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, float] = {}  # by client whose end is not known: the first given
+        self._least: list[tuple[float, int]] = []  # a heap of these, and of some that are known
+        self._ends: list[tuple[float, bool, int, str]] = []  # a heap: second, replied, client, why
+
+    def given(self, client: int, least: float) -> None:
+        self._open[client] = least
+        heapq.heappush(self._least, (least, client))
+
+    def known(self, client: int, at: float, reason: str = "") -> None:
+        """reason: why no reply comes of its task; "" where one does."""
+        end = max(at, self._open.pop(client))
+        heapq.heappush(self._ends, (end, not reason, client, reason))
+
+    def next(self, wakes: float) -> Event | None:
+        """The next event; None while that is not known."""
+        while self._least and self._open.get(self._least[0][1]) != self._least[0][0]:
+            heapq.heappop(self._least)
+        least = self._least[0][0] if self._least else math.inf
+        end = self._ends[0][0] if self._ends else math.inf
+        if min(least, end) > wakes:
+            return Event(wakes, None)
+        if not self._ends or least <= end:
+            return None
+        at, _, client, reason = heapq.heappop(self._ends)
+        return Event(at, client, reason)
