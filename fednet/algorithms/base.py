@@ -130,12 +130,34 @@ class WeightedConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class Plain:
+    """The replies of an exchange are added up as they are."""
+
+    known: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
+    bound: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """An exchange of secure aggregation: the server learns the sum of the replies alone."""
+
+    known: ClassVar[bool] = False
+    """Whether the server can tell what a single reply gives."""
+    trains: bool
+    """Whether the clients train in it, and keep what they trained; else they talk of masks."""
+    bound: bool
+    """Whether it needs values of the exchange before it, which only the client's process has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """A message to each client and its reply. `label` names the exchange in records."""
 
     down: type[Payload]
     up: type[Payload]
     label: str = "train"
+    summation: Plain | Masked = Plain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +207,6 @@ class Algorithm:
     summed: ClassVar[Mapping[str, str]] = {}
     # The exchange in which clients are evaluated; a client that completes it has taken part.
     main: ClassVar[int] = -1
-    # A client keeps values between exchanges that only its process has. Only secure aggregation
-    # sets it, so the server also reads it as: the replies are masked.
-    in_memory: ClassVar[bool] = False
     architecture_free: ClassVar[bool] = False  # no message depends on the model
     asynchronous: ClassVar[bool] = False  # a reply may answer an older model than the server's
     # The schedule of a method that has no rounds, if the configuration has no `schedule.mode`. Such

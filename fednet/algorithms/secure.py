@@ -28,6 +28,7 @@ from fednet.algorithms.base import (
     ClientHost,
     Exchange,
     Layout,
+    Masked,
     OwnPayload,
     Payload,
     Run,
@@ -284,7 +285,7 @@ def made(config: Config) -> Algorithm:
 def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
     """Makes a class of the method whose replies are summed under masks (`privacy.secagg`)."""
     (plain,) = method.exchanges
-    exchanges = []
+    exchanges: list[Exchange] = []
     for step in STEPS:
         down = {"question": _bytes_of(QUESTIONS[step])} if QUESTIONS[step] else {}
         up = {"answer": _bytes_of(step)}
@@ -293,8 +294,10 @@ def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
             down |= {name: hints[name] for name in plain.down.fields}
             if section.counts == "open" and plain.up.run_field is not None:
                 up[plain.up.run_field] = Statistics
-        exchanges.append(Exchange(_payload("Down", step, down), _payload("Up", step, up), step))
-    made = {"exchanges": tuple(exchanges), "plain": plain, "in_memory": True}
+        masked = Masked(trains=step == "masked", bound=bool(exchanges))
+        kinds = _payload("Down", step, down), _payload("Up", step, up)
+        exchanges.append(Exchange(*kinds, step, masked))
+    made = {"exchanges": tuple(exchanges), "plain": plain}
     own = {"main": STEPS.index("masked"), "__module__": method.__module__}
     return type(method.__name__, (Secure, method), {**made, **own, "__doc__": method.__doc__})
 

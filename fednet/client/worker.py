@@ -310,7 +310,7 @@ class Worker:
                     found = evaluation.within(exp, state, x, record, host)
                     evaluated = exp.up.encode(evaluation.reply(exp, found))
                     made.append((msgspec.structs.replace(key, purpose="evaluate"), evaluated))
-                if main or not method.in_memory:
+                if method.exchanges[key.phase].summation.trains:
                     turn("saving")
                     next_record = Record(algorithm=state, residuals=past.next or None)
                     state_sha256, kept = self._save(task, start, next_record, host.trained, main)

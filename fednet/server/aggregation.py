@@ -47,7 +47,8 @@ class Aggregation:
         self.session, self.exchange, self.server = session, exchange, exchange.before.server
         self.method, self.host = session.method, session.host
         self.experiment = session.experiment
-        self._up = self.method.exchanges[exchange.index].up
+        declared = self.method.exchanges[exchange.index]
+        self._up, self._known = declared.up, declared.summation.known
         self._fill = filling(self.experiment, before)  # buffers for replies without any
         self._shared = self.method.shared_model(self.server)
         self._guards = guards_of(session, exchange, self._shared)
@@ -113,7 +114,7 @@ class Aggregation:
                         self.host.warn(remark)
                 return after
             bad = {} if whose is None else {whose: wrong}
-            if whose is None and not self.method.in_memory:  # under masks no part is known
+            if whose is None and self._known:
                 alone = {c: self._alone(c) for c in self._replies}
                 bad = {c: reason for c, (reason, _) in alone.items() if reason}
                 self._blame_method([failed for _, failed in alone.values()], wrong)

@@ -323,7 +323,7 @@ def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: 
     if (weights := weights_of(down)) is not None:
         session.sent[client] = weights
     spec.cost, spec.judge = task_cost(session, client, index), exchange.judge
-    spec.bound = session.method.in_memory and index > 0
+    spec.bound = session.method.exchanges[index].summation.bound
     if exp.base_comes and (index or spec.start):
         spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
     if session.world.step_s is not None and clock is None:
@@ -380,7 +380,7 @@ def with_base(experiment: Experiment, spec: TaskSpec, based: dict[bytes, TaskSpe
 def task_cost(session: Session, client: int, index: int) -> int:
     """SGD steps of the client's task: the longest are handed out first."""
     train, method = session.config.train_of(client), session.method
-    if method.in_memory and index != method.main_exchange:
+    if not method.exchanges[index].summation.trains:
         return 0
     if train.steps is not None:
         return train.steps

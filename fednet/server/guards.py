@@ -77,21 +77,22 @@ class Guard:
 
 def guards_of(session: Session, exchange: OpenExchange, shared: Tensors | None) -> list[Guard]:
     """The guards of an exchange. shared: the model before it."""
-    config, method = session.config, session.method
+    config, method, exchanges = session.config, session.method, session.method.exchanges
     found: list[Guard] = []
     if config.security.max_norm == "auto":
         found.append(MaxNorm(shared))
     # Under secure aggregation the count is in the masked vector: privacy.secagg.max_samples.
     # With clipping, or a rule that bears malicious clients, all replies count the same.
     by_samples = method.weight(Run(1, 1, 0.0)) != method.weight(Run(2, 1, 0.0))
-    if by_samples and not method.in_memory and not stack.equal_weights(config):
+    known = exchanges[exchange.index].summation.known
+    if by_samples and known and not stack.equal_weights(config):
         found.append(MaxShare(session.experiment))
     if config.privacy.clip is not None:
         found.append(Clipping(config.privacy, session.sent))
     if not method.own_schedule:
         found.append(Rebasing(exchange, session.sent, shared))
     if stack.needs_stack(config):
-        fields = method.exchanges[exchange.index].up.fields
+        fields = exchanges[exchange.index].up.fields
         kinds = {name: field.kind for name, field in fields.items() if field.form == "tensors"}
         found.append(RobustRule(config, shared, kinds))
     if session.noise is not None:

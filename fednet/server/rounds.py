@@ -305,7 +305,8 @@ class Rounds:
             self.faults.at("aggregating", round.number)
         server = aggregation.result(least)
         record_bills(session, exchange.asked.values())
-        if self.method.in_memory:  # who broke its protocol is left out from now on
+        masked = not self.method.exchanges[exchange.index].summation.known
+        if masked:  # who broke its protocol is left out from now on
             for client, why in sorted((aggregation.left_out | host.blamed).items()):
                 if client not in session.blamed:
                     session.blamed[client] = round.number, why

@@ -93,7 +93,7 @@ class Session:
             config,
             struck(directory),
             lambda round, kind: self.files.event("fault", round, kind=kind),
-            exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
+            [each.summation.trains for each in exp.algorithm.exchanges].index(True),
             len(exp.algorithm.exchanges),
         )
         endpoint.listen(exp)
