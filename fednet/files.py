@@ -315,6 +315,10 @@ class Lines:
         with self._lock, named(self.path):
             self._length += self._file.write(text)
 
+    def was_cut(self, length: int) -> None:
+        """The file has so many bytes now."""
+        self._length = length
+
     def flush(self, fsync: bool = False) -> int:
         """Hands all lines to the operating system; with `fsync` they are on the disk. Returns the
         length that the file has by what was written, whatever became of it.

@@ -41,6 +41,9 @@ from fednet.errors import (
     without_paths,
 )
 from fednet.files import read_record
+from fednet.journal.events import Welcomed
+from fednet.journal.journal import Journal
+from fednet.journal.link import Link
 from fednet.loading import raised
 from fednet.protocol import client as p
 from fednet.protocol.table import TAKEN_IN
@@ -49,8 +52,6 @@ from fednet.transport.base import ClientTransport, Closed, Opened, Received, rea
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.ledger import Direction, Ledger
-from fednet.wire.link import Link
 
 if TYPE_CHECKING:
     from fednet.client.packing import Packing
@@ -220,7 +221,7 @@ class ClientLoop:
             "client",
             lambda conn, frames: self.transport.send(frames),
             partial(framing, curve=curve),
-            Ledger(self.book.write, by_round=False),
+            Journal(self.book.write, by_round=False),
             connection_bytes(curve, "client"),
             protocol.part,
         )
@@ -388,13 +389,13 @@ class ClientLoop:
                     prepared.packing.expect()
                 self.slots.put(partial(self._do, i, prepared))
             elif isinstance(i, p.Booked):
-                reason = {} if i.whole else {"reason": "cut short"}
-                direction: Direction = "down" if i.direction == "down" else "up"
-                self.link.settle(CONNECTION, direction, i.key, i.whole, **reason)
+                reason = "" if i.whole else "cut short"
+                direction: m.Direction = "down" if i.direction == "down" else "up"
+                self.link.settle(CONNECTION, direction, i.key, i.whole, reason)
             elif isinstance(i, p.Cancelled):
                 self._wanted.pop(i.key, None)
             elif isinstance(i, p.Welcomed):
-                self.link.ledger.incarnation = i.welcome.inc
+                self.link.journal.note(Welcomed(i.welcome.inc))
                 if not i.again or self.prepared is None:
                     self.slots.put(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):

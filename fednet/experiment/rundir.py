@@ -1,8 +1,8 @@
 """A run's directory: what is written there, and how no line of it is lost or written twice.
 
 When a run resumes, `rounds.jsonl` and `clients.jsonl` are cut to the length that the checkpoint
-recorded. `wire.jsonl` and `events.jsonl` are never cut: their bytes were sent. A torn last line is
-cut off before anything is appended.
+recorded, and `wire.jsonl` to the length that the server's journal names, which then gives its other
+rows again. `events.jsonl` is never cut. A torn last line is cut off before anything is appended.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fednet.records import Client, Event, Round, reading
 from fednet.records.manifest import RESTORE, read_manifest
 
 TRACKED = ("tensorboard", "mlruns", "wandb")
-CUT = ("rounds.jsonl", "clients.jsonl")
-NEVER_CUT = ("wire.jsonl", "events.jsonl")
+CUT = ("rounds.jsonl", "clients.jsonl", "wire.jsonl")
+NEVER_CUT = ("events.jsonl",)
 
 
 def writable(folder: Path, flag: str) -> None:
@@ -210,13 +210,21 @@ class RunDirectory:
 
     def flush(self, fsync: bool = False) -> dict[str, int]:
         """Hands all lines to the operating system, with `fsync` also to the disk; returns the
-        lengths of the files. Raises StateError if somebody has removed, cut or replaced one: what
-        is written from then on would be lost.
+        lengths of the files, but for `wire.jsonl`, whose length the journal knows. Raises
+        StateError if somebody has removed, cut or replaced one: what is written from then on would
+        be lost.
         """
         files = self.rounds, self.clients, self.wire, self.events
         lengths = {lines.path.name: lines.flush(fsync) for lines in files}
         check_lengths(self.path, lengths, "this run has written")
+        del lengths["wire.jsonl"]
         return lengths
+
+    def cut_wire(self, length: int) -> None:
+        """Leaves the first `length` bytes of `wire.jsonl`. Raises StateError as `cut` does."""
+        self.wire.flush()
+        cut(self.path, {"wire.jsonl": length}, "the run's journal knows of")
+        self.wire.was_cut(length)
 
     def close(self) -> None:
         for lines in (self.rounds, self.clients, self.wire, self.events):
@@ -265,7 +273,7 @@ def resume_hint(path: Path) -> str:
     return "the last checkpoint is saved; continue with --resume"
 
 
-def cut(path: Path, lengths: Mapping[str, int]) -> None:
+def cut(path: Path, lengths: Mapping[str, int], known_by: str = "the checkpoint knows of") -> None:
     """Cuts the files in `CUT` to the lengths that the checkpoint recorded. Raises StateError if a
     file is shorter than that, or has no end of a line there: a last line whose end is damaged looks
     like one that was never finished.
@@ -273,13 +281,13 @@ def cut(path: Path, lengths: Mapping[str, int]) -> None:
     known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
     for name in known:
         (path / name).touch()
-    check_lengths(path, known)
+    check_lengths(path, known, known_by)
     for name, length in known.items():
         with (path / name).open("rb") as lines:
             lines.seek(max(0, length - 1))
             if length and lines.read(1) != b"\n":
                 raise StateError(
-                    f"{path / name}: no line ends at byte {length}, as the checkpoint has it; "
+                    f"{path / name}: no line ends at byte {length}, as was written there; "
                     f"{reading.PUT_BACK}."
                 )
         if name in CUT:

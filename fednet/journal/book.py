@@ -62,8 +62,8 @@ class Book:
     account; a later process needs none.
     """
 
-    def __init__(self, incarnation: int = 0, by_round: bool = True) -> None:
-        self.incarnation = incarnation
+    def __init__(self, by_round: bool = True) -> None:
+        self.incarnation = 0
         self.open: dict[bytes, dict[Name, Account]] = {}
         self.waiting: dict[Key, list[Account]] = {}
         self.inherited: set[Key] = set()

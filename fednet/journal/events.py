@@ -8,15 +8,11 @@ of this process has.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from fednet.plain import JsonDict
-from fednet.wire.messages import Key, Reply
+from fednet.wire.messages import Direction, Key, Reply
 
-Direction = Literal["up", "down"]
-OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 Name = tuple[bytes, Direction, str, Key | int]
 UnderWay = list[tuple[int, int]]  # (round, client) of tasks that may still be answered
 

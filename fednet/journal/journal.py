@@ -16,16 +16,17 @@ class Journal:
 
     book: what the events come to. write: is handed its rows. written(): hands all rows so far to
     the operating system, and returns how long their file is. file: where a server has the events.
+    by_round: see `Book`.
     """
 
     def __init__(
         self,
         write: Callable[[Row], object],
-        book: Book | None = None,
         file: JournalFile | None = None,
         written: Callable[[], int] = lambda: 0,
+        by_round: bool = True,
     ) -> None:
-        self.book = book or Book()
+        self.book = Book(by_round)
         self._write, self._file, self._written = write, file, written
 
     def note(self, event: Event, payload: bytes | memoryview = b"") -> None:
@@ -63,6 +64,7 @@ class Journal:
     def forget(self, event: Forgotten) -> None:
         """Takes down that replies are not needed any more, and gives back their space."""
         self.note(event)
+        self.flush()
         if self._file is not None and self._file.size > LONG:
             self.renew()
 

@@ -7,8 +7,7 @@ import msgspec
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
-from fednet.wire.ledger import Direction
-from fednet.wire.messages import Key, Message
+from fednet.wire.messages import Direction, Key, Message
 
 REFUSALS = 16  # that a connection is answered with
 

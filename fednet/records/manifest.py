@@ -47,7 +47,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
     states: dict[int, str] = {}
     """The hash of each client's state."""
     lengths: dict[str, int] = {}
-    """Bytes of the files of lines."""
+    """Bytes of the files of lines, but for `wire.jsonl`."""
     records: dict[str, list[JsonDict]] = {}
     """Lines of the checkpoint that may not be in their files yet."""
     void: int = 0
@@ -74,6 +74,8 @@ class RunProgress(msgspec.Struct, kw_only=True):
     """In an asynchronous run, the tasks that wait for their replies, by client."""
     at: float = 0.0
     """The second of the run's clock."""
+    journal: tuple[int, int] = (0, 0)
+    """Generation and bytes of the server's journal, see `journal.file`."""
 
     def tasks(self) -> set[tuple[int, int]]:
         """Returns (round, client) of the tasks under way."""

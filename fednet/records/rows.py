@@ -231,10 +231,9 @@ class Client(Row, kw_only=True):
 class Wire(Row, kw_only=True):
     """A line of wire.jsonl: a message, its bytes by kind, and whether it was useful.
 
-    count: of several equal ones; number: of its account, see `fednet.server.write_ahead_log`;
-    worker: whose heartbeats they are; reason: why it was not useful; lost: it may not have arrived;
-    staleness: of a reply in an asynchronous run, the updates since the model that it started from.
-    final: of the evaluation after the last round.
+    count: of several equal ones; worker: whose heartbeats they are; reason: why it was not useful;
+    lost: it may not have arrived; staleness: of a reply in an asynchronous run, the updates since
+    the model that it started from. final: of the evaluation after the last round.
     """
 
     round: int = 0
@@ -251,7 +250,6 @@ class Wire(Row, kw_only=True):
     phase: int = 0
     attempt: int = 0
     count: int | None = None
-    number: int | None = None
     worker: str | None = None
     reason: str | None = None
     lost: bool | None = None

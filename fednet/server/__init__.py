@@ -2,5 +2,5 @@
 
 Imported by `launch`, `tools` and `cli`; never by `client`, and it imports nothing of
 `client`. Read in this order: process, session, rounds, exchange, aggregation,
-evaluation, asynchronous, io, inbox, write_ahead_log, checkpoint.
+evaluation, asynchronous, io, inbox, checkpoint.
 """

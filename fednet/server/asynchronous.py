@@ -36,7 +36,7 @@ from fednet.server.exchange import (
     end_on,
     may_stop,
     new_exchange,
-    record_bills,
+    record_verdict,
     waiting_rules,
 )
 from fednet.server.io import LEFT_OUT
@@ -97,7 +97,7 @@ class Updates(Rounds):
 
     def end(self) -> None:
         self.io.cancel("the run ends")
-        record_bills(self.session, self.tasks.values(), LEFT_OUT)
+        record_verdict(self.session, self.tasks.values(), LEFT_OUT)
         while self.io.outcomes:
             self.io.unused(self.io.outcomes.popleft())
         super().end()
@@ -245,7 +245,7 @@ class Updates(Rounds):
             elif reason.startswith(STATE_LOST):
                 check_lost(self.session, round, self.dropped, len(before.versions))
             self.session.files.event("dropped", round, client, reason=reason)
-            record_bills(self.session, [task])
+            record_verdict(self.session, [task])
             if reason.startswith("failed"):
                 may_stop(self.session, round, client, reason.removeprefix("failed: "))
         self._give(at, self.schedule.on(at, client, reason))

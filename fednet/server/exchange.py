@@ -3,7 +3,7 @@ it. An evaluation by the clients is an exchange too.
 
     open_exchange   encode what goes to each client, and hand the tasks to the protocol
     take            what follows from the next event: a task is over, or the exchange closes
-    record_bills    record in the books which replies were useful
+    record_verdict  record in the books which replies were useful
 
 Which event is next says its source (sources.py), and who is in time its schedule (schedule.py).
 What the replies are added to is the caller's.
@@ -38,6 +38,7 @@ from fednet.experiment.evaluations import (
 )
 from fednet.experiment.faults import drops
 from fednet.ids import as_text
+from fednet.journal.book import Kinds
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec, end_of
 from fednet.records.rows import TIMES
@@ -50,7 +51,6 @@ from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compressors.base import Memory
-from fednet.wire.ledger import Kinds
 from fednet.wire.messages import Fault, Key, Purpose, clean
 from fednet.wire.payload import Run, weights_of
 
@@ -208,7 +208,7 @@ def open_exchange(
     for (client, purpose), reply in list(exchange.found.items()):
         if client not in exchange.asked and purpose == "train":
             why = "clients joined, and this one is not in the round any more"
-            session.io.record_bill(reply.bill, False, why)
+            session.io.record_verdict([(reply.message.key, why, None)])
             del exchange.found[client, purpose]
     exchange.encoding = time.monotonic() - exchange.opened
     if session.faults.replay is None:  # else who counts is on record
@@ -333,7 +333,8 @@ def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: 
     if reply is not None and reply.record.task == (spec.check, spec.start):
         asked.reply, asked.evaluation = reply, exchange.found.get((client, "evaluate"))
     elif reply is not None:
-        session.io.record_bill(reply.bill, False, "the answer to another task")
+        key = reply.message.key
+        session.io.record_verdict([(key, "the answer to another task", None)])
         exchange.found.pop((client, "train"))
         exchange.found.pop((client, "evaluate"), None)
     if clock is not None:
@@ -560,17 +561,19 @@ def may_stop(session: Session, round: int, client: int, reason: str) -> None:
         raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
 
 
-def record_bills(session: Session, all: Iterable[Asked], left_out: str = "") -> None:
+def record_verdict(session: Session, all: Iterable[Asked], left_out: str = "") -> None:
     """Records in the books which replies, and their tasks, were useful, now that this is known.
     left_out: if it is not empty, none was useful, for this reason unless the client has one of its
     own. The book has that reason only of a reply that an earlier server received, else `LEFT_OUT`.
     """
-    with session.io:
-        for asked in all:
-            reply, reason = asked.reply, asked.reason or left_out
-            if reply is not None:
-                why = reason if reply.earlier else LEFT_OUT
-                session.io.record_bill(reply.bill, not reason, why, asked.staleness)
+    replies = []
+    for asked in all:
+        reply, reason = asked.reply, asked.reason or left_out
+        if reply is not None:
+            if reason and not reply.earlier:
+                reason = LEFT_OUT
+            replies.append((reply.message.key, reason, asked.staleness))
+    session.io.record_verdict(replies)
 
 
 # -- evaluations by clients ------------------------------------------------------------------------
@@ -609,14 +612,14 @@ def evaluated_by_clients(
     for client in clients:
         ask(session, exchange, client)
     if final:
-        session.io.link.ledger.final = round, index
+        session.io.link.final = round, index
     rules = dataclasses.replace(waiting_rules(session), deadline=None)
     specs = [asked.spec for asked in exchange.asked.values()]
     session.io.begin((round, index, "evaluate"), specs, rules)
     source = source_of(session, exchange)
     collect(exchange.schedule, source, functools.partial(take, session, exchange))
     check_states(session, exchange)
-    record_bills(session, exchange.asked.values())
+    record_verdict(session, exchange.asked.values())
     if exchange.dropped:
         session.files.event("not_evaluated", round, clients=sorted(exchange.dropped))
     return evaluations(session, exchange)

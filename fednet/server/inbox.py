@@ -1,7 +1,7 @@
 """The replies of the rounds that are under way: checked as they arrive, and kept until they count.
 
-    a small payload    in the round's log, `replies.log`, behind its record
-    a large one        in a file of its own, written part by part as it comes; its record in the log
+    a small payload    in the journal, with the event that says that the reply was accepted
+    a large one        in a file of its own, written part by part as it comes
 
 The next server finds both. The decoded payload also stays in memory until it is accumulated, up to
 `HELD_BYTES` of all replies together; beyond that, and where the file holds the values as they are,
@@ -13,10 +13,7 @@ In one process a crash ends the clients too, and their round is done again: a la
 comes as tensors, is not written as long as there is room for it in memory. On a GPU there is more
 room, `GPU_BYTES`.
 
-A record of the log is a line of JSON that ends with the digest of its text (see `files`); as many
-bytes of payload follow as it says are `inline`. The last record may be incomplete, after a crash or
-on a full disk: it is ignored, and the next server cuts it off. Any other record that was changed is
-an error. A payload that does not have the digest in its record is asked for again.
+A payload that does not have the digest that its reply says is asked for again.
 """
 
 from __future__ import annotations
@@ -31,130 +28,27 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fednet.buffers import lend
-from fednet.descriptors import reaching
 from fednet.errors import FednetError, RemoteProtocolError, StateError, no_memory
 from fednet.experiment.build import Experiment
 from fednet.experiment.privacy import updates
-from fednet.files import (
-    OWN,
-    checked,
-    digest,
-    is_read,
-    listed,
-    named,
-    opened,
-    pages,
-    remove_folder,
-    unchecked,
-    write_all,
-)
+from fednet.files import OWN, digest, is_read, listed, opened, pages, remove_folder, write_all
+from fednet.journal.book import which
+from fednet.journal.events import Accepted, Forgotten, Revoked
+from fednet.journal.journal import Journal
 from fednet.loading import WrongPart, raised
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import SMALL_BYTES, Body, Content
 from fednet.wire.compressors.base import Memory
-from fednet.wire.ledger import Bill
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload, Samples, run_of
 
-LOG = "replies.log"
 HELD_BYTES = 64 << 20  # of decoded payloads in memory
 GPU_BYTES = 1 << 30  # the same where tensors stay on a GPU: to write them to a file takes long
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
 STEPS = 100  # passes in batches of one, for each that is configured: more steps are refused
 HUGE = 1.8e19  # the square of a larger norm is no float32
-
-
-class ReplyRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A reply that was checked, as a line of the log.
-
-    message: as the client sent it, but for values of `reported` that are not finite. task: the
-    digest of the task's payload, and the version of the client's state that it started from.
-    worker: where it was made. taken_s: from the hand-out of the task to the whole reply. inline:
-    bytes of payload that follow the line. broken: earlier records of this reply do not count any
-    more.
-    """
-
-    message: m.Reply
-    task: tuple[bytes, str] = (b"", "")
-    worker: JsonDict = {}
-    taken_s: float = 0.0
-    inline: int = 0
-    broken: bool = False
-
-
-class Log:
-    """The log of a round, to be written to. Not for several threads.
-
-    recorded: the phase, client and purpose of the replies that have a record that counts.
-    unwritten: what `Inbox.flush` writes.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(exist_ok=True)  # a run's directory that is gone is not made anew
-        found = records_in(path)
-        self.recorded = {_which(record.message.key) for record, _ in _last(found)}
-        self._size = 0  # with what is not written yet
-        if found:
-            last, at = found[-1]
-            self._size = at + last.inline
-        self.path = path
-        self.file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self.file, self._size)
-        self.unwritten: list[bytes | memoryview] = []
-
-    def add(self, record: ReplyRecord, payload: bytes | memoryview = b"") -> int:
-        """Returns where the payload begins."""
-        text = checked(_encode(record))
-        self.unwritten += [text, payload]
-        at = self._size + len(text)
-        self._size = at + len(payload)
-        return at
-
-
-def records_in(log: Path) -> list[tuple[ReplyRecord, int]]:
-    """The complete records of a log, in order, and where the payload of each begins. Raises
-    StateError for one that is not as it was written.
-    """
-    found: list[tuple[ReplyRecord, int]] = []
-    if not log.exists():
-        return found
-    size = log.stat().st_size
-    with reaching(lambda: log.open("rb")) as file, named(log):
-        for number in range(1, size + 1):
-            text = file.readline()
-            if not text.endswith(b"\n"):
-                break
-            try:
-                record = _decode(unchecked(text))
-            except (ValueError, RecursionError) as broken:
-                raise StateError(
-                    f"{log}: record {number} is not what was written there ({broken}); without "
-                    f"this file, the clients of its round are asked again."
-                ) from broken
-            at = file.tell()
-            if record.inline < 0 or at + record.inline > size:
-                break
-            found.append((record, at))
-            file.seek(at + record.inline)
-    return found
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(ReplyRecord).decode
-
-
-def _which(key: Key) -> tuple[int, int, str]:
-    """Which reply of its round: later attempts at a task take the place of earlier ones."""
-    return key.phase, key.client, key.purpose
-
-
-def _last(found: list[tuple[ReplyRecord, int]]) -> list[tuple[ReplyRecord, int]]:
-    """The replies that count: of several records of one reply the last."""
-    last = {_which(record.message.key): (record, at) for record, at in found}
-    return [(record, at) for record, at in last.values() if not record.broken]
 
 
 class HeldMemory:
@@ -188,28 +82,29 @@ class HeldMemory:
 
 
 class ReceivedReply(msgspec.Struct, eq=False):
-    """A reply that was checked and logged.
+    """A reply that was checked, and is in the journal.
 
-    message: of the record. path, at: the file with its payload, and where it begins there, once the
-    inbox was flushed; at 0: a file of its own. data: in one process, the payload where no file has
-    it. payload: decoded, until `take_payload`; None where there was no room for it, or an earlier
-    server received it. held: bytes of `data` or `payload`, as they count in `memory`. remembered:
-    what compressors remember if the reply counts. arrived: when, on this process's clock. earlier:
-    received by an earlier server. bill: the bytes that crossed for it, until they are recorded.
+    record: the event. path: the file of its payload, if it has one. data: in one process, the
+    payload where it is not on disk. payload: decoded, until `take_payload`; None where there was no
+    room for it, or an earlier server received it. held: bytes of `data` or `payload`, as they count
+    in `memory`. remembered: what compressors remember if the reply counts. arrived: when, on this
+    process's clock. earlier: received by an earlier server.
     """
 
-    record: ReplyRecord
-    message: m.Reply
+    record: Accepted
     memory: HeldMemory
-    path: str
-    at: int = 0
+    journal: Journal
+    path: str = ""
     data: Body | None = None
     payload: Payload | None = None
     held: int = 0
     remembered: dict[str, torch.Tensor] = {}
     arrived: float = 0.0
     earlier: bool = False
-    bill: Bill = []
+
+    @property
+    def message(self) -> m.Reply:
+        return self.record.message
 
     def body(self) -> Content:
         """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
@@ -217,17 +112,9 @@ class ReceivedReply(msgspec.Struct, eq=False):
         """
         if self.data is not None:
             return self.data
-        if not self.at:
-            return _mapped(self.path, self.message.size)
-        data = lend(self.message.size).data
-        file = opened(self.path, os.O_RDONLY)
-        try:
-            read = os.preadv(file, [data], self.at)
-        finally:
-            os.close(file)
-        if read != len(data):
-            raise StateError(f"{self.path}: {read} bytes could be read of {len(data)}.")
-        return data
+        if self.record.inline:
+            return self.journal.payload(self.record)
+        return _mapped(self.path, self.message.size)
 
     def take_payload(self) -> Payload | None:
         """Its decoded payload, the caller's own; None from the second call on, and where it was not
@@ -248,7 +135,7 @@ class ReceivedReply(msgspec.Struct, eq=False):
 def _mapped(path: str, size: int) -> memoryview:
     """A file's bytes, as the system has them in its cache; to write to them does not change it."""
     if not size:  # which cannot be mapped
-        return memoryview(b"")
+        return memoryview(bytearray())
     whole = pages(path)
     if len(whole) != size:
         raise StateError(f"{path}: {len(whole)} bytes, {size} were there.")
@@ -268,28 +155,23 @@ class _Upload(msgspec.Struct):
 
 
 class Inbox:
-    """`checkpoint/round-T/`: `replies.log` with the records of the round's replies and the payloads
-    of small ones, `PHASE-CLIENT-PURPOSE.bin` with the payload of each large one; in
-    `checkpoint/spare/` files to write over.
-
-    It belongs to the thread that owns the server's I/O. A record is on the disk once `flush` has
-    returned. bills: of the tasks that earlier servers sent.
+    """The files of large replies: `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`; in
+    `checkpoint/spare/` files to write over. It belongs to the thread that owns the server's I/O.
     """
 
     def __init__(
         self,
         folder: Path,
+        journal: Journal,
         decode: Callable[[ReceivedReply, Content], Payload | None],
         on_gpu: bool = False,
     ) -> None:
         """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
         methods could not use; else returns it, or None where what it comes to is not known yet.
         """
-        self.folder, self._decode = folder, decode
+        self.folder, self._journal, self._decode = folder, journal, decode
         self._uploads: dict[Key, _Upload] = {}
-        self._logs: dict[int, Log] = {}  # by round
         self._memory = HeldMemory(GPU_BYTES if on_gpu else HELD_BYTES)
-        self.bills: dict[Key, Bill] = {}
         self._spares: list[str] = []
         self._named = 0
         remove_folder(folder / "spare")  # an earlier server's
@@ -297,11 +179,6 @@ class Inbox:
     def _path(self, key: Key) -> str:
         """The file of a large reply."""
         return f"{self.folder}/round-{key.round}/{key.phase}-{key.client}-{key.purpose}.bin"
-
-    def _log(self, round: int) -> Log:
-        if round not in self._logs:
-            self._logs[round] = Log(self.folder / f"round-{round}" / LOG)
-        return self._logs[round]
 
     # -- writing -----------------------------------------------------------------------------------
     def store(self, key: Key, offset: int, data: Content, size: int) -> None:
@@ -321,6 +198,7 @@ class Inbox:
             else:
                 self.revoke(key)  # before a byte of the file changes: half of it is no reply
                 path = self._path(key)
+                Path(path).parent.mkdir(exist_ok=True)  # a run's directory that is gone stays so
                 if os.path.exists(path) and is_read(path):
                     os.unlink(path)
                 if self._spares and not os.path.exists(path):
@@ -348,12 +226,18 @@ class Inbox:
             self._memory.give(key.round, upload.size)
 
     def take(
-        self, message: m.Reply, taken_s: float, task: tuple[bytes, str], worker: JsonDict
+        self,
+        message: m.Reply,
+        conns: tuple[bytes | None, bytes],
+        taken_s: float,
+        task: tuple[bytes, str],
+        worker: JsonDict,
     ) -> ReceivedReply:
-        """Checks, decodes and logs a reply whose payload is whole: the only way in. After `flush` a
-        resumed run uses the reply without asking the client again. taken_s, task, worker: see
-        `ReplyRecord`. Raises RemoteProtocolError or WrongPart for a reply that cannot be used, and
-        keeps nothing of it then.
+        """Checks, decodes and accepts a reply whose payload is whole: the only way in. Once the
+        journal is on disk, a resumed run uses the reply without asking the client again. conns:
+        over which the task went, and the reply came; taken_s, task, worker: see `Accepted`. Raises
+        RemoteProtocolError or WrongPart for a reply that cannot be used, and keeps nothing of it
+        then.
         """
         key, size = message.key, message.size
         upload = self._uploads.pop(key)
@@ -368,8 +252,8 @@ class Inbox:
         if not all(map(math.isfinite, message.reported.values())):
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
             message = msgspec.structs.replace(message, reported=reported)
-        record = ReplyRecord(message=message, task=task, worker=worker, taken_s=taken_s)
-        reply = ReceivedReply(record, message, self._memory, path, arrived=time.monotonic())
+        record = Accepted(message, *conns, task, worker, taken_s)
+        reply = ReceivedReply(record, self._memory, self._journal, arrived=time.monotonic())
         if isinstance(body, Body):
             reply.data = body
             reply.held = size
@@ -382,15 +266,15 @@ class Inbox:
             if file is not None:
                 os.unlink(path)
             raise
-        if isinstance(body, memoryview):  # else it is in memory alone
-            log = self._log(key.round)
-            if file is None:
-                record.inline = size
-                reply.path = str(log.path)
-                reply.at = log.add(record, body)
-            else:
-                log.add(record)
-            log.recorded.add(_which(key))
+        if isinstance(body, Body):  # it is in memory alone
+            record.stored = False
+            self._journal.note(record)
+        elif file is None:
+            self._journal.note(record, body)
+        else:
+            reply.path = path
+            self._journal.note(record)
+        if isinstance(body, memoryview):
             decoded = max(size, sum([f.raw for f in message.form]))
             # A file with the values as they are is read again: it is in the system's cache, and
             # all the replies of a round would count as this process's memory.
@@ -398,59 +282,38 @@ class Inbox:
             if payload is not None and not from_file and self._memory.take(key.round, decoded):
                 reply.payload = payload
                 reply.held = decoded
-        if key in self.bills:
-            reply.bill = self.bills.pop(key)
         return reply
 
-    def flush(self) -> None:
-        """All records are with the operating system."""
-        for log in self._logs.values():
-            if log.unwritten:
-                data, log.unwritten = b"".join(log.unwritten), []
-                write_all(log.file, data)
-
     def revoke(self, key: Key) -> None:
-        """The reply's record, if it has one, does not count."""
-        log = self._log(key.round)
-        if _which(key) in log.recorded:
-            log.recorded.remove(_which(key))
-            log.add(ReplyRecord(message=m.Reply(key=key, form=[], size=0), broken=True))
-            self.flush()
+        """The reply, if it was accepted, does not count."""
+        if which(key) in self._journal.book.accepted:
+            self._journal.note(Revoked(key))
+            self._journal.flush()
 
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], ReceivedReply]:
-        """The replies of a phase on record whose payloads are as they were received, by client and
-        purpose: of a client whose training or evaluation is not, neither, so that it is asked for
-        both again. Raises StateError where a whole record is not what was written.
+        """The replies of a phase that were accepted, and whose payloads are as they were received,
+        by client and purpose: of a client whose training or evaluation is not, neither, so that it
+        is asked for both again.
         """
-        self.flush()
-        log = self.folder / f"round-{round}" / LOG
+        self._journal.flush()
         found: dict[tuple[int, str], ReceivedReply] = {}
         damaged: set[int] = set()
-        for record, at in _last(records_in(log)):
-            message, key = record.message, record.message.key
-            if key.phase != phase:
+        for record in self._journal.book.accepted.values():
+            key = record.message.key
+            if (key.round, key.phase) != (round, phase):
                 continue
-            reply = ReceivedReply(record, message, self._memory, self._path(key), earlier=True)
-            if record.inline or not message.size:
-                reply.path = str(log)
-                reply.at = at
-            if key in self.bills:
-                reply.bill = self.bills[key]
+            path = "" if record.inline else self._path(key)
+            reply = ReceivedReply(record, self._memory, self._journal, path, earlier=True)
             found[key.client, key.purpose] = reply
             # A power cut may have lost its payload, or left an earlier one's bytes in its place.
-            there = os.path.exists(reply.path)
-            if there and not reply.at:
-                there = os.path.getsize(reply.path) == message.size
+            size = record.message.size
+            there = bool(record.inline) or not size
+            there = there or (os.path.exists(path) and os.path.getsize(path) == size)
             body = reply.body() if there else None
-            if not isinstance(body, memoryview) or digest([body]) != message.check:
+            if not isinstance(body, memoryview) or digest([body]) != record.message.check:
                 damaged.add(key.client)
         return {name: r for name, r in found.items() if name[0] not in damaged}
-
-    def on_record(self) -> set[Key]:
-        """The replies that were checked, of all rounds that no checkpoint holds."""
-        logs = [folder / LOG for folder in listed(self.folder, "round-*")]
-        return {record.message.key for log in logs for record, _ in _last(records_in(log))}
 
     # -- the end of rounds -------------------------------------------------------------------------
     def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
@@ -459,6 +322,7 @@ class Inbox:
         """
         rounds = {round for round, _ in under_way}
         self._memory.clear(up_to, rounds)
+        self._journal.forget(Forgotten(up_to, sorted(under_way)))
         kept, place = set(under_way), self.folder / "spare"
         busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
         size = sum(os.path.getsize(p) for p in self._spares)
@@ -478,16 +342,11 @@ class Inbox:
                     self._spares.append(str(place / f"{self._named}.bin"))
                     os.replace(path, self._spares[-1])
             if round not in rounds:
-                log = self._logs.pop(round, None)
                 remove_folder(folder)
-                if log is not None:
-                    os.close(log.file)
 
     def close(self) -> None:
-        """Closes the files: no other round comes to this process."""
-        for log in self._logs.values():
-            os.close(log.file)
-        self._logs, self._spares = {}, []
+        """No other round comes to this process."""
+        self._spares = []
         remove_folder(self.folder / "spare")
 
 

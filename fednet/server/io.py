@@ -1,9 +1,9 @@
-"""The server's I/O: sockets, books, protocol and inbox, and who may use them.
+"""The server's I/O: sockets, journal, protocol and inbox, and who may use them.
 
-What the messages of one wake-up lead to is held back until it is written down: once for all of
-them, and in the order in which a server that comes after this one relies on it.
+What the messages of one wake-up lead to is held back until it is written down, once for all of
+them:
 
-    rows of the books  ->  log of the replies  ->  messages leave  ->  outcomes for the rounds
+    journal  ->  messages leave  ->  outcomes for the rounds
 
 Messages that bring the run nothing are capped: so many a second of each key, address and
 connection; the connection of a peer that sends more is closed. A message before a join, or a join,
@@ -17,11 +17,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from fednet.errors import RemoteProtocolError
+from fednet.journal.events import Over, Tally, Verdict
+from fednet.journal.link import NOBODY, Link, Outgoing
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
@@ -42,8 +44,6 @@ from fednet.server.events import Events, Rate
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
-from fednet.wire.ledger import Bill, Tally
-from fednet.wire.link import NOBODY, Link, Outgoing
 
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of nobody are booked
@@ -114,7 +114,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class ServerIO:
-    """The server's sockets, protocol, books and inbox, and the clock that they go by.
+    """The server's sockets, protocol, journal and inbox, and the clock that they go by.
 
     All of it belongs to one thread at a time: to the rounds' while they are in a method of this
     class, also while they wait, or within `with io:`, which raises what broke it before; else to
@@ -134,15 +134,14 @@ class ServerIO:
         events: Events,
         pump: Callable[[], bool] | None = None,
         at: Callable[[str, int], None] = lambda point, round: None,
-        flush: Callable[[], object] = lambda: None,
     ) -> None:
         """pump(): steps the clients of this process; whether anything happened. at(point, round):
-        a point is reached at which a planned fault may strike. flush(): what is in the books is
-        with the operating system.
+        a point is reached at which a planned fault may strike.
         """
+        self.journal = link.journal
         self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
         self._events, self._pump_clients = events, pump
-        self._at, self._flush = at, flush
+        self._at = at
         self.inline = pump is not None
         self.outcomes: deque[Outcome] = deque()
         # Accepted, of tasks that are not over yet.
@@ -252,33 +251,32 @@ class ServerIO:
                     break
                 self._step(min(TICK_S, max(0.0, until - time.monotonic())))
 
-    def record_bill(
-        self, bill: Bill, useful: bool, reason: str = "", staleness: int | None = None
-    ) -> None:
-        """Records in the books whether the bytes of a bill were useful. reason: why not; staleness:
-        of the reply.
-        """
-        with self:
-            self.link.ledger.settle_bill(bill, useful, reason, staleness)
+    def record_verdict(self, replies: list[tuple[m.Key, str, int | None]]) -> None:
+        """Records which accepted replies were useful, see `Verdict`."""
+        if replies:
+            with self:
+                self.journal.note(Verdict(replies))
 
     def unused(self, outcome: Outcome) -> None:
         """The outcome came after its exchange was over."""
         for reply in (outcome.reply, outcome.evaluation):
             if reply is not None:
                 reply.let_go()
-                self.record_bill(reply.bill, False, LEFT_OUT)
+                self.record_verdict([(reply.message.key, LEFT_OUT, None)])
 
-    def tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
+    def tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
         """What the books have for rounds up to this one, and no record has yet. under_way: tasks
         (round, client) that may still be answered; for no other one an earlier server's bytes were
         useful.
         """
-        ledger, bills = self.link.ledger, self.inbox.bills
         with self:
-            for key in [k for k in bills if k.round <= round]:
-                if (key.round, key.client) not in under_way:
-                    ledger.settle_bill(bills.pop(key), False, "the server ended")
-            return ledger.take(round)
+            self.journal.note(Over(round, sorted(under_way)))
+            return self.journal.book.taken
+
+    def written(self) -> tuple[int, int]:
+        """(generation, bytes) of the journal's file, when all until now is on disk."""
+        with self:
+            return self.journal.position
 
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""
@@ -341,21 +339,22 @@ class ServerIO:
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
         self.inbox.close()
         self._send_composed()
-        # Open bills stay open: a resume goes on with their replies.
-        for conn in {name[0] for name in self.link.ledger.open()}:
+        # What waits for a verdict stays: a resume goes on with it.
+        for conn in list(self.journal.book.open):
             self.link.closed(conn, awaited=not over)
-        self._flush()
+        self.journal.flush()
         self.transport.close(linger_s)
         traffic = self.transport.traffic()
         # Nobody reads any more: what the kernel has received beside what was read.
         for name, (_, received) in traffic.items():
             if isinstance(name, bytes):
-                where = {"reason": "the server stopped", "round": self.protocol.round}
-                self.link.undecoded(name, received, **where)
+                self.link.undecoded(name, received, "the server stopped", self.protocol.round)
         self.link.settle_counted(NOBODY)
-        self._flush()
+        self.journal.flush()
+        if over:
+            self.journal.renew()  # only what adds rounds to the run needs it
         if traffic:
-            booked = self.link.ledger.crossed()
+            booked = self.journal.book.crossed
             fields = {
                 "sent": sum(sent for sent, _ in traffic.values()),
                 "received": sum(got for _, got in traffic.values()),
@@ -388,9 +387,9 @@ class ServerIO:
                     self._send_composed()
                     self.link.ended(conn)
                     self._do(self.protocol.closed(conn, self._now(), event.why))
-                    where = {"round": self.protocol.round, "worker": worker}
-                    self.link.undecoded(conn, event.received, **where)
-                    self.link.closed(conn, awaited=True, **where)
+                    round = self.protocol.round
+                    self.link.undecoded(conn, event.received, round=round, worker=worker)
+                    self.link.closed(conn, True, round, worker)
                     self._hung_up.discard(conn)
                     self._addresses.pop(conn, None)
             now = self._now()
@@ -518,7 +517,7 @@ class ServerIO:
                     self._send_composed()  # before it is settled: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
-                self.link.settle(i.conn, i.direction, i.key, False, reason=i.reason)
+                self.link.settle(i.conn, i.direction, i.key, False, i.reason)
             elif isinstance(i, Note):
                 self._events.tell(i.event, i.fields)
             elif isinstance(i, HangUp):
@@ -531,25 +530,25 @@ class ServerIO:
         worker = self.protocol.roster.workers[arrived.worker]
         spec = self.protocol.tasks[key.client].spec
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
+        task, conns = (spec.check, spec.start), (arrived.down_conn, arrived.up_conn)
+        if (arrived.up_conn, key) in self._unsent or (arrived.down_conn, key) in self._unsent:
+            self._send_composed()  # before it is accepted: what cannot leave is subtracted
         try:
-            reply = self.inbox.take(arrived.reply, arrived.taken_s, (spec.check, spec.start), place)
+            reply = self.inbox.take(arrived.reply, conns, arrived.taken_s, task, place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
-        if (arrived.up_conn, key) in self._unsent or (arrived.down_conn, key) in self._unsent:
-            self._send_composed()  # before it is settled
-        self.link.ledger.add_to_bill(reply.bill, key, arrived.down_conn, arrived.up_conn)
         if arrived.down_conn is None:  # an evaluation within a task counts for itself
-            self.link.ledger.settle_bill(reply.bill, True)
+            self.journal.note(Verdict([(key, "", None)]))
         self._logged.append(reply)
         self._taken[key.client, key.purpose] = reply
         return self.protocol.accept(key, self._now())
 
     # -- its end -----------------------------------------------------------------------------------
     def _send_composed(self) -> None:
-        """Writes the books, then sends the messages that were composed."""
+        """Writes the journal, then sends the messages that were composed."""
         if not self._outgoing:
             return
-        self._flush()
+        self.journal.flush()
         for out in self._outgoing:
             self.link.send_composed(out)
         self._outgoing.clear()
@@ -558,10 +557,7 @@ class ServerIO:
     def _conclude(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
         self._heard = 0
-        # What was spent stays in the book, whatever becomes of this process. Before the log: a
-        # reply that a resume uses is in the books.
-        self._flush()
-        self.inbox.flush()
+        self.journal.flush()
         self._send_composed()
         for reply in self._logged:
             key = reply.message.key

@@ -71,7 +71,6 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             f"the run is over, but its summary could not be written: {broken.strerror} "
             f"({broken.filename or directory}); --resume writes it."
         ) from broken
-    session.write_ahead_log.path.unlink(missing_ok=True)
     how.display.finished({**whole, "dir": str(directory)})
     return whole
 

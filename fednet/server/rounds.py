@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Container
+from collections.abc import Iterable
 
 import torch
 
@@ -29,6 +29,8 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import on_disk
 from fednet.ids import as_text
+from fednet.journal.book import Kinds, add_kinds
+from fednet.journal.events import Tally
 from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
@@ -44,14 +46,13 @@ from fednet.server.exchange import (
     check_states,
     evaluations,
     open_exchange,
-    record_bills,
+    record_verdict,
     take,
 )
 from fednet.server.growth import clients_from_next_round
 from fednet.server.schedule import Schedule
 from fednet.server.session import Session
 from fednet.server.sources import POLL_S, Event, Source
-from fednet.wire.ledger import Kinds, Tally, add_kinds
 from fednet.wire.messages import clean
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
@@ -304,7 +305,7 @@ class Rounds:
         if len(exchange.done) >= least:
             self.faults.at("aggregating", round.number)
         server = aggregation.result(least)
-        record_bills(session, exchange.asked.values())
+        record_verdict(session, exchange.asked.values())
         masked = not self.method.exchanges[exchange.index].summation.known
         if masked:  # who broke its protocol is left out from now on
             for client, why in sorted((aggregation.left_out | host.blamed).items()):
@@ -420,7 +421,7 @@ class Rounds:
             raise ClientsJoin(config.clients, self._clients_then)
         progress.stopped = reached(config, progress) or ""
 
-    def take_tally(self, round: int, under_way: Container[tuple[int, int]] = ()) -> Tally:
+    def take_tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
         sums. under_way: tasks (round, client) that may still be answered.
         """
@@ -460,6 +461,7 @@ class Rounds:
         spooled may go.
         """
         session, progress, carried = self.session, self.progress, self.carried
+        progress.journal = self.io.written()
         progress.lengths = session.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
         progress.versions, progress.states = dict(carried.versions), dict(carried.states)

@@ -20,7 +20,7 @@ from fednet import world as worlds
 from fednet.algorithms.state import State
 from fednet.config import Config
 from fednet.data.datasets.site import class_names
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.experiment import build, lock, placement, privacy
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.faults import Faults, struck
@@ -33,11 +33,15 @@ from fednet.experiment.rundir import (
     write_configuration,
 )
 from fednet.files import read_lines, write_aside
+from fednet.journal.events import Started
+from fednet.journal.file import JournalFile
+from fednet.journal.journal import Journal
+from fednet.journal.link import Link
 from fednet.models.start import pinned
 from fednet.plain import JsonMapping
 from fednet.protocol.server import ServerProtocol
 from fednet.records import reading
-from fednet.records.manifest import RunProgress
+from fednet.records.manifest import RESTORE, RunProgress
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
@@ -47,13 +51,10 @@ from fednet.server.io import ServerIO
 from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting, Watch
-from fednet.server.write_ahead_log import WriteAheadLog, recover
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
-from fednet.wire.ledger import Ledger
-from fednet.wire.link import Link
 from fednet.wire.messages import WHOLE
 
 
@@ -85,7 +86,8 @@ class Session:
         endpoint.announce(self.events, self.incarnation)
         self.sent = Sent()
         decode = decoder(exp, self.sent, self.samples, self.tested)
-        self.inbox = Inbox(directory / "checkpoint", decode, endpoint.part == WHOLE and on_gpu)
+        on_gpu_whole = endpoint.part == WHOLE and on_gpu
+        self.inbox = Inbox(directory / "checkpoint", self.journal, decode, on_gpu_whole)
         self.protocol = self._protocol()
         self.protocol.sites.recall(reading.events(directory, "declared"))
         self.link = self._link()
@@ -105,7 +107,6 @@ class Session:
             self.events,
             endpoint.pump,
             self.faults.at,
-            functools.partial(self.write_ahead_log.note, self.link.ledger),
         )
         self.doubted: set[str] = set()
         self.watch = Watch(directory, self.io, how, config.rounds, endpoint.keyring)
@@ -144,6 +145,7 @@ class Session:
         """
         directory, config, exp = self.directory, self.config, self.experiment
         clear_run(directory)
+        refuse_other_release(directory / "checkpoint")
         own = functools.partial(lock.check, directory)
         self.checkpoints = Checkpoints(directory / "checkpoint", config.checkpoint.fsync, own)
         self.added = range(0)
@@ -173,6 +175,7 @@ class Session:
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration
             write_aside(directory / "config.yaml", configuration.to_yaml(config))
         self.incarnation = self.checkpoints.incarnation(directory)
+        self.journal = self._journal()
 
     def _event(self, event: str, fields: JsonMapping) -> None:
         self.files.event(event, **{"round": self.protocol.round, **fields})
@@ -216,23 +219,36 @@ class Session:
             open=config.round.open if endpoint.alone else None,
         )
 
+    def _journal(self) -> Journal:
+        """What earlier servers wrote, taken up; the rows that follow from it are written again.
+        Raises StateError where it is not as they left it.
+        """
+        progress = self.resumed[1] if self.resumed else None
+        path, rows = self.directory / "checkpoint" / "journal", self.files.wire
+        if progress is not None and not path.exists():
+            raise StateError(f"{path} is missing, and no server goes on without it; {RESTORE}.")
+        fsync = self.config.checkpoint.fsync
+        journal = Journal(rows.append, JournalFile(path, fsync), lambda: rows.flush(fsync))
+        journal.recall(self.files.cut_wire)
+        started = Started(self.incarnation)
+        if progress is not None:
+            if journal.position < progress.journal:
+                raise StateError(
+                    f"{path}: it is older than the checkpoint beside it, or was cut; {RESTORE}."
+                )
+            under_way = sorted(progress.tasks())
+            started = Started(self.incarnation, progress.round, under_way, progress.totals)
+        journal.note(started)
+        journal.flush()
+        return journal
+
     def _link(self) -> Link:
         curve = self.config.security.curve
-        ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
-        book = self.files.wire
-        path = self.directory / "checkpoint" / "flight.jsonl"
-        log = WriteAheadLog(path, self.config.checkpoint.fsync, book)
-        self.write_ahead_log = log
-        progress = self.resumed[1] if self.resumed else None
-        on_record = self.inbox.on_record()
-        self.inbox.bills = recover(log, ledger, read_lines(book.path), on_record, progress)
-        book.flush()
-        log.keep(ledger)
         return Link(
             "server",
             self.endpoint.transport.send,
             functools.partial(framing, curve=curve),
-            ledger,
+            self.journal,
             connection_bytes(curve, "server"),
             self.endpoint.part,
         )
@@ -279,7 +295,7 @@ class Session:
                 lambda: self.io.close(over),
                 self.files.flush,
                 self.files.close,
-                self.write_ahead_log.close,
+                self.journal.close,
                 self.tracker.close,
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),
                 self.logs.close,
@@ -287,3 +303,13 @@ class Session:
         for last in endings:
             with contextlib.suppress(OSError):  # a full disk must not hide what happened
                 last()
+
+
+def refuse_other_release(checkpoint: Path) -> None:
+    """Raises StateError for a run of a development version, whose logs no server reads any more."""
+    found = [*checkpoint.glob("flight.jsonl"), *checkpoint.glob("round-*/replies.log")]
+    if found:
+        raise StateError(
+            f"{found[0]}: written by an earlier development version of fednet; resume the run with "
+            f"that version, or start it again under another name."
+        )

@@ -45,6 +45,8 @@ Version = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^([0-9]+-[0-9]+-[
 Digest = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{64})?\Z")]  # SHA-256, or none
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # neither negative nor NaN
 Purpose = Literal["train", "evaluate"]
+Direction = Literal["up", "down"]
+OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, order=True):

@@ -13,6 +13,7 @@ from fednet.errors import Stopped
 from fednet.report import costs
 from fednet.report.read import open_run
 from fednet.server import exchange as exchanges
+from tests.books import read_book
 from tests.processes import Federation, crashes, finished, lines, planned
 from tests.rooms import run, summary
 
@@ -42,8 +43,6 @@ def agree(directory: Path) -> None:
         for way, kinds in measured.items()
     }
     assert by_kind == said["useful"]
-    numbers = [(r["incarnation"], r["number"]) for r in rows if "number" in r]
-    assert len(numbers) == len(set(numbers))
 
 
 def beside_kernel(fed: Federation, *servers: int) -> list[tuple[dict[str, int], dict[str, int]]]:
@@ -57,6 +56,12 @@ def beside_kernel(fed: Federation, *servers: int) -> list[tuple[dict[str, int], 
         assert recorded == booked(own)
         found.append((recorded, {"up": event["received"], "down": event["sent"]}))
     return found
+
+
+def sent_task(directory: Path) -> bool:
+    """Whether the server has sent the payload of a task, or is about to."""
+    accounts = read_book(directory).open.values()
+    return any(a.type == "task" and a.kinds for mine in accounts for a in mine.values())
 
 
 def received_by_clients(fed: Federation) -> int:
@@ -90,7 +95,7 @@ def test_what_a_killed_server_had_sent_is_recorded_by_the_next(tmp_path, link):
     faults = crashes((2, "receiving"))
     fed = finished(tmp_path, model=LARGE, link=link, faults=faults, rounds=2)
     rows = fed.lines("wire.jsonl")
-    taken = [r for r in rows if r["incarnation"] == 1 and r["round"] == 2 and "number" in r]
+    taken = [r for r in rows if r["incarnation"] == 1 and r["round"] == 2]
     assert len({r["client"] for r in taken if r["type"] == "task" and r["kinds"]}) >= 2
     assert booked(rows)["down"] >= received_by_clients(fed)
     agree(fed.path)
@@ -124,9 +129,7 @@ def test_what_a_killed_client_was_sent_is_recorded_as_lost(tmp_path):
     with Federation(tmp_path, **changes, round={"lost": {"closed": 30.0}}) as fed:
         first = fed.client("0-3")
         fed.server()
-        log = fed.path / "checkpoint" / "flight.jsonl"
-        task = b'"type":"task","kinds":{"state"'
-        fed.until(lambda: log.exists() and task in log.read_bytes())
+        fed.until(lambda: sent_task(fed.path))
         fed.lose(first)
         fed.client("0-3")
         assert fed.status() == 0

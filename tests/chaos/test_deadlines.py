@@ -11,7 +11,7 @@ from typing import Any
 
 from fednet import config as configuration
 from fednet.experiment import selection
-from fednet.server.inbox import records_in
+from tests.books import read_book
 from tests.processes import Federation, finished, in_process, planned, settings, undisturbed
 
 NEVER = 600.0  # a reply that is kept back for so long does not come
@@ -65,9 +65,8 @@ def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path):
     one, *others = selection.cohort(configuration.from_mapping(settings(**shape)), 1)
     with Federation(tmp_path, **shape) as fed:
         fed.begin(str(one))
-        log = fed.path / "checkpoint" / "round-1" / "replies.log"
         both = {"train", "evaluate"}
-        fed.until(lambda: {found.message.key.purpose for found, _ in records_in(log)} == both)
+        fed.until(lambda: {purpose for *_, purpose in read_book(fed.path).accepted} == both)
         fed.lose(fed.last)
         fed.client(",".join(map(str, others)))
         fed.server(resume=True)

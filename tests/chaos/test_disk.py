@@ -188,7 +188,7 @@ def model(tmp_path_factory):
     return json.loads((out / "run" / "summary.json").read_text())["model_sha256"]
 
 
-@pytest.mark.parametrize("name", ["flight.jsonl", "state-", "rounds.jsonl"])
+@pytest.mark.parametrize("name", ["checkpoint/journal", "state-", "rounds.jsonl"])
 def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
     tmp_path, monkeypatch, capsys, model, name
 ):

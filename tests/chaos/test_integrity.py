@@ -27,11 +27,14 @@ from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
+from fednet.journal.file import JournalFile
+from fednet.journal.journal import Journal
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
+from tests.books import journal_in
 from tests.rooms import hashes, run
 
 TRIALS = int(os.environ.get("FEDNET_TRIALS", "150"))
@@ -85,7 +88,8 @@ def spoil(draw: random.Random, folder: Path, gone: bool) -> Callable[[], object]
 
 # -- what is damaged: each writes files in a folder, and returns what reads them -------------------
 def spool(draw: random.Random, folder: Path) -> Reader:
-    made = Inbox(folder, lambda reply, body: None)
+    journal = journal_in(folder)
+    made = Inbox(folder, journal, lambda reply, body: None)
     for client, size in enumerate((200, 200, 70_000, 200)):  # the third has a file of its own
         key, data = m.Key(1, 0, client % 2, client), draw.randbytes(size)
         made.store(key, 0, memoryview(data), size)
@@ -93,11 +97,15 @@ def spool(draw: random.Random, folder: Path) -> Reader:
         message = m.Reply(
             key=key, form=form, size=size, check=check, state="ab" * 32, kept=True, seconds=0.5
         )
-        made.take(message, 0.0, (bytes(16), "0-0-0"), {"host": "h"})
-    made.flush()
+        conns = b"down", b"up"
+        made.take(message, conns, 0.0, (bytes(16), "0-0-0"), {"host": "h"})
+    journal.flush()
+    journal.close()
 
     def found() -> dict[int, Any]:
-        logged = Inbox(folder, lambda reply, body: None).found(1, 0).items()
+        journal = Journal(list[object]().append, JournalFile(folder / "journal"))
+        journal.recall()
+        logged = Inbox(folder, journal, lambda reply, body: None).found(1, 0).items()
         return {c: (r.record, bytes(r.body())) for c, r in logged}
 
     whole = found()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fednet.experiment.faults import POINTS
-from fednet.server.inbox import records_in
+from tests.books import read_book
 from tests.chaos.test_books import agree
 from tests.processes import Federation, crashes, finished, undisturbed
 
@@ -100,9 +100,8 @@ def test_logged_replies_are_not_asked_for_again(tmp_path):
     """Client 3 has no process when the server dies: the log has all other replies of round 1."""
     with Federation(tmp_path, algorithm="scaffold", round={"start": 3}) as fed:
         fed.begin("0-2")
-        log = fed.path / "checkpoint" / "round-1" / "replies.log"
         # Beside evaluations.
-        fed.until(lambda: sum(r.message.key.purpose == "train" for r, _ in records_in(log)) == 3)
+        fed.until(lambda: sum(w[3] == "train" for w in read_book(fed.path).accepted) == 3)
         fed.lose(fed.last)
         fed.client("3")
         fed.server(resume=True)
@@ -137,19 +136,21 @@ def test_a_server_is_found_again_at_the_same_address_and_repairs_torn_last_lines
 def seldom(tmp_path_factory):
     """A run with one checkpoint in three rounds."""
     folder = tmp_path_factory.mktemp("seldom")
-    return finished(folder, "0-3", algorithm="scaffold", checkpoint={"every": 3})
+    model = {"name": "mlp", "hidden": [400]}  # so that a reply has a file of its own
+    changes = {"algorithm": "scaffold", "model": model, "checkpoint": {"every": 3}}
+    return finished(folder, "0-3", **changes)
 
 
-@pytest.mark.parametrize("log", ["kept", "lost"])
-def test_bytes_of_rounds_that_were_done_again_are_useful_once(tmp_path, seldom, log):
-    """Between two checkpoints the log holds the replies of the current round. Those of the rounds
-    before, and all if it is lost, are asked for again.
+@pytest.mark.parametrize("files", ["kept", "lost"])
+def test_bytes_of_rounds_that_were_done_again_are_useful_once(tmp_path, seldom, files):
+    """Between two checkpoints the replies of the current round are on disk. Those of the rounds
+    before, and all if their files are lost, are asked for again.
     """
     faults = crashes((2, "aggregating"))
     with Federation(tmp_path, faults=faults, **seldom.mapping) as fed:
         fed.begin("0-3")
         assert fed.status() == -signal.SIGKILL
-        if log == "lost":
+        if files == "lost":
             shutil.rmtree(fed.path / "checkpoint" / "round-2")
         fed.server(resume=True)
         fed.finish()

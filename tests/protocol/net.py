@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections import deque
 
 from fednet.errors import RemoteProtocolError
+from fednet.journal.events import Accepted, Verdict, Welcomed
+from fednet.journal.journal import Journal
+from fednet.journal.link import Link
 from fednet.protocol import client as c
 from fednet.protocol import instructions as s
 from fednet.protocol.client import ClientProtocol
@@ -14,8 +17,6 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.ledger import Ledger
-from fednet.wire.link import Link
 
 PART = 8
 GREETING = (107, 107)
@@ -54,8 +55,8 @@ class Site:
         join = m.Join(worker=name, ids=list(ids), slots=slots)
         self.protocol = ClientProtocol(join, part=net.part)
         self.rows: list[dict] = []
-        self.ledger = Ledger(self.rows.append)
-        self.link = Link("client", self._send, framing, self.ledger, GREETING, net.part)
+        self.journal = Journal(self.rows.append)
+        self.link = Link("client", self._send, framing, self.journal, GREETING, net.part)
         self.conn = b""
         self.given: dict[m.Key, c.Given] = {}
         self.seen: list[object] = []
@@ -127,8 +128,9 @@ class Net:
     def __init__(self, clients: int = 4, part: int = PART, **options) -> None:
         self.now, self.part = 0.0, part
         self.rows: list[dict] = []
-        self.ledger = Ledger(self.rows.append, 1)
-        self.link = Link("server", self._send, framing, self.ledger, GREETING, part)
+        self.journal = Journal(self.rows.append)
+        self.journal.note(Welcomed(1))
+        self.link = Link("server", self._send, framing, self.journal, GREETING, part)
         self.server = machine("run", 1, clients, part=part, **options)
         self.by_conn: dict[bytes, Site] = {}
         self.sites: list[Site] = []
@@ -172,9 +174,8 @@ class Net:
                     main = key.purpose == self.server.purpose
                     taken = self.done if main else self.judged
                     taken[key] = payload
-                    bill = []
-                    self.ledger.add_to_bill(bill, key, i.down_conn, i.up_conn)
-                    self.ledger.settle_bill(bill, True)
+                    self.journal.note(Accepted(i.reply, i.down_conn, i.up_conn))
+                    self.journal.note(Verdict([(key, "", None)]))
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
                 key, server = i.key, self.server

@@ -14,6 +14,7 @@ from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskSta
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
+from tests.books import open_accounts, useful
 from tests.protocol.net import PART, Net, form, machine, spec
 
 SAME = (
@@ -74,10 +75,10 @@ def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
                 site.answer(key, bytes([key.client]) * (10 + 20 * key.client))
     net.settle()
     assert sorted(k.client for k in net.done) == [0, 1, 2]
-    assert net.ledger.useful == {"down": {"state": 3 + 40 + 17}, "up": {"delta": 10 + 30 + 50}}
+    assert useful(net.rows) == {"down": {"state": 3 + 40 + 17}, "up": {"delta": 10 + 30 + 50}}
     assert agreed(net.rows, [row for site in sites for row in site.rows])
-    assert net.ledger.open() == {}
-    assert sum(r["bytes"] for r in net.rows) == sum(net.ledger.totals.values())
+    assert net.journal.book.open == {}
+    assert sum(r["bytes"] for r in net.rows) == sum(net.journal.book.totals.values())
     pulls = rows(net.rows, "pull")
     assert pulls
     assert all(r["useful"] and r["round"] == 1 for r in pulls)
@@ -102,7 +103,7 @@ def test_evaluation_within_a_task_is_stored_and_billed_on_its_own(cut):
     (row,) = rows(net.rows, "evaluate")
     assert row["kinds"] == {"accuracy": 4}
     assert row["useful"]
-    assert net.ledger.open() == {}
+    assert net.journal.book.open == {}
 
 
 SIZE = 6 * PART + 3
@@ -135,7 +136,7 @@ def test_each_client_of_a_process_is_sent_a_payload_of_its_own(slots):
     net.settle()
     assert answer_all(net, site) == [bytes(k % 200 for k in range(SIZE))] * 3
     assert sum(isinstance(message, m.Part) for message in net.sent) == 3 * 7
-    assert net.ledger.take(1).useful == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
+    assert useful(net.rows) == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
     assert agreed(rows(net.rows, "task"), rows(site.rows, "task"))
 
 
@@ -152,7 +153,7 @@ def test_wherever_connections_are_cut_each_clients_payload_is_of_use_once(slots,
             net.connect(site)
         net.settle()
         answer_all(net, site)
-        assert net.ledger.take(1).useful == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
+        assert useful(net.rows) == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
 
 
 def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
@@ -177,7 +178,7 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     for book, came in ((net.rows, 16), (site.rows, 32)):
         sent = [(row["useful"], row["kinds"]) for row in rows(book, "reply")]
         assert sent == [(False, {"delta": came}), (True, {"delta": 60})]
-    assert net.ledger.open() == site.ledger.open() == {}
+    assert net.journal.book.open == site.journal.book.open == {}
 
 
 def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
@@ -214,7 +215,7 @@ def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
         site.answer(key, bytes(30))
     net.settle()
     assert [(r.key.client, r.reason) for r in net.resolved] == [(0, "refused: bad")]
-    assert net.ledger.useful == {"up": {}, "down": {}}
+    assert useful(net.rows) == {"up": {}, "down": {}}
     keys = [m.Key(1, 0, attempt, 0) for attempt in range(3)]
     assert [site.protocol.task_state(key) for key in keys] == [ClientTaskState.GONE] * 3
 
@@ -408,11 +409,11 @@ class Federation(RuleBasedStateMachine):
         for r in done:
             self.useful["down"] += self.specs[r.key.client].body.size
             self.useful["up"] += len(net.done[r.key])
-        assert {d: sum(k.values()) for d, k in net.ledger.useful.items()} == {
+        assert {d: sum(k.values()) for d, k in useful(net.rows).items()} == {
             "up": self.useful["up"],
             "down": self.useful["down"],
         }
-        assert [name for name in net.ledger.open() if len(name) == 4] == []
+        assert [n for n in open_accounts(net.journal) if isinstance(n[3], m.Key)] == []
         assert all(not w.queue for w in net.server.roster.workers.values())
         server = net.server
         assert all(w.status in ENDED for w in server.tasks.values())
@@ -450,8 +451,8 @@ class Federation(RuleBasedStateMachine):
                 net.link.closed(site.conn)
                 site.link.closed(b"")
             for direction in ("up", "down"):
-                assert net.ledger.totals[direction] == sum(
-                    site.ledger.totals[direction] for site in net.sites
+                assert net.journal.book.totals[direction] == sum(
+                    site.journal.book.totals[direction] for site in net.sites
                 )
             if not any(note.event in ("away", "late") for note in net.notes) and not any(
                 r.reason for r in self.all_resolved

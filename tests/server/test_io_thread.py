@@ -17,6 +17,7 @@ from fednet.client.loop import ClientLoop, Prepared
 from fednet.client.worker import EncodedReply
 from fednet.errors import RemoteProtocolError
 from fednet.files import digest
+from fednet.journal.link import Link
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import Arrived, Send, Spend
@@ -35,8 +36,7 @@ from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.frames import encode
-from fednet.wire.ledger import Ledger
-from fednet.wire.link import Link
+from tests.books import journal_in, open_accounts, useful
 from tests.transport.relays import Flipping
 
 LIMIT_S = 30.0
@@ -74,6 +74,7 @@ class Work:
 def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
     """Returns a server's I/O over this transport, the rows of its book and its events."""
     rows, notes = [], []
+    journal = journal_in(tmp_path / "inbox", rows)
     protocol = ServerProtocol(
         "run",
         1,
@@ -88,10 +89,10 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
         "server",
         transport.send,
         lambda n: framing(n, curve=curve),
-        Ledger(rows.append, 1),
+        journal,
         connection_bytes(curve, "server"),
     )
-    inbox = Inbox(tmp_path / "inbox", lambda reply, body: None)
+    inbox = Inbox(tmp_path / "inbox", journal, lambda reply, body: None)
     events = Events(lambda event, fields: notes.append((event, fields)))
     return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
 
@@ -138,7 +139,7 @@ class Both:
             if found is not None:
                 done.append(found.reason)
                 if found.reply is not None:
-                    self.io.record_bill(found.reply.bill, True)
+                    self.io.record_verdict([(found.reply.message.key, "", None)])
         assert done == [ended, ended]
 
 
@@ -220,7 +221,7 @@ def over_sockets(tmp_path, curve=False, between=None):
 
 def booked(link, direction) -> int:
     """All bytes of a link's book, settled or not."""
-    return link.ledger.crossed()[direction]
+    return link.journal.book.crossed[direction]
 
 
 @pytest.mark.parametrize("curve", [False, True])
@@ -243,7 +244,7 @@ def test_rows_of_both_books_add_up_to_what_the_kernel_counted(tmp_path, curve):
         types = {r["type"] for r in both.rows}
         assert {"connection", "join", "welcome", "ready", "task", "reply", "pull"} <= types
         assert "evaluate" in types
-        assert both.link.ledger.useful == {
+        assert useful(both.rows) == {
             "down": {"state": 2 * (BIG + 1000)},
             "up": {"delta": 2 * (BIG + 1000), "accuracy": 16},
         }
@@ -287,7 +288,7 @@ def test_what_a_server_that_stops_has_not_read_is_in_its_book(tmp_path):
         both.io.close()
         (unread,) = [r for r in both.rows if r.get("reason") == "the server stopped"]
         assert unread["bytes"] == framing(5000)
-        assert both.link.ledger.totals["up"] == got()
+        assert both.link.journal.book.totals["up"] == got()
 
 
 def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatch):
@@ -352,24 +353,19 @@ def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
     io.close(linger_s=0)
 
 
-def test_what_a_wake_up_leads_to_is_in_the_books_then_logged_then_leaves_then_counts(
-    tmp_path, monkeypatch
-):
+def test_what_a_wake_up_leads_to_is_in_the_journal_then_leaves_then_counts(tmp_path, monkeypatch):
     network, calls = Inproc(), []
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    io, log, send = both.io, both.io.inbox.flush, both.link._send
-    monkeypatch.setattr(io, "_flush", lambda: calls.append("books"))
-    monkeypatch.setattr(io.inbox, "flush", lambda: (calls.append("log"), log()))
+    io, flush, send = both.io, both.io.journal.flush, both.link._send
+    monkeypatch.setattr(io.journal, "flush", lambda: (calls.append("journal"), flush()))
     monkeypatch.setattr(both.link, "_send", lambda *a: (calls.append("left"), send(*a))[1])
     monkeypatch.setattr(io, "_at", lambda point, round: calls.append((point, len(io.outcomes))))
     both.phase(10)
     at = calls.index(("receiving", 0))  # a reply has come, and the rounds do not have it yet
-    logged = max(n for n in range(at) if calls[n] == "log")
-    assert calls[logged - 1] == "books"
-    assert set(calls[logged + 1 : at]) <= {"books", "left"}
-    left = calls.index("left")
-    assert calls[left - 1] == "books"
+    written = max(n for n in range(at) if calls[n] == "journal")
+    assert set(calls[written + 1 : at]) <= {"left"}
+    assert calls[calls.index("left") - 1] == "journal"
 
 
 def test_of_a_flood_of_late_replies_the_first_are_written_and_then_one_a_second(monkeypatch):
@@ -393,7 +389,7 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    until(lambda: any(name[2] == "beat" for name in both.link.ledger.open()), both.io.rest)
+    until(lambda: any(name[2] == "beat" for name in open_accounts(both.link.journal)), both.io.rest)
     both.io.book_round(1)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]
@@ -434,7 +430,7 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     task = m.Task(run="run", inc=1, key=key, form=size, size=3)
     io._act([Send(last, task, Body([b"abc"])), Spend(last, "down", key, "lost")])
     assert both.rows[before:] == []
-    assert (last, "down", "task", key) not in both.link.ledger.open()
+    assert (last, "down", "task", key) not in open_accounts(both.link.journal)
 
 
 @pytest.mark.parametrize("over", ["down", "up"])
@@ -460,7 +456,7 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
             Arrived(reply, "w", **where),
         ]
     )
-    assert io._taken[0, "train"].bill == []
+    assert io.journal.book.waiting[key] == []
 
 
 def test_what_could_not_leave_for_a_connection_that_ended_is_in_no_row(tmp_path):
@@ -549,6 +545,6 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     assert not any(io.inbox._memory._held.values())
     ended = [(r["type"], r["useful"], r["reason"]) for r in rows if r["client"] == 0]
     assert sorted(ended) == [("reply", False, "left out"), ("task", False, "left out")]
-    left = {name[1:3] for name in io.link.ledger.open()}
+    left = {name[1:3] for name in open_accounts(io.journal)}
     assert not left & {("up", "reply"), ("down", "task")}
     io.close(linger_s=0)

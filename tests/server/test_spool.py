@@ -2,25 +2,25 @@ from __future__ import annotations
 
 import os
 
-import msgspec
 import pytest
 import torch
 
 from fednet.errors import RemoteProtocolError, StateError
-from fednet.files import checked, digest
+from fednet.files import digest
 from fednet.server import inbox
-from fednet.server.inbox import LOG
 from fednet.tensors import Layout, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import WHOLE, Field, Key
+from tests.books import journal_in
 
 KEY = Key(1, 0, 0, 3)
+CONNS = (b"down", b"up")
 LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
 
 
 def inbox_in(folder, decode=lambda reply, body: None):
-    return inbox.Inbox(folder, decode)
+    return inbox.Inbox(folder, journal_in(folder), decode)
 
 
 def whole(spool, key, data, part=None):
@@ -33,12 +33,12 @@ def whole(spool, key, data, part=None):
 def taken(spool, key, data):
     form = [Field("x", "state", len(data), len(data))]
     message = m.Reply(key=key, form=form, size=len(data), check=digest([data]))
-    return spool.take(message, 0.0, (b"", ""), {})
+    return spool.take(message, CONNS, 0.0, (b"", ""), {})
 
 
 def logged(spool, key, data, part=None):
     reply = whole(spool, key, data, part)
-    spool.flush()
+    spool._journal.flush()
     return reply
 
 
@@ -49,10 +49,6 @@ def by_an_earlier_server(folder, data=b"sealed"):
 
 def found(spool, round=1):
     return {name: bytes(reply.body()) for name, reply in spool.found(round, 0).items()}
-
-
-def log_of(folder, round=1):
-    return folder / f"round-{round}" / LOG
 
 
 # -- coming in -------------------------------------------------------------------------------------
@@ -100,7 +96,7 @@ def test_what_was_decoded_of_a_large_compressed_payload_is_kept(tmp_path):
     spool.store(KEY, 0, memoryview(LARGE), len(LARGE))
     form = [Field("x", "delta", len(LARGE), 4 * len(LARGE))]
     message = m.Reply(key=KEY, form=form, size=len(LARGE), check=digest([LARGE]))
-    assert spool.take(message, 0.0, (b"", ""), {}).take_payload() is payload
+    assert spool.take(message, CONNS, 0.0, (b"", ""), {}).take_payload() is payload
 
 
 def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
@@ -109,8 +105,8 @@ def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
     spool = inbox_in(tmp_path)
     spool.store(KEY, 0, memoryview(b""), 0)
     message = m.Reply(key=KEY, form=[], size=0, check=digest([]), reported=reported)
-    here = spool.take(message, 0.0, (b"", ""), {})
-    spool.flush()
+    here = spool.take(message, CONNS, 0.0, (b"", ""), {})
+    spool._journal.flush()
     there = inbox_in(tmp_path).found(1, 0)[3, "train"]
     assert here.message.reported == there.message.reported == {"drift": 0.5}
 
@@ -140,7 +136,7 @@ def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
     for data in (b"payload", LARGE):
         with pytest.raises(RemoteProtocolError):
             whole(spool, KEY, data)
-    spool.flush()
+    spool._journal.flush()
     assert list(tmp_path.glob("round-1/*.bin")) == []
     assert inbox_in(tmp_path).found(1, 0) == {}
 
@@ -188,40 +184,8 @@ def test_a_file_that_is_being_written_over_is_not_found(tmp_path):
     assert inbox_in(tmp_path).found(1, 0) == {}
     spool.store(again, 4, memoryview(other)[4:], len(LARGE))
     taken(spool, again, other)
-    spool.flush()
+    spool._journal.flush()
     assert found(inbox_in(tmp_path)) == {(3, "train"): other}
-
-
-@pytest.mark.parametrize("left", range(1, 60, 7))
-def test_a_torn_end_counts_for_nothing_and_spoils_nothing_after_it(tmp_path, left):
-    by_an_earlier_server(tmp_path)
-    before = log_of(tmp_path).read_bytes()
-    logged(inbox_in(tmp_path), Key(1, 0, 0, 4), b"torn")
-    whole_log = log_of(tmp_path).read_bytes()
-    os.truncate(log_of(tmp_path), max(len(before), len(whole_log) - left))
-    spool = inbox_in(tmp_path)
-    assert list(spool.found(1, 0)) == [(3, "train")]
-    logged(spool, Key(1, 0, 0, 5), b"another")
-    assert found(inbox_in(tmp_path)) == {(3, "train"): b"sealed", (5, "train"): b"another"}
-
-
-def test_no_byte_of_a_log_can_change_unseen(tmp_path):
-    spool = inbox_in(tmp_path)
-    for client, data in ((1, b"first"), (2, b""), (3, b"third")):
-        logged(spool, Key(1, 0, 0, client), data)
-    log, right = (
-        log_of(tmp_path),
-        {(1, "train"): b"first", (2, "train"): b"", (3, "train"): b"third"},
-    )
-    text = log.read_bytes()
-    for at in range(0, len(text), 5):
-        log.write_bytes(text[:at] + bytes([text[at] ^ 1 << at % 8]) + text[at + 1 :])
-        try:
-            left = found(inbox_in(tmp_path))
-        except StateError as error:
-            assert "the clients of its round are asked again" in str(error)  # noqa: PT017
-        else:
-            assert left.items() < right.items()  # one at least is asked again
 
 
 def test_a_reply_that_still_counts_outlives_its_round(tmp_path):
@@ -264,7 +228,7 @@ def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_pa
     for client in (3, 4):
         for what in ("evaluate", "train"):
             logged(first, Key(1, 0, 0, client, what), f"{what} of {client}".encode())
-    log = log_of(tmp_path)
+    log = tmp_path / "journal"
     text = f"{purpose} of 3".encode()
     log.write_bytes(log.read_bytes().replace(text, text[:-1] + b"2"))
     # The other of the two came from the same task, which is to be done again.
@@ -283,14 +247,14 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
     x.vector.normal_()
     size = x.layout.nbytes
     monkeypatch.setattr(inbox, "HELD_BYTES", int(2.5 * size))
-    spool = inbox.Inbox(tmp_path, lambda reply, body: None)
+    spool = inbox_in(tmp_path)
 
     def reply_of(key):
         body = Body([x])
         spool.store(key, 0, body.crossing(WHOLE), size)
         message = m.Reply(key=key, form=[Field("x", "state", size, size)], size=size)
-        reply = spool.take(message, 0.0, (b"", ""), {})
-        spool.flush()
+        reply = spool.take(message, CONNS, 0.0, (b"", ""), {})
+        spool._journal.flush()
         return reply
 
     replies = [reply_of(Key(1, 0, 0, client)) for client in range(3)]
@@ -328,33 +292,13 @@ def test_a_reply_that_turned_out_to_be_unusable_is_not_found(tmp_path):
     assert inbox_in(tmp_path).found(1, 0) == {}
 
 
-def test_a_whole_line_that_is_no_record_is_an_error(tmp_path):
-    by_an_earlier_server(tmp_path)
-    with log_of(tmp_path).open("ab") as log:
-        log.write(b"5\n")
-    with pytest.raises(StateError, match=r"replies\.log: record 2 is not what was written there"):
-        inbox_in(tmp_path).found(1, 0)
-
-
-def test_a_record_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
-    by_an_earlier_server(tmp_path)
-    message = m.Reply(key=Key(1, 0, 0, 4), form=[], size=0)
-    record = msgspec.json.encode(inbox.ReplyRecord(message=message, inline=1 << 40))
-    with log_of(tmp_path).open("ab") as log:
-        log.write(checked(record) + b"some")
-    spool = inbox_in(tmp_path)
-    assert list(spool.found(1, 0)) == [(3, "train")]
-    logged(spool, Key(1, 0, 0, 5), b"another")
-    assert log_of(tmp_path).stat().st_size < 4096  # what it announced is not made room for
-
-
 def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
     spool = inbox_in(tmp_path)
     logged(spool, KEY, LARGE)
     spool.clear(1)
     assert list((tmp_path / "spare").iterdir())
     spool.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
 
 
 @pytest.mark.parametrize("data", [b"payload", LARGE], ids=["small", "large"])
@@ -363,7 +307,7 @@ def test_a_payload_that_was_damaged_on_its_way_is_refused_and_leaves_nothing(tmp
     spool.store(KEY, 0, memoryview(data), len(data))
     with pytest.raises(RemoteProtocolError, match="damaged on its way"):
         taken(spool, KEY, data[:-1] + b"?")
-    spool.flush()
+    spool._journal.flush()
     assert spool.found(1, 0) == {}
     assert not list(tmp_path.glob("round-1/*.bin"))
 
@@ -391,7 +335,6 @@ def test_a_reply_that_came_again_after_it_was_revoked_is_found(tmp_path):
     logged(inbox_in(tmp_path), again, b"second")
     replies = inbox_in(tmp_path).found(1, 0)
     assert [reply.message.key for reply in replies.values()] == [again]
-    assert inbox_in(tmp_path).on_record() == {again}
 
 
 def test_a_reply_to_one_exchange_is_not_found_by_another(tmp_path):

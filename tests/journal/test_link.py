@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednet.errors import RemoteProtocolError
+from fednet.journal.journal import Journal
+from fednet.journal.link import NOBODY, Link, split
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
-from fednet.wire.ledger import Ledger
-from fednet.wire.link import NOBODY, Link, split
 
 KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
@@ -25,10 +25,10 @@ class Ends:
         self.up_rows: list[dict] = []
         self.down_rows: list[dict] = []
         self.client = Link(
-            "client", self._send, lambda n: n + 1, Ledger(self.up_rows.append), (64, 43), part
+            "client", self._send, lambda n: n + 1, Journal(self.up_rows.append), (64, 43), part
         )
         self.server = Link(
-            "server", self._send, lambda n: n + 1, Ledger(self.down_rows.append), (43, 64), part
+            "server", self._send, lambda n: n + 1, Journal(self.down_rows.append), (43, 64), part
         )
 
     def _send(self, conn, frames) -> bool:
@@ -66,8 +66,8 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
     assert wanted.items() <= reply_row.items()
     wanted = {"type": "pull", "direction": "down", "round": 2, "useful": True}
     assert wanted.items() <= pull_row.items()
-    assert ends.server.ledger.open() == {}
-    assert ends.server.ledger.forms == {}
+    assert ends.server.journal.book.open == {}
+    assert ends.server.journal.book.forms == {}
 
 
 def test_doubled_reply_leaves_the_account_of_the_first_alone():
@@ -116,7 +116,7 @@ def test_nothing_is_billed_for_a_connection_that_is_gone():
     ends.stands = False
     assert ends.client.send(b"c", m.Leave()) is False
     assert ends.up_rows == []
-    assert ends.client.ledger.crossed() == {"up": 0, "down": 0}
+    assert ends.client.journal.book.crossed == {"up": 0, "down": 0}
 
 
 def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
@@ -130,7 +130,7 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     assert sorted(
         (r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows
     ) == [("down", 5, False, True), ("up", 5, False, False), ("up", 6, False, False)]
-    assert ends.server.ledger.open() == {}
+    assert ends.server.journal.book.open == {}
 
 
 @settings(deadline=None)
@@ -225,4 +225,4 @@ def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
     ends.server.closed(b"c", awaited=True, **where)
     found = [(r["type"], r["bytes"], r.get("worker")) for r in ends.down_rows if r["round"] == 3]
     assert found == [("connection", 100, "w"), ("beat", beat, "w"), ("refused", 6, "w")]
-    assert ends.server.ledger.totals["up"] == 64 + beat + 6 + 100
+    assert ends.server.journal.book.totals["up"] == 64 + beat + 6 + 100

@@ -1,9 +1,10 @@
 """The one place that encodes, records and sends messages, and that decodes and records what comes.
 
-To record a message is to add its bytes to an account of the ledger, which becomes a row of the book
-once it is settled (see `ledger`). The parts of a payload share its announcement's account, the
-pulls that fetch them another, and a connection's heartbeats a third; every other message is a row
-at once. `send` is handed in, so the same link serves every transport.
+To record a message is to note in the journal that it crosses: its bytes go to an account of the
+book, which becomes a row once it is spent, or the verdict on its reply is there (see `events`). The
+parts of a payload share its announcement's account, the pulls that fetch them another, and a
+connection's heartbeats a third; every other message is a row at once. `send` is handed in, so the
+same link serves every transport.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 from msgspec import msgpack
 
 from fednet.errors import RemoteProtocolError
+from fednet.journal.events import Crossed, Cut, Name, Spent, Undone
+from fednet.journal.journal import Journal
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import OTHER, AccountName, Direction, Ledger
 
 NOBODY = b""  # in place of a connection: all connections together that have not joined
 ONCE = "once"  # in an account's name, of a message that is a row at once
@@ -34,7 +36,7 @@ class Outgoing(NamedTuple):
 
     conn: bytes
     frames: Sequence[Frame]
-    name: AccountName
+    name: Name
     envelope: int
     kinds: dict[str, int]
     raw: int
@@ -44,7 +46,8 @@ class Link:
     """One side of all connections of a process. side: "server" or "client". framing: bytes on the
     wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
     message. part: bytes of a payload's parts, but the last; with `WHOLE` a payload is one frame
-    within a process, and is recorded in parts of `PART` as it would cross a network.
+    within a process, and is recorded in parts of `PART` as it would cross a network. final: (round,
+    phase) of the evaluation after the last round, whose rows say so.
     """
 
     def __init__(
@@ -52,21 +55,23 @@ class Link:
         side: str,
         send: Callable[[bytes, Sequence[Frame]], bool],
         framing: Callable[[int], int],
-        ledger: Ledger,
+        journal: Journal,
         greeting: tuple[int, int] = (0, 0),
         part: int = m.PART,
     ) -> None:
-        self.out: Direction = "down" if side == "server" else "up"
-        self.back = OTHER[self.out]
+        self.out: m.Direction = "down" if side == "server" else "up"
+        self.back = m.OTHER[self.out]
         self._decode = decode_from_client if side == "server" else decode_from_server
         self._send = send
         self._framing = framing
         self._greeting, self._part = greeting, part
         self._most = max(part, m.PART)  # bytes of a body
-        self.ledger = ledger
+        self.journal = journal
+        self.final: tuple[int, int] | None = None
+        self._messages = 0  # that are a row each
         self._strangers: set[bytes] = set()
         # Open accounts of many messages, by connection; a dict in place of a set keeps their order.
-        self._counted: dict[bytes, dict[AccountName, None]] = {}
+        self._counted: dict[bytes, dict[Name, None]] = {}
         self._booked: dict[bytes, int] = {}  # bytes that came, by connection
 
     # -- messages ----------------------------------------------------------------------------------
@@ -86,9 +91,9 @@ class Link:
         """Sends what was composed; takes it out of its account if its connection is gone."""
         sent = self._send(out.conn, out.frames)
         if not sent:
-            self.ledger.take_back(out.name, out.envelope, out.kinds, out.raw)
+            self.journal.note(Undone(out.name, out.envelope, out.kinds, out.raw))
         elif out.name[2] == ONCE:
-            self.ledger.settle(out.name, False)
+            self._spend(out.name)
         return sent
 
     def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Content | None]:
@@ -118,29 +123,29 @@ class Link:
             self._booked[conn] += nbytes
         name, *_ = self._add(conn, self.back, message, body, nbytes, stray)
         if name[2] == ONCE:
-            self.ledger.settle(name, False, reason=stray or None)
+            self._spend(name, reason=stray)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
         self.record_received(conn, UNREAD, None, frames, "refused")
 
-    def _count(self, conn: bytes, direction: Direction, what: str, nbytes: int) -> AccountName:
+    def _count(self, conn: bytes, direction: m.Direction, what: str, nbytes: int) -> Name:
         """Adds bytes to a row of many messages; returns the name of its account."""
         whose = NOBODY if conn in self._strangers else conn
-        name = whose, direction, what
-        self.ledger.add(name, what, nbytes, counted=True)
+        name = whose, direction, what, 0
+        self.journal.note(Crossed(name, what, nbytes, counted=True))
         self._counted.setdefault(whose, {})[name] = None
         return name
 
     def _add(
         self,
         conn: bytes,
-        direction: Direction,
+        direction: m.Direction,
         message: m.Message,
         body: Content | None,
         nbytes: int,
         stray: str = "",
-    ) -> tuple[AccountName, int, dict[str, int], int]:
+    ) -> tuple[Name, int, dict[str, int], int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
         and what was added: envelope, bytes by kind, raw bytes). A part of a payload is added to
         that payload's account. A stray one is not, but its kinds are found by the form that is
@@ -153,19 +158,19 @@ class Link:
         if key is None and stray:
             return self._count(conn, direction, "refused", nbytes), nbytes, kinds, raw
         type = str(message.__struct_config__.tag)
-        name: AccountName = (conn, direction, ONCE, object())
+        name = self._once_name(conn, direction)
         if key is not None and isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
             if type != "pull":
                 type = CARRIERS[direction]
-            payload: AccountName = (conn, direction, type, key)
+            payload: Name = (conn, direction, type, key)
             if not stray:
                 name = payload
             length = 0 if body is None else len(body)
-            start, form = 0, self.ledger.forms.get(payload, ())
+            start, form = 0, self.journal.book.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):
                 form = message.form
                 if length != message.size:  # the rest follows
-                    self.ledger.forms[name] = form
+                    self.journal.book.forms[name] = form
                 if length > m.PART and self._part > m.PART:
                     nbytes += self._parts(name, message, length) - self._framing(length)
             elif isinstance(message, m.Part):
@@ -175,10 +180,19 @@ class Link:
             if type != "pull" and key.purpose == "evaluate":
                 type = "evaluate"
         envelope = nbytes - sum(kinds.values())
-        self.ledger.add(name, type, envelope, key, kinds, raw)
+        final = False
+        if key is not None and key.purpose == "evaluate":
+            final = (key.round, key.phase) == self.final
+        whose = key if name[2] == ONCE else None
+        self.journal.note(Crossed(name, type, envelope, kinds, raw, whose, final=final))
         return name, envelope, kinds, raw
 
-    def _parts(self, name: AccountName, message: m.Task | m.Reply, length: int) -> int:
+    def _once_name(self, conn: bytes, direction: m.Direction) -> Name:
+        """Of a message that is a row at once."""
+        self._messages += 1
+        return conn, direction, ONCE, self._messages
+
+    def _parts(self, name: Name, message: m.Task | m.Reply, length: int) -> int:
         """The bytes that so much of a payload takes in parts. Records the pulls for them too."""
         key, run, inc = message.key, message.run, message.inc
         starts = range(0, length, m.PART)
@@ -188,27 +202,43 @@ class Link:
             total += self._framing(header + len(msgpack.encode(index)) - 1)
             total += self._framing(min(m.PART, length - start))
         if name[2] != ONCE:
-            pull: AccountName = (name[0], OTHER[name[1]], "pull", key)
+            pull: Name = (name[0], m.OTHER[name[1]], "pull", key)
             header = len(encode(m.Pull(run=run, inc=inc, key=key, first=0, count=1)))
             first = 0
             while first < len(starts):
                 nbytes = self._framing(header + len(msgpack.encode(first)) - 1)
-                self.ledger.add(pull, "pull", nbytes, key)
+                final = key.purpose == "evaluate" and (key.round, key.phase) == self.final
+                self.journal.note(Crossed(pull, "pull", nbytes, final=final))
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
     # -- what becomes of them ----------------------------------------------------------------------
     def settle(
-        self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: object
+        self, conn: bytes, direction: m.Direction, key: m.Key, useful: bool, reason: str = ""
     ) -> None:
         """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
-        self.ledger.settle((conn, direction, CARRIERS[direction], key), useful, **more)
-        self.ledger.settle((conn, OTHER[direction], "pull", key), useful, **more)
+        self._spend((conn, direction, CARRIERS[direction], key), useful, reason)
+        self._spend((conn, m.OTHER[direction], "pull", key), useful, reason)
 
-    def settle_counted(self, conn: bytes, **more: object) -> None:
-        """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
+    def settle_counted(
+        self, conn: bytes, round: int | None = None, worker: str | None = None
+    ) -> None:
+        """Writes a connection's row of heartbeats, and that of what was refused of it, so far.
+        round, worker: in the rows.
+        """
         for name in self._counted.pop(conn, ()):
-            self.ledger.settle(name, False, **more)
+            self._spend(name, round=round, worker=worker)
+
+    def _spend(
+        self,
+        name: Name,
+        useful: bool = False,
+        reason: str = "",
+        round: int | None = None,
+        worker: str | None = None,
+    ) -> None:
+        if name in self.journal.book.open.get(name[0], ()):
+            self.journal.note(Spent(name, useful, reason, round, worker))
 
     # -- connections -------------------------------------------------------------------------------
     def opened(self, conn: bytes, stranger: bool = False) -> None:
@@ -224,17 +254,32 @@ class Link:
             else:
                 self._once(conn, direction, nbytes)
 
-    def _once(self, conn: bytes, direction: Direction, nbytes: int, **more: object) -> None:
+    def _once(
+        self,
+        conn: bytes,
+        direction: m.Direction,
+        nbytes: int,
+        reason: str = "",
+        round: int | None = None,
+        worker: str | None = None,
+    ) -> None:
         """Writes a row of bytes of a connection that are no message."""
-        name: AccountName = (conn, direction, ONCE, object())
-        self.ledger.add(name, "connection", nbytes)
-        self.ledger.settle(name, False, **more)
+        name = self._once_name(conn, direction)
+        self.journal.note(Crossed(name, "connection", nbytes))
+        self._spend(name, False, reason, round, worker)
 
     def joined(self, conn: bytes) -> None:
         """From now on there are rows of this connection's own."""
         self._strangers.discard(conn)
 
-    def undecoded(self, conn: bytes, received: int | None, **more: object) -> None:
+    def undecoded(
+        self,
+        conn: bytes,
+        received: int | None,
+        reason: str = "not decoded",
+        round: int | None = None,
+        worker: str | None = None,
+    ) -> None:
         """A connection has ended over which the kernel received so many bytes: records what
         never became a message. libzmq drops a message that is cut short, or damaged under CURVE,
         and says nothing of its bytes.
@@ -243,28 +288,33 @@ class Link:
         if beyond > 0 and conn in self._strangers:
             self._count(conn, self.back, "refused", beyond)
         elif beyond > 0:
-            self._once(conn, self.back, beyond, **{"reason": "not decoded", **more})
+            self._once(conn, self.back, beyond, reason, round, worker)
 
     def ended(self, conn: bytes) -> None:
         """The connection has ended, and its payloads are not settled yet. What was sent and turns
         out not to be used may not have arrived: it is `lost`, and its bytes are an upper bound.
         """
-        for name, account in self.ledger.open(conn).items():
-            if isinstance(name[-1], m.Key):
-                account.cut = name[1] == self.out
+        if conn in self.journal.book.open:
+            self.journal.note(Cut(conn, self.out))
 
-    def closed(self, conn: bytes, awaited: bool = False, **more: object) -> None:
-        """Writes the rows that a connection leaves open, with `more` in those of many messages.
+    def closed(
+        self,
+        conn: bytes,
+        awaited: bool = False,
+        round: int | None = None,
+        worker: str | None = None,
+    ) -> None:
+        """Writes the rows that a connection leaves open. round, worker: in those of many messages.
         awaited: payloads of tasks stay open, as their tasks go on over another connection.
         """
         if conn in self._strangers:
             self._strangers.discard(conn)
             return  # it has none
         self.ended(conn)
-        self.settle_counted(conn, **more)
+        self.settle_counted(conn, round, worker)
         if not awaited:
-            for name in self.ledger.open(conn):
-                self.ledger.settle(name, False, reason="cut short")
+            for name in self.journal.book.open_of(conn):
+                self._spend(name, reason="cut short")
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

@@ -1,0 +1,51 @@
+"""What tests ask of a journal's book and its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fednet.journal.book import Book, add_kinds
+from fednet.journal.events import Account, Name, Started
+from fednet.journal.file import JournalFile
+from fednet.journal.journal import Journal
+
+
+def useful(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Payload bytes that were of use, by direction and kind."""
+    found: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+    for row in rows:
+        if row["useful"]:
+            add_kinds(found[row["direction"]], row["kinds"])
+    return found
+
+
+def open_accounts(journal: Journal) -> dict[Name, Account]:
+    """The accounts that are open, of all connections."""
+    return {name: a for mine in journal.book.open.values() for name, a in mine.items()}
+
+
+def journal_in(folder: Path, rows: list[dict[str, Any]] | None = None, server: int = 1) -> Journal:
+    """The journal of the nth server that goes on in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write = list[object]().append if rows is None else rows.append
+    journal = Journal(write, JournalFile(folder / "journal"))
+    journal.recall()
+    journal.note(Started(server, 0))
+    return journal
+
+
+def read_book(folder: Path) -> Book:
+    """The book of a run whose server may be at work, or was killed: of a copy of its journal, as
+    far as that is whole.
+    """
+    path = folder / "checkpoint" / "journal"
+    copy = folder.parent / "journal-copy"
+    copy.write_bytes(path.read_bytes() if path.exists() else b"")
+    file, book = JournalFile(copy), Book()
+    for event in file.read():
+        book.apply(event)
+    file.close()
+    copy.unlink()
+    return book
