@@ -30,9 +30,11 @@ def options_of(
     argument's annotation, `Annotated[float, "What it does. [unit]"]`, is shown in lists of options.
     """
     try:
-        parameters, resolved = inspect.signature(part, eval_str=True).parameters, True
+        parameters = inspect.signature(part, eval_str=True).parameters
+        resolved = True
     except (NameError, TypeError):  # a user's annotation that cannot be resolved is ignored
-        parameters, resolved = inspect.signature(part).parameters, False
+        parameters = inspect.signature(part).parameters
+        resolved = False
     fields: list[tuple[str, object] | tuple[str, object, object]] = []
     for name, p in parameters.items():
         if p.kind is p.VAR_KEYWORD:

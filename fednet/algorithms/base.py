@@ -384,7 +384,8 @@ class Algorithm:
         down, which the reply has as its only weights.
         """
         y = host.train(getattr(down, self._field(down.weights_field, "Down")))
-        x, run = self._field(self.Up.weights_field, "Up"), self._field(self.Up.run_field, "Up")
+        x = self._field(self.Up.weights_field, "Up")
+        run = self._field(self.Up.run_field, "Up")
         return client, first(self.Up, "client_update", **{x: y.x, run: y.run})
 
     def outputs(self, module: nn.Module, x: Inputs) -> torch.Tensor:

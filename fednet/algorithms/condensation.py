@@ -128,7 +128,8 @@ def condense(
         # Classes taken together, so that many classes and a large net still fit in memory.
         together = max(1, GROUP // max(1, sum(p.numel() for p in matched.values())))
         for first in range(0, len(labels), together):
-            group, g_real = slice(first, first + together), []
+            group = slice(first, first + together)
+            g_real = []
             for c in labels[group]:
                 batch = real[c]
                 if len(batch) > how.real_batch:
@@ -173,7 +174,8 @@ def real_gradient(
     """gD: the gradient of the mean cross-entropy over real images of one class, at the net's
     weights; `at_once` images a pass.
     """
-    weights, y = list(matched.values()), torch.full((len(batch),), label, device=batch.device)
+    weights = list(matched.values())
+    y = torch.full((len(batch),), label, device=batch.device)
     total: Sequence[torch.Tensor] = ()
     for images, labels in zip(batch.split(at_once), y.split(at_once)):
         loss = F.cross_entropy(model(images), labels, reduction="sum") / len(batch)
@@ -193,7 +195,8 @@ def synthetic_plain(
     """Returns (D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,);
     dD/dx: shaped as `images`. Both are on the device of `images`.
     """
-    distances, gradients = [], []
+    distances = []
+    gradients = []
     for j in range(len(images)):
         x = images[j : j + 1].detach().requires_grad_()
         g = torch.autograd.grad(

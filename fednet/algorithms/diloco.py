@@ -38,7 +38,9 @@ class DiLoCo(Algorithm):
         b: Tensors
 
     def server_update(self, accumulator, server, cohort, host):
-        mean, mu, eta = accumulator.x.mean(), self.config.outer_momentum, self.config.outer_lr
+        mean = accumulator.x.mean()
+        mu = self.config.outer_momentum
+        eta = self.config.outer_lr
 
         def step(mean, x, b):
             delta = x - mean

@@ -76,10 +76,12 @@ def abc_loss(
     the same two.
     """
     positive = F.one_hot(y, z.shape[1]).bool()
-    q, g = torch.sigmoid(z.detach()), c.focal_gamma
+    q = torch.sigmoid(z.detach())
+    g = c.focal_gamma
     margin = torch.where(present, q.new_full((), c.m_n), q.new_full((), c.m_nn))
     kept = torch.where(positive, q < c.m_p, q > margin)
-    not_q, not_p = F.softplus(-z), F.softplus(z)
+    not_q = F.softplus(-z)
+    not_p = F.softplus(z)
     if g:
         not_q, not_p = torch.exp(-g * not_p) * not_q, torch.exp(-g * not_q) * not_p
     total = (torch.where(positive, not_q, not_p) * kept).sum()

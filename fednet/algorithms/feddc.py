@@ -24,6 +24,7 @@ If a client has one image of a class, S_i shows that image recognisably (docs/ru
 leaves out the classes of which a client has fewer images.
 """
 
+import functools
 import math
 
 import torch
@@ -31,7 +32,8 @@ import torch
 from fednet.algorithms.base import *
 from fednet.algorithms.condensation import AtLeastOne, Condensation, check, condense, present
 
-FLOAT_BYTES, LABEL_BYTES = 4, 8
+FLOAT_BYTES = 4
+LABEL_BYTES = 8
 
 
 @algorithm("feddc")
@@ -88,7 +90,8 @@ class FedDC(Algorithm):
         y = host.train(down.x)
         if client.y is None or self.config.condense == "every":
             # From random streams of its own and untrained nets: S_i does not depend on w^t.
-            model, fresh = host.model(host.initial), lambda k: host.fresh("condense", k)
+            model = host.model(host.initial)
+            fresh = functools.partial(host.fresh, "condense")
             with host.drawing("condense/draws"):
                 s, distance = condense(model, fresh, *host.data, host.rng, self.config)
             host.report(condensation_distance=distance)

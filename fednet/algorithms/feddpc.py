@@ -92,7 +92,8 @@ class FedDPC(Algorithm):
         return self.Accumulator(u=u, gg=gg, along=accumulator.along + f * c)
 
     def server_update(self, accumulator, server, cohort, host):
-        m, along = accumulator.u.count, accumulator.along
+        m = accumulator.u.count
+        along = accumulator.along
         eta_g = host.lr if self.config.server_lr is None else self.config.server_lr
 
         def step(u, g, x):

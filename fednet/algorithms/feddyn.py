@@ -51,7 +51,8 @@ class FedDyn(Algorithm):
         return self.Client(g=g), self.Up(x=y.x, run=y.run)
 
     def server_update(self, accumulator, server, cohort, host):
-        alpha, mean = self.config.alpha, accumulator.x.mean()
+        alpha = self.config.alpha
+        mean = accumulator.x.mean()
         share = alpha * accumulator.x.count / host.clients
 
         def step(mean, theta, h):

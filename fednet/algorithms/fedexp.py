@@ -50,7 +50,8 @@ class FedExP(Algorithm):
         )
 
     def server_update(self, accumulator, server, cohort, host):
-        d, a = accumulator.d, accumulator.d.weight
+        d = accumulator.d
+        a = accumulator.d.weight
         eps = self.config.eps * host.lr_decay**2
         mean_square = float(torch.dot(d.vector, d.vector)) / a**2  # ||D||^2
         below = 2 * (mean_square + eps)

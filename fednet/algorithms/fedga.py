@@ -104,7 +104,8 @@ class FedGA(Algorithm):
         if self.config.mode == "stale":
             start = self.displaced(down.x, down.g, client.g)
             y = host.train(start)
-            d, g_i = start - y.x, client.g
+            d = start - y.x
+            g_i = client.g
             if y.run.steps:
                 g_i = d.params / (host.lr * tau(y.run.steps, host.momentum))
             return self.Client(g=g_i), self.Up(d=d.with_buffers(y.x), run=y.run)

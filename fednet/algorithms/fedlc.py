@@ -33,7 +33,8 @@ class FedLC(Algorithm):
         """Strength of the calibration by class counts; 0: plain cross-entropy."""
 
     def client_update(self, phase, client, down, host):
-        n, tau = torch.as_tensor(host.class_counts, device=host.device).float(), self.config.tau
+        n = torch.as_tensor(host.class_counts, device=host.device).float()
+        tau = self.config.tau
         margin = tau * n**-0.25 if tau else 0.0  # (C,), infinite for an absent class
         y = host.train(down.x, loss=lambda model, x, y: F.cross_entropy(model(x) - margin, y))
         return client, self.Up(x=y.x, run=y.run)

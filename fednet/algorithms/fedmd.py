@@ -141,7 +141,8 @@ class FedMD(Algorithm):
         """SGD over public samples at the run's learning rate, without momentum."""
         if not epochs or not len(target):
             return w
-        model, draws = host.model(w), host.rng(f"fedmd/{stream}")
+        model = host.model(w)
+        draws = host.rng(f"fedmd/{stream}")
         model.train()
         parameters = [p for p in model.parameters() if p.requires_grad]
         with host.drawing(f"fedmd/{stream}"):

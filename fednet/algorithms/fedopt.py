@@ -41,7 +41,9 @@ class FedAvgM(Algorithm):
         v: Tensors
 
     def server_update(self, accumulator, server, cohort, host):
-        mean, beta, eta = accumulator.x.mean(), self.config.beta, self.config.server_lr
+        mean = accumulator.x.mean()
+        beta = self.config.beta
+        eta = self.config.server_lr
 
         def step(mean, x, v):
             v_new = beta * v + (mean - x)
@@ -83,7 +85,8 @@ class Adaptive(Algorithm):
         )
 
     def server_update(self, accumulator, server, cohort, host):
-        mean, c = accumulator.x.mean(), self.config
+        mean = accumulator.x.mean()
+        c = self.config
 
         def step(mean, x, m, v):
             delta = mean - x

@@ -107,7 +107,8 @@ class FedProto(Algorithm):
 
     # -- a round -----------------------------------------------------------------------------------
     def client_update(self, phase, client, down, host):
-        c, known = down.c.to(host.device), down.known.bool().to(host.device)
+        c = down.c.to(host.device)
+        known = down.known.bool().to(host.device)
         lambda_ = self.config.lambda_
 
         def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
@@ -125,7 +126,8 @@ class FedProto(Algorithm):
         if self.config.weighting == "samples":
             # A client may report more samples than it has, and `round.max_share` may reduce how
             # many of its samples count.
-            n, total = up.n, float(up.n.double().sum())
+            n = up.n
+            total = float(up.n.double().sum())
             if total > up.run.n:
                 n = (n.double() * (up.run.n / total)).long()
         c = up.c.double() * n.unsqueeze(1)
@@ -151,7 +153,8 @@ class FedProto(Algorithm):
         if not bool(candidates.any()):
             return local
         model = host.frozen(local)
-        c, candidates = client.c.to(host.device), candidates.to(host.device)
+        c = client.c.to(host.device)
+        candidates = candidates.to(host.device)
 
         def outputs(x: Inputs) -> torch.Tensor:
             apart = torch.cdist(model.features(x).flatten(1), c).square()

@@ -46,17 +46,25 @@ class FedRep(Algorithm):
     def client_update(self, phase, client, down, host):
         base = host.shared.parameters.names
         head = host.layout.parameters.without(base).names
-        train, h, b = host.train_config, self.config.head_epochs, self.config.body_epochs
+        train = host.train_config
+        h = self.config.head_epochs
+        b = self.config.body_epochs
         if h is None:
             h = max(1, train.epochs - 1)
-        unit, counts = "epochs", (h, b)
+        unit = "epochs"
+        counts = (h, b)
         if train.steps is not None:
-            unit, counts = "steps", divided(train.steps, h, b)
-        x, steps, loss = whole_model(down.x, client.head, host), 0, 0.0
+            unit = "steps"
+            counts = divided(train.steps, h, b)
+        x = whole_model(down.x, client.head, host)
+        steps = 0
+        loss = 0.0
         for count, names, stream in zip(counts, (head, base), ("order", "order/body")):
             if count and names:
                 y = host.train(x, **{unit: count}, only=names, stream=stream)
-                x, steps, loss = y.x, steps + y.run.steps, loss + y.run.loss * y.run.steps
+                x = y.x
+                steps = steps + y.run.steps
+                loss = loss + y.run.loss * y.run.steps
         up, own = split_model(x, host)
         run = Run(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
         return self.Client(head=own), self.Up(x=up, run=run)

@@ -58,7 +58,8 @@ class FedRoD(Algorithm):
         return layout
 
     def client_update(self, phase, client, down, host):
-        n, gamma = torch.as_tensor(host.class_counts, device=host.device), self.config.gamma
+        n = torch.as_tensor(host.class_counts, device=host.device)
+        gamma = self.config.gamma
         prior = gamma * n.float().log() if gamma else 0.0  # (C,); without it no class is left out
         p = client.p
         if p is None:
@@ -72,7 +73,8 @@ class FedRoD(Algorithm):
     def personal_model(self, client, local, host):
         if client.p is None:
             return local
-        model, p = host.frozen(local), dict(client.p.to(host.device).items())
+        model = host.frozen(local)
+        p = dict(client.p.to(host.device).items())
 
         def outputs(x: Inputs) -> torch.Tensor:
             h = model.features(x)

@@ -40,7 +40,8 @@ class FedSGD(Algorithm):
 
     def client_update(self, phase, client, down, host):
         found = host.gradient(down.x)
-        g, train = found.x, host.train_config
+        g = found.x
+        train = host.train_config
         if train.clip_norm is not None:
             g = g * min(1.0, train.clip_norm / (g.norm() + 1e-6))
         if train.weight_decay:

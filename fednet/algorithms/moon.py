@@ -44,7 +44,8 @@ class Moon(Algorithm):
         if client.v is None or not self.config.mu:
             y = host.train(down.x)
             return self.Client(v=y.x), self.Up(x=y.x, run=y.run)
-        glob, prev = host.frozen(down.x), host.frozen(client.v)
+        glob = host.frozen(down.x)
+        prev = host.frozen(client.v)
 
         def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:  # lines 16-20
             # The body sees the batch once: a second pass would count it twice in the statistics of
@@ -52,9 +53,11 @@ class Moon(Algorithm):
             features = model.features(x)
             outputs = model.head(features)
             with torch.no_grad():
-                z_glob, z_prev = glob.features(x).flatten(1), prev.features(x).flatten(1)
+                z_glob = glob.features(x).flatten(1)
+                z_prev = prev.features(x).flatten(1)
             z = features.flatten(1)
-            near, far = F.cosine_similarity(z, z_glob, dim=1), F.cosine_similarity(z, z_prev, dim=1)
+            near = F.cosine_similarity(z, z_glob, dim=1)
+            far = F.cosine_similarity(z, z_prev, dim=1)
             # A softmax over two similarities is a softplus of their difference.
             l_con = F.softplus((far - near) / self.config.tau).mean()
             return host.task.loss(outputs, y) + self.config.mu * l_con

@@ -52,7 +52,8 @@ class PFedMe(Algorithm):
 
     def client_update(self, phase, client, down, host):
         w = theta = down.x
-        train, loss = host.train_config, 0.0
+        train = host.train_config
+        loss = 0.0
         steps = train.steps  # R
         if steps is None:
             steps = train.epochs * -(-host.n // train.batch_size)

@@ -48,7 +48,8 @@ class QFedAvg(Algorithm):
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), loss=loss, run=y.run)
 
     def accumulate(self, accumulator, server, client_id, up, host):
-        q, loss = self.config.q, up.loss + EPSILON
+        q = self.config.q
+        loss = up.loss + EPSILON
         square = up.d.dot(up.d)
         return self.Accumulator(
             d=accumulator.d.add(up.d, loss**q),

@@ -54,7 +54,8 @@ def _pair(method: Any, given: Arguments, found: object) -> str | None:
     for name, value in tensors_of(up).items():
         if value.layout.parameters == shared.parameters:
             continue
-        sent, expected = value.layout.parameters.names, shared.parameters.names
+        sent = value.layout.parameters.names
+        expected = shared.parameters.names
         lacks = [n for n in expected if n not in sent] or [n for n in sent if n not in expected]
         return (
             f"the tensors that are sent (host.shared) as {type(up).__qualname__}.{name}; the "

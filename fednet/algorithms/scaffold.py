@@ -116,7 +116,9 @@ class Scaffold(Algorithm):
         return Tensors.pack(c.layout, turned)
 
     def client_update(self, phase, client, down, host):
-        x, c, c_i = down.x, down.c, client.c
+        x = down.x
+        c = down.c
+        c_i = client.c
         if self.config.correction == "grad":
             y = host.train(x, add_to_grad=c - c_i)  # line 10
             momentum = host.momentum if self.config.divisor == "tau" else 0.0

@@ -103,14 +103,18 @@ class Secure(Algorithm):
         """Returns the masked reply that is sent. x: the weights that the client got."""
         if self.steps[phase] != "masked":
             return up
-        machine, question = self._mine(host, "masked"), _bytes(down.question)
-        parts, outside, run = list[Integers](), 0, run_of(up)
+        machine = self._mine(host, "masked")
+        question = _bytes(down.question)
+        parts = list[Integers]()
+        outside = 0
+        run = run_of(up)
         weight = 1 if run is None else int(self.weight(run))
         for name, how in self.summed.items():
             value = getattr(up, name)
             if up.fields[name].kind == "state":
                 value = value.params - x.params.to(value.device)
-            point, vector = self.point[how], value.vector.detach().cpu().numpy()
+            point = self.point[how]
+            vector = value.vector.detach().cpu().numpy()
             parts.append(point.encode(vector, weight if point.most > 1 else 1))
             outside += point.clipped(vector)
         if outside:
@@ -119,7 +123,8 @@ class Secure(Algorithm):
         if machine.previous_answer("masked", question) is None:
             host.secrets.leaves(host.client_id, host.round, entries.tobytes())
         answer = machine.answer("masked", question, entries)
-        kind, shown = self.exchanges[phase].up, {}
+        kind = self.exchanges[phase].up
+        shown = {}
         if kind.run_field is not None:
             shown[kind.run_field] = run
         else:
@@ -132,7 +137,8 @@ class Secure(Algorithm):
 
     # -- the server --------------------------------------------------------------------------------
     def broadcast(self, server, phase, client_id):
-        step, asked = self.steps[phase], self.exchanges[phase].down
+        step = self.steps[phase]
+        asked = self.exchanges[phase].down
         if step == "keys":
             return asked()
         question = _array(server.machine.question(client_id))
@@ -145,7 +151,8 @@ class Secure(Algorithm):
         return StepAnswers(gathered=Gathered())
 
     def accumulate(self, accumulator, server, client_id, up, host):
-        machine, answer = self.machine(server, host.round), _bytes(up.answer)
+        machine = self.machine(server, host.round)
+        answer = _bytes(up.answer)
         if machine.step == "masked":
             # The masks of an earlier round are no longer in use: the sum would be noise.
             digest = hashlib.sha256(answer).digest()
@@ -177,7 +184,9 @@ class Secure(Algorithm):
 
     def _unmasked(self, machine: SecureServer, inner: object) -> State:
         """Returns the accumulator that the method would have had of the survivors' replies."""
-        base, total, sums = self.shared_model(inner), machine.total, {}
+        base = self.shared_model(inner)
+        total = machine.total
+        sums = {}
         assert base is not None
         for (name, how), part in zip(self.summed.items(), np.split(total, len(self.summed))):
             if not self.point[how].possible(part, len(machine.survivors)):
@@ -271,12 +280,14 @@ def plan_sums(
 
     if wrong := terms(1).wrong():
         raise ConfigError(f"privacy.secagg: {wrong}.")
-    method.terms, method.point = terms, point
+    method.terms = terms
+    method.point = point
 
 
 def made(config: Config) -> Algorithm:
     """Makes the method of a configuration, under secure aggregation if that asks for it."""
-    kind, section = registry.algorithm.get(config.algorithm.name), config.privacy.secagg
+    kind = registry.algorithm.get(config.algorithm.name)
+    section = config.privacy.secagg
     if section.protocol != "none":
         kind = secured(kind, section)
     return kind(msgspec.convert(config.algorithm.options, kind.Config), config.clients)

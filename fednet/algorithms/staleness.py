@@ -53,7 +53,8 @@ def rebased(up: P, sent: Tensors | None, now: Tensors | None, tau: int) -> P:
     """
     if not tau:
         return up
-    s, changed = weight(BUFFERED, tau), {}
+    s = weight(BUFFERED, tau)
+    changed = {}
     for name, value in tensors_of(up).items():
         kind = up.fields[name].kind
         if kind == "delta":

@@ -200,7 +200,8 @@ def configured(args: argparse.Namespace) -> Config:
         held = Path(args.config)
         if held.name in ("", ".."):  # "." or "..": the run has the name of that directory
             held = held.resolve()
-        args.config, args.out = held / "config.yaml", held.parent
+        args.config = held / "config.yaml"
+        args.out = held.parent
         args.set = [f"name={held.name}", *args.set]
     elif args.config is not None and Path(args.config).is_dir():
         raise ConfigError(

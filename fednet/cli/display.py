@@ -30,13 +30,15 @@ class Display:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        self.quiet, self.live = quiet, False
+        self.quiet = quiet
+        self.live = False
         # Whether a line can be drawn over. A notebook is no terminal: Jupyter claims to be one for
         # `!fednet` in a cell, but keeps every line.
         notebook = "JPY_PARENT_PID" in os.environ
         dumb = os.environ.get("TERM") == "dumb"
         self._redrawn = sys.stdout.isatty() and not notebook and not dumb
-        self.round, self.head = 0, "starting"
+        self.round = 0
+        self.head = "starting"
         self.waiting: JsonDict = {}
         self.started = time.monotonic()
 
@@ -64,7 +66,8 @@ class Display:
 
     def round_done(self, record: Round) -> None:
         if record.round == self.round:  # else the next has been opened before
-            self.head, self.waiting = f"{self.head.partition(':')[0]} is done", {}
+            self.head = f"{self.head.partition(':')[0]} is done"
+            self.waiting = {}
         line = round_line(record)
         self.note(line if self.live else timed(line))
 
@@ -106,7 +109,8 @@ class Display:
             sys.stdout.write(text)
             sys.stdout.flush()
         except OSError:
-            self.quiet, self.live = True, False
+            self.quiet = True
+            self.live = False
             nowhere(sys.stdout)
 
 

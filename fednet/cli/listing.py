@@ -89,7 +89,8 @@ def _world(args: argparse.Namespace) -> None:
         return
     from fednet import world
 
-    trace, args.config = args.config, None
+    trace = args.config
+    args.config = None
     kind = world.kind(trace)
     if not any(text.startswith("clients=") for text in args.set):
         args.set = [*args.set, f"clients={world.clients(trace)}"]

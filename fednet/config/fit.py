@@ -173,7 +173,8 @@ def _members(kind: Hint) -> list[Hint]:
 
 def describe(kind: Hint) -> str:
     """Returns a type in words: `a float >= 0 or null`."""
-    bare, limits = kind, []
+    bare = kind
+    limits = []
     if _origin(kind) is Annotated:
         bare, *marks = get_args(kind)
         for mark in marks:
@@ -183,7 +184,8 @@ def describe(kind: Hint) -> str:
                     limits.append(f"{sign} {bound}")
             if getattr(mark, "description", None):
                 return str(mark.description)
-    origin, inside = _origin(bare), get_args(bare)
+    origin = _origin(bare)
+    inside = get_args(bare)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(option) for option in inside)
     if origin is Literal:

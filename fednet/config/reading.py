@@ -198,7 +198,8 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
         return over
     kept = dict(base.value)
     selector = SELECTORS.get(path, "")
-    old, new = kept.get(selector), over.value.get(selector)
+    old = kept.get(selector)
+    new = over.value.get(selector)
     if old is not None and new is not None and old.value != new.value:
         # With another dataset only the old one's options are dropped; partition and splits stay if
         # the run divides the new one.

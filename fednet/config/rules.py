@@ -96,7 +96,9 @@ def _clients(c: Config) -> Iterator[Broken]:
     """Checks how many clients are selected in a round, how many must reply, and that clients can
     join the run while it goes on, if it is open to them.
     """
-    wanted, there, round = c.clients_per_round, c.training_clients, c.round
+    wanted = c.clients_per_round
+    there = c.training_clients
+    round = c.round
     if there < 1:
         yield "evaluate.held_out", f"no client would be left to train; there are {c.clients}."
         return
@@ -172,7 +174,9 @@ def _needs(c: Config) -> Iterator[Broken]:
         yield "security.keys", key
     if c.privacy.noise and c.privacy.clip is None:
         yield "privacy.noise", "needs privacy.clip, the norm that it is a multiple of."
-    name, patience, every = c.stop.metric, c.stop.patience, c.evaluate.every
+    name = c.stop.metric
+    patience = c.stop.patience
+    every = c.evaluate.every
     if c.stop.accuracy is not None and not every:
         yield "stop.accuracy", "needs evaluate.every of at least 1: nothing would measure it."
     if c.stop.accuracy is not None and not c.evaluate.global_ and c.evaluate.clients == "none":
@@ -278,7 +282,9 @@ def _crashes(c: Config) -> bool:
 
 
 def _schedule(c: Config) -> Iterator[Broken]:
-    mode, buffer, every = c.schedule.mode, c.schedule.buffer, c.schedule.every
+    mode = c.schedule.mode
+    buffer = c.schedule.buffer
+    every = c.schedule.every
     if buffer is not None and mode != "async":
         yield "schedule.buffer", f"only applies to async; the mode is {mode}."
     if every is not None and mode != "semi-sync":
@@ -376,7 +382,8 @@ AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down")}
 
 def _absent(c: Config) -> Iterator[Broken]:
     """Checks that a model of availability has all of its keys, and no other model's or a trace."""
-    model, trace = c.availability.model, c.availability.trace
+    model = c.availability.model
+    trace = c.availability.trace
     if trace is not None and model != "always":
         yield "availability.trace", f"the model {model} is given too; {KEEP_ONE}"
     if trace is not None and _crashes(c):
@@ -419,7 +426,8 @@ def _faults(c: Config) -> Iterator[Broken]:
 
 # -- rules of the method ---------------------------------------------------------------------------
 def _method(c: Config, m: Part) -> Iterator[Broken]:
-    name, mode = c.algorithm.name, c.schedule.mode
+    name = c.algorithm.name
+    mode = c.schedule.mode
     if m.classes_only and c.task != "classification":
         loss = f"{name} trains with a loss of its own about classes"
         yield "task", f"{loss}; expected classification, got {c.task!r}."
@@ -470,7 +478,8 @@ def _method(c: Config, m: Part) -> Iterator[Broken]:
             f"{name} sends weights, or what has their shape, and needs one model for all clients; "
             f"methods whose messages do not depend on it, such as fedproto and fedmd, take a list.",
         )
-    rule, guarantee = c.aggregation.rule, "the guarantee of privacy.noise is computed for a mean"
+    rule = c.aggregation.rule
+    guarantee = "the guarantee of privacy.noise is computed for a mean"
     if rule != "mean" and not m.sums_updates:
         yield "aggregation.rule", f"{not_summed}, so {rule} cannot replace it; expected mean."
     if rule != "mean" and c.privacy.noise:

@@ -120,7 +120,8 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         return Node(None, source)
 
     def build(node: yaml.Node, key_at: str) -> Node:
-        at, text = place(node.start_mark), node.value
+        at = place(node.start_mark)
+        text = node.value
         value: Any
         match node, node.tag.removeprefix("tag:yaml.org,2002:"):
             case yaml.MappingNode(), "map":

@@ -241,10 +241,8 @@ def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float,
     of whole numbers, so exact.
     """
     channels = x.shape[1]
-    total, square = (
-        torch.zeros(channels, dtype=torch.int64),
-        torch.zeros(channels, dtype=torch.int64),
-    )
+    total = torch.zeros(channels, dtype=torch.int64)
+    square = torch.zeros(channels, dtype=torch.int64)
     for start in range(0, len(x), 1000):  # bounds the memory of the wide copy
         wide = x[start : start + 1000].to(torch.int64)
         total += wide.sum(dim=(0, 2, 3))
@@ -354,7 +352,8 @@ def _statistics(
         raise DataError("mean and std: give both or neither.")
     if mean is None or std is None:
         return None, None
-    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+    mean = tuple(map(float, mean))
+    std = tuple(map(float, std))
     if len(mean) != len(std) or min(std) <= 0:
         raise DataError(f"mean {mean} and std {std}: expected as many of both, and std > 0.")
     for name, part in named(x).items():
@@ -480,14 +479,16 @@ def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int
 
 
 def _same_form(train: Split, test: Split) -> None:
-    one, two = named(train[0]), named(test[0])
+    one = named(train[0])
+    two = named(test[0])
     if one.keys() != two.keys():
         ours, theirs = (
             ", ".join(repr(k) if k else "one tensor" for k in keys) for keys in (one, two)
         )
         raise DataError(f"train has the inputs {ours}, test has {theirs}.")
     for name in one:
-        a, b = one[name], two[name]
+        a = one[name]
+        b = two[name]
         if a.dtype != b.dtype or a.shape[1:] != b.shape[1:]:
             raise DataError(
                 f"x{f'[{name!r}]' if name else ''}: a training sample is {a.dtype} "

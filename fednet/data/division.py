@@ -47,7 +47,8 @@ def split(
         seed = section.partition.seed
     y = data.labels()
     public = validation = np.empty(0, dtype=np.int64)
-    samples, fraction = section.public.samples, section.public.fraction
+    samples = section.public.samples
+    fraction = section.public.fraction
     if (samples or fraction) and (uses_public or section.baseline_pool != "full"):
         draw = rng(seed, "public")
         public = balanced(y, samples, draw) if samples else stratified(y, fraction, draw)
@@ -228,7 +229,8 @@ def _cut(
     train = np.setdiff1d(np.arange(data.n_train), test)
     groups = test_groups = None
     if data.groups is not None:
-        groups, test_groups = data.groups[train], data.groups[test]
+        groups = data.groups[train]
+        test_groups = data.groups[test]
     laid = data.replace(
         train=data.take(train), test=data.take(test), groups=groups, test_groups=test_groups
     )

@@ -62,7 +62,8 @@ class Site:
         return np.bincount(self.data.labels()[self.part], minlength=self.data.table_classes)
 
     def _inputs(self, raw: Split, which: str) -> tuple[Inputs, torch.Tensor]:
-        x, y = self.data.inputs(raw[0], self.device), to_device(raw[1], self.device)
+        x = self.data.inputs(raw[0], self.device)
+        y = to_device(raw[1], self.device)
         if not self.noise:
             return x, y
         if isinstance(x, dict):
@@ -134,7 +135,8 @@ class Federation:
         noise.
         """
         noise = self.feature_noise * client / max(1, len(self.parts) - 1)
-        part, test = self.parts[client], self.tests[client]
+        part = self.parts[client]
+        test = self.tests[client]
         return Site(self.data, part, test, torch.device(device), noise, self.seed, client)
 
     def only(self, indices: np.ndarray) -> Data | None:

@@ -213,7 +213,8 @@ class Columns:
                 raise ConfigError(f"data.{key}: {unknown('column', column, columns)}")
         if x is None and len(rest) != 1:
             raise ConfigError(f"data.x: name the column of inputs, one of {', '.join(rest)}.")
-        self.x, self.y = x or rest[0], y
+        self.x = x or rest[0]
+        self.y = y
         self.names: tuple[str, ...] | None = getattr(split.features.get(y), "names", None)
         self.rows = split if own else split.with_format(None).select_columns([self.x, self.y])
 

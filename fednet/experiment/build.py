@@ -156,7 +156,8 @@ class Experiment:
         self, device: str | torch.device = "cpu", setting: Setting | None = None
     ) -> Scratch:
         """Returns a new model to work with. setting: of a client's own model."""
-        setting, wanted = setting or self.setting, self.config.train.memory_format
+        setting = setting or self.setting
+        wanted = self.config.train.memory_format
         last = wanted == "channels_last" or (
             wanted == "auto" and torch.device(device).type == "cpu" and setting.innermost
         )
@@ -352,7 +353,8 @@ def _fitted(
     them.
     """
     if federation is not None:
-        input_shape, outputs = federation.data.input_shape, federation.data.outputs
+        input_shape = federation.data.input_shape
+        outputs = federation.data.outputs
         classes = federation.data.classes or 0
     else:
         input_shape, declared, outputs = site.declared(config.data)
@@ -409,7 +411,8 @@ def _setting(
     """Builds the setting of one model. Raises ConfigError if the model or the task does not fit the
     configuration or the method.
     """
-    layout, module = begun.layout, begun.module
+    layout = begun.layout
+    module = begun.module
     shared = algorithm.shared(layout, module)
     part = config.train.only or config.model.adapters is not None
     if part and type(algorithm).shares() and not shared.sizes[0]:

@@ -63,7 +63,8 @@ class VirtualClock:
         for one client in one phase: sending, both ways, and training. down, up: all bytes of the
         messages, as the ledger has them; slow, delay: planned faults.
         """
-        link, training = self._link(client)[0], self._training(client, steps, slow, delay)
+        link = self._link(client)[0]
+        training = self._training(client, steps, slow, delay)
         came = link.time(down, "down", at)
         return {
             "sending": came + link.time(up, "up", at + came + training),

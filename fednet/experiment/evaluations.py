@@ -77,7 +77,8 @@ class EvaluationReply(Payload):
         labels or values in the client's own and in the class-balanced test set; shapes:
         `Setting.more`.
         """
-        counts, losses = self.counts, self.losses
+        counts = self.counts
+        losses = self.losses
         if (
             counts.dtype != torch.int64
             or losses.dtype != torch.float64
@@ -91,7 +92,8 @@ class EvaluationReply(Payload):
                 f"declared form, or more are correct than were tested"
             )
         for name, row in zip(EVALUATED_MODELS, counts[:, 1].tolist()):
-            tested, there = sum(row), balanced if name in BALANCED else own
+            tested = sum(row)
+            there = balanced if name in BALANCED else own
             if tested > there:  # as Python's numbers: a sum of int64 may wrap
                 raise RemoteProtocolError(
                     f"its {name} model was tested on {tested} labels or values, it says; there are "

@@ -57,7 +57,8 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
     """Tries the model, the task, and what the method needs of the model, on two training samples.
     Raises ConfigError.
     """
-    config, task = setting.config, setting.task
+    config = setting.config
+    task = setting.task
     module = setting.module()
     if config.train.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)
@@ -144,7 +145,8 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
 
 def unlike_losses(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> Iterator[str]:
     """Yields a remark if the task's `loss` of a batch is not the mean of its `losses`."""
-    each, labels = task.losses(out, y).double(), labels_of(task, y)
+    each = task.losses(out, y).double()
+    labels = labels_of(task, y)
     shares = torch.ones_like(each) if labels is None else labels.double()
     mean = float((each * shares).sum().detach() / shares.sum().clamp(min=1))
     whole = float(task.loss(out, y).detach())
@@ -157,7 +159,8 @@ def unlike_losses(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> 
 
 def remarks(setting: Setting, data: Data) -> Iterator[str]:
     """Yields what a user should know of the task, tried on two samples."""
-    config, task = setting.config, setting.task
+    config = setting.config
+    task = setting.task
     if type(task) not in (Classification, Regression):
         x, y = samples(data)
         out = _evaluated(config, setting.module(), data.inputs(x))
@@ -220,7 +223,8 @@ def counting(
     axis of the classes in a model's outputs for sequences. classes: 0 if there are none. Raises
     ConfigError if the task does not have these counts, or they are no counts.
     """
-    names, shown = config.evaluate.metrics, config.task
+    names = config.evaluate.metrics
+    shown = config.task
     metrics.check_offered(names, task, shown)
     needed = metrics.needed(names)
     width = max(1, classes)

@@ -193,7 +193,8 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     try:
         config = json.loads(about.read_text(encoding="utf-8"))
         given = load_file(tensors)
-        r, alpha = int(config["r"]), float(config["lora_alpha"])
+        r = int(config["r"])
+        alpha = float(config["lora_alpha"])
         scale = alpha / math.sqrt(r) if config.get("use_rslora") else alpha / r
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as e:
         raise ConfigError(
@@ -210,7 +211,8 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
         raise ConfigError(f"{source}: it lacks {min(less)!r}.")
     for name, t in wanted.items():
         if given[name].shape != t.shape:
-            found, here = tuple(given[name].shape), tuple(t.shape)
+            found = tuple(given[name].shape)
+            here = tuple(t.shape)
             raise ConfigError(f"{source}: {name!r} is of shape {found}, here it is {here}.")
         if not bool(torch.isfinite(given[name]).all()):
             raise ConfigError(f"{source}: {name!r} has values that are not finite.")

@@ -130,20 +130,23 @@ def normed_convs(
     c, h, w = image
     # 28x28 images become 32x32 at the first one, as in the reference.
     padding = 3 if (h, w) == (28, 28) else 1
-    h, w = h + 2 * padding - 2, w + 2 * padding - 2
+    h = h + 2 * padding - 2
+    w = w + 2 * padding - 2
     layers: dict[str, nn.Module] = {}
     k = 0
     for width in widths:
         if width is None:
             layers[f"pool{k}"] = pool(2)
-            h, w = h // 2, w // 2
+            h = h // 2
+            w = w // 2
             continue
         k += 1
         layers[f"conv{k}"] = nn.Conv2d(c, width, 3, padding=padding)
         if norm is not None:
             layers[f"norm{k}"] = norm(width)
         layers[f"relu{k}"] = nn.ReLU()
-        c, padding = width, 1
+        c = width
+        padding = 1
     return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(c * h * w, classes))
 
 

@@ -85,7 +85,8 @@ def _body(
         }
     c = 64
     for s, depth in enumerate(depths):
-        width, blocks = 64 * 2**s, []
+        width = 64 * 2**s
+        blocks = []
         for k in range(depth):
             blocks.append(Block(c, width, 2 if s and not k else 1, norm, bottleneck))
             c = 4 * width if bottleneck else width

@@ -34,7 +34,9 @@ def contents(run: Path) -> dict[str, Contents]:
     """Returns what `summary.json` has on the files of records of a run that is over."""
     found = {}
     for name in RECORDS:
-        path, whole, size = run / name, xxhash.xxh3_128(), 0
+        path = run / name
+        whole = xxhash.xxh3_128()
+        size = 0
         if path.exists():
             with reaching(functools.partial(io.FileIO, path)) as file:
                 while block := file.read(BLOCK_BYTES):
@@ -63,7 +65,8 @@ def rows(run: Path, path: Path, kind: type[R]) -> Iterator[R]:
     field of another type, and a file of which anything is missing, doubled or swapped: that of a
     finished run after its last row.
     """
-    size, written = 0, None
+    size = 0
+    written = None
     if (run / "summary.json").exists():
         written = (read_summary(run).records or {}).get(path.name)
         size = written.bytes if written is not None else 0

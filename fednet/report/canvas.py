@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 # So that the same run gives the same file.
 TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 # Margins in inches. They are fixed: to fit them to each figure's text takes longer than to draw it.
-LEFT, RIGHT, BOTTOM, TOP, LEGEND_ROW = 0.78, 0.15, 0.5, 0.17, 0.22
+LEFT = 0.78
+RIGHT = 0.15
+BOTTOM = 0.5
+TOP = 0.17
+LEGEND_ROW = 0.22
 # Inches: legible on a telephone, where a chart is as wide as the screen, and in a column of a page.
 SIZE = (4.5, 3.1)
 
@@ -138,7 +142,9 @@ def inline(figure: Figure, own: str) -> Markup:
         fig.patch.set_gid("paper")
         text = io.StringIO()
         fig.savefig(text, format="svg", metadata=TIMELESS[".svg"])
-        at, xs, ys = ax.get_position(), ax.get_xlim(), ax.get_ylim()
+        at = ax.get_position()
+        xs = ax.get_xlim()
+        ys = ax.get_ylim()
     root = ET.fromstring(text.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
@@ -147,7 +153,8 @@ def inline(figure: Figure, own: str) -> Markup:
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         _rename(element, own)
-    w, h = 72 * width, 72 * height
+    w = 72 * width
+    h = 72 * height
     root.attrib.clear()
     root.set("viewBox", f"0 0 {w:g} {h:g}")
     root.set("role", "img")

@@ -37,7 +37,8 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
     for client in clients:
         sent = load_file(files[client])
         columns.append(dict(zip(sent["y"].tolist(), sent["x"])))
-    h, w = means.shape[-2] + GAP, means.shape[-1] + GAP
+    h = means.shape[-2] + GAP
+    w = means.shape[-1] + GAP
     # Between images, and where a client has none of a class, it is transparent.
     mosaic = np.zeros((len(means) * h - GAP, len(columns) * w - GAP, 4))
     for k, column in enumerate(columns):

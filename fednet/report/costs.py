@@ -24,7 +24,9 @@ ENVELOPE = "envelope"  # the kind of all bytes that are not payload
 FIELDS = ("round", "direction", "purpose", "kind", "use")
 # Values of `use`; all others are reasons of waste. Messages without a payload (greetings, joins,
 # heartbeats, cancellations) keep the connection.
-USED, CONNECTION, REPEATED = "used", "connection", "round repeated"
+USED = "used"
+CONNECTION = "connection"
+REPEATED = "round repeated"
 # Which bytes a figure or a table counts: what their fields are.
 BYTES: dict[str, dict[str, str]] = {
     "total": {},
@@ -65,7 +67,8 @@ class Spent:
 
     def _count(self, w: Wire, use: str, sign: int) -> None:
         """Adds a message's bytes to those of this use, or with sign -1 takes them away."""
-        t, rest = round_of(w), w.bytes
+        t = round_of(w)
+        rest = w.bytes
         for kind, n in w.kinds.items():
             self.bytes[t, w.direction, w.purpose, kind, use] += sign * n
             rest -= n
@@ -166,7 +169,9 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
         key = seconds_key(run)
         steps = np.cumsum([float(getattr(r, key) or 0.0) for r in run.rounds])
         return dict(zip(numbers, steps.tolist()))
-    spent, total, out = sorted(ledger(run).by_round(bytes).items()), 0, {}
+    spent = sorted(ledger(run).by_round(bytes).items())
+    total = 0
+    out = {}
     for t in numbers:
         while spent and spent[0][0] <= t:
             total += spent.pop(0)[1]
@@ -210,7 +215,8 @@ def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> J
         measured = ledger(run).by("kind", direction=way, purpose="train", use=USED)
         want = prediction.get(way) or {}
         for kind in sorted({*want, *measured} - {ENVELOPE}):
-            p, m = int(want.get(kind, 0)), measured[kind]
+            p = int(want.get(kind, 0))
+            m = measured[kind]
             out.setdefault(way, {})[kind] = {"predicted": p, "measured": m, "difference": m - p}
     return out
 
@@ -221,7 +227,8 @@ def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> Json
     compression.
     """
     book = ledger(run)
-    sent, useful = book.by("direction"), book.by("direction", use=USED)
+    sent = book.by("direction")
+    useful = book.by("direction", use=USED)
     recorded = {
         "up": sum(r.bytes_up for r in run.rounds),
         "down": sum(r.bytes_down for r in run.rounds),

@@ -48,7 +48,8 @@ def curve(
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
         for i, c in curves.items():
-            line, seeds = style.line(i), len(of[i].runs)
+            line = style.line(i)
+            seeds = len(of[i].runs)
             ax.plot(
                 c["x"],
                 c["mean"],
@@ -75,7 +76,8 @@ def curve(
         low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
         high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
         if groups.metric_of(of, y).share:
-            low, high = max(0.0, low), min(1.0, high)
+            low = max(0.0, low)
+            high = min(1.0, high)
         ax.set_ylim(low, high)
         if x == "rounds":
             whole_ticks(ax.xaxis)
@@ -88,7 +90,8 @@ def curve(
     table: list[tuple[object, ...]] = [("label", "seeds", "round", x, "mean", *_ends(band))]
     series = []
     for i, c in curves.items():
-        name, seeds = of[i].label, len(of[i].runs)
+        name = of[i].label
+        seeds = len(of[i].runs)
         table += [(name, seeds, *values) for values in zip(*c.values())]
         shown = {"i": i, "l": name, "t": c["round"], "x": digits(c["x"]), "m": digits(c["mean"])}
         half = [high - mean for high, mean in zip(c["high"], c["mean"])]

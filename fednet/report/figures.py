@@ -204,7 +204,8 @@ def resources(run: Run) -> Iterator[Figure]:
             for name in colours
         }
 
-    busy, memory = values("busy_s"), values("memory_mb")
+    busy = values("busy_s")
+    memory = values("memory_mb")
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
@@ -237,7 +238,8 @@ def resources(run: Run) -> Iterator[Figure]:
 def participation(run: Run) -> Iterator[Figure]:
     """Who was selected, completed and was dropped."""
     asked = [1 + c for r in run.rounds for c in r.selected]
-    n, rounds = max([int(run.config.get("clients", 0)), *asked]), [r.round for r in run.rounds]
+    n = max([int(run.config.get("clients", 0)), *asked])
+    rounds = [r.round for r in run.rounds]
     if not n or not rounds:
         return
     reasons = sorted({why for r in run.rounds for why in r.dropped.values()})
@@ -362,7 +364,8 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
     found = {r.round: a for r in run.rounds if (a := metrics.class_accuracy(r)) is not None}
     if not found:
         return
-    rounds, table = list(found), np.stack(list(found.values()), axis=1)
+    rounds = list(found)
+    table = np.stack(list(found.values()), axis=1)
     classes = metrics.class_names(run, len(table))
     by_class = 100 * (metrics.class_spread(run) or 0.0)
 
@@ -471,7 +474,8 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
 def partition_file(counts: np.ndarray, classes: Sequence[str] | None, path: Path | str) -> None:
     """Draws clients against classes into `path` (.png, .svg or .pdf), larger for more of them."""
     made = bubbles(counts, [str(n) for n in classes or range(counts.shape[1])])
-    width, height = 1.2 + 0.32 * counts.shape[0], 1.2 + 0.34 * counts.shape[1]
+    width = 1.2 + 0.32 * counts.shape[0]
+    height = 1.2 + 0.34 * counts.shape[1]
     fitted = (min(40.0, max(5.0, width)), min(40.0, max(3.0, height)))
     write(replace(made, size=fitted), Path(path))
 

@@ -170,15 +170,18 @@ def _setting(run: Run) -> list[str]:
     does not apply.
     """
     c = run.config
-    data, train = c.get("data", {}), c.get("train", {})
+    data = c.get("data", {})
+    train = c.get("train", {})
     if c.get("clients_per_round"):
         cohort = f"{c['clients_per_round']} clients per round"
     else:
         cohort = f"participation {c.get('participation')}"
     if train.get("steps"):
-        count, noun = train["steps"], "local step"
+        count = train["steps"]
+        noun = "local step"
     else:
-        count, noun = train.get("epochs", 1), "local epoch"
+        count = train.get("epochs", 1)
+        noun = "local epoch"
     partition = data.get("partition", {})
     division = [str(partition.get("scheme") or "")]
     for key in ("alpha", "per_client"):

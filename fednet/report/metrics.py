@@ -115,7 +115,8 @@ def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
     None.
     """
     d = [b - a for (_, a), (_, b) in itertools.pairwise(values)]
-    down, up = [x for x in d if x < 0], [x for x in d if x > 0]
+    down = [x for x in d if x < 0]
+    up = [x for x in d if x > 0]
     return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
 
 
@@ -275,14 +276,16 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
 # -- over seeds ------------------------------------------------------------------------------------
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Returns the mean and half-width of its 95 % t-interval; no half-width for a single value."""
-    n, m = len(values), math.fsum(values) / len(values)
+    n = len(values)
+    m = math.fsum(values) / len(values)
     s = deviation(values)
     return m, None if s is None else t_quantile(n - 1) * s / math.sqrt(n)
 
 
 def deviation(values: Sequence[float]) -> float | None:
     """Returns the standard deviation of a sample, with n - 1; None for a single value."""
-    n, m = len(values), math.fsum(values) / len(values)
+    n = len(values)
+    m = math.fsum(values) / len(values)
     if n < 2:
         return None
     return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (n - 1))
@@ -299,14 +302,16 @@ def t_quantile(degrees: int) -> float:
     def share(theta: float) -> float:
         cosine = math.cos(theta)
         odd = degrees % 2
-        term, terms = (cosine if odd else 1.0), 0.0
+        term = cosine if odd else 1.0
+        terms = 0.0
         for k in range(2 + odd, degrees + 1, 2):
             terms += term
             term *= cosine * cosine * (k - 1) / k
         inner = math.sin(theta) * terms
         return 2 / math.pi * (theta + inner) if odd else inner
 
-    low, high = 0.0, math.pi / 2
+    low = 0.0
+    high = math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
         if share(middle) < 0.95:

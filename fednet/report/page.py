@@ -131,7 +131,9 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     """Returns (value, name, note) of the numbers at the top of the page."""
-    s, book, rounds = metrics.summary(run), costs.ledger(run), run.rounds
+    s = metrics.summary(run)
+    book = costs.ledger(run)
+    rounds = run.rounds
     curve = metrics.curve(run)
     tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
     if a["final"] is not None:
@@ -154,7 +156,8 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
             note += f"; class-balanced tests: {_percent(own['balanced'])}"
         tiles.append((_percent(own["personal"]), f"{run.own_model} accuracy", note))
 
-    spent, total = s["bytes"], book.total() or 1
+    spent = s["bytes"]
+    total = book.total() or 1
     wasted = f"{100 * sum(costs.wasted(run).values()) / total:.2g} % wasted"
     idle = f"{100 * book.by('use')[costs.CONNECTION] / total:.2g} % keep-alive"
     note = f"down {size(spent['down'])}, up {size(spent['up'])}; {wasted}, {idle}"
@@ -250,7 +253,8 @@ def _timeline(run: Run) -> JsonDict:
     ended. Of a long run, the last EVENTS of these.
     """
     began: float | None = None
-    count, kept = 0, deque[tuple[object, ...]](maxlen=EVENTS)
+    count = 0
+    kept = deque[tuple[object, ...]](maxlen=EVENTS)
     for event in run.lines("events"):
         if began is None:
             began = event.time

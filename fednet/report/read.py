@@ -157,12 +157,14 @@ class Run:
             settings = config.load(self.dir / "config.yaml")
             facts = self.partition
             if facts.get("input_shape"):
-                shape, outputs = tuple(facts["input_shape"]), int(facts["outputs"])
+                shape = tuple(facts["input_shape"])
+                outputs = int(facts["outputs"])
             elif settings.data.dataset == "site":
                 shape, _, outputs = site.declared(settings.data)
             else:  # partition.json is gone
                 found = loading.load(settings.data, settings.data.root, settings.seed)
-                shape, outputs = found.input_shape, found.outputs
+                shape = found.input_shape
+                outputs = found.outputs
             chosen = {"name": settings.model.name, **settings.model.options}
             module = models.build(chosen, shape, outputs, settings.seed)
         try:
@@ -213,7 +215,8 @@ def open_run(path: str | Path) -> Run:
         folder = folder.parent
     if not (folder / "config.yaml").is_file():
         usual = runs() / folder
-        inside, beside = _runs_in(folder), _runs_in(folder.parent)
+        inside = _runs_in(folder)
+        beside = _runs_in(folder.parent)
         hint = ""
         if (usual / "config.yaml").is_file():
             hint = f" Did you mean {usual}?"

@@ -59,7 +59,8 @@ def _log(run: Path) -> Path:
 
 
 def _stored(path: Path) -> StoredRun:
-    size, changed = 0, 0.0
+    size = 0
+    changed = 0.0
     for file in _files(path):
         try:
             one = file.lstat()

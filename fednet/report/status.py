@@ -222,7 +222,8 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
 
 def show(run: str | Path, json: bool = False) -> str:
     """Returns the status as text, or as a line of JSON."""
-    status, now = read(run), time.time()
+    status = read(run)
+    now = time.time()
     if not json:
         return text(status, Path(run), now)
     live, how = alive(status, Path(run), now)

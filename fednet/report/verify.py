@@ -19,7 +19,8 @@ class Verdict(NamedTuple):
 
 def compare(a: Run, b: Run) -> Verdict:
     """Compares the hashes of `rounds.jsonl` round by round."""
-    ours, theirs = {r.round: r for r in a.rounds}, {r.round: r for r in b.rounds}
+    ours = {r.round: r for r in a.rounds}
+    theirs = {r.round: r for r in b.rounds}
     shared = sorted(ours.keys() & theirs.keys())
     both = f"{a.name} and {b.name}"
     bases = [str(r.summary.get("base_sha256") or "") for r in (a, b)]
@@ -58,7 +59,8 @@ def _difference(a: Round, b: Round) -> str:
     """Says in what two rounds differ, in the order in which one difference causes the next; "" for
     nothing.
     """
-    one, other = a.tensor_sha256, b.tensor_sha256
+    one = a.tensor_sha256
+    other = b.tensor_sha256
     if one and other and one != other:
         names = [*one, *(n for n in other if n not in one)]
         apart = [n for n in names if one.get(n) != other.get(n)]

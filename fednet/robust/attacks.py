@@ -63,7 +63,8 @@ def attacked_vector(
     sign_flip: x - strength * u. gaussian: x + N(0, strength^2) in every coordinate. Any other
     attack leaves y as it is. Buffers stay.
     """
-    attack, factor = config.faults.malicious.attack, strength(config)
+    attack = config.faults.malicious.attack
+    factor = strength(config)
     if attack == "sign_flip":
         if x is None:
             return y.with_vector(-factor * y.vector)

@@ -105,7 +105,8 @@ def geometric_median(rows: torch.Tensor, iterations: int, smoothing: float = 1e-
     """
     z = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for _ in range(iterations):
-        total, weights = torch.zeros_like(z), 0.0
+        total = torch.zeros_like(z)
+        weights = 0.0
         for row in rows:
             gap = row.double() - z
             beta = 1.0 / len(rows) / max(smoothing, dot(gap, gap) ** 0.5)

@@ -83,8 +83,10 @@ class Stack:
 
     def _apply_rule(self, updates: torch.Tensor, config: Config) -> tuple[torch.Tensor, list[int]]:
         """Returns the rule's result, and the replies whose buffers count."""
-        section, m = config.aggregation, len(updates)
-        f, everyone = part_of(section.tolerate, m), list(range(m))
+        section = config.aggregation
+        m = len(updates)
+        f = part_of(section.tolerate, m)
+        everyone = list(range(m))
         match section.rule:
             case "mean":
                 return rules.mean(updates, self.weights), everyone

@@ -36,7 +36,8 @@ class SecureClient:
     def __init__(self, terms: Terms, me: int) -> None:
         if wrong := terms.wrong():
             raise Refused(f"secure aggregation: {wrong}")
-        self.terms, self.me = terms, me
+        self.terms = terms
+        self.me = me
         self._circle = terms.circle[me]
         self._secret, self._masking, self._signing, self._own = (
             secrets.token_bytes(KEY) for _ in range(4)
@@ -77,14 +78,16 @@ class SecureClient:
         return Refused(f"secure aggregation: {reason}")
 
     def _answer(self, step: str, question: bytes, vector: Integers | None) -> bytes:
-        terms, half = self.terms, field.SHARE
+        terms = self.terms
+        half = field.SHARE
         if step == "keys":  # Round 0
             keys = primitives.public_key(self._secret), primitives.public_key(self._masking)
             return b"".join((*keys, primitives.signing_public_key(self._signing)))
 
         if step == "shares":  # Round 1
             self._take_keys(unpack_entries(question, KEYS))
-            n, t = len(self._circle), terms.share_threshold(self.me)
+            n = len(self._circle)
+            t = terms.share_threshold(self.me)
             shares = list(zip(field.split(self._masking, n, t), field.split(self._own, n, t)))
             mine = {who: b"".join(shares[terms.place(self.me, who) - 1]) for who in self._circle}
             self._held[self.me] = mine[self.me]

@@ -68,8 +68,11 @@ def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
     (Massey, "Shift-register synthesis and BCH decoding", IEEE Trans. Inf. Theory 15, 1969,
     Algorithm for LFSR synthesis). Of syndromes its roots are the points of the errors.
     """
-    current, before = [1], [1]
-    length, shift, last = 0, 1, 1
+    current = [1]
+    before = [1]
+    length = 0
+    shift = 1
+    last = 1
     for k in range(len(sequence)):
         difference = sum(c * sequence[k - i] for i, c in enumerate(current)) % Q
         if not difference:
@@ -83,7 +86,9 @@ def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
         if 2 * length > k:
             shift += 1
             continue
-        length, shift, last = k + 1 - length, 1, difference
+        length = k + 1 - length
+        shift = 1
+        last = difference
         before = kept
     return (current + [0] * length)[: length + 1]
 

@@ -34,7 +34,8 @@ class Evidence:
     """shares: by their holder, then by the client whose secret it is."""
 
     def __init__(self, terms: Terms, shares: Mapping[int, Mapping[int, bytes]]) -> None:
-        self._terms, self._shares = terms, shares
+        self._terms = terms
+        self._shares = shares
         self._wrong = Counter[int]()  # wrong shares, by holder
         self._doubted = Counter[int]()  # shares that may be wrong, by holder
         self._complaints = Counter[int]()  # shares that could not be decrypted, by dealer
@@ -89,7 +90,8 @@ class Evidence:
         holders' wrong and doubtful shares.
         """
         shares = [self._shares[at][of] for at in held]
-        points, rows = [self._terms.place(of, at) for at in held], as_rows(shares)
+        points = [self._terms.place(of, at) for at in held]
+        rows = as_rows(shares)
 
         def try_first(order: list[int]) -> tuple[bytes | None, list[int]]:
             """Returns the secret of the first t in this order, if it is right, and who is off."""
@@ -109,7 +111,8 @@ class Evidence:
             if errors:
                 found, located = try_first([i for i in everyone if i not in errors] + errors)
                 if found is not None:
-                    secret, off = found, located
+                    secret = found
+                    off = located
         confirmed = secret is not None and len(held) - len(off) >= enough
         # Of fewer than t + 2 COLLUDERS shares, those of the colluders cannot always be located.
         could_be = enough + COLLUDERS <= len(held) < t + 2 * COLLUDERS
@@ -120,9 +123,11 @@ class Evidence:
                     continue
                 found, others = try_first([i for i in everyone if i not in left_out] + [*left_out])
                 if secret is None:
-                    secret, off = without, [held[i] for i in left_out]
+                    secret = without
+                    off = [held[i] for i in left_out]
                 if found is not None and len(held) - len(others) >= enough:
-                    off, confirmed = others, True
+                    off = others
+                    confirmed = True
                     break
         if secret is not None:
             self._doubted.update(off)

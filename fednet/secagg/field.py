@@ -35,9 +35,12 @@ def uniform(n: int, random: Random = secrets.token_bytes) -> Array:
 
 def product(a: Array, b: Array) -> Array:
     """Returns the matrix product a @ b, (n, m) @ (m, k)."""
-    low, high = np.uint64(0xFFFF), np.uint64(16)
-    a0, a1 = (a & low).astype(np.float64), (a >> high).astype(np.float64)
-    b0, b1 = (b & low).astype(np.float64), (b >> high).astype(np.float64)
+    low = np.uint64(0xFFFF)
+    high = np.uint64(16)
+    a0 = (a & low).astype(np.float64)
+    a1 = (a >> high).astype(np.float64)
+    b0 = (b & low).astype(np.float64)
+    b1 = (b >> high).astype(np.float64)
     # Each sum is below m * 2^33, and so exact for any m that could be asked for.
     parts = [(a0 @ b0, 0), (a0 @ b1 + a1 @ b0, 16), (a1 @ b1, 32)]
     total = np.zeros(parts[0][0].shape, dtype=np.uint64)

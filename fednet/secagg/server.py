@@ -167,7 +167,8 @@ class SecureServer:
 
     def finish(self, gathered: Gathered) -> SecureServer:
         """Returns the server of the next step. Raises BelowThreshold."""
-        step, came = self.step, tuple(sorted(gathered.answers))
+        step = self.step
+        came = tuple(sorted(gathered.answers))
         assert step is not None
         if wrong := self.terms.wrong():
             raise BelowThreshold(wrong)
@@ -193,7 +194,8 @@ class SecureServer:
 
     def _unmask(self, answers: Mapping[int, bytes]) -> JsonDict:
         """Returns the sum of the vectors of U3, without the masks that do not cancel."""
-        terms, survivors = self.terms, frozenset(self.survivors)
+        terms = self.terms
+        survivors = frozenset(self.survivors)
         evidence = Evidence(terms, {u: unpack_entries(a, SHARE) for u, a in answers.items()})
         total = self.known["masked"].copy()
         for u in self.survivors:

@@ -137,7 +137,9 @@ class Queue:
                 f"{self.folder}: run {number} is {entry.state}; only one that failed is resumed."
             )
         self._cancel(number).unlink(missing_ok=True)
-        entry.state, entry.status, entry.reason = "waiting", None, ""
+        entry.state = "waiting"
+        entry.status = None
+        entry.reason = ""
         self.write(entry)
         return entry
 

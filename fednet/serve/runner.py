@@ -58,10 +58,12 @@ class Runner:
         status, last = self._run_server(entry)
         if self._stop.is_set() and (status in (4, 130) or status < 0):
             return  # the next `fednet serve` continues it
-        entry.status, entry.reason = status, last
+        entry.status = status
+        entry.reason = last
         entry.state = "done" if status == 0 else "failed"
         if self.queue.cancelled(entry) and status != 0:
-            entry.state, entry.reason = "cancelled", ""
+            entry.state = "cancelled"
+            entry.reason = ""
         elif status not in (0, ConfigError.exit_status):  # a run that was not refused can continue
             at = shlex.quote(str(self.queue.folder))
             entry.reason = (

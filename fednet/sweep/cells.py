@@ -125,7 +125,8 @@ class Running:
     """The process of one run, which holds the run's lock."""
 
     def __init__(self, task: RunSpec, held: lock.Lock, options: Sequence[str]) -> None:
-        self.task, self._held = task, held
+        self.task = task
+        self._held = held
         (task.books / "failed").unlink(missing_ok=True)
         if not (task.run / "checkpoint" / "manifest.json").exists():
             shutil.rmtree(task.run, ignore_errors=True)  # nothing of it can be continued

@@ -183,7 +183,8 @@ def run(
     """
     folder = tasks[0].folder
     writable(folder, "--out")
-    elsewhere, failed = list[str](), list[str]()
+    elsewhere = list[str]()
+    failed = list[str]()
     numbers = {task.name: number for number, task in enumerate(tasks, 1)}
 
     def show(task: RunSpec, state: str) -> None:

@@ -47,7 +47,8 @@ class Sum:
             counters = x.counters.clone()
         elif x.layout == self.layout:
             vector = accumulate(self.vector, x.vector, factor, other)
-            buffers, counters = self.buffers, self.counters
+            buffers = self.buffers
+            counters = self.counters
             if len(buffers):
                 buffers = accumulate(buffers, x.buffers, weight)
             if len(counters):

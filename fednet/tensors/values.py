@@ -142,7 +142,8 @@ class Tensors:
 
     def with_buffers(self, other: Tensors) -> Tensors:
         """Returns these parameters with the buffers and counters of `other`."""
-        buffers, counters = other.buffers.to(self.device), other.counters.to(self.device)
+        buffers = other.buffers.to(self.device)
+        counters = other.counters.to(self.device)
         return Tensors(other.layout, self.vector, buffers, counters)
 
     def clone(self) -> Tensors:

@@ -339,7 +339,8 @@ def model(name: str, file: File) -> Iterator[str]:
             built = None
     if built is None:
         raise ConfigError(f"{name}: takes none of these inputs: {'; '.join(refused)}")
-    head, features = getattr(built, "head", None), getattr(built, "features", None)
+    head = getattr(built, "head", None)
+    features = getattr(built, "features", None)
     if head is None or not callable(features):
         yield (
             "NOTE: without .head and features(x): methods that look at features, such as moon and "
@@ -412,7 +413,8 @@ def partitioner(name: str) -> Iterator[str]:
         }
         return [np.sort(np.asarray(p)) for p in call(part, given, options, name)]
 
-    first, second = divided(), divided()
+    first = divided()
+    second = divided()
     must(len(first) == CLIENTS, f"{name}: {len(first)} parts for {CLIENTS} clients.")
     everything = np.concatenate(first)
     must(len(np.unique(everything)) == len(everything), f"{name}: a sample was given twice.")

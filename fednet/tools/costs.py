@@ -40,7 +40,8 @@ def cost(config: Config, name: str) -> dict[str, tuple[int, bool]]:
     found = {}
     for direction, kinds in payloads.items():
         codec = Codec(layout, {}, buffers_cross(config.model.buffers, direction != "up"))
-        size, is_open = 0, False
+        size = 0
+        is_open = False
         for payload in kinds:
             known = direction == "once" and not config.data.public.fraction
             bounds = method.sizes(payload, facts) if known else {}
@@ -72,7 +73,8 @@ def _facts(config: Config) -> tuple[ClientFacts, int]:
         shape, classes = KNOWN[data.dataset]
         nbytes = math.prod(shape)
     elif data.dataset == "synthetic":
-        shape, classes = tuple(data.options["shape"]), int(data.options["classes"])
+        shape = tuple(data.options["shape"])
+        classes = int(data.options["classes"])
         nbytes = math.prod(shape) * (1 if len(shape) == 3 else 4)
     elif data.dataset == "site":
         from fednet.data.datasets.site import declared
@@ -84,6 +86,7 @@ def _facts(config: Config) -> tuple[ClientFacts, int]:
 
         dataset.get(data.dataset)
         loaded = load(data, data.root, config.seed)
-        shape, classes = loaded.input_shape, loaded.outputs
+        shape = loaded.input_shape
+        classes = loaded.outputs
         nbytes = loaded.sample_nbytes
     return ClientFacts(0, (), nbytes, shape, data.public.samples), int(classes)

@@ -33,9 +33,11 @@ def main(args: argparse.Namespace) -> int:
     status = 0
     for what, check in checks(args):
         try:
-            verdict, text = "ok", check()
+            verdict = "ok"
+            text = check()
         except FednetError as wrong:
-            verdict, text = "bad", str(wrong)
+            verdict = "bad"
+            text = str(wrong)
             status = 2
         if not args.quiet or verdict == "bad":
             print(f"{verdict:<4}  {what:<12}  {text}", flush=True)
@@ -93,7 +95,8 @@ def bits(kind: str, args: argparse.Namespace) -> str:
         with contextlib.suppress(FednetError):  # `data` says what is wrong with a configuration
             portable = load(args.config, args.set, args.load).train.portable
         determinism.choose_kernels(portable)
-    first, again = fingerprint(kind), fingerprint(kind)
+    first = fingerprint(kind)
+    again = fingerprint(kind)
     if first != again:
         raise ConfigError(
             f"{kind} computed twice gives {first[:16]} and {again[:16]}; runs here cannot be "
@@ -136,7 +139,8 @@ def server(address: str, path: Path | None) -> str:
     refused: list[str] = []
     pair = keyfiles.load(path) if path is not None and path.is_file() else None
     client = ZmqClient(address, keys=pair, on_refused=lambda reason, where: refused.append(reason))
-    until, opened = time.monotonic() + HANDSHAKE_S, False
+    until = time.monotonic() + HANDSHAKE_S
+    opened = False
     while not (opened or refused) and time.monotonic() < until:
         opened = any(isinstance(event, Opened) for event in client.poll(0.1))
     client.close(0.0)
@@ -175,11 +179,13 @@ def fingerprint(device: str = "cpu") -> str:
     def made(*shape: int) -> torch.Tensor:
         return torch.from_numpy(draw.standard_normal(shape).astype("float32")).to(device)
 
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     threads = torch.get_num_threads()
     flags = cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32
     torch.set_num_threads(1)
-    cudnn.deterministic, cudnn.benchmark = True, False
+    cudnn.deterministic = True
+    cudnn.benchmark = False
     matmul.allow_tf32 = cudnn.allow_tf32 = False
     try:
         whole = hashlib.sha256()
@@ -188,8 +194,11 @@ def fingerprint(device: str = "cpu") -> str:
             whole.update(x.detach().to("cpu").contiguous().view(-1).numpy().tobytes())
 
         take(made(173, 259) @ made(259, 131))
-        images, target = made(16, 3, 20, 20), torch.arange(16, device=device) % 10
-        kernel, bias, head = made(8, 3, 5, 5) * 0.1, made(8), made(8 * 8 * 8, 10) * 0.05
+        images = made(16, 3, 20, 20)
+        target = torch.arange(16, device=device) % 10
+        kernel = made(8, 3, 5, 5) * 0.1
+        bias = made(8)
+        head = made(8 * 8 * 8, 10) * 0.05
         weights = [w.requires_grad_() for w in (kernel, bias, head)]
         step = torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-4)
         for _ in range(5):

@@ -16,7 +16,8 @@ GREETING_BYTES = 64
 READY_BYTES = 2 + 6 + 22 + 13
 """Header, "\\x05READY", Socket-Type (DEALER and ROUTER are of one length), an empty Identity."""
 
-HELLO_BYTES, WELCOME_BYTES = 2 + 200, 2 + 168
+HELLO_BYTES = 2 + 200
+WELCOME_BYTES = 2 + 168
 INITIATE_BYTES = 9 + 9 + 96 + 8 + 16 + 128 + 22 + 13
 """Header, "\\x08INITIATE", cookie, nonce, tag, vouch with the client's key, and the properties as
 in READY."""

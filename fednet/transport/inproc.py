@@ -126,7 +126,8 @@ class InprocServer:
 
 
 class InprocClient:
-    address, trouble = "inproc", ""
+    address = "inproc"
+    trouble = ""
 
     def __init__(self, network: Inproc) -> None:
         self._network = network

@@ -23,7 +23,8 @@ _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
 """TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and
 counts, like a byte."""
 
-_ESTABLISHED, _CLOSED = 1, 7
+_ESTABLISHED = 1
+_CLOSED = 7
 
 
 def await_words(listening: int) -> None:
@@ -64,7 +65,8 @@ class KernelSocket:
             os.close(duplicate)
             raise OSError("the connection has ended")
         self._socket.detach()
-        self._socket, self.kept = socket.socket(fileno=duplicate), True
+        self._socket = socket.socket(fileno=duplicate)
+        self.kept = True
 
     def peer(self) -> str:
         try:

@@ -247,7 +247,8 @@ class Keyring:
         self._read_at: tuple[int, int] | None = None
         # From when until when what was read holds: no key expires in between. A clock that was set
         # wrong may also go back.
-        self._since, self._over = -math.inf, math.inf
+        self._since = -math.inf
+        self._over = math.inf
         self.version = 0
         """Rises whenever the set of allowed keys changes."""
         self.refresh()
@@ -260,14 +261,19 @@ class Keyring:
         except FileNotFoundError:
             self.version += bool(self._known)
             self._speakers, self._known, self._read_at = {}, frozenset(), None
-            self._expired, self._names, self.ends = {}, {}, []
+            self._expired = {}
+            self._names = {}
+            self.ends = []
             return
         mark = (now.st_mtime_ns, now.st_ino)
         at = time.time()
         if mark == self._read_at and self._since <= at < self._over:
             return
-        before, first = self._speakers, self.version == 0
-        self._speakers, self._since, self._over = {}, -math.inf, math.inf
+        before = self._speakers
+        first = self.version == 0
+        self._speakers = {}
+        self._since = -math.inf
+        self._over = math.inf
         expired: dict[str, list[int]] = {}
         names: dict[int, str] = {}
         ends: dict[tuple[float, str], list[int]] = {}

@@ -84,7 +84,8 @@ class ShapedClient:
     ) -> None:
         self.inner = inner
         self._link_of = link_of
-        self._now, self._curve = now, curve
+        self._now = now
+        self._curve = curve
         self._began = now()  # second 0 of rates that change
         self._directions: dict[tuple[Direction, Hashable], _Direction] = {}
         self._open = is_open

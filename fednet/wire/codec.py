@@ -48,7 +48,8 @@ MAX_AXES = 8
 MAX_ELEMENTS = 1 << 40
 
 # (Empty, not zeros: no kernel may run at import, before `train.portable` chooses among them.)
-_NO_FLOATS, _NO_INTEGERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
+_NO_FLOATS = torch.empty(0)
+_NO_INTEGERS = torch.empty(0, dtype=torch.int64)
 
 
 class Body:
@@ -61,7 +62,8 @@ class Body:
 
     def __init__(self, values: Sequence[Buffer | Tensors] = ()) -> None:
         self.values = values
-        self.size, has_tensors = 0, False
+        self.size = 0
+        has_tensors = False
         for value in values:
             if isinstance(value, Tensors):
                 self.size += value.layout.nbytes
@@ -111,7 +113,8 @@ class Body:
 
     def slice(self, start: int, end: int) -> memoryview:
         """Bytes [start, end): a view where they lie in one segment, else a copy."""
-        found, at = [], 0
+        found = []
+        at = 0
         for s in self.segments:
             if at < end and start < at + len(s):
                 found.append(s[max(0, start - at) : end - at])
@@ -371,7 +374,8 @@ class Codec:
             else:
                 data = memoryview(data)
                 cut = len(data) - (layout.nbytes - 4 * layout.sizes[0])  # the vector ends there
-                buffers, counters = _NO_FLOATS, _NO_INTEGERS
+                buffers = _NO_FLOATS
+                counters = _NO_INTEGERS
                 if cut < len(data):
                     end = cut + 4 * layout.sizes[1]
                     buffers = floats(data[cut:end])
@@ -458,7 +462,8 @@ def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) ->
         open_ended = declared.low == -math.inf and declared.high == math.inf
         if isinstance(x, dict) or not x.numel() or open_ended:
             return value
-        low, high = float(x.min()), float(x.max())
+        low = float(x.min())
+        high = float(x.max())
     if not declared.low <= low <= high <= declared.high:
         raise RemoteProtocolError(
             f"field {name}: values from {low:g} to {high:g}, declared are "
@@ -469,7 +474,8 @@ def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) ->
 
 def _arrays(data: memoryview, got: Field, name: str) -> dict[str, torch.Tensor]:
     """The arrays that a field's bytes hold, as its form says."""
-    arrays, at = dict[str, torch.Tensor](), 0
+    arrays = dict[str, torch.Tensor]()
+    at = 0
     for part, dtype, shape in got.parts:
         if dtype not in DTYPES or len(shape) > MAX_AXES:
             raise RemoteProtocolError(f"field {name}: dtype {dtype!r} or shape {shape} not allowed")

@@ -203,7 +203,8 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
         chain = dataclasses.replace(
             chain, **{place: part}, text=(*chain.text, str(item).replace(" ", ""))
         )
-    feedback, select = chain.feedback, chain.select
+    feedback = chain.feedback
+    select = chain.select
     if feedback is not None:
         if why := feedback.refused(select, chain.values):
             raise ConfigError(f"{chain}: {chain.text[0]} {why}.")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 Spells = Sequence[tuple[float, float]]
-STEP_S, WEEK_S = 600.0, 7 * 86_400.0
+STEP_S = 600.0
+WEEK_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Presence:
         while self.period is not None and end == self.period and self.spells[0][0] == 0:
             if len(self.spells) == 1 and self.spells[0][1] == self.period:
                 return math.inf
-            lap, end = lap + 1, self.spells[0][1]
+            lap = lap + 1
+            end = self.spells[0][1]
         return lap * (self.period or 0.0) + end
 
     def next(self, t: float) -> float:

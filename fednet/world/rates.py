@@ -47,7 +47,8 @@ class Rates:
             return 0.0
         laps, rest = divmod(self.bytes(t) + nbytes, self._total)
         if not rest:  # they end with the lap before
-            laps, rest = laps - 1, self._total
+            laps = laps - 1
+            rest = self._total
         # The first second at whose end so much is through.
         whole = int(np.searchsorted(self._sums, rest, side="left")) - 1
         left = rest - float(self._sums[whole])

@@ -95,7 +95,8 @@ def _presence(value: Any, at: str) -> Presence:  # value: as read from a user's 
             pairs = value["ready_time"] or []
             if not pairs:  # its trace may lack a start and an end
                 return Presence(())
-            begin, end = float(value["trace_start"]), float(value["trace_end"])
+            begin = float(value["trace_start"])
+            end = float(value["trace_end"])
         else:
             pairs = list(zip(value["active"], value["inactive"], strict=True))
             end = float(value["finish_time"])

@@ -51,7 +51,9 @@ def phones() -> tuple[Presence, ...]:
     numbers = _numbers(zlib.decompress((FOLDER / "phones.bin").read_bytes()))
     found = []
     for _ in range(next(numbers)):
-        days, at, count = next(numbers), next(numbers), next(numbers)
+        days = next(numbers)
+        at = next(numbers)
+        count = next(numbers)
         spells = []
         for _ in range(count):
             start = at + next(numbers)
@@ -92,7 +94,8 @@ def assigned(traces: tuple[Presence, ...], clients: int, seed: int) -> list[Pres
 
 # -- devices and links -----------------------------------------------------------------------------
 SECONDS = 900  # of a drawn link, which then repeats
-STEP_MEDIAN_S, STEP_SIGMA = 0.172, 0.7
+STEP_MEDIAN_S = 0.172
+STEP_SIGMA = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,9 @@ def _cellular(rng: np.random.Generator, radio: Radio) -> Rates:
     noise = rng.standard_normal(SECONDS) * math.sqrt(1 - radio.memory**2)
     begins = rng.random(SECONDS)
     lengths = np.exp(radio.spread * rng.standard_normal(SECONDS)) * radio.dead
-    level, dead, out = float(rng.standard_normal()), 0, np.zeros(SECONDS)
+    level = float(rng.standard_normal())
+    dead = 0
+    out = np.zeros(SECONDS)
     for t in range(SECONDS):
         level = radio.memory * level + float(noise[t])
         if not dead and begins[t] < radio.outage:

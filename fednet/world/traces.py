@@ -81,7 +81,8 @@ class World:
 
 def of(config: Config) -> World:
     """Returns a run's traces. Raises ConfigError for one that cannot be used."""
-    seed, clients = config.seed, range(config.clients)
+    seed = config.seed
+    clients = range(config.clients)
     presence: tuple[Presence, ...] | None = None
     if (name := config.availability.trace) is not None:
         found: Sequence[Presence]

@@ -24,7 +24,8 @@ def digits() -> Data:
     # DIGITS.md has the form of the file, and its terms.
     packed = (Path(__file__).parent / "digits.xz").read_bytes()
     values = np.frombuffer(lzma.decompress(packed), dtype=np.uint8).astype(np.int64)
-    y, x = values[:SAMPLES], bilinear(values[SAMPLES:].reshape(SAMPLES, 8, 8))
+    y = values[:SAMPLES]
+    x = bilinear(values[SAMPLES:].reshape(SAMPLES, 8, 8))
     draw = rng(0, "digits")  # the split is part of the dataset: the same for every run's seed
     test = np.zeros(len(y), dtype=bool)
     for c in range(10):
@@ -48,7 +49,8 @@ def bilinear(small: np.ndarray) -> np.ndarray:
     (i + 1/2) 8/28 - 1/2 = (4i - 5)/14 in the source, so both weights are whole 14ths.
     """
     at = np.clip(4 * np.arange(SIDE) - 5, 0, 14 * 7)
-    low, right = at // 14, at % 14
+    low = at // 14
+    right = at % 14
     high = np.minimum(low + 1, 7)
     rows = small[:, low, :] * (14 - right)[None, :, None] + small[:, high, :] * right[None, :, None]
     both = rows[:, :, low] * (14 - right) + rows[:, :, high] * right  # 196 times the value

@@ -119,7 +119,8 @@ def tiny_imagenet(root: Path) -> Data:
             f"data.dataset: tiny-imagenet was not found under {root}: unpack "
             f"tiny-imagenet-200.zip there; it is not fetched by data.download."
         )
-    mean, std = [0.4802, 0.4481, 0.3975], [0.2770, 0.2691, 0.2821]
+    mean = [0.4802, 0.4481, 0.3975]
+    std = [0.2770, 0.2691, 0.2821]
     return folder(top.resolve(), test_share=0.0, mean=mean, std=std)
 
 

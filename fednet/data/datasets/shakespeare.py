@@ -54,7 +54,8 @@ def shakespeare(
     roles = [text for text in roles if len(text) >= 2 * window + 1]
     if not roles:
         raise DataError(f"data.dataset: no role in {root} speaks {2 * window + 1} characters.")
-    codes, middle = sorted(set("".join(roles))), len(roles) // 2
+    codes = sorted(set("".join(roles)))
+    middle = len(roles) // 2
     roles = {"all": roles, "first": roles[:middle], "second": roles[middle:]}[half]
     number = {c: i for i, c in enumerate(codes)}
     train: list[tuple[np.ndarray, int]] = []
@@ -64,7 +65,8 @@ def shakespeare(
         kept = len(found) - max(1, part_of(test_share, len(found)))
         train += [(row, group) for row in found[:kept]]
         test += list(found[kept:])
-    rows, held = np.stack([row for row, _ in train]), np.stack(test)
+    rows = np.stack([row for row, _ in train])
+    held = np.stack(test)
     return Data(
         train=(rows[:, :-1], rows[:, 1:]),
         test=(held[:, :-1], held[:, 1:]),

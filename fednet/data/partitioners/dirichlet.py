@@ -38,7 +38,8 @@ def dirichlet(
     repaired: each client that is short gets samples of the class that its own draw gave it the
     largest share of, one at a time from the client that holds most of that class (see `repaired`).
     """
-    n, least = len(y), max(1, min_samples)
+    n = len(y)
+    least = max(1, min_samples)
     enough(n, clients, least)
     totals = np.bincount(y)
     # Only sizes are drawn in each try; the samples are chosen once, at the end.

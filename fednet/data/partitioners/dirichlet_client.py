@@ -68,7 +68,8 @@ def draw_counts(
     """Draws (N, C) how many samples of each class each client gets. left: (C,) samples of each
     class; wanted: (N,) samples of each client.
     """
-    counts, left = np.zeros(q.shape, dtype=np.int64), left.copy()
+    counts = np.zeros(q.shape, dtype=np.int64)
+    left = left.copy()
     turns = rng.permutation(np.repeat(np.arange(len(q)), wanted))
     draws = rng.random(len(turns))
     weights = q.copy()

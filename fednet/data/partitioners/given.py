@@ -110,7 +110,8 @@ def of_owners(data: Data, parts: list[np.ndarray]) -> list[np.ndarray] | None:
     """
     if data.groups is None or data.test_groups is None:
         return None
-    groups, tested = data.groups.numpy(), data.test_groups.numpy()
+    groups = data.groups.numpy()
+    tested = data.test_groups.numpy()
     return [np.flatnonzero(np.isin(tested, groups[mine])) for mine in parts]
 
 

@@ -158,7 +158,9 @@ class ZmqClient:
 
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
-        self.address, self._ended_early, self._refusal = address or self.address, 0, ""
+        self.address = address or self.address
+        self._ended_early = 0
+        self._refusal = ""
         self._connect_again()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -201,7 +203,8 @@ class ZmqClient:
         self._poller = zmq.Poller()
         for source in (self._monitor, self._waker.fd, dealer):
             self._poller.register(source, zmq.POLLIN)
-        self._open, self._retry_at = False, None
+        self._open = False
+        self._retry_at = None
         try:
             dealer.connect(self.address)
         except zmq.ZMQError as error:
@@ -250,7 +253,9 @@ class ZmqClient:
                 except OSError:
                     log.debug("connection %d ended at once", serial)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._open, self._retry_at, self._ended_early = True, None, 0
+                self._open = True
+                self._retry_at = None
+                self._ended_early = 0
                 self._refusal = ""
                 changes.append(Opened(b""))
             elif event == zmq.EVENT_DISCONNECTED:

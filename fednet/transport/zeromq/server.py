@@ -94,7 +94,8 @@ class Connection:
     """One TCP connection, from when the kernel has it."""
 
     def __init__(self, serial: int, fd: int) -> None:
-        self.serial, self.fd = serial, fd
+        self.serial = serial
+        self.fd = fd
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None  # the key that it proved
         self.why = ""  # the reason for which this side ended it
@@ -129,7 +130,8 @@ def unwelcome(
             yield link, f"more than {MAX_FIRST_BYTES} bytes before it joined"
         else:
             left.append((link, sent))
-    total, many = sum(sent for _, sent in left), len(left)
+    total = sum(sent for _, sent in left)
+    many = len(left)
     for link, sent in left:
         if many <= most and total <= MAX_ALL_BYTES:
             return
@@ -137,7 +139,8 @@ def unwelcome(
             link,
             f"more than {most} connections, or {MAX_ALL_BYTES} bytes, before they joined",
         )
-        many, total = many - 1, total - sent
+        many = many - 1
+        total = total - sent
 
 
 # -- the transport ---------------------------------------------------------------------------------
@@ -164,7 +167,8 @@ class ZmqServer:
         later: bool = False,
     ) -> None:
         check_address(address)
-        self.keyring, self.on_refused = keyring, on_refused
+        self.keyring = keyring
+        self.on_refused = on_refused
         self._closed = False
         limit = descriptors.limit()
         self._room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
@@ -201,7 +205,8 @@ class ZmqServer:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot bind {address!r}: {why(error)}.") from None
-        self._router, self.address = router, address
+        self._router = router
+        self.address = address
         self._held: socket.socket | None = None
         self._waker = Waker()
         self._poller = zmq.Poller()
@@ -343,7 +348,8 @@ class ZmqServer:
     # -- messages ----------------------------------------------------------------------------------
     def _read_messages(self, events: list[Event]) -> bool:
         """Reads up to `BATCH` messages, as events. Returns whether none is left."""
-        conns, curve = self._by_routing_id, self._access is not None
+        conns = self._by_routing_id
+        curve = self._access is not None
         for _ in range(BATCH):
             try:
                 conn_frame, *body = receive(self._router, 1 + MAX_FRAMES)
@@ -403,7 +409,8 @@ class ZmqServer:
             # what waits there is for that one; this one's own would wait behind it for ever
             link.queue.clear()
             events.append(Closed(link.conn))
-        link.conn, link.user = conn, user
+        link.conn = conn
+        link.user = user
         self._by_routing_id[conn] = link
         if user is not None:
             self._own(link, user)
@@ -420,7 +427,8 @@ class ZmqServer:
         """Hangs up on the sender of a frame that no client of ours sends. This makes no event: the
         limit of useless messages need not count the frame of a sender that is hung up on anyway.
         """
-        link, fd = self._by_routing_id.get(conn), _descriptor_of(frame)
+        link = self._by_routing_id.get(conn)
+        fd = _descriptor_of(frame)
         if link is None and fd is not None:
             link = self._by_descriptor.get(fd)
             if link is not None and link.conn is not None:

@@ -24,7 +24,8 @@ Refused = Callable[[str, str], None]
 """Called with the reason for which a connection or message was refused, and the peer's address
 where it is known."""
 
-SEND_MESSAGES, RECEIVE_MESSAGES = 64, 16
+SEND_MESSAGES = 64
+RECEIVE_MESSAGES = 16
 """High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds
 the rest."""
 
@@ -36,7 +37,8 @@ COPY_BELOW_BYTES = 65536
 
 # pyzmq's own calls for messages of several frames put the flags together for each frame, as enums,
 # which takes longer than to send it.
-_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_NOW = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 _MONITORED = (
     zmq.EVENT_CONNECTED
@@ -76,7 +78,8 @@ class Waker:
 
     def close(self) -> None:
         # First: a late `wake` must not write into a descriptor that someone else got.
-        fd, self.fd = self.fd, -1
+        fd = self.fd
+        self.fd = -1
         os.close(fd)
 
 

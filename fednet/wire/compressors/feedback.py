@@ -236,13 +236,15 @@ class DGC(Feedback):
     def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         norm = float(torch.linalg.vector_norm(x.double()))
         g = x * (self.clip / norm) if 0 < self.clip < norm else x
-        u, v = memory.get("u"), memory.get()
+        u = memory.get("u")
+        v = memory.get()
         u = g if u is None else self.momentum * u + g
         memory.set(u, "u")
         return u if v is None else v + u
 
     def kept(self, wanted: torch.Tensor, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
-        sent, u = decoded != 0, memory.next_of("u")
+        sent = decoded != 0
+        u = memory.next_of("u")
         memory.set(wanted.masked_fill(sent, 0.0))
         memory.set(u.masked_fill(sent, 0.0), "u")
         return decoded

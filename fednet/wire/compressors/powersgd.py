@@ -58,7 +58,9 @@ class PowerSGD(Reduce):
         if not bool(np.isfinite(x).all()):
             return b"", np.full(self.count(x.size), np.nan, dtype=np.float32)
         warm = None if memory is None else memory.get("q")
-        last, numbers, kept = None if warm is None else warm.numpy(), list[Floats](), list[Floats]()
+        last = None if warm is None else warm.numpy()
+        numbers = list[Floats]()
+        kept = list[Floats]()
         for at, a, b, r in self._matrices(x.size):
             part = x[at : at + a * b]
             if not r:
@@ -74,7 +76,8 @@ class PowerSGD(Reduce):
         return b"", np.concatenate(numbers) if numbers else x
 
     def expand(self, head: memoryview, numbers: Floats, n: int) -> Floats:
-        out, here = np.zeros(n, dtype=np.float32), 0
+        out = np.zeros(n, dtype=np.float32)
+        here = 0
         for at, a, b, r in self._matrices(n):
             if not r:
                 out[at : at + a * b] = numbers[here : here + a * b]
@@ -92,7 +95,8 @@ class PowerSGD(Reduce):
         """(start, rows, columns, rank of its factors; 0: it crosses whole) of each tensor; of a
         vector of unknown parts: as nearly square as it can be, and the rest.
         """
-        shapes, at = self._shapes, 0
+        shapes = self._shapes
+        at = 0
         if sum(math.prod(shape) for shape in shapes) != n:
             side = max(1, math.isqrt(n))
             shapes = ((side, n // side), (n % side,)) if n else ()

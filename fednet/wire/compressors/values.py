@@ -110,7 +110,8 @@ class Blocks(Values):
         return 4 + 2 * self._blocks(n) + -(-n * self.bits // 8)
 
     def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
-        n, count = x.size, self._blocks(x.size)
+        n = x.size
+        count = self._blocks(x.size)
         rows = np.zeros((count, self.block), dtype=np.float32)
         rows.reshape(-1)[:n] = x
         largest = np.abs(rows).max(axis=1, initial=0.0)
@@ -244,7 +245,9 @@ def unpacked(data: memoryview, bits: int, n: int, name: str) -> Floats:
     if bits == 16:
         codes = np.frombuffer(data, dtype="<u2")
     else:
-        bytes_, each, mask = np.frombuffer(data, dtype=np.uint8), 8 // bits, np.uint8(2**bits - 1)
+        bytes_ = np.frombuffer(data, dtype=np.uint8)
+        each = 8 // bits
+        mask = np.uint8(2**bits - 1)
         columns = [(bytes_ >> np.uint8(k * bits)) & mask for k in range(each)]
         codes = np.stack(columns, axis=1).reshape(-1)[:n]
     if n and int(codes.max()) > 2 * s:
