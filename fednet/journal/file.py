@@ -28,7 +28,7 @@ from fednet.files import OWN, opened, write_all, write_aside
 from fednet.journal.events import Accepted, Event, Kept
 
 LONG = 4 << 20
-"""The size of the file in bytes from which on it is written anew."""
+"""Bytes from which on a file is written anew: of events, or of all that can be given back."""
 
 _LENGTHS = struct.Struct("<QI")  # bytes of the payloads, and of the events
 _HEAD = struct.Struct("<QIIQ")  # these, their CRC-32, and XXH3-64 of the events
@@ -48,7 +48,8 @@ class JournalFile:
         self._file = opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | OWN)
         self.generation = 0
         self.size = 0
-        self._kept = 0  # bytes at the beginning of this generation
+        self._kept = 0  # bytes of events at the beginning of this generation
+        self._added = 0  # and since then
         self._events: list[Event] = []  # not written yet
         self._payloads: list[bytes | memoryview] = []
         self._ahead = 0  # bytes of these
@@ -82,9 +83,10 @@ class JournalFile:
             for event in events:
                 if isinstance(event, Kept):
                     self.generation = event.generation
-                    self._kept = at + length
+                    self._kept = length
                 yield event
             self.size = at + length
+            self._added += length
         if self.size < size:
             os.ftruncate(self._file, self.size)
 
@@ -118,23 +120,25 @@ class JournalFile:
         """All events are with the operating system, or on the disk."""
         if not self._events:
             return
-        data = b"".join(_record(self._events, self._payloads, self._ahead))
+        parts = _record(self._events, self._payloads, self._ahead)
+        data = b"".join(parts)
         try:
             write_all(self._file, data)
         except OSError:
             os.ftruncate(self._file, self.size)  # no half of a record stays on a full disk
             raise
         self.size += len(data)
+        self._added += len(parts[-1])
         self._events, self._payloads, self._ahead = [], [], 0
         if self._fsync:
             synced(self._file, self.path)
 
     @property
     def is_long(self) -> bool:
-        """Whether it is to be written anew: seldom enough for this not to count, however much is
-        kept.
+        """Whether so many events were added that it is to be written anew: seldom enough for this
+        not to count, however much is kept. (Payloads are given back when replies are forgotten.)
         """
-        return self.size > max(LONG, 8 * self._kept)
+        return self._added > max(LONG, 8 * self._kept)
 
     def renew(self, kept: Callable[[int], Kept]) -> None:
         """Writes the file anew, with this event alone. kept(generation): makes it."""
@@ -157,7 +161,8 @@ class JournalFile:
             for reply, place in zip(event.accepted, places):
                 reply.at = place  # who holds it reads there from now on
         self.generation = event.generation
-        self.size = self._kept = sum(map(len, parts))
+        self.size = sum(map(len, parts))
+        self._kept, self._added = len(parts[-1]), 0
 
     def close(self) -> None:
         os.close(self._file)
