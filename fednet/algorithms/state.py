@@ -96,7 +96,10 @@ def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
-    return value.reshape(-1).view(torch.uint8).numpy().data
+    flat = value.reshape(-1)
+    if flat.stride(0) != 1:  # one element of an expanded tensor, which counts as contiguous
+        flat = flat.new_empty(flat.shape).copy_(flat)
+    return flat.view(torch.uint8).numpy().data
 
 
 def content_sha256(value: object) -> str:

@@ -26,7 +26,6 @@ from fednet.protocol.tasks import STATE_LOST, TaskSpec
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import (
-    Asked,
     OpenExchange,
     OpenRound,
     ask,
@@ -43,7 +42,7 @@ from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, Recorded
 from fednet.server.session import Session
-from fednet.server.sources import POLL_S, Event, RealTime, SimulatedTime
+from fednet.server.sources import POLL_S, Asked, Event, RealTime, SimulatedTime
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
 

@@ -46,7 +46,7 @@ from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply
 from fednet.server.io import LEFT_OUT
 from fednet.server.schedule import Cohort
-from fednet.server.sources import Event, RealTime, SimulatedTime, Source, collect
+from fednet.server.sources import Asked, Event, RealTime, SimulatedTime, Source, collect
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -72,35 +72,6 @@ class RunState:
     versions: Mapping[int, str]
     states: Mapping[int, str]
     residuals: Mapping[str, torch.Tensor]
-
-
-@dataclass(slots=True)
-class Asked:
-    """What one client is asked, and what became of it.
-
-    at: the second of the run at which it was asked. bytes: of the task, on the virtual clock.
-    leaves_s: seconds after which the client is gone. staleness: updates since the model that it
-    starts from, where training waits for nobody. memory: what compressors remember of messages with
-    it once its reply counts. reply, evaluation: what came of its task; reason: why its reply does
-    not count, "" as long as it does. times: how long it took on the virtual clock, by what the time
-    was spent on.
-    """
-
-    spec: TaskSpec
-    at: float = 0.0
-    bytes: int = 0
-    leaves_s: float = math.inf
-    enrolled: bool = False
-    staleness: int | None = None
-    memory: dict[str, torch.Tensor] = field(default_factory=dict)
-    reply: ReceivedReply | None = None
-    evaluation: ReceivedReply | None = None
-    reason: str = ""
-    times: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def over(self) -> bool:
-        return self.reply is not None or bool(self.reason)
 
 
 @dataclass

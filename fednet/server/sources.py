@@ -12,17 +12,49 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
+
 from fednet.experiment.clock import reply_bytes
+from fednet.protocol.tasks import TaskSpec
+from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Schedule
 
 if TYPE_CHECKING:
-    from fednet.server.exchange import Asked
     from fednet.server.session import Session
     from fednet.wire.messages import Purpose
 
 POLL_S = 0.2  # how often a request to stop is looked for
+
+
+@dataclass(slots=True)
+class Asked:
+    """What one client is asked, and what became of it."""
+
+    spec: TaskSpec
+    at: float = 0.0
+    """The second of the run at which it was asked."""
+    bytes: int = 0
+    """Of the task, on the virtual clock."""
+    leaves_s: float = math.inf
+    """Seconds after which the client is gone."""
+    enrolled: bool = False
+    staleness: int | None = None
+    """Updates since the model that it starts from, where training waits for nobody."""
+    memory: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What compressors remember of messages with it once its reply counts."""
+    reply: ReceivedReply | None = None
+    evaluation: ReceivedReply | None = None
+    reason: str = ""
+    """Why its reply does not count; "" as long as it does."""
+    times: dict[str, float] = field(default_factory=dict)
+    """How long it took on the virtual clock, by what the time was spent on."""
+
+    @property
+    def over(self) -> bool:
+        return self.reply is not None or bool(self.reason)
 
 
 class Event(NamedTuple):

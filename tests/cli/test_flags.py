@@ -100,6 +100,7 @@ def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):
         "run": Path("runs/x"),
         "device": "auto",
         "explain": True,
+        "status": False,
         "load": [Path("a.py")],
         "quiet": False,
         "give_up_s": 120.0,

@@ -90,6 +90,7 @@ def test_a_client_that_may_begin_anew_does_without_its_local_model(tmp_path: Pat
 
 def test_who_lacks_it_has_no_personal_model_and_the_others_have(tmp_path: Path) -> None:
     experiment = build.build(small(), None)
+    (tmp_path / "state" / "run").mkdir(parents=True)
     store = ClientStore(tmp_path / "state" / "run", experiment.algorithm.Client)
     for client in (0, 1):
         store.save(client, "1-0-0", Record(), experiment.setting.initial)

@@ -11,10 +11,9 @@ import pytest
 
 from fednet.protocol.tasks import TaskSpec
 from fednet.server.driver import drive
-from fednet.server.exchange import Asked
 from fednet.server.io import Outcome
 from fednet.server.schedule import Cohort
-from fednet.server.sources import Event, RealTime, SimulatedTime
+from fednet.server.sources import Asked, Event, RealTime, SimulatedTime
 from fednet.wire.messages import Key
 
 

@@ -384,6 +384,7 @@ def test_condensed_samples_that_are_no_images_are_not_written_as_such(tmp_path):
 def test_a_personal_model_is_the_version_that_was_used_last(tmp_path):
     experiment = build.build(small(), None)
     initial = experiment.setting.initial
+    (tmp_path / "state" / "run").mkdir(parents=True)
     store = ClientStore(tmp_path / "state" / "run", experiment.algorithm.Client)
     for version, factor in (("1-0-0", 2.0), ("2-0-0", 3.0)):
         store.save(2, version, Record(), initial * factor)
