@@ -226,7 +226,7 @@ class Session:
         progress = self.resumed[1] if self.resumed else None
         path, rows = self.directory / "checkpoint" / "journal", self.files.wire
         if progress is not None and not path.exists():
-            raise StateError(f"{path} is missing, and no server goes on without it; {RESTORE}.")
+            raise StateError(f"{path} is missing, and no server continues without it; {RESTORE}.")
         fsync = self.config.checkpoint.fsync
         journal = Journal(rows.append, JournalFile(path, fsync), lambda: rows.flush(fsync))
         journal.recall(self.files.cut_wire)

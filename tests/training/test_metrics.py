@@ -171,8 +171,12 @@ def exact(outputs: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     return float(area), float(np.mean(precision))
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(0, 1), (-12, 1), (0, 12), (-40, 0.5), (300, 50)])
-def test_a_rare_class_and_a_sure_model_have_the_area_of_their_order(shift, scale):
+@pytest.mark.parametrize(
+    ("shift", "scale", "off"),
+    # At log-odds of -40 a bin is 0.16 wide, a third of the scores' deviation.
+    [(0, 1, 0.01), (-12, 1, 0.01), (0, 12, 0.01), (-40, 0.5, 0.03), (300, 50, 0.01)],
+)
+def test_a_rare_class_and_a_sure_model_have_the_area_of_their_order(shift, scale, off):
     draw = torch.Generator().manual_seed(0)
     y = (torch.arange(2000) % 50 == 0).long()
     x = torch.randn(2000, generator=draw) + 1.5 * y
@@ -184,7 +188,7 @@ def test_a_rare_class_and_a_sure_model_have_the_area_of_their_order(shift, scale
     assert abs(found["auc"] - area) <= errors["auc"] <= 0.05
     assert abs(found["average_precision"] - precision) <= errors["average_precision"] + 1e-12
     assert found["auc"] == pytest.approx(area, abs=5e-3)
-    assert found["average_precision"] == pytest.approx(precision, abs=1e-2)
+    assert found["average_precision"] == pytest.approx(precision, abs=off)
     assert {*errors} == {"auc", "average_precision"}
 
 
