@@ -408,6 +408,8 @@ two or more seeds were run and its 95 % interval excludes 0. Pairs of baselines 
   test of the paper's numbers.
 - *CPU*: two cores of an AMD EPYC. *GPU*: one NVIDIA H100.
 """
+WORDS = ("confirmed", "partly confirmed", "not confirmed", "inconclusive")
+SMALL = " at mini scale"
 HARDWARE = {"cpu": "CPU", "cuda": "GPU"}
 
 
@@ -415,23 +417,44 @@ def gallery_page(folder: Path) -> str:
     """README.md, from the compact results and the claims in `folder`."""
     claims: JsonDict = yaml.safe_load((folder / "claims.yaml").read_text(encoding="utf-8"))
     books = folder / "results"
-    parts: list[str] = [HEAD.rstrip()]
+    summary = [
+        f"| paper | {' | '.join(WORDS)} |",
+        "|---|" + "---|" * len(WORDS),
+    ]
+    parts = list[str]()
     for paper, title in papers.NAMES.items():
         own = claims[paper]
+        lines = [_claim(claim, books) for claim in own["claims"]]
+        verdicts = [verdict for verdict, _ in lines]
+        counts = [_count(verdicts, word) for word in WORDS]
+        anchor = title.lower().replace(" ", "-").replace(".", "")
+        summary.append(f"| [{title}](#{anchor}) | {' | '.join(counts)} |")
         parts += [
             f"\n## {title}\n",
             *([f"*{papers.paper(paper)['title']}*\n"] if paper not in papers.FIELD else []),
             "| the paper says | what was run | what came out | what is open |",
             "|---|---|---|---|",
-            *(_claim(claim, books) for claim in own["claims"]),
+            *(line for _, line in lines),
         ]
         if more := str(own.get("more", "")).strip():
             parts += ["", more]
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join([HEAD.rstrip(), "", *summary, *parts]).rstrip() + "\n"
 
 
-def _claim(claim: JsonMapping, books: Path) -> str:
-    """The line of a claim: its words, what was run for it, its verdict, and what is open."""
+def _count(verdicts: Sequence[str], word: str) -> str:
+    """Returns how many claims have this verdict: "3, 2 of them at mini scale"."""
+    full, small = verdicts.count(word), verdicts.count(f"{word}{SMALL}")
+    if full and small:
+        return f"{full + small}, {small} of them{SMALL}"
+    if small:
+        return f"{small}{SMALL}"
+    return str(full or "")
+
+
+def _claim(claim: JsonMapping, books: Path) -> tuple[str, str]:
+    """Returns the verdict of a claim, and its line: its words, what was run for it, the verdict,
+    and what is open.
+    """
     name = str(claim["table"])
     ran, found = [], []
     word, at = "inconclusive", ""
@@ -453,14 +476,15 @@ def _claim(claim: JsonMapping, books: Path) -> str:
         ran.append(_ran(scale, rows))
         found.append(f"{capitalized(scale)}: {said}.")
         if word == "inconclusive" and counts.word != word:
-            word, at = counts.word, f" at {scale} scale" if scale == "mini" else ""
+            word, at = counts.word, SMALL if scale == "mini" else ""
     anchor = name.replace("/", "").lower()
-    return (
+    line = (
         f"| {str(claim['says']).strip()} [{name.partition('/')[2]}](RESULTS.md#{anchor}) "
         f"| {'<br>'.join(ran) or 'not run'} "
         f"| {' '.join([f'**{capitalized(word)}**{at}.', *found, *_sentence(claim, 'found')])} "
         f"| {' '.join(_sentence(claim, 'open'))} |"
     )
+    return f"{word}{at}", line
 
 
 def _sentence(claim: JsonMapping, key: str) -> list[str]:
