@@ -17,7 +17,7 @@ Name = tuple[bytes, Direction, str, Key | int]
 UnderWay = list[tuple[int, int]]  # (round, client) of tasks that may still be answered
 
 
-class Account(msgspec.Struct, array_like=True):
+class Account(msgspec.Struct, array_like=True, gc=False):
     """The bytes of a row that is not written yet: more may be added, or it is not known whether
     they were useful.
 
@@ -56,8 +56,10 @@ class Tally(msgspec.Struct, array_like=True):
     )
 
 
-class Base(msgspec.Struct, array_like=True, tag_field="event"):
-    """Of all events. In the file an event is a list that begins with the number of its type."""
+class Base(msgspec.Struct, array_like=True, tag_field="event", gc=False):
+    """Of all events. In the file an event is a list that begins with the number of its type. The
+    garbage collector passes them over: they are many, and refer to nothing that refers to them.
+    """
 
 
 # -- bytes -----------------------------------------------------------------------------------------
