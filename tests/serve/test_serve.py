@@ -191,7 +191,7 @@ def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(que
         last = next(row.test_accuracy for row in reversed(rows) if row.test_accuracy is not None)
         seconds = sum(row.seconds or 0.0 for row in rows)
         assert f"3 rounds in {seconds:.0f} s, global accuracy {100 * last:.2f} %" in text
-        assert re.search(r"0-4 +a .*evaluated client 3", text)
+        assert re.search(r"0-4 +- +a .*evaluated client 3", text)
         (queue.run(runs[1]) / "rounds.jsonl").write_bytes(b"nonsense\n")  # one damaged run
         text = site.get()
         assert "rounds.jsonl" in text
