@@ -101,10 +101,16 @@ class CannotGoOn(FednetError):
 
 
 class ClientsJoin(FednetError):
-    """Raised at the end of a round after which clients join. clients: how many there are then."""
+    """Raised where the run goes on with another number of clients: at the end of a round after
+    which clients join, or before the first round of some of which one has gone again. clients: how
+    many there are then.
+    """
 
     def __init__(self, before: int, clients: int) -> None:
-        super().__init__(f"{clients - before} more client(s) join the run")
+        text = f"{clients - before} more client(s) join the run"
+        if clients < before:
+            text = f"{before - clients} client(s) asked to join the run, and did not"
+        super().__init__(text)
         self.clients = clients
 
 

@@ -22,6 +22,7 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # The largest number of seconds in a message: see `wire.messages.Seconds`.
 Carried = msgspec.Meta(le=1e9)
+JOIN_S = 60.0
 Below1 = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Taken = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -600,8 +601,8 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """Clients that must have joined before round 1. [clients]"""
     join: Literal["auto"] | Positive | None = "auto"
     """A client that has not joined this long after the server's start counts as lost; null: wait
-    for it, after round 1 only if fewer than `min_results` clients are there; auto: 60 s, or null
-    for fednet-server. [s]
+    for it, after round 1 only if fewer than `min_results` clients are there; auto: 60 s, for
+    fednet-server null before round 1 and while fewer than `min_results` clients are there. [s]
     """
     open: AtLeast1 | None = None
     """fednet-server: clients may join while it runs, until there are this many; null: none.
@@ -639,7 +640,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     def join_s(self, alone: bool = False) -> float | None:
         """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""
         if self.join == "auto":
-            return None if alone else 60.0
+            return None if alone else JOIN_S
         return self.join
 
 

@@ -39,8 +39,6 @@ class RunProgress(msgspec.Struct, kw_only=True):
     run: str
     clients: int = 0
     """How many clients it has; 0: unknown."""
-    new: int = 0
-    """How many of them, the last ones, joined after its last round."""
     round: int = 0
     versions: dict[int, str] = {}
     """The version of each client's state that was last used."""

@@ -46,6 +46,16 @@ def clients_from_next_round(io: ServerIO, config: Config, server: State) -> int:
     return now
 
 
+def clients_that_came(io: ServerIO, added: range) -> int:
+    """Returns how many clients the run has when those that asked to join it had time to come: ids
+    follow without a gap, so one that nobody hosts keeps out those after it. added: their ids.
+    """
+    with io:
+        workers = io.protocol.roster.workers.values()
+        here = frozenset[int]().union(*(worker.ids for worker in workers if worker.here))
+    return next((client for client in added if client not in here), added.stop)
+
+
 def with_clients(config: Config, clients: int) -> Config:
     """Returns the configuration with another number of clients. Raises ConfigError if it does not
     fit the rest.

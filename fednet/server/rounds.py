@@ -23,6 +23,7 @@ from fednet.algorithms.secure import Secure
 from fednet.buffers import collect_in_time
 from fednet.capacity import give_back_freed
 from fednet.config import Config
+from fednet.config.schema import JOIN_S
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
 from fednet.experiment import privacy, selection
 from fednet.experiment.build import Experiment
@@ -49,7 +50,7 @@ from fednet.server.exchange import (
     record_verdict,
     take,
 )
-from fednet.server.growth import clients_from_next_round
+from fednet.server.growth import clients_from_next_round, clients_that_came
 from fednet.server.schedule import Schedule
 from fednet.server.session import Session
 from fednet.server.sources import POLL_S, Event, Source
@@ -88,7 +89,7 @@ class Rounds:
     # -- the run -----------------------------------------------------------------------------------
     def begin(self) -> None:
         """Fresh state, or what a checkpoint holds."""
-        session, experiment, added = self.session, self.session.experiment, self.session.added
+        session, experiment = self.session, self.session.experiment
         if session.resumed is None:
             first = self.method.init_server(experiment.agreed)
             server = on_disk(self.method.prepare(first, session.host), session.checkpoints.rows)
@@ -102,31 +103,25 @@ class Rounds:
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
             self.method.with_more_clients(self.carried.server, n, n + 1)
-        if added:
-            self.progress.new += len(added)
-            # Before the checkpoint: after a crash in between it is written once more
-            session.files.event("clients_added", self.progress.round, clients=list(added))
-            self.display.note(f"client(s) {as_text(added)} join the run")
         for event in reading.events(session.directory, "blamed"):
             session.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         session.watch.completed = self.progress.round
-        self.save()
+        if not session.added:
+            self.save()
 
     def run(self) -> None:
         """All that is left of the run. Raises Stopped, or CannotGoOn, with everything saved."""
         progress, section, n = self.progress, self.config.round, self.config.clients
-        watch = self.session.watch
         if progress.finished:
             return
+        if self.session.added:
+            self._add_clients(self.session.added)
         try:
-            # Before the run begins, or clients that have just joined it take part. After another
-            # resume each task waits for its own client.
+            # Before the run begins. After a resume each task waits for its own client.
             if not progress.round:
                 start = n if section.start == "all" else section.start
-                watch.await_clients(start, section.join_s(self.session.endpoint.alone))
-            elif progress.new:
-                new = range(n - progress.new, n)
-                watch.await_clients(len(new), section.join_s(), progress.round + 1, new)
+                join_s = section.join_s(self.session.endpoint.alone)
+                self.session.watch.await_clients(start, join_s)
             # What was used until now is in no round's record.
             self.session.resources.since(self.io.client_processes())
             drive(self)
@@ -134,6 +129,26 @@ class Rounds:
             if not self._concluding:  # else the last checkpoint holds all that is finished
                 self.save()
             raise
+
+    def _add_clients(self, added: range) -> None:
+        """Waits for clients that are new in the run, and saves the first checkpoint that has them.
+        Raises ClientsJoin where one of them asked to join and is gone, and Stopped.
+        """
+        config, session, round = self.config, self.session, self.progress.round
+        asked = config.round.open is not None and session.endpoint.alone
+        join_s = config.round.join_s()
+        if asked and join_s is None:
+            join_s = JOIN_S  # a stranger who asks and goes would hold up the run for ever
+        session.watch.await_clients(len(added), join_s, round + 1, added)
+        clients = clients_that_came(self.io, added) if asked else config.clients
+        if clients < config.clients:
+            gone = list(range(clients, config.clients))
+            session.files.event("not_joined", round, clients=gone)
+            raise ClientsJoin(config.clients, clients)
+        # Before the checkpoint: after a crash in between it is written once more.
+        session.files.event("clients_added", round, clients=list(added))
+        self.display.note(f"client(s) {as_text(added)} join the run")
+        self.save()
 
     def more(self) -> bool:
         """Whether there is another round to do."""
@@ -391,7 +406,7 @@ class Rounds:
             predicted=round.predicted if session.experiment.predictable else None,
             **hashes,
         )
-        progress.round, progress.new = round.number, 0
+        progress.round = round.number
         session.watch.completed = round.number
         evaluation.note_best(session, progress, record, model)
         if reached(config, progress) is not None:

@@ -158,8 +158,8 @@ class Session:
                 state = grown(config, exp.algorithm, state, before)
                 if exp.federation is not None:
                     check_division(exp.federation, directory, before)
-                write_configuration(config, directory)
                 self.added = range(before, config.clients)
+            write_configuration(config, directory)
             progress.clients = config.clients
             self.resumed = state, progress, residuals
             self.run_id = progress.run

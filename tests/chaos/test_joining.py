@@ -9,8 +9,12 @@ import signal
 import pytest
 
 import fednet
+from fednet import config as configuration
+from fednet.client.loop import read_server
 from fednet.errors import ClientsJoin
-from fednet.server import session
+from fednet.server import rounds, session
+from fednet.wire import messages as m
+from tests.chaos.mallory import Mallory
 from tests.processes import Federation, crashes, in_process
 from tests.rooms import site_data
 
@@ -137,6 +141,32 @@ def test_clients_join_while_the_run_goes_on(tmp_path, before, faults, own):
     fednet.run({**mapping, "rounds": round}, **play)
     fednet.run({**mapping, "clients": 6}, **play, resume=True)
     assert fed.hashes() == whole.hashes()
+
+
+def test_who_asks_to_join_and_goes_is_no_client_of_the_run(tmp_path):
+    root = tmp_path / "data"
+    site_data(root, *range(3))
+    with Federation(tmp_path, clients=2, rounds=6, round={"open": 5, "join": None}) as fed:
+        fed.mapping["data"] = {"dataset": "site", "shape": [4], "classes": 2}
+        fed.client("0", "--data", root)
+        fed.server(before=wait_ten_seconds_for_clients_that_ask)
+        fed.client("2", "--data", root)
+        fed.until(lambda: fed.events("asked_to_join"))
+        stranger = Mallory(read_server(fed.path)[0])
+        stranger.say(m.Join(worker="stranger", ids=[3, 4]))
+        stranger.listen(stranger.refusals)
+        fed.client("1", "--data", root)
+        stranger.listen(lambda: not stranger.open)  # the server starts again with five clients
+        fed.finish()
+    assert {tuple(e["clients"]) for e in fed.events("not_joined")} == {(3, 4)}
+    assert {tuple(e["clients"]) for e in fed.events("clients_added")} == {(2,)}
+    assert [r["selected"] for r in fed.rounds()] == [[0, 1], *[[0, 1, 2]] * 5]
+    assert configuration.load(fed.path / "config.yaml", []).clients == 3
+
+
+def wait_ten_seconds_for_clients_that_ask() -> None:
+    """In a server whose `round.join` is null."""
+    rounds.JOIN_S = 10.0
 
 
 @pytest.mark.parametrize("open", [None, 4])
