@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
 import msgspec
 
@@ -54,6 +55,15 @@ def meet() -> None:
                 with contextlib.suppress(*_UNREADABLE):  # raised where one is read
                     msgspec.json.Decoder(kind)
                 _met.add(kind)
+
+
+def visible(text: str) -> str:
+    """The text with what nobody sees, moves a cursor, or turns the direction of the text beside it
+    as an escape, such as \\u202e. Spaces, tabs and the ends of lines stay.
+    """
+    return "".join(
+        c if c.isprintable() or c in "\t\n" or category(c) == "Zs" else ascii(c)[1:-1] for c in text
+    )
 
 
 def part_of(share: float, n: int) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fednet.files import write_aside
-from fednet.plain import JsonMapping, as_json
+from fednet.plain import JsonMapping, as_json, visible
 from fednet.report import style
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def inline(figure: Figure, own: str) -> Markup:
         at = ax.get_position()
         xs = ax.get_xlim()
         ys = ax.get_ylim()
-    root = ET.fromstring(text.getvalue())
+    root = ET.fromstring(visible(text.getvalue()))  # no control character may stand in XML
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith(("}metadata", "}style")) or child.get("id") in ("paper", "key"):

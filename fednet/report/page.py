@@ -17,7 +17,7 @@ import numpy as np
 from fednet.config import differing, flat
 from fednet.files import write_aside
 from fednet.ids import as_text
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, visible
 from fednet.records import metric, shown
 from fednet.report import canvas, costs, curves, figures, groups, metrics, style, tables
 from fednet.report.canvas import Figure
@@ -66,9 +66,15 @@ def templates() -> Environment:
         loader=PackageLoader("fednet.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_seen,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _seen(value: object) -> object:
+    """What a page shows for a value: names and reasons come from others."""
+    return visible(value) if type(value) is str else value
 
 
 def render(runs: Sequence[Run], again: int = 0) -> str:

@@ -89,6 +89,19 @@ def test_names_from_a_run_cannot_become_markup(tmp_path):
     assert "&lt;script&gt;alert(1)" in text
 
 
+def test_characters_that_nobody_sees_are_shown_as_what_they_are(tmp_path):
+    """One that turns the direction of the text beside it, and one that no SVG may hold."""
+    odd = "gpj\u202e\x1b"
+    path = write(tmp_path / "a", drop={1: dict.fromkeys(range(6), odd)})
+    partition = json.loads((path / "partition.json").read_text())
+    partition["names"] = [f"{odd}{c}" for c in range(partition["classes"])]
+    (path / "partition.json").write_text(json.dumps(partition))
+    text = page.render([open_run(path)])
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+    assert text.count(r"gpj\u202e\x1b") > 1
+
+
 def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs, pages):
     text = pages[0].read_text()
     assert f"{100 * runs[0].rounds[-1].test_accuracy:.2f} %" in text
