@@ -1,4 +1,4 @@
-"""`fednet verify RUN RUN`: the first round and the first tensor in which two runs differ."""
+"""`fednet verify`: the first round and tensor in which two runs differ, and the bytes counted."""
 
 from __future__ import annotations
 
@@ -52,6 +52,28 @@ def compare(a: Run, b: Run) -> Verdict:
         )
     return Verdict(
         True, f"{both} are bit-identical in all {len(shared)} rounds (model and client states)."
+    )
+
+
+def counted(run: Run) -> str:
+    """Says what the operating system counted on the server's connections, and what the run recorded
+    of them; "" if nothing was counted, as in one process.
+    """
+    counts = [event for event in run.events if event.type == "kernel"]
+    if not counts:
+        return ""
+    sent, received, down, up = (
+        sum(event.details[key] for event in counts)
+        for key in ("sent", "received", "booked_down", "booked_up")
+    )
+    recorded = "as many as are recorded"
+    if (sent, received) != (down, up):
+        recorded = f"recorded are {down:,} and {up:,}"
+    uncounted = sum(event.type == "started" for event in run.events) - len(counts)
+    killed = f" ({uncounted} killed before it was counted)" if uncounted > 0 else ""
+    return (
+        f"{run.name}: the operating system counted {sent:,} bytes sent and {received:,} received "
+        f"by the server{killed}, {recorded}."
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fednet.files import read_lines
 from fednet.report.read import open_run
-from fednet.report.verify import compare
+from fednet.report.verify import compare, counted
 from tests.report.fake_run import jsonl, write
 
 
@@ -110,3 +110,20 @@ def test_runs_without_a_common_round_or_without_hashes_prove_nothing(both):
         path = both / name / "rounds.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[part]))
     assert compared(both) == (False, "a and b have no finished round in common.")
+
+
+KERNEL = {"sent": 1000, "received": 2000, "booked_down": 1000, "booked_up": 2000}
+
+
+def test_what_the_operating_system_counted_is_compared_with_what_is_recorded(tmp_path):
+    write(tmp_path / "a")
+    assert counted(open_run(tmp_path / "a")) == ""
+    started, kernel = {"type": "started"}, {"type": "kernel", **KERNEL}
+    for events, said in [
+        ([started, kernel], "1,000 bytes sent and 2,000 received by the server, as many as are"),
+        ([started, kernel, kernel | {"sent": 900}], "counted 1,900 bytes sent and 4,000 received"),
+        ([started, kernel | {"sent": 900}], "the server, recorded are 1,000 and 2,000."),
+        ([started, started, kernel], "by the server (1 killed before it was counted), as many as"),
+    ]:
+        jsonl(tmp_path / "a" / "events.jsonl", events)
+        assert said in counted(open_run(tmp_path / "a"))
