@@ -1,0 +1,1 @@
+"""A Flower app: its files know nothing of fednet."""
