@@ -5,7 +5,6 @@ faults that are planned for it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
@@ -54,7 +53,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 
 if TYPE_CHECKING:
-    from fednet.client.packing import Packing
+    from fednet.client.packs import Packs
     from fednet.client.worker import EncodedReply, Worker
     from fednet.experiment.links import Shaper
 
@@ -101,16 +100,16 @@ class TaskCancelled(FednetError):
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Holds what a client process has prepared for one run: a worker for each device. shape() puts
-    the clients' emulated links before a transport. packing trains clients together, `together` at
-    once on each device. beside: rounds overlap. largest(key) returns the most bytes that a task's
-    payload may have.
+    the clients' emulated links before a transport. packs train clients together, one for each
+    device, `together` at once; none: each by itself. beside: rounds overlap. largest(key) returns
+    the most bytes that a task's payload may have.
     """
 
     workers: Sequence[Worker]
     layout: str
     sites: Sequence[m.SiteFacts] = ()
     shape: Shaper | None = None
-    packing: Packing | None = None
+    packs: Sequence[Packs] = ()
     together: int = 1
     beside: bool = False
     largest: Callable[[m.Key], int] = lambda key: p.MOST
@@ -385,8 +384,6 @@ class ClientLoop:
                 assert prepared is not None
                 self._lines.began(key)
                 self._wanted[key] = i
-                if prepared.packing is not None:
-                    prepared.packing.expect()
                 self.slots.put(partial(self._do, i, prepared))
             elif isinstance(i, p.Booked):
                 reason = "" if i.whole else "cut short"
@@ -495,37 +492,34 @@ class ClientLoop:
         if not self._inline:
             give_back_freed()
         self.prepared = prepared
-        self.slots.pack(prepared.together)
+        self.slots.pack(prepared.packs, prepared.together)
         self._later(partial(self._use, prepared, welcome.run))
 
     def _do(self, given: p.Given, prepared: Prepared, device: int) -> None:
         """Does a wanted task, and leaves what came of it for the thread of the loop."""
-        packing, key = prepared.packing, given.task.key
-        with contextlib.nullcontext() if packing is None else packing.at_work(device):
-            if self._wanted.get(key) is not given:
-                return
-            done: Done | None = None
-            again_s: float | None = None
-            try:
-                done = self._work(given, prepared.workers[device], device)
-            except TaskCancelled:
-                pass
-            except NoRoom as short:
-                again_s = short.again_s
-                if again_s is None:
-                    done = self._failure(given, short, again=True)
-                else:
-                    of = f"client {key.client} in round {key.round}"
-                    log.warning("%s: %s; it is done again", of, short)
-            except OWN_ERRORS as error:
-                done = self._failure(given, error)
-            self.protocol.doing.pop(key.client, None)
-            if done is not None:
-                self._later(partial(self._answer, done))
-            elif again_s is not None and not self._closing.wait(again_s):
-                if packing is not None:
-                    packing.expect()
-                self.slots.put(partial(self._do, given, prepared))
+        key = given.task.key
+        if self._wanted.get(key) is not given:
+            return
+        done: Done | None = None
+        again_s: float | None = None
+        try:
+            done = self._work(given, prepared.workers[device], device)
+        except TaskCancelled:
+            pass
+        except NoRoom as short:
+            again_s = short.again_s
+            if again_s is None:
+                done = self._failure(given, short, again=True)
+            else:
+                of = f"client {key.client} in round {key.round}"
+                log.warning("%s: %s; it is done again", of, short)
+        except OWN_ERRORS as error:
+            done = self._failure(given, error)
+        self.protocol.doing.pop(key.client, None)
+        if done is not None:
+            self._later(partial(self._answer, done))
+        elif again_s is not None and not self._closing.wait(again_s):
+            self.slots.put(partial(self._do, given, prepared))
 
     def _work(self, given: p.Given, worker: Worker, device: int) -> Done:
         """Does a task, with the faults that are planned for it."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from fednet import ids as numbers
 from fednet import places
 from fednet.client.loop import ClientLoop, Prepared
-from fednet.client.packing import Packing
 from fednet.client.policy import Policy, leaving
 from fednet.config import Config
 from fednet.errors import ConfigError, DataError, FednetError, StateError
@@ -24,6 +23,7 @@ from fednet.ids import Ids
 from fednet.wire import messages as m
 
 if TYPE_CHECKING:
+    from fednet.client.packs import Packs
     from fednet.data.federation import Federation, Site
     from fednet.experiment.build import Experiment
     from fednet.training.setting import Pair
@@ -95,9 +95,11 @@ def prepare(
                 build.try_on(experiment, federation.data)
             except ConfigError as wrong:
                 raise ConfigError(f"client {client}: {wrong}") from None
-    packing = None
+    packs: list[Packs] = []
     if config.train.pack > 1:
-        packing = Packing(config.train.pack, experiment.setting.task, loop.slots.limit)
+        from fednet.client.packs import Packs
+
+        packs = [Packs(config.train.pack, experiment.setting.task) for _ in devices]
 
     def site(device: str, client: int) -> Site:
         if own:
@@ -123,7 +125,7 @@ def prepare(
             functools.partial(site, device),
             device,
             balanced=functools.partial(balanced, device) if has_balanced else None,
-            pack=None if packing is None else functools.partial(packing.descend, number),
+            pack=packs[number].descend if packs else None,
             policy=policy,
             answers=answers,
             secrets=secrets,
@@ -148,7 +150,7 @@ def prepare(
         experiment.digest,
         facts,
         links.shaper(config),
-        packing,
+        packs,
         together=max(1, min(config.train.pack, len(clients))),
         beside=config.schedule.mode != "sync",
         largest=payload_bound(experiment),

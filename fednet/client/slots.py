@@ -2,7 +2,8 @@
 them.
 
 The first task on a device runs alone. Its peak shows how much memory a task needs, and from then on
-as many run at once as fit. With `train.pack` as many run from the start as are trained together.
+as many run at once as fit. With `train.pack` as many are begun as are trained together, in one
+thread (`packs`).
 Whenever a task runs out of memory, one less runs at once. A task without a slot waits. One that ran
 out of memory is done again from its start, with the same bits; it fails only if it ran out of
 memory alone, again and again.
@@ -14,10 +15,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from fednet.errors import FednetError
 from fednet.experiment import determinism
+
+if TYPE_CHECKING:
+    from fednet.client.packs import Packs
 
 SPARE = 0.9  # of the memory is used: another client may need more than the first one
 MOST = 16  # tasks on a device at once: more threads of a Python process only wait for each other
@@ -63,9 +68,15 @@ class _Device:
     running: int = 0
     measured: bool = False
     """Whether the limit is known."""
-    packed: bool = False
+    packs: Packs | None = None
+    """Where clients are trained together."""
     failures: int = 0
     """How often in a row a task ran out of memory while it was alone."""
+
+    @property
+    def wanted(self) -> int:
+        """How many threads do its tasks."""
+        return self.limit if self.packs is None else 1
 
 
 class SlotPool:
@@ -74,8 +85,8 @@ class SlotPool:
 
     gpu_share: of a GPU's memory, where other processes are known to use it too. most: clients that
     this process hosts. inline: the calls are made while the caller is in `work_inline`, by itself
-    or, if clients are packed, by threads: they would only take Python's lock from it. changed() is
-    called when the number of tasks that may run at once changes.
+    or, if there is more than one slot, by threads: they would only take Python's lock from it.
+    changed() is called when the number of tasks that may run at once changes.
     """
 
     def __init__(
@@ -111,16 +122,16 @@ class SlotPool:
         with self._lock:
             return self._devices[device].limit
 
-    def pack(self, n: int) -> None:
-        """Makes n tasks run on each device at once from now on, since they are trained together:
-        nothing is measured. With 1 they are no longer packed.
+    def pack(self, packs: Sequence[Packs], n: int) -> None:
+        """Makes n tasks be at work on each device from now on, since they are trained together:
+        nothing is measured. packs: of each device; none: they are no longer packed.
         """
         with self._lock:
-            for device in self._devices:
-                if n > 1 or device.packed:
+            for number, device in enumerate(self._devices):
+                if packs or device.packs is not None:
                     device.limit = n
-                    device.measured = n > 1
-                    device.packed = n > 1
+                    device.measured = bool(packs)
+                    device.packs = packs[number] if packs else None
         self._start_threads()
 
     # -- calls -------------------------------------------------------------------------------------
@@ -153,11 +164,11 @@ class SlotPool:
             thread.join(10.0)
 
     def _start_threads(self) -> None:
-        if self._inline and self.total == 1:
-            return
         with self._lock:
+            if self._inline and sum(device.wanted for device in self._devices) == 1:
+                return
             for number, device in enumerate(self._devices):
-                while device.threads < device.limit:
+                while device.threads < device.wanted:
                     device.threads += 1
                     name = f"fednet-train-{len(self._threads)}"
                     thread = threading.Thread(
@@ -175,19 +186,40 @@ class SlotPool:
             self._do(call, number)
             del call  # and the payload it came with
             with self._lock:
-                if device.threads > device.limit:
+                if device.threads > device.wanted:
                     device.threads -= 1
                     return
 
     def _do(self, call: DeviceCall | None, number: int) -> None:
+        packs = self._devices[number].packs
+        if call is None:
+            return
+        if packs is None:
+            self._make(call, number)
+        else:
+            packs.work(partial(self._make, call, number), partial(self._next_call, number))
+
+    def _make(self, call: DeviceCall, number: int) -> None:
         try:
-            if call is not None:
-                call(number)
+            call(number)
         finally:
             with self._lock:
                 self._unfinished -= 1
                 if not self._unfinished:
                     self._lock.notify_all()
+
+    def _next_call(self, number: int, running: int) -> Callable[[], None] | None:
+        """Returns a call that may be made beside so many; None if there is none, or no slot."""
+        if running >= self.limit(number):
+            return None
+        try:
+            call = self._calls.get_nowait()
+        except queue.Empty:
+            return None
+        if call is None:  # the end, for the thread that does the packs
+            self._calls.put(None)
+            return None
+        return partial(self._make, call, number)
 
     # -- tasks -------------------------------------------------------------------------------------
     def run(self, number: int, work: Callable[[], T], forget: Callable[[], None]) -> T:

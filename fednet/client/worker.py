@@ -61,11 +61,12 @@ class EncodedReply:
 
 class Device:
     """Holds a device's data, and a scratch model of each setting for each thread. Any thread may
-    call it. load(client) returns a client's data.
+    call it. load(client) returns a client's data. packed: one thread alone works on it.
     """
 
-    def __init__(self, name: str, load: Callable[[int], Site]) -> None:
+    def __init__(self, name: str, load: Callable[[int], Site], packed: bool = False) -> None:
         self.device = torch.device(name)
+        self.packed = packed
         self._load = load
         self._sites: OrderedDict[int, Site] = OrderedDict()
         self._held = 0  # bytes
@@ -117,10 +118,11 @@ class Device:
         return found[setting]
 
     def stream(self) -> AbstractContextManager[object]:
-        """Returns this thread's CUDA stream as a context; on the CPU a context that does nothing. A
-        client has no stream of its own: what is freed in a stream is kept for that stream alone.
+        """Returns this thread's CUDA stream as a context. On the CPU, and where clients are packed,
+        a context that does nothing. A client has no stream of its own: what is freed in a stream is
+        kept for that stream alone.
         """
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or self.packed:
             return contextlib.nullcontext()
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
@@ -154,7 +156,7 @@ class Worker:
         self.store = store
         self.pack = pack
         self.policy = policy
-        self.device = Device(device, site)
+        self.device = Device(device, site, packed=pack is not None)
         self.keeps_local = keeps_local(config, experiment.algorithm.personalised)
         self._secrets = secrets
         self._account = answers.account if answers else None
@@ -228,7 +230,7 @@ class Worker:
         held = record.own(exp.setting.initial)
         fill = exp.agreed if held is None else held.select(exp.shared)
 
-        with self.device.stream():
+        with self.device.stream(), contextlib.ExitStack() as at_end:
             step("loading", 0, 0)
             setting = exp.setting_of(key.client)
             site = self.device.site(key.client)
@@ -248,6 +250,7 @@ class Worker:
                 progress=lambda done, of: step("training", done, of),
                 pack=self.pack,
             )
+            at_end.callback(host.close)
             if key.purpose != "train":
                 newest = exp.exact.decode(exp.evaluation, task.form, body, fill=fill)
                 turn("evaluating")
@@ -402,7 +405,8 @@ class Worker:
                     if source is not value:
                         copy = value.to(self.device.device)
                     self._copies[name] = value, copy
-                    moved[name] = copy.clone()  # this client's own
+                    # This client's own; those of a pack all begin with the same tensors.
+                    moved[name] = copy if self.device.packed else copy.clone()
                 self.device.synchronize()
             down = dataclasses.replace(down, **moved)
         return state, down

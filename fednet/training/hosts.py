@@ -85,13 +85,16 @@ class ClientHost:
     ) -> None:
         """The process that makes it for a task gives it all of this.
 
-        splits: the client's samples, on the scratch's device. rest: tensors that are not sent (a
-        client's own buffers); None: those of `initial`. progress(step, steps) is called after each
-        optimizer step. pack(descent) trains this client together with others (`train.pack`), if the
-        method uses the task's loss.
+        scratch: a model to work with; with `pack` one that all clients of the process have in
+        common. splits: the client's samples, on the scratch's device. rest: tensors that are not
+        sent (a client's own buffers); None: those of `initial`. progress(step, steps) is called
+        after each optimizer step. pack(descent) trains this client together with others
+        (`train.pack`), if the method uses the task's loss.
         """
         self.setting = setting
-        self.scratch, self.pack = scratch, pack
+        self.pack = pack
+        self._given = scratch
+        self._lent: list[Scratch] = []
         self.secrets: Secrets | None = None
         self.client_id, self.round, self.phase = client_id, round, phase
         self._splits = splits
@@ -113,7 +116,21 @@ class ClientHost:
         self.n = splits.n
         self.lr = train_config.lr_at(round, setting.config.rounds)
         self.momentum = float(train_config.momentum)
-        scratch.lent = 0
+
+    def close(self) -> None:
+        """Gives back the models that it worked with: the next task may overwrite them."""
+        self._given.take_back(self._lent)
+        self._lent = []
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        """A model to work with. Clients that are trained together have one each if they need it."""
+        return self._given if self.pack is None else self._borrowed()
+
+    def _borrowed(self) -> Scratch:
+        lent = self._given.lend()
+        self._lent.append(lent)
+        return lent
 
     @cached_property
     def data(self) -> Pair:
@@ -146,7 +163,7 @@ class ClientHost:
         """Returns a further module of the same architecture holding x, in eval mode, without
         gradients.
         """
-        module = self.scratch.lend().load(self.whole(x)).eval()
+        module = self._borrowed().load(self.whole(x)).eval()
         for p in module.parameters():
             p.requires_grad_(False)
         return module
@@ -201,8 +218,8 @@ class ClientHost:
         stay frozen are in eval mode. more: samples trained on too. stream: name of the random
         stream for the order of samples. Each of the arguments is in some paper's local update.
         """
-        setting, scratch, config = self.setting, self.scratch, self.train_config
-        scratch.load(self.whole(x))
+        setting, config = self.setting, self.train_config
+        start = self.whole(x)
         inputs, labels = self.data
         if more is not None and len(more):
             added, given = self.inputs(more)
@@ -216,7 +233,7 @@ class ClientHost:
             steps=config.steps if epochs is None and steps is None else steps,
         )
         descent = Descent(
-            scratch,
+            self._given,
             (inputs, labels),
             recipe,
             self.rng(stream),
@@ -233,8 +250,12 @@ class ClientHost:
         if self.pack is not None and loss is None and descent.steps and descent.trained:
             seed = setting.config.seed
             descent.draws = seeds.key(seed, "dropout" + where, self.round, self.client_id)
+            descent.start = start
             run = self.pack(descent)
+            self.trained = descent.after
         else:
+            descent.scratch = self.scratch
+            self.scratch.load(start)
             augment = None
             if (change := setting.augment) is not None:
                 seed = setting.config.seed
@@ -243,9 +264,10 @@ class ClientHost:
             beside = None if extra is None else extra.to(self.device)
             with self.drawing("dropout" + where, loss):
                 run, extra = descend(descent, self.task, loss, extra=beside, augment=augment)
+            self.trained = self.scratch.values(give_away=True)
         if kept is not None:
             kept.update({place + name: value for name, value in (descent.memory or {}).items()})
-        self.trained = scratch.values(give_away=True)
+        assert self.trained is not None
         return Trained(self.trained.select(x.layout), run, extra)
 
     def gradient(self, x: Tensors) -> Trained:

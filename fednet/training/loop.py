@@ -70,8 +70,9 @@ class Hooks:
 
 @dataclass(eq=False)
 class Descent:
-    """One training of the model in `scratch`, by itself or as a lane of a pack. Raises ConfigError
-    for a name in `hooks.only` that the model does not have.
+    """One training of the model in `scratch`, by itself or as a lane of a pack. A lane's scratch is
+    there for its shapes alone: what it trains is `start`. Raises ConfigError for a name in
+    `hooks.only` that the model does not have.
     """
 
     scratch: Scratch
@@ -94,14 +95,14 @@ class Descent:
     """
     draws: int = 0
     """Of a lane: a number of this client's task, from which its dropout is drawn."""
-    loaded: torch.cuda.Event | None = None
-    """Of a lane: after it the scratch holds what the descent begins with; None: it does already."""
+    start: Tensors | None = None
+    """Of a lane: the whole model that it begins with."""
     run: Run | None = None
     """Of a lane: what came of it."""
+    after: Tensors | None = None
+    """Of a lane: the whole model that came of it."""
     error: BaseException | None = None
     """Of a lane: why nothing came of it."""
-    done: bool = False
-    """Of a lane: the thread that waits for its pack may go on."""
 
     def __post_init__(self) -> None:
         recipe, only = self.recipe, self.hooks.only

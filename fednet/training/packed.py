@@ -16,10 +16,8 @@ to which vmap would lead, are slow.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,36 +52,22 @@ Plans = dict[object, "Plan"]
 
 
 def descend(lanes: Sequence[Descent], n: int, task: Task, plans: Plans | None = None) -> None:
-    """Descends in at most n lanes of one kind, each from what its scratch holds, in place; sets
-    each one's run, or its error where its own `progress` raised one. Nothing waits for the device
-    before the end. plans: what earlier packs of the same kind have prepared, kept for the next
-    ones.
+    """Descends in at most n lanes of one kind, each from its `start`; sets each one's `run` and
+    `after`, or its error where its own `progress` raised one. Nothing waits for the device before
+    the end. plans: what earlier packs of the same kind have prepared, kept for the next ones.
     """
     assert 0 < len(lanes) <= n
     first = lanes[0]
     key = (first.scratch.layout, first.scratch.device, first.kind)
-    plan = kept({} if plans is None else plans, key, lambda: Plan(first, n, task))
-    on = contextlib.nullcontext() if plan.stream is None else torch.cuda.stream(plan.stream)
-    with plan.lock, on:
-        for lane in lanes:
-            if plan.stream is not None and lane.loaded is not None:
-                plan.stream.wait_event(lane.loaded)
-        plan.train(list(lanes))
-        # What a lane holds is its own thread's again, in another stream.
-        if plan.stream is not None:
-            plan.stream.synchronize()
+    kept({} if plans is None else plans, key, lambda: Plan(first, n, task)).train(list(lanes))
 
 
 class Plan:
-    """What packs of one kind share: a copy of the module, and stacked weights. One pack at a time,
-    under `lock`.
-    """
+    """What packs of one kind share, one after the other: a copy of the module, stacked weights."""
 
     def __init__(self, first: Descent, n: int, task: Task) -> None:
         scratch = first.scratch
         self.n, self.task, self.device = n, task, scratch.device
-        self.lock = threading.Lock()
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.apart = self.device.type in APART
         for name, parameter in scratch.parameters.items():
             parameter.requires_grad_(name in first.trained)
@@ -99,29 +83,52 @@ class Plan:
             for part in self.module.modules():
                 if isinstance(part, nn.Conv2d) and is_plain(part):
                     part.forward = functools.partial(convolved, part)  # type: ignore[method-assign]
+        places = scratch.layout.places
+        # By name of a parameter: where it is in a model's vector.
+        self.places = {name: places[name][1:3] for name in scratch.parameters}
+        self.size = scratch.layout.sizes[0]
         self.stacked = {
-            name: p.detach().new_empty((n, *p.shape)) for name, p in scratch.parameters.items()
+            name: torch.empty((n, *places[name][3]), device=self.device)
+            for name in scratch.parameters
         }
         self.parameters = [nn.Parameter(self.stacked[name]) for name in first.trained]
         self.held = self.stacked | dict(zip(first.trained, self.parameters))
         self.weights = [part for p in self.parameters for part in self._parts(p.detach())]
         self.total = torch.zeros(n, dtype=torch.float64, device=self.device)
-        if self.stream is not None:  # what was made above is made in this thread's stream
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _parts(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """A stacked tensor as what a step takes: whole, or each lane's row by itself."""
         return x.unbind(0) if self.apart else [x]
+
+    def _load(self, starts: Sequence[Tensors]) -> torch.Tensor:
+        """Loads the model that each of the n lanes begins with. Returns them as rows, (n, P): once
+        one row, repeated, where all begin with the same tensors, as after a broadcast within a
+        process.
+        """
+        vectors = [start.vector for start in starts]
+        if all(vector is vectors[0] for vector in vectors):
+            models = to_device(vectors[0], self.device).expand(self.n, -1)
+        else:
+            models = torch.stack([to_device(vector, self.device) for vector in vectors])
+        with torch.no_grad():
+            for name, stack in self.stacked.items():
+                start, end = self.places[name]
+                stack.view(self.n, -1).copy_(models[:, start:end])
+        return models
 
     def train(self, lanes: list[Descent]) -> None:
         first, n, recipe = lanes[0], self.n, lanes[0].recipe
         assert recipe.lr is not None
         rows = lanes + [first] * (n - len(lanes))
         self._own.restore()
-        with torch.no_grad():
-            for name, stack in self.stacked.items():
-                torch.stack([row.scratch.parameters[name].detach() for row in rows], out=stack)
-            self.total.zero_()
+        starts = [row.start for row in rows if row.start is not None]
+        models = self._load(starts)
+        self.total.zero_()
+        # What each comes to: replies are views of it.
+        after = torch.empty((len(lanes), self.size), device=self.device)
+        if len(first.trained) < len(self.stacked):
+            after.copy_(models[: len(lanes)])
+        del models
         made = SGD(self.weights, recipe.lr, recipe.momentum, recipe.weight_decay)
         corrected = None if first.hooks.neutral else self._corrected(rows, made)
 
@@ -145,7 +152,7 @@ class Plan:
         for i in range(len(lanes), n):
             freeze(i)
         self.dropout.begin([row.draws for row in rows], piece(first.data[0], 0, 1), first.width)
-        losses: dict[int, torch.Tensor] = {}
+        losses = torch.zeros_like(self.total)
         seen = [0] * len(lanes)
         for step, (x, y, shares, sizes) in enumerate(joint_batches(lanes, n, seen), 1):
             outputs = forward(self.held, x, self.dropout.next())
@@ -165,6 +172,7 @@ class Plan:
             for w in self.weights:
                 w.grad = None
             self.total += value.detach() * sizes
+            over: list[int] = []  # lanes
             for i, lane in enumerate(lanes):
                 if lane.error is not None or step > lane.steps:
                     continue
@@ -176,19 +184,31 @@ class Plan:
                 if lane.error is None and step < lane.steps:
                     continue
                 if lane.error is None:
-                    losses[i] = self.total[i].clone()
-                    with torch.no_grad():
-                        torch._foreach_copy_(
-                            [lane.scratch.parameters[name].detach() for name in first.trained],
-                            [p.detach()[i] for p in self.parameters],
-                        )
+                    over.append(i)
                 # It goes on without a gradient: to leave it out would cost the others.
                 freeze(i)
+            self._read(over, after, losses)
             if all(lane.error is not None or lane.steps <= step for lane in lanes):
                 break
-        if losses:
-            for i, summed in zip(losses, torch.stack(list(losses.values())).tolist()):
-                lanes[i].run = Run(lanes[i].n, lanes[i].steps, summed / seen[i])
+        for i, (lane, model, loss) in enumerate(zip(lanes, after, losses.tolist())):
+            if lane.error is None:
+                assert lane.start is not None
+                lane.after = lane.start.with_vector(model)
+                lane.run = Run(lane.n, lane.steps, loss / seen[i])
+
+    def _read(self, over: list[int], after: torch.Tensor, losses: torch.Tensor) -> None:
+        """Reads what these lanes came to into their rows of after, (lanes, P), and their losses."""
+        if not over:
+            return
+        # All are mostly over at once; a slice needs no copy.
+        at: slice | list[int] = over
+        if over == list(range(len(after))):
+            at = slice(len(after))
+        losses[at] = self.total[at]
+        for name, stack in self.held.items():
+            if isinstance(stack, nn.Parameter):
+                start, end = self.places[name]
+                after[at, start:end] = stack.detach().view(self.n, -1)[at]
 
     def _corrected(self, rows: Sequence[Descent], made: SGD) -> Corrected:
         """The lanes' corrections as one: of tensors that are N times as long or, apart, N times as
@@ -422,7 +442,8 @@ def check_lane(task: Task, lane: Descent) -> None:
     for part in module.modules():
         if drops(part):
             part.eval()  # its draws differ in a pack
-    one = {name: p.unsqueeze(0) for name, p in lane.scratch.parameters.items()}
+    assert lane.start is not None
+    one = {name: lane.start[name].to(lane.scratch.device)[None] for name in lane.scratch.parameters}
     with torch.no_grad():
         try:
             many = vmap(functools.partial(computed, module), in_dims=(0, None))

@@ -145,7 +145,6 @@ class Scratch:
         self.device = torch.device(device)
         self.replays: dict[object, Captured] = {}
         self._spares: list[Scratch] = []
-        self.lent = 0  # of the spares, to the current task
         parameters, buffers, counters = layout.sizes
         vector = room(parameters, torch.float32, self.device)
         self.buffers = torch.zeros(buffers, device=self.device)
@@ -289,10 +288,12 @@ class Scratch:
         return found
 
     def lend(self) -> Scratch:
-        """Returns a further scratch of the same architecture, a different one at each call until
-        `lent` is 0 again.
+        """Returns a further scratch of the same architecture, which nobody else has until it is
+        given to `take_back`.
         """
-        if self.lent == len(self._spares):
-            self._spares.append(Scratch(self._make, self.layout, self.device, self.channels_last))
-        self.lent += 1
-        return self._spares[self.lent - 1]
+        if self._spares:
+            return self._spares.pop()
+        return Scratch(self._make, self.layout, self.device, self.channels_last)
+
+    def take_back(self, lent: Iterable[Scratch]) -> None:
+        self._spares += lent

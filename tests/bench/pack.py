@@ -2,8 +2,8 @@
 and on a card each in a thread and stream of its own.
 
 All are what a worker does for a task, from the weights that came to those that go, without codec
-and files: one after another in one thread; packed in a thread a client, which meet as in a run; and
-at a card's slots, as without `train.pack`. In turn, several times, in one process.
+and files: one after another; packed, as in a run; and at a card's slots, as without `train.pack`.
+In turn, several times, in one process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 from fednet import config as configuration
-from fednet.client.packing import Packing
+from fednet.client.packs import Packs
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
 from fednet.training.hosts import ClientHost
@@ -44,7 +44,7 @@ class Clients:
         self.data = [self.built.divided.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)
-        self.packing = Packing(m, self.built.setting.task, lambda device: m)
+        self.packs = Packs(m, self.built.setting.task)
         self.pool = ThreadPoolExecutor(m, initializer=determinism.set_thread)
         # As at a worker: a step cannot be captured in the default stream.
         self.streams = [
@@ -61,13 +61,13 @@ class Clients:
     def together(self) -> float:
         """Seconds. A pack of all."""
 
-        def one(k: int) -> None:
-            with self.packing.at_work(0):
-                self._client(k, k, functools.partial(self.packing.descend, 0))
+        def work() -> None:
+            calls = [
+                functools.partial(self._client, k, 0, self.packs.descend) for k in range(self.m)
+            ]
+            self.packs.work(calls.pop(), lambda running: calls.pop() if calls else None)
 
-        for _ in range(self.m):
-            self.packing.expect()
-        return self._timed(lambda: list(self.pool.map(one, range(self.m))))
+        return self._timed(work)
 
     def beside(self) -> float:
         """Seconds. All at once, each by itself."""
@@ -77,7 +77,8 @@ class Clients:
     def _client(self, k: int, place: int, pack: Callable[[Descent], Run] | None = None) -> None:
         splits = Splits(self.data[k], self.data[k])
         host = ClientHost(self.built.setting, self.scratches[place], k, 1, splits=splits, pack=pack)
-        with self.streams[place]:
+        # Packed clients share a thread, and so its stream.
+        with self.streams[place] if pack is None else contextlib.nullcontext():
             host.train(self.start)
 
     def _timed(self, work: Callable[[], object]) -> float:

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fednet.client import join, slots
+from fednet.client.packs import Packs
 from fednet.client.policy import Policy
 from fednet.client.slots import MOST, PAUSES_S, NoRoom, SlotPool
 from fednet.client.worker import Worker
 from fednet.experiment import placement
+from fednet.training import packed
 from tests.chaos.mallory import LIMIT_S
 from tests.chaos.test_hostile import CONFIG, in_thread, serve
 from tests.processes import until
@@ -126,7 +129,7 @@ def test_a_task_that_ran_out_beside_one_that_began_before_is_done_again_at_once(
 def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
     s, _ = made(inline=inline)
     if inline:
-        s.pack(4)
+        s.pack([Packs(4, None)], 4)
     lock, over = threading.Lock(), threading.Event()
     at_once, most, done = 0, 0, []
 
@@ -165,6 +168,36 @@ def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
     assert 1 <= most <= 4
 
 
+def test_packed_clients_meet_in_one_thread_and_the_end_comes_after_all(made, monkeypatch):
+    trained, ends, threads, queued = [], [], set(), threading.Event()
+
+    def descend(lanes, *rest):
+        trained.append(len(lanes))
+        for lane in lanes:
+            lane.run = "done"
+
+    monkeypatch.setattr(packed, "descend", descend)
+    monkeypatch.setattr(packed, "check_lane", lambda *rest: None)
+    packs = Packs(3, None)
+    s, _ = made(devices=("cpu",))
+    s.pack([packs], 3)
+
+    def call(device: int) -> None:
+        assert queued.wait(LIMIT_S)
+        lane = SimpleNamespace(kind="a", run=None, error=None)
+        ends.append(packs.descend(lane))
+        threads.add(threading.get_ident())
+
+    for _ in range(7):
+        s.put(call)
+    queued.set()
+    s.close()
+    assert trained == [3, 3, 1]
+    assert ends == ["done"] * 7
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}
+
+
 @pytest.mark.parametrize(
     ("broken", "short"),
     [
@@ -183,15 +216,15 @@ def test_what_counts_as_out_of_memory(broken, short):
 
 def test_clients_that_are_packed_run_together_from_the_first_task_on_and_nothing_is_measured(made):
     s, _ = made(each=45, devices=("fake", "fake"))
-    s.pack(20)
+    s.pack([Packs(20, None), Packs(20, None)], 20)
     assert (s.limit(1), s.total) == (20, 40)
     succeed(s)
     assert run_out(s) == [0.0]
     assert (s.limit(0), s.limit(1)) == (19, 20)
-    s.pack(1)  # another run, in which they are not
+    s.pack([], 1)  # another run, in which they are not
     succeed(s, 1)
     assert (s.limit(0), s.limit(1)) == (1, 2)
-    s.pack(1)
+    s.pack([], 1)
     assert s.limit(1) == 2  # what was measured stays
 
 

@@ -57,7 +57,6 @@ def client(
     module = build(name)
     layout = Layout.of(module)
     scratch = Scratch(lambda: module, layout, channels_last=channels_last)
-    scratch.load(weights(layout, k))
     own = {
         key: weights(layout, 100 * i + k, 0.01) if value is ... else value
         for i, (key, value) in enumerate(hooks.items(), 1)
@@ -68,16 +67,21 @@ def client(
         recipe,
         seeds.rng(0, "order", 1, k),
         Hooks(**own),
+        start=weights(layout, k),
     )
 
 
 def alone(lane: Descent):
-    return descend(lane, TASK)[0]
+    """Trains it by itself."""
+    lane.scratch.load(lane.start)
+    run = descend(lane, TASK)[0]
+    lane.after = lane.scratch.values()
+    return run
 
 
 def bits(lane: Descent) -> str:
     assert lane.error is None
-    return lane.scratch.values().sha256() + hashlib.sha256(repr(lane.run).encode()).hexdigest()
+    return lane.after.sha256() + hashlib.sha256(repr(lane.run).encode()).hexdigest()
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "whole"])
@@ -106,10 +110,8 @@ def test_a_pack_comes_to_what_each_comes_to_by_itself(recipe, hooks, apart, monk
         course = alone(other)
         assert lane.run.steps == course.steps
         assert lane.run.loss == pytest.approx(course.loss, rel=1e-5)
-        moved = other.scratch.values() - weights(other.scratch.layout, lanes.index(lane))
-        assert close(
-            lane.scratch.values() - weights(lane.scratch.layout, lanes.index(lane)), moved, 2e-4
-        )
+        moved = other.after - other.start
+        assert close(lane.after - lane.start, moved, 2e-4)
         assert moved.norm() > 0
         assert lane.order.integers(1 << 30) == other.order.integers(1 << 30)  # as many draws
 
@@ -131,14 +133,35 @@ def test_a_parameter_that_is_one_number_is_clipped_with_the_others(monkeypatch):
     (lane, other), beside = (client(0, recipe=recipe) for _ in range(2)), client(1, recipe=recipe)
     packed.descend([lane, beside], 3, TASK)
     alone(other)
-    start = weights(lane.scratch.layout, 0)
-    assert close(lane.scratch.values() - start, other.scratch.values() - start, 2e-4)
+    assert close(lane.after - lane.start, other.after - other.start, 2e-4)
 
 
 def test_kernels_whose_channels_lie_innermost_are_read_and_written_right():
     lanes = [client(k, channels_last=last) for k, last in ((0, True), (1, True), (0, False))]
     packed.descend(lanes, 3, TASK)
     assert bits(lanes[0]) == bits(lanes[2])
+
+
+def test_models_that_are_one_tensor_for_all_lanes_are_loaded_as_copies_of_it_are():
+    start = weights(Layout.of(build()), 0)
+    found = []
+    for starts in ([start] * 4, [start.clone() for _ in range(4)]):
+        lanes = [client(k) for k in (0, 1, 3)]
+        for lane, begins in zip(lanes, starts):
+            lane.start = begins
+        packed.descend(lanes, 4, TASK)
+        found.append([bits(lane) for lane in lanes])
+    assert found[0] == found[1]
+    assert start.sha256() == weights(start.layout, 0).sha256()
+
+
+def test_each_lane_trains_what_it_is_told_to_and_keeps_the_rest_of_its_own_start():
+    only = ["head.weight", "head.bias"]
+    lanes = [client(k, only=only) for k in (0, 1)]
+    packed.descend(lanes, 3, TASK)
+    for lane in lanes:
+        changed = [n for n, x in lane.after.items() if not torch.equal(x, lane.start[n])]
+        assert changed == only
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [("lenet5", 16), ("mlp", 10)])
@@ -193,12 +216,10 @@ def test_who_fails_at_a_step_spoils_nothing_for_the_others():
 
     lanes, others = ([client(k) for k in (0, 1, 3)] for _ in range(2))
     lanes[0].progress = cancelled
-    before = lanes[0].scratch.values()
     packed.descend(lanes, 4, TASK)
     packed.descend(others, 4, TASK)
     assert isinstance(lanes[0].error, KeyError)
-    assert lanes[0].run is None
-    assert torch.equal(before.vector, lanes[0].scratch.values().vector)
+    assert (lanes[0].run, lanes[0].after) == (None, None)
     assert told == [(1, 6), (2, 6)]
     assert [bits(lane) for lane in lanes[1:]] == [bits(lane) for lane in others[1:]]
 
@@ -238,9 +259,9 @@ def test_what_a_model_keeps_in_attributes_is_not_the_next_packs():
 
     def lane() -> Descent:
         scratch = Scratch(Growing, Layout.of(Growing()))
-        scratch.load(weights(scratch.layout, 0))
         data = images(SIZES[0], CLASSES, SHAPE, seed=1)
-        return Descent(scratch, data, RECIPE, seeds.rng(0, "order", 1, 0))
+        order = seeds.rng(0, "order", 1, 0)
+        return Descent(scratch, data, RECIPE, order, start=weights(scratch.layout, 0))
 
     one, two = lane(), lane()
     plans: packed.Plans = {}
@@ -294,7 +315,15 @@ DROPPING = nn.Sequential(
 def dropping(k: int, draws: int, **changes) -> Descent:
     scratch = Scratch(lambda: copy.deepcopy(DROPPING), Layout.of(DROPPING))
     lane = client(k)
-    return Descent(scratch, lane.data, lane.recipe, lane.order, draws=draws, **changes)
+    return Descent(
+        scratch,
+        lane.data,
+        lane.recipe,
+        lane.order,
+        draws=draws,
+        start=Tensors.of(DROPPING),
+        **changes,
+    )
 
 
 def test_dropout_is_drawn_for_each_client_whoever_shares_its_pack():
@@ -346,7 +375,7 @@ def test_packs_with_products_are_near_to_those_with_convolutions(monkeypatch):
     monkeypatch.setattr(packed, "AS_PRODUCTS", ("cpu",))
     packed.descend(others, 2, TASK)
     for lane, other in zip(lanes, others):
-        assert close(lane.scratch.values(), other.scratch.values(), 1e-5)
+        assert close(lane.after, other.after, 1e-5)
 
 
 # -- what cannot be packed -------------------------------------------------------------------------
