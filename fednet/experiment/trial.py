@@ -158,11 +158,11 @@ def unlike_losses(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> 
 
 
 def remarks(setting: Setting, data: Data) -> Iterator[str]:
-    """Yields what a user should know of the task, tried on two samples."""
+    """Yields what a user should know of the task, tried on a sample of each class."""
     config = setting.config
     task = setting.task
     if type(task) not in (Classification, Regression):
-        x, y = samples(data)
+        x, y = of_each_class(data)
         out = _evaluated(config, setting.module(), data.inputs(x))
         yield from unlike_losses(config.task, task, out, y)
 
@@ -209,6 +209,16 @@ def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
     highest = int(y.amax(1).argmax())
     alike = lowest == highest
     return data.take(np.arange(min(2, len(y))) if alike else np.array([lowest, highest]))
+
+
+def of_each_class(data: Data) -> tuple[Inputs, torch.Tensor]:
+    """Returns the first training sample of each of up to 64 classes; where samples are of no class,
+    those of `samples`.
+    """
+    if data.classes is None or data.train[1].ndim != 1:
+        return samples(data)
+    _, first = np.unique(data.labels(), return_index=True)
+    return data.take(first[:64])
 
 
 def counting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fednet.config import from_mapping
 from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.build import build
-from fednet.experiment.trial import unlike_losses
+from fednet.experiment.trial import of_each_class, remarks, unlike_losses
 from fednet.tensors import Tensors
 from fednet.training.tasks.classification import Classification
 from tests.rooms import lines
@@ -413,11 +414,13 @@ def test_counts_of_another_width_in_a_later_batch_end_the_run(own_task, monkeypa
 class Weighted(Classification):
     """Its loss is a mean over the weights of the classes, its losses none over the samples."""
 
+    weights = torch.tensor([1.0, 10.0])
+
     def loss(self, outputs, y):
-        return F.cross_entropy(outputs, y, torch.tensor([1.0, 10.0]))
+        return F.cross_entropy(outputs, y, self.weights)
 
     def losses(self, outputs, y):
-        return F.cross_entropy(outputs, y, torch.tensor([1.0, 10.0]), reduction="none")
+        return F.cross_entropy(outputs, y, self.weights, reduction="none")
 
 
 def test_a_loss_that_is_no_mean_of_the_losses_is_remarked_on():
@@ -428,3 +431,16 @@ def test_a_loss_that_is_no_mean_of_the_losses_is_remarked_on():
     assert list(unlike_losses("classification", Classification(), out, y)) == []
     several, labels = torch.randn(2, 3, 2), torch.tensor([[0, -100, -100], [1, 1, 0]])
     assert list(unlike_losses("classification", Classification(), several, labels)) == []
+
+
+def test_a_weight_that_one_class_in_the_middle_has_is_remarked_on_too():
+    class Middle(Weighted):
+        weights = torch.tensor([1.0, 10.0, 1.0])
+
+    data = Data(train=(torch.randn(5, 4), torch.tensor([2, 0, 0, 1, 2])), classes=3)
+    setting = SimpleNamespace(
+        config=from_mapping({}), task=Middle(), module=lambda: nn.Linear(4, 3)
+    )
+    (remark,) = remarks(setting, data)
+    assert "losses a mean of" in remark
+    assert of_each_class(data)[1].tolist() == [0, 1, 2]
