@@ -12,7 +12,7 @@ import pytest
 from fednet.errors import Stopped
 from fednet.report import costs
 from fednet.report.read import open_run
-from fednet.server import exchange as exchanges
+from fednet.server.rounds import Rounds
 from tests.books import read_book
 from tests.processes import Federation, crashes, finished, lines, planned
 from tests.rooms import run, summary
@@ -73,14 +73,15 @@ def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
     tmp_path, monkeypatch, late
 ):
     changes = {"link": VIRTUAL, "rounds": 3, "round": {"deadline": 0.8 if late else None}}
-    decide, stops = exchanges.decide, iter([False, True])
+    take = Rounds.take
+    last_of_round_2 = iter([False] * 5 + [True])  # three events a round, one of each client
 
     def stopped(*arguments):
-        if next(stops, False):
+        if next(last_of_round_2, False):
             raise Stopped("stopped: SIGTERM; continue with --resume.")
-        decide(*arguments)
+        take(*arguments)
 
-    monkeypatch.setattr(exchanges, "decide", stopped)
+    monkeypatch.setattr(Rounds, "take", stopped)
     with pytest.raises(Stopped):
         run(tmp_path, **changes)
     directory = run(tmp_path, resume=True, **changes)

@@ -204,7 +204,7 @@ def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_continues(
     assert main(run) == 3
     said = capsys.readouterr().err.splitlines()[-1]
     assert "Input/output error" in said
-    folder = "" if name == "rounds.jsonl" else "checkpoint/"
+    folder = "checkpoint/" if name == "state-" else ""
     assert f"run/{folder}{name}" in said
     assert "fault of fednet" not in said
     assert not (tmp_path / "out" / "fednet.log").exists()
