@@ -86,3 +86,19 @@ def _glibc(function: str, *arguments: int) -> None:
     """Calls a function of glibc; another C library does not have it, and nothing happens."""
     with contextlib.suppress(OSError, AttributeError):
         getattr(ctypes.CDLL(None), function)(*arguments)
+
+
+OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether a device ran out of memory. cuBLAS and cuDNN say so in their message only."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)

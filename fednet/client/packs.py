@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from greenlet import getcurrent, greenlet
 
-from fednet.client.slots import is_out_of_memory
+from fednet.capacity import is_out_of_memory
 from fednet.training import packed
 
 if TYPE_CHECKING:

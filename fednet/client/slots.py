@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from fednet.capacity import is_out_of_memory
 from fednet.errors import FednetError
 from fednet.experiment import determinism
 
@@ -27,21 +28,11 @@ if TYPE_CHECKING:
 SPARE = 0.9  # of the memory is used: another client may need more than the first one
 MOST = 16  # tasks on a device at once: more threads of a Python process only wait for each other
 MEASURED = ("cuda",)  # devices whose memory is
-MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
 T = TypeVar("T")
 DeviceCall = Callable[[int], None]  # gets the number of the device on which it is made
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether a device ran out of memory. cuBLAS and cuDNN say so in their message only."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES)
 
 
 class NoRoom(FednetError):
