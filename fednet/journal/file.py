@@ -6,7 +6,7 @@ checksum of these lengths and the digest of the events. So a last record that a 
 known from one that was changed: the first is cut off, the second is an error. A payload has the
 digest that its reply says, and is compared with it when it is read.
 
-A file that has grown long is written anew, with one event in place of all before it.
+A file that has grown long is written again, with one event in place of all before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fednet.files import OWN, opened, write_all, write_aside
 from fednet.journal.events import Accepted, Event, Kept
 
 LONG = 4 << 20
-"""Bytes from which on a file is written anew: of events, or of all that can be given back."""
+"""Bytes from which on a file is written again: of events, or of all that can be given back."""
 
 _LENGTHS = struct.Struct("<QI")  # bytes of the payloads, and of the events
 _HEAD = struct.Struct("<QIIQ")  # these, their CRC-32, and XXH3-64 of the events
@@ -135,13 +135,13 @@ class JournalFile:
 
     @property
     def is_long(self) -> bool:
-        """Whether so many events were added that it is to be written anew: seldom enough for this
+        """Whether so many events were added that it is to be written again: seldom enough for this
         not to count, however much is kept. (Payloads are given back when replies are forgotten.)
         """
         return self._added > max(LONG, 8 * self._kept)
 
     def renew(self, kept: Callable[[int], Kept]) -> None:
-        """Writes the file anew, with this event alone. kept(generation): makes it."""
+        """Writes the file again, with this event alone. kept(generation): makes it."""
         self.flush()
         event = kept(self.generation + 1)
         payloads, places, at = list[memoryview](), list[int](), _HEAD.size

@@ -133,7 +133,7 @@ def stopped_by(asked: StopRequested) -> Stopped:
 
 # A round that has waited for so long for clients that are not connected says so, once.
 TELL_S = 10.0
-# Before a round the console says anew who is there, where that has changed, but not more often.
+# Before a round the console says again who is there, where that has changed, but not more often.
 TELL_AGAIN_S = 10.0
 DAY_S = 86_400.0
 KEY_ENDS_S = 14 * DAY_S  # a key that ends within this time is told, every day
