@@ -117,13 +117,13 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Holds what came of a task: replies, or a failure, or neither where a planned fault keeps it
+    """Holds what came of a task: a reply, or a failure, or neither where a planned fault keeps it
     silent. faults: those to act out when it is sent, by kind. due: when it may be sent, on the
     monotonic clock. fatal: the failure ends the process.
     """
 
     given: p.Given
-    replies: Sequence[EncodedReply] = ()
+    reply: EncodedReply | None = None
     failed: m.Failed | None = None
     faults: Mapping[str, float] = field(default_factory=dict)
     due: float = 0.0
@@ -158,7 +158,8 @@ class RoundLines:
         if done.failed is not None:
             failed = f"round {key.round}: client {key.client} failed: {done.failed.reason}"
             self.say(log_line(failed))
-        for outgoing in done.replies:
+        outgoing = done.reply
+        if outgoing is not None:
             self._clients.add(key.client)
             self._sent += outgoing.reply.size
             if outgoing.samples is not None:
@@ -430,20 +431,16 @@ class ClientLoop:
                 protocol.failed(key, failed.reason, failed.again, failed.lacks, failed.base)
             )
             return
-        if not done.replies or "drop_before_sending" in done.faults:
+        if done.reply is None or "drop_before_sending" in done.faults:
             protocol.forget(key)
             return
-        out: list[p.Instruction] = []
-        for outgoing in done.replies:
-            body = outgoing.body
-            share = None
-            if done.faults and outgoing.reply.key == key:
-                if "corrupt" in done.faults and body.size:
-                    copy = bytearray(body.whole())
-                    copy[len(copy) // 2] ^= 0xFF
-                    body = Body([copy])
-                share = done.faults.get("drop_during_upload")
-            out += protocol.reply(outgoing.reply, body, share)
+        body = done.reply.body
+        if "corrupt" in done.faults and body.size:
+            copy = bytearray(body.whole())
+            copy[len(copy) // 2] ^= 0xFF
+            body = Body([copy])
+        share = done.faults.get("drop_during_upload")
+        out = protocol.reply(done.reply.reply, body, share)
         if "duplicate" in done.faults:
             out += [i for i in out if isinstance(i, p.Out) and isinstance(i.message, m.Reply)]
         if out and self.prepared is not None and self.prepared.shape is not None:
@@ -542,15 +539,15 @@ class ClientLoop:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
         work = partial(worker.work, task, given.body, step)
-        replies = self.slots.run(device, work, worker.device.forget)
+        reply = self.slots.run(device, work, worker.device.forget)
         if not faults:
-            return Done(given, replies)
+            return Done(given, reply)
         if "crash" in faults:  # of a training without steps
             self._crash(given)
         took_s = time.monotonic() - began
         lasts_s = faults.get("slow", 1.0) * max(took_s, faults.get("pace", 0.0))
         wait_s = faults.get("delay", 0.0) + lasts_s - took_s
-        return Done(given, replies, faults=faults, due=time.monotonic() + wait_s)
+        return Done(given, reply, faults=faults, due=time.monotonic() + wait_s)
 
     def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> Done:
         """Logs why a task failed. Returns the failure for the server, in one line that names no

@@ -1,5 +1,5 @@
 """A worker does the tasks of a process's clients on one device: it takes a task and its payload,
-and returns the encoded replies. It knows of no socket.
+and returns the encoded reply. It knows of no socket.
 
 `Worker.work` is a whole task, from top to bottom.
 """
@@ -40,7 +40,7 @@ from fednet.training.loop import Descent
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Pair, Setting, Splits
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content, Encoded
+from fednet.wire.codec import Body, Content, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import Payload, Run, tensors_of, weights_of
 
@@ -182,8 +182,8 @@ class Worker:
             self.device.scratch(exp, exp.setting)
 
     # -- a task ------------------------------------------------------------------------------------
-    def work(self, task: m.Task, body: Content, step: Step) -> list[EncodedReply]:
-        """Does a task. Returns its replies: an evaluation comes before the training it belongs to.
+    def work(self, task: m.Task, body: Content, step: Step) -> EncodedReply:
+        """Does a task. In its reply an evaluation within the task comes after the method's fields.
 
         step(stage, done, of) is called as the task goes on, and what it raises ends the task.
         Raises RemoteProtocolError for a damaged payload, StateError where the client's state is
@@ -222,7 +222,6 @@ class Worker:
         record, start = self._load(task)
         # A planned fault, where this site allows such faults.
         malicious = self.policy.faults and key.client in attacks.malicious(config)
-        made: list[tuple[m.Key, Encoded]] = []
         state_sha256 = ""
         kept = False
 
@@ -257,7 +256,9 @@ class Worker:
                 local = self.store.local(key.client, start)
                 balanced = None if self._balanced is None else self._load_balanced
                 found = evaluation.asked(exp, task, newest, local, record, host, balanced)
-                made.append((key, exp.up.encode(evaluation.reply(exp, found))))
+                main = False
+                encoded = exp.up.encode(evaluation.reply(exp, found))
+                form, sent = encoded.form, encoded.body
             else:
                 main = key.phase == method.main_exchange
                 past = record.past(f"down/{key.phase}/")
@@ -307,17 +308,17 @@ class Worker:
                     past=dataclasses.replace(past, field=f"{key.phase}/"),
                     stay=here,
                 )
-                encoded = dataclasses.replace(encoded, body=encoded.body.copied())
+                form, sent = encoded.form, encoded.body.copied()
                 if task.judge and main:
                     turn("evaluating")
                     found = evaluation.within(exp, state, x, record, host)
                     evaluated = exp.up.encode(evaluation.reply(exp, found))
-                    made.append((msgspec.structs.replace(key, purpose="evaluate"), evaluated))
+                    form += evaluated.form
+                    sent = Body([*sent.values, *evaluated.body.values])
                 if method.exchanges[key.phase].summation.trains:
                     turn("saving")
                     next_record = Record(algorithm=state, residuals=past.next or None)
                     state_sha256, kept = self._save(task, start, next_record, host.trained, main)
-                made.append((key, encoded))
             self.device.synchronize()
             turn("over")
 
@@ -329,24 +330,19 @@ class Worker:
         reported = host.reported
         if self.policy.allow is not None and "statistics" not in self.policy.allow:
             reported = {}
-        outgoing = []
-        for of, encoded in made:
-            self.policy.check_leaves(encoded.form)
-            trained = of.purpose == "train"
-            reply = m.Reply(
-                key=of,
-                form=list(encoded.form),
-                size=encoded.body.size,
-                check=b"" if here and encoded.body.by_reference else encoded.body.check(),
-                state=state_sha256 if trained else "",
-                kept=kept and trained,
-                seconds=time.perf_counter() - began,
-                split=[spent[name] for name in SPLIT],
-                reported=reported if trained else {},
-            )
-            main = trained and of.phase == method.main_exchange
-            outgoing.append(EncodedReply(reply, encoded.body, host.n if main else None))
-        return outgoing
+        self.policy.check_leaves(form)
+        reply = m.Reply(
+            key=key,
+            form=list(form),
+            size=sent.size,
+            check=b"" if here and sent.by_reference else sent.check(),
+            state=state_sha256,
+            kept=kept,
+            seconds=time.perf_counter() - began,
+            split=[spent[name] for name in SPLIT],
+            reported=reported,
+        )
+        return EncodedReply(reply, sent, host.n if main else None)
 
     def _load(self, task: m.Task) -> tuple[Record, str]:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not
@@ -388,11 +384,9 @@ class Worker:
         if task.enrol:
             assert method.Enrolment is not None
             assert isinstance(body, memoryview)
-            given, form = form[: task.enrol], form[task.enrol :]
-            cut = sum(field.size for field in given)
-            enrolment = exp.down.decode(method.Enrolment, given, body[:cut], fill=fill)
+            given, (form, body) = cut(form, body, task.enrol)
+            enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
             state = method.enrolled(state, enrolment, host)
-            body = body[cut:]
         kind = method.exchanges[task.key.phase].down
         down = exp.down.decode(kind, form, body, exp.agreed, fill, past=past)
         if isinstance(body, Body) and method.only_sums and self.device.device.type != "cpu":

@@ -107,9 +107,8 @@ class OutgoingReply(Sending, kw_only=True):
 class HeldTask:
     """A task of this process. body: all of the payload, or room for it. window: of a payload that
     is coming; None before it is asked for. shared: body is the equal payload of another task, so
-    what comes is not kept. earlier: an earlier server process asked for it. replies: to the
-    evaluation within this task, if there is one, and then to the task. The first stays until the
-    second is sent: if the connection ends in between, both are announced again.
+    what comes is not kept. earlier: an earlier server process asked for it. reply: what came of it,
+    until all of it is sent.
     """
 
     task: m.Task
@@ -118,7 +117,7 @@ class HeldTask:
     window: Receiving | None = None
     shared: bool = False
     earlier: bool = False
-    replies: list[OutgoingReply] = field(default_factory=list)
+    reply: OutgoingReply | None = None
 
 
 @dataclass(slots=True)
@@ -179,8 +178,8 @@ class ClientProtocol:
         self._change(ClientEvent.CLOSED)
         for key, held in list(self._tasks.items()):
             self._book_cut_short(held)
-            for outgoing in held.replies:
-                outgoing.sent, outgoing.announced = 0, False
+            if held.reply is not None:
+                held.reply.sent, held.reply.announced = 0, False
             if held.state is not ClientTaskState.WORKING:
                 self._change_task(key, ClientTaskEvent.CLOSED)
         return self._instructions()
@@ -265,13 +264,10 @@ class ClientProtocol:
         return self._instructions()
 
     def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
-        """A task is done, or the evaluation within it. A reply to a task that was cancelled
-        meanwhile is not sent. share: of the upload that is sent before this client falls silent,
-        where such a fault is planned.
+        """A task is done. A reply to one that was cancelled meanwhile is not sent. share: of the
+        upload that is sent before this client falls silent, where such a fault is planned.
         """
         key = reply.key
-        if key not in self._tasks:
-            key = msgspec.structs.replace(key, purpose="train")
         held = self._tasks.get(key)
         if held is None:
             return []
@@ -280,10 +276,9 @@ class ClientProtocol:
             if not body.size:  # nothing that could be cut
                 return self.forget(key)
             outgoing.until = before_cut(body.size, share)
-        held.replies.append(outgoing)
-        if reply.key == key:
-            self._change_task(key, ClientTaskEvent.REPLIED)
-            held.body = memoryview(b"")  # its room is for the next task's payload
+        self._change_task(key, ClientTaskEvent.REPLIED)
+        held.reply = outgoing
+        held.body = memoryview(b"")  # its room is for the next task's payload
         if self.state is ClientState.READY:
             self._announce(held)
         return self._instructions()
@@ -372,8 +367,8 @@ class ClientProtocol:
         elif welcome.inc != self.inc:  # what this server asks for again is not done again
             for held in self._tasks.values():
                 held.earlier = True
-                for outgoing in held.replies:
-                    outgoing.announced = True
+                if held.reply is not None:
+                    held.reply.announced = True
         self._change(ClientEvent.WELCOME)
         self.join = msgspec.structs.replace(self.join, session=welcome.session)
         self.beat_s = welcome.beat_s
@@ -411,8 +406,8 @@ class ClientProtocol:
         if held is not None and held.earlier:
             held.earlier = False
             if _same(task, held.task):
-                for outgoing in held.replies:
-                    outgoing.sent, outgoing.announced = 0, False
+                if held.reply is not None:
+                    held.reply.sent, held.reply.announced = 0, False
                 self._out.append(Booked("down", key))
                 self._announce(held)
                 return
@@ -531,33 +526,32 @@ class ClientProtocol:
         self._out.append(Cancelled(key))
 
     def _book_cut_short(self, held: HeldTask) -> None:
-        """What has crossed of the task, or of a reply to it, was in vain."""
+        """What has crossed of the task, or of its reply, was in vain."""
         if held.state is ClientTaskState.COMING:
             self._out.append(Booked("down", held.task.key, False))
-        for outgoing in held.replies:
-            self._out.append(Booked("up", outgoing.reply.key, False))
+        if held.reply is not None:
+            self._out.append(Booked("up", held.task.key, False))
 
     # -- a task is answered ------------------------------------------------------------------------
     def _announce(self, held: HeldTask) -> None:
-        """Announces the replies that the server does not know of; a small one is sent with it."""
-        for outgoing in held.replies:
-            if outgoing.announced:
-                continue
-            outgoing.announced = True
-            if outgoing.body.size <= self.part:
-                self._send(outgoing.reply, outgoing.beside())
-                self._reply_sent(held, outgoing)
-            else:
-                self._send(outgoing.reply)
+        """Announces the reply, if the server does not know of it; a small one is sent with it."""
+        outgoing = held.reply
+        if outgoing is None or outgoing.announced:
+            return
+        outgoing.announced = True
+        if outgoing.body.size <= self.part:
+            self._send(outgoing.reply, outgoing.beside())
+            self._reply_sent(outgoing)
+        else:
+            self._send(outgoing.reply)
 
     def _pulled(self, pull: m.Pull) -> None:
         """The server asks for parts of a reply."""
         held = self._tasks.get(pull.key)
-        replying = held is not None and held.state is ClientTaskState.REPLYING
-        if held is None or not replying or not held.replies[-1].announced:
+        outgoing = None if held is None else held.reply
+        if outgoing is None or not outgoing.announced:
             self._out.append(Stray("late"))
             return
-        outgoing = held.replies[-1]
         parts = outgoing.pulled(pull.first, pull.count)
         if parts is None:
             self._out.append(Stray("doubled"))
@@ -565,13 +559,12 @@ class ClientProtocol:
         for index, data in parts:
             self._send(m.Part(key=pull.key, index=index), data)
         if outgoing.whole or outgoing.cut:
-            self._reply_sent(held, outgoing)
+            self._reply_sent(outgoing)
 
-    def _reply_sent(self, held: HeldTask, outgoing: OutgoingReply) -> None:
+    def _reply_sent(self, outgoing: OutgoingReply) -> None:
         key = outgoing.reply.key
         self._out.append(Booked("up", key, outgoing.whole))
-        if key == held.task.key:
-            self._change_task(key, ClientTaskEvent.SENT)
+        self._change_task(key, ClientTaskEvent.SENT)
 
 
 def _same(a: m.Task, b: m.Task) -> bool:

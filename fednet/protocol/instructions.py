@@ -42,14 +42,14 @@ class Arrived(msgspec.Struct, frozen=True):
     """All of a reply's payload is here. The caller checks it, and calls `accept` or `reject`.
 
     taken_s: seconds since its worker started with the task. up_conn: the connection that the reply
-    came over. down_conn: the one that its task went over; None: an evaluation within a task.
+    came over. down_conn: the one that its task went over.
     """
 
     reply: m.Reply
     worker: str
     taken_s: float = 0.0
     up_conn: bytes = b""
-    down_conn: bytes | None = None
+    down_conn: bytes = b""
 
 
 class Resolved(msgspec.Struct, frozen=True):

@@ -71,10 +71,10 @@ class ServerProtocol:
     key_refusal(user, client): why that key may not speak for the client; "" if it may.
     no_key(client): why no key may speak for the client now; "" if one may.
     site_name(client): the name of its site, "" where it has none.
-    declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares. rules: until a phase gives its own.
-    part: bytes of a payload's parts, but the last. open: how many clients there may be, where more
-    may join the run while it goes on.
+    declared(key, form, judge): raises RemoteProtocolError for a reply that is not of the form and
+    size that the method declares; judge: with the evaluation within the task. rules: until a phase
+    gives its own. part: bytes of a payload's parts, but the last. open: how many clients there may
+    be, where more may join the run while it goes on.
     refused: how many messages were refused. strikes: by connection, messages in this round that
     belong to nothing.
     """
@@ -92,7 +92,7 @@ class ServerProtocol:
         key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
         no_key: Callable[[int], str] = lambda client: "",
         site_name: Callable[[int], str] = lambda client: "",
-        declared: Callable[[Key, Sequence[Field]], None] = lambda key, form: None,
+        declared: Callable[[Key, Sequence[Field], bool], None] = lambda key, form, judge: None,
         rules: Rules | None = None,
         part: int = m.PART,
         class_names: str = "",
@@ -160,13 +160,18 @@ class ServerProtocol:
         self._add(specs)
         return self._instructions()
 
-    def accept(self, key: Key, now: float) -> list[Instruction]:
-        """The reply was whole and sound. The round may still leave it out when it is aggregated."""
+    def accept(self, key: Key, now: float, evaluation: str = "") -> list[Instruction]:
+        """The reply was whole and sound. The round may still leave it out when it is aggregated.
+        evaluation: why the one in it is refused, which changes nothing for the rest of it.
+        """
         self.now = now
         t = self._current(key)
         if t is None or t.status is not TaskState.ARRIVED:
             return []
         t.change(TaskEvent.ACCEPTED)
+        if evaluation:
+            reason = f"its evaluation: {evaluation}"
+            self._note_refused("reply", reason, t.worker, client=key.client, round=key.round)
         worker = self.roster.workers.get(t.worker)
         if worker is not None:
             worker.lacks.discard(key.client)
@@ -180,11 +185,8 @@ class ServerProtocol:
         again a few times at most.
         """
         self.now = now
-        t = self._current(msgspec.structs.replace(key, purpose=self.purpose))
-        if t is not None and t.key != key:  # the evaluation within the task, which gates nothing
-            self._out.append(Spend(t.judge_conn, "up", key, "refused"))
-            self._note_refused("reply", reason, t.worker, client=key.client, round=key.round)
-        elif t is not None and t.status is TaskState.ARRIVED:
+        t = self._current(key)
+        if t is not None and t.status is TaskState.ARRIVED:
             self._refuse_task(t, reason)
         return self._instructions()
 
@@ -657,7 +659,7 @@ class ServerProtocol:
     ) -> str:
         """A reply, whole or announced."""
         key = reply.key
-        t = self._current(msgspec.structs.replace(key, purpose=self.purpose))
+        t = self._current(key)
         if (
             t is None
             or t.worker != worker.name
@@ -678,23 +680,10 @@ class ServerProtocol:
         else:
             agrees = len(body) in (reply.size, cut)
         agrees = agrees and sum([f.size for f in reply.form]) == reply.size
-        # Evaluated within the training task: small, beside the reply, gates nothing.
-        if key != t.key:
-            if key.purpose != "evaluate" or not t.spec.judge or not agrees or body is None:
-                raise RemoteProtocolError(
-                    f"an evaluation of client {key.client} that was not asked for"
-                )
-            if t.judge_conn:
-                return "doubled"
-            self._declared(key, reply.form)
-            t.judge_conn = conn
-            self._out.append(Store(key, 0, body, reply.size))
-            self._out.append(Arrived(reply, worker.name, self.now - t.since, conn, None))
-            return ""
         try:
             if not agrees:
                 raise RemoteProtocolError("reply: announced sizes do not agree")
-            self._declared(key, reply.form)
+            self._declared(key, reply.form, t.spec.judge)
         except RemoteProtocolError as broken:
             self._refuse_task(t, str(broken))
             return "refused"

@@ -116,7 +116,6 @@ class TrackedTask(msgspec.Struct, eq=False):
     conn: bytes = b""  # where the task went
     running: bool = False
     down: Sending | None = None
-    judge_conn: bytes = b""  # where the evaluation within this task came from
     # Of its reply, if that was announced.
     reply: m.Reply | None = None
     up: Receiving | None = None
@@ -133,7 +132,7 @@ class TrackedTask(msgspec.Struct, eq=False):
         self.status = step(TASK, self.status, event, to)
         if self.status in (TaskState.WAITING, TaskState.DROPPED):
             self.worker, self.conn, self.running = "", b"", False
-            self.down, self.judge_conn = None, b""
+            self.down = None
         if self.status in (TaskState.WAITING, TaskState.DROPPED, TaskState.HANDED):
             self.reply, self.up, self.up_conn = None, None, b""
 

@@ -121,7 +121,8 @@ class Row(msgspec.Struct, kw_only=True):
 
 class Round(Row, kw_only=True):
     """A line of rounds.jsonl. Accuracies are 0..1, times seconds; `bytes_*` are all bytes spent;
-    `useful` and `predicted` are the payload of the method's own messages by direction and kind.
+    `useful` and `predicted` are the payload of tasks and of replies, by direction and kind, with
+    the evaluations within them; without those of all clients.
     """
 
     NULLABLE = frozenset(("seconds_virtual", "seconds_virtual_by_phase", "predicted"))

@@ -28,6 +28,7 @@ from fednet.loading import WrongPart, raised
 from fednet.server.exchange import OpenExchange, leave_out
 from fednet.server.guards import at_most, guards_of
 from fednet.server.inbox import ReceivedReply
+from fednet.wire.codec import cut
 from fednet.wire.payload import Payload, run_of, tensors_of
 
 if TYPE_CHECKING:
@@ -168,10 +169,10 @@ class Aggregation:
         if up is not None:
             self.exchange.asked[client].memory.update(reply.remembered)
         else:
+            own, _ = cut(reply.message.form, reply.body(), len(self._up.fields))
             up = exp.up.decode(
                 self._up,
-                reply.message.form,
-                reply.body(),
+                *own,
                 self.session.sent.get(client, exp.agreed),
                 fill=self._fill,
                 sound=True,

@@ -27,7 +27,7 @@ from msgspec import structs
 from fednet import records, seeds
 from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
-from fednet.errors import CannotGoOn, StateError
+from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, task_bytes
 from fednet.experiment.evaluations import (
@@ -43,13 +43,13 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec, end_of
 from fednet.records.rows import TIMES
 from fednet.server.endpoint import patience
-from fednet.server.inbox import ReceivedReply
+from fednet.server.inbox import ReceivedReply, evaluation_in
 from fednet.server.io import LEFT_OUT
 from fednet.server.schedule import Cohort
 from fednet.server.sources import Asked, Event, RealTime, SimulatedTime, Source, collect
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
-from fednet.wire.codec import Body, Encoded
+from fednet.wire.codec import Body, Encoded, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Key, Purpose, clean
 from fednet.wire.payload import Run, weights_of
@@ -79,7 +79,7 @@ class OpenExchange:
     """cohort: in ascending order. before: what it starts from. asked: by client, in the order of
     the cohort once all are asked. residuals: what compressed broadcasts have left out, and what
     compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
-    that earlier servers received, by client and purpose. encoding: seconds. judge: see `TaskSpec`.
+    that earlier servers received, by client. encoding: seconds. judge: see `TaskSpec`.
     restarted: clients that had lost their state, and were asked again from an initial one.
     schedule: who of its clients is in time. noted: of whom it is on record that they were dropped.
     fed: clients of the cohort, from the first on, whose replies have been added up or left out.
@@ -94,7 +94,7 @@ class OpenExchange:
     opened: float
     at: float = 0.0
     asked: dict[int, Asked] = field(default_factory=dict)
-    found: dict[tuple[int, str], ReceivedReply] = field(default_factory=dict)
+    found: dict[int, ReceivedReply] = field(default_factory=dict)
     encoding: float = 0.0
     judge: bool = False
     restarted: list[int] = field(default_factory=list)
@@ -176,18 +176,17 @@ def open_exchange(
     exchange = new_exchange(session, round, index, cohort, before, at)
     for client in cohort:
         ask(session, exchange, client)
-    for (client, purpose), reply in list(exchange.found.items()):
-        if client not in exchange.asked and purpose == "train":
+    for client, reply in list(exchange.found.items()):
+        if client not in exchange.asked:
             why = "clients joined, and this one is not in the round any more"
             session.io.record_verdict([(reply.message.key, why, None)])
-            del exchange.found[client, purpose]
+            del exchange.found[client]
     exchange.encoding = time.monotonic() - exchange.opened
     if session.faults.replay is None:  # else who counts is on record
         exchange.schedule.first = session.config.first
     source = source_of(session, exchange)
     # Replies that an earlier server received, in the order in which they came, are the first.
-    came = [client for client, purpose in exchange.found if purpose == "train"]
-    for client in (*came, *[c for c in cohort if c not in came]):
+    for client in (*exchange.found, *[c for c in cohort if c not in exchange.found]):
         source.given(client)
     if isinstance(source, RealTime):  # nobody else is asked where the exchange closes by these
         while (over := source.over()) is not None:
@@ -300,14 +299,13 @@ def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: 
     if session.world.step_s is not None and clock is None:
         # The device waits for the rest of its time.
         spec.pace = [Fault("pace", session.world.step_s[client] * spec.cost)]
-    reply = exchange.found.get((client, "train"))
+    reply = exchange.found.get(client)
     if reply is not None and reply.record.task == (spec.check, spec.start):
-        asked.reply, asked.evaluation = reply, exchange.found.get((client, "evaluate"))
+        asked.reply = reply
     elif reply is not None:
         key = reply.message.key
         session.io.record_verdict([(key, "the answer to another task", None)])
-        exchange.found.pop((client, "train"))
-        exchange.found.pop((client, "evaluate"), None)
+        del exchange.found[client]
     if clock is not None:
         asked.bytes = task_bytes(session.run_id, Key(round, index, 0, client), spec)
     blamed_in, why = session.blamed.get(client, (round, ""))
@@ -555,18 +553,36 @@ def evaluations(session: Session, exchange: OpenExchange) -> dict[int, dict[str,
     """
     exp, training, found = session.experiment, exchange.purpose == "train", {}
     for client, reply in exchange.done.items():
-        evaluation = exchange.asked[client].evaluation if training else reply
-        if evaluation is None:
+        counts = reply.evaluation if training else reply.take_payload()
+        if counts is None:
+            counts = evaluation_on_disk(session, client, reply)
+        if counts is None:
             continue
-        counts = evaluation.take_payload()
-        if not isinstance(counts, EvaluationReply):
-            form = evaluation.message.form
-            counts = exp.up.decode(exp.evaluation_reply, form, evaluation.body())
+        assert isinstance(counts, EvaluationReply)
         by_model = counts_by_model(counts, exp.setting.more)
         if training and "global" in by_model:
             by_model = {"received": by_model.pop("global"), **by_model}
         found[client] = by_model
     return found
+
+
+def evaluation_on_disk(
+    session: Session, client: int, reply: ReceivedReply
+) -> EvaluationReply | None:
+    """The evaluation in a reply, where it is not in memory; None where there is none that can be
+    used.
+    """
+    exp, form, key = session.experiment, reply.message.form, reply.message.key
+    own = 0
+    if key.purpose == "train":
+        own = len(exp.algorithm.exchanges[key.phase].up.fields)
+    if reply.refused or len(form) == own:
+        return None
+    _, evaluation = cut(form, reply.body(), own)
+    try:
+        return evaluation_in(exp, client, *evaluation, session.tested(client))
+    except RemoteProtocolError:  # as when it came, of which there is an event
+        return None
 
 
 def evaluated_by_clients(

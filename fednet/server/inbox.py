@@ -30,6 +30,7 @@ import torch
 
 from fednet.errors import FednetError, RemoteProtocolError, StateError, no_memory
 from fednet.experiment.build import Experiment
+from fednet.experiment.evaluations import EvaluationReply
 from fednet.experiment.privacy import updates
 from fednet.files import OWN, digest, is_read, listed, opened, pages, remove_folder, write_all
 from fednet.journal.book import which
@@ -39,7 +40,7 @@ from fednet.loading import WrongPart, raised
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import SMALL_BYTES, Body, Content
+from fednet.wire.codec import SMALL_BYTES, Body, Content, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload, Samples, run_of
@@ -87,8 +88,9 @@ class ReceivedReply(msgspec.Struct, eq=False):
     record: the event. path: the file of its payload, if it has one. data: in one process, the
     payload where it is not on disk. payload: decoded, until `take_payload`; None where there was no
     room for it, or an earlier server received it. held: bytes of `data` or `payload`, as they count
-    in `memory`. remembered: what compressors remember if the reply counts. arrived: when, on this
-    process's clock. earlier: received by an earlier server.
+    in `memory`. evaluation: the one within the task; refused: why it is left out. remembered: what
+    compressors remember if the reply counts. arrived: when, on this process's clock. earlier:
+    received by an earlier server.
     """
 
     record: Accepted
@@ -98,6 +100,8 @@ class ReceivedReply(msgspec.Struct, eq=False):
     data: Body | None = None
     payload: Payload | None = None
     held: int = 0
+    evaluation: EvaluationReply | None = None
+    refused: str = ""
     remembered: dict[str, torch.Tensor] = {}
     arrived: float = 0.0
     earlier: bool = False
@@ -291,29 +295,26 @@ class Inbox:
             self._journal.flush()
 
     # -- reading -----------------------------------------------------------------------------------
-    def found(self, round: int, phase: int) -> dict[tuple[int, str], ReceivedReply]:
+    def found(self, round: int, phase: int) -> dict[int, ReceivedReply]:
         """The replies of a phase that were accepted, and whose payloads are as they were received,
-        by client and purpose: of a client whose training or evaluation is not, neither, so that it
-        is asked for both again.
+        by client.
         """
         self._journal.flush()
-        found: dict[tuple[int, str], ReceivedReply] = {}
-        damaged: set[int] = set()
+        found: dict[int, ReceivedReply] = {}
         for record in self._journal.book.accepted.values():
             key = record.message.key
             if (key.round, key.phase) != (round, phase):
                 continue
             path = "" if record.inline else self._path(key)
             reply = ReceivedReply(record, self._memory, self._journal, path, earlier=True)
-            found[key.client, key.purpose] = reply
             # A power cut may have lost its payload, or left an earlier one's bytes in its place.
             size = record.message.size
             there = bool(record.inline) or not size
             there = there or (os.path.exists(path) and os.path.getsize(path) == size)
             body = reply.body() if there else None
-            if not isinstance(body, memoryview) or digest([body]) != record.message.check:
-                damaged.add(key.client)
-        return {name: r for name, r in found.items() if name[0] not in damaged}
+            if isinstance(body, memoryview) and digest([body]) == record.message.check:
+                found[key.client] = reply
+        return found
 
     # -- the end of rounds -------------------------------------------------------------------------
     def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
@@ -365,18 +366,32 @@ class Sent(dict[int, Tensors]):
         self.remembered, self.fill = {}, None
 
 
-def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
+def declared(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
     """Refuses a reply whose form and sizes are not what the method declares, before its body is
-    asked for.
+    asked for; with an evaluation behind it where the task asks for one.
     """
 
-    def check(key: Key, form: Sequence[Field]) -> None:
-        kind: type[Payload] = exp.evaluation_reply
-        if key.purpose != "evaluate":
+    def check(key: Key, form: Sequence[Field], judge: bool) -> None:
+        kind: type[Payload]
+        if key.purpose == "train":
             kind = exp.algorithm.exchanges[key.phase].up
-        exp.up.check(kind, form, exp.bounds(kind, key.client, key.round))
+            own = form[: len(kind.fields)] if judge else form
+            exp.up.check(kind, own, exp.bounds(kind, key.client, key.round))
+            form = form[len(kind.fields) :]
+        if judge or key.purpose == "evaluate":
+            kind = exp.evaluation_reply
+            exp.up.check(kind, form, exp.bounds(kind, key.client, key.round))
 
     return check
+
+
+def evaluation_in(
+    exp: Experiment, client: int, form: Sequence[Field], body: Content, tested: tuple[int, int]
+) -> EvaluationReply:
+    """A client's evaluation. Raises RemoteProtocolError for one that cannot be of this client."""
+    counts = exp.up.decode(exp.evaluation_reply, form, body)
+    counts.check(exp.setting.counts_width, *tested, exp.setting.more)
+    return counts
 
 
 def decoder(
@@ -396,13 +411,12 @@ def decoder(
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
     def decode(reply: ReceivedReply, body: Content) -> Payload | None:
-        key, form = reply.message.key, reply.message.form
+        key = reply.message.key
+        form: Sequence[Field] = reply.message.form
         if key.purpose == "evaluate":
-            counts = exp.up.decode(exp.evaluation_reply, form, body, sound=True)
-            setting = exp.setting
-            counts.check(setting.counts_width, *tested(key.client), setting.more)
-            return counts
+            return evaluation_in(exp, key.client, form, body, tested(key.client))
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
+        (form, body), (more, behind) = cut(form, body, len(kind.fields))
         following: dict[str, torch.Tensor] = {}
         try:
             payload = exp.up.decode(
@@ -453,6 +467,12 @@ def decoder(
                     raise RemoteProtocolError(
                         f"{name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}"
                     )
+        if more:
+            try:
+                found = evaluation_in(exp, key.client, more, behind, tested(key.client))
+                reply.evaluation = found
+            except RemoteProtocolError as broken:  # it decides nothing of the training
+                reply.refused = str(broken)
         if kind not in alone and sent.fill is None:
             return None
         reply.remembered = following

@@ -104,13 +104,12 @@ def at_once(clients: int) -> int:
 
 class Outcome(msgspec.Struct, frozen=True):
     """A client's task is over. reason: "" where its reply counts, else why it does not. reply: None
-    where none came; evaluation: of the same task, where it came.
+    where none came.
     """
 
     key: m.Key
     reason: str = ""
     reply: ReceivedReply | None = None
-    evaluation: ReceivedReply | None = None
 
 
 class ServerIO:
@@ -145,7 +144,7 @@ class ServerIO:
         self.inline = pump is not None
         self.outcomes: deque[Outcome] = deque()
         # Accepted, of tasks that are not over yet.
-        self._taken: dict[tuple[int, str], ReceivedReply] = {}
+        self._taken: dict[int, ReceivedReply] = {}
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
@@ -259,10 +258,9 @@ class ServerIO:
 
     def unused(self, outcome: Outcome) -> None:
         """The outcome came after its exchange was over."""
-        for reply in (outcome.reply, outcome.evaluation):
-            if reply is not None:
-                reply.let_go()
-                self.record_verdict([(reply.message.key, LEFT_OUT, None)])
+        if outcome.reply is not None:
+            outcome.reply.let_go()
+            self.record_verdict([(outcome.key, LEFT_OUT, None)])
 
     def tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
         """What the books have for rounds up to this one, and no record has yet. under_way: tasks
@@ -503,15 +501,11 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending += self._arrived(i)
             elif isinstance(i, Resolved):
-                reply = self._taken.pop((i.key.client, i.key.purpose), None)
-                # Within a training task it comes before the reply.
-                evaluation = self._taken.pop((i.key.client, "evaluate"), None)
-                if i.reason:
-                    for unused in (reply, evaluation):
-                        if unused is not None:
-                            unused.let_go()
-                    reply = evaluation = None
-                self._resolved.append(Outcome(i.key, i.reason, reply, evaluation))
+                reply = self._taken.pop(i.key.client, None)
+                if reply is not None and i.reason:
+                    reply.let_go()
+                    reply = None
+                self._resolved.append(Outcome(i.key, i.reason, reply))
             elif isinstance(i, Spend):
                 if (i.conn, i.key) in self._unsent:
                     self._send_composed()  # before it is settled: what cannot leave is subtracted
@@ -537,11 +531,9 @@ class ServerIO:
             reply = self.inbox.take(arrived.reply, conns, arrived.taken_s, task, place)
         except (RemoteProtocolError, WrongPart) as broken:
             return self.protocol.reject(key, str(broken), self._now())
-        if arrived.down_conn is None:  # an evaluation within a task counts for itself
-            self.journal.note(Verdict([(key, "", None)]))
         self._logged.append(reply)
-        self._taken[key.client, key.purpose] = reply
-        return self.protocol.accept(key, self._now())
+        self._taken[key.client] = reply
+        return self.protocol.accept(key, self._now(), reply.refused)
 
     # -- its end -----------------------------------------------------------------------------------
     def _send_composed(self) -> None:

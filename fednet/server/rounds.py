@@ -517,9 +517,11 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
         if isinstance(method, Secure):
             exact = method.exact(open.before.server, open.round, client)
         enrolled = sum([open.asked[c].enrolled for c in whose])
+        evaluated = sum([open.asked[c].spec.judge for c in whose])
         for way, kind, times, sizes in (
             ("down", exchange.down, len(whose), exact),
             ("up", exchange.up, len(whose), exact),
+            ("up", experiment.evaluation_reply, evaluated, None),
             ("down", method.Enrolment, enrolled, None),
         ):
             if kind is not None and times:

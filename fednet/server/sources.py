@@ -46,7 +46,6 @@ class Asked:
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
     """What compressors remember of messages with it once its reply counts."""
     reply: ReceivedReply | None = None
-    evaluation: ReceivedReply | None = None
     reason: str = ""
     """Why its reply does not count; "" as long as it does."""
     times: dict[str, float] = field(default_factory=dict)
@@ -137,7 +136,7 @@ class RealTime:
         if task is None or not theirs or task.over:
             self.io.unused(outcome)  # of a task that has ended already
             return None
-        task.reply, task.evaluation, task.reason = outcome.reply, outcome.evaluation, outcome.reason
+        task.reply, task.reason = outcome.reply, outcome.reason
         return None if self.again(key.client) else key.client
 
 

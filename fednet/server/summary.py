@@ -61,11 +61,14 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
             "noise": config.privacy.noise,
             "where": config.privacy.where,
         }
+    # How many counts of an evaluation are not zero depends on the model.
+    counted = experiment.setting.more and config.evaluate.clients == "auto"
+    exact = all(chain.fixed for chain in chains) and not counted
     return Summary(
         name=config.name,
         useful=progress.useful,
         predicted=progress.predicted if experiment.predictable else None,
-        predicted_is="exact" if all(chain.fixed for chain in chains) else "a bound",
+        predicted_is="exact" if exact else "a bound",
         own_model=session.own_model,
         metrics=next((r.metrics for r in reversed(lines) if r.metrics), None),
         client_metrics=progress.client_metrics or None,

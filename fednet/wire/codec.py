@@ -133,6 +133,20 @@ class Body:
 Content = memoryview | Body  # of a message's second frame
 
 
+def cut(
+    form: Sequence[Field], body: Content, count: int
+) -> tuple[tuple[Sequence[Field], Content], tuple[Sequence[Field], Content]]:
+    """(form, body) of a payload's first `count` fields, and of the others behind them."""
+    first: Content
+    rest: Content
+    if isinstance(body, Body):
+        first, rest = Body(body.values[:count]), Body(body.values[count:])
+    else:
+        at = sum([field.size for field in form[:count]])
+        first, rest = body[:at], body[at:]
+    return (form[:count], first), (form[count:], rest)
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """Its form for the header, its body, and the payload as the receiver will see it."""

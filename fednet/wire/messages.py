@@ -170,7 +170,8 @@ class Slots(Message, tag="slots", frozen=True):
 
 class Reply(Message, tag="reply", frozen=True):
     """What came of a task: announced with its form, the body beside it if it fits into one part,
-    else to be pulled. check: digest of the payload's bytes; state: SHA-256 of the client's new
+    else to be pulled. The fields of the evaluation within a task, if one was asked for, are behind
+    the method's own. check: digest of the payload's bytes; state: SHA-256 of the client's new
     state ("" if the method keeps none); kept: whether a version of it was written, which the next
     task must name; seconds: that the task took; split: of these in training, evaluating and
     encoding; reported: what the method says of the client in this round (`host.report`), where the

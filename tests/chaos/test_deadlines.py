@@ -11,7 +11,6 @@ from typing import Any
 
 from fednet import config as configuration
 from fednet.experiment import selection
-from tests.books import read_book
 from tests.processes import Federation, finished, in_process, planned, settings, undisturbed
 
 NEVER = 600.0  # a reply that is kept back for so long does not come
@@ -56,24 +55,6 @@ def test_all_clients_are_evaluated_though_the_first_k_close_the_round(tmp_path):
     assert len(completed) == 2
     rows = fed.lines("clients.jsonl")
     assert [row["client"] for row in rows if not row.get("final")] == [0, 1, 2, 3]
-
-
-def test_a_logged_evaluation_does_not_count_among_the_first(tmp_path):
-    """The server dies when it has both replies of one client, to training and to evaluation."""
-    shape: dict[str, Any] = {"participation": 0.5, "rounds": 1, "algorithm": "scaffold"}
-    shape["round"] = {"ask": 1.5, "start": 1}
-    one, *others = selection.cohort(configuration.from_mapping(settings(**shape)), 1)
-    with Federation(tmp_path, **shape) as fed:
-        fed.begin(str(one))
-        both = {"train", "evaluate"}
-        fed.until(lambda: {purpose for *_, purpose in read_book(fed.path).accepted} == both)
-        fed.lose(fed.last)
-        fed.client(",".join(map(str, others)))
-        fed.server(resume=True)
-        fed.finish()
-        (completed,) = fed.completed()
-        assert len(completed) == 2
-        assert one in completed
 
 
 def test_a_silent_process_is_left_out_and_takes_part_again_when_it_speaks(tmp_path):

@@ -177,7 +177,7 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     lines, said = RoundLines(), []
     lines.say = said.append
     lines.began(key)
-    lines.answered(Done(given, [EncodedReply(reply, body, samples=60)]))
+    lines.answered(Done(given, EncodedReply(reply, body, samples=60)))
     del body
     assert left() is None
     lines.over(pause_s=3600.0)  # not yet: another reply of the round may follow

@@ -107,9 +107,6 @@ class Site:
     def answer(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
         """The task is done."""
         self.given.pop(key, None)
-        self.judge(key, payload, kind, **more)
-
-    def judge(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
         body = Body([payload])
         run, inc = self.protocol.run, self.protocol.inc
         reply = m.Reply(
@@ -136,7 +133,6 @@ class Net:
         self.sites: list[Site] = []
         self.spool: dict[m.Key, bytearray] = {}
         self.done: dict[m.Key, bytes] = {}
-        self.judged: dict[m.Key, bytes] = {}
         self.resolved: list[s.Resolved] = []
         self.notes: list[s.Note] = []
         self.sent: list[m.Message] = []
@@ -171,9 +167,7 @@ class Net:
                 if payload in self.bad:
                     pending.extend(self.server.reject(key, "bad", self.now))
                 else:
-                    main = key.purpose == self.server.purpose
-                    taken = self.done if main else self.judged
-                    taken[key] = payload
+                    self.done[key] = payload
                     self.journal.note(Accepted(i.reply, i.down_conn, i.up_conn))
                     self.journal.note(Verdict([(key, "", None)]))
                     pending.extend(self.server.accept(key, self.now))

@@ -95,7 +95,7 @@ def worked(site: Site) -> Callable[[], None]:
 @ANY
 @given(st.lists(st.tuples(st.sampled_from(["1", "2", "cut", "wait"]), SAID_BY_CLIENTS, BODIES)))
 def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
-    def declared(key: m.Key, announced: list[m.Field]) -> None:
+    def declared(key: m.Key, announced: list[m.Field], judge: bool) -> None:
         if announced[0].size > 4 * PART:
             raise RemoteProtocolError("too large")
 

@@ -132,7 +132,6 @@ def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_op
 
 def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
     c = working()
-    c.reply(*reply(2, key(purpose="evaluate")))
     assert pull(c) == [Stray("late")]
     c.reply(*reply(2 * m.PART))
     c.closed(1.0)
@@ -203,15 +202,6 @@ def test_task_that_failed_here_is_done_when_a_restarted_server_asks_for_it():
     c.failed(key(), "no data", False)  # before the server has begun, which drops it as late
     out = c.received(task(3, inc=2), memoryview(b"abc"), 2.0)
     assert [type(i) for i in out] == [Booked, Given]
-
-
-def test_of_a_task_that_failed_not_even_its_evaluation_is_announced_again():
-    c = working()
-    c.reply(*reply(2, key(purpose="evaluate")))
-    c.failed(key(), "diverged", False)
-    c.closed(1.0)
-    assert sent(c.opened(1.0), m.Join)[0].holding == []
-    assert sent(c.received(WELCOME, None, 1.0), m.Reply) == []
 
 
 def test_who_waits_to_join_again_does_not_once_it_is_welcomed_or_the_run_is_over():
@@ -419,17 +409,6 @@ def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
     out = c.received(WELCOME, None, 2.0)
     assert [type(x) for x in sent(out)] == [m.Ready, m.Reply]
     assert out[-1] == Booked("up", key())
-
-
-def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
-    c, verdict = working(), key(purpose="evaluate")
-    assert sent(c.reply(*reply(2, verdict)))[0].key == verdict
-    c.reply(*reply(2 * m.PART))
-    c.closed(1.0)
-    c.opened(1.0)
-    assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [verdict, key()]
-    pull(c, 0, 2)
-    assert c.task_state(key()) is ClientTaskState.GONE
 
 
 def test_cancel_lets_go_of_an_announced_reply():

@@ -84,28 +84,6 @@ def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
     assert all(r["useful"] and r["round"] == 1 for r in pulls)
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_evaluation_within_a_task_is_stored_and_billed_on_its_own(cut):
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([spec(0, judge=True)])
-    net.settle()
-    (key,) = site.given
-    verdict = m.Key(1, 0, 0, 0, "evaluate")
-    site.judge(verdict, b"good", "accuracy")
-    site.answer(key, bytes(20))
-    if cut:  # it is lost with the connection, and comes again with its reply
-        net.cut(site)
-        net.connect(site)
-    net.settle()
-    assert net.judged == {verdict: b"good"}
-    assert net.done == {key: bytes(20)}
-    (row,) = rows(net.rows, "evaluate")
-    assert row["kinds"] == {"accuracy": 4}
-    assert row["useful"]
-    assert net.journal.book.open == {}
-
-
 SIZE = 6 * PART + 3
 
 

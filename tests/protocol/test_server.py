@@ -78,15 +78,6 @@ def answer(s, conn, client, now=0.0, attempt=0) -> list:
     return out + s.accept(key(client, attempt), now)
 
 
-JUDGED = key(purpose="evaluate")
-
-
-def judges(s, data=b"ok") -> list:
-    """The evaluation within the task of client 0 comes."""
-    verdict = m.Reply(run="r", inc=1, key=JUDGED, form=form(2), size=2)
-    return say(s, b"1", verdict, body=memoryview(data))
-
-
 def part(s, conn, client=0, index=0, now=0.0, data=bytes(m.PART), **more) -> list:
     message = m.Part(run="r", inc=1, key=key(client, **more), index=index)
     return say(s, conn, message, now, memoryview(data))
@@ -350,7 +341,7 @@ def test_who_says_twice_that_it_is_ready_is_ready_once():
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
-    def declared(key, found):
+    def declared(key, found, judge):
         if found[0].size != 3:
             raise RemoteProtocolError("too large")
 
@@ -441,46 +432,38 @@ def test_part_out_of_turn_gives_the_task_out_again():
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
 
 
-def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
-    s = begun([spec(0, judge=True), spec(1)])
-    out = judges(s)
-    assert [type(i) for i in out] == [Store, Arrived]
-    assert s.accept(JUDGED, 0.0) == []
-    assert judges(s)[0] == Stray("doubled")
-    assert "not asked for" in refusal(judges(begun()))
-    s = begun([spec(0, judge=True)])
-    assert "not asked for" in refusal(judges(s, b"o"))
+def test_a_reply_is_checked_with_the_evaluation_that_its_task_asks_for():
+    checked = []
 
+    def declared(key, form, judge):
+        checked.append((key.client, judge))
 
-def test_evaluation_comes_again_with_a_task_that_is_given_out_again():
-    s = begun([spec(0, judge=True)])
-    judges(s)
+    s = begun([spec(0, judge=True), spec(1)], declared=declared)
     replies(s, b"1", 0)
-    assert [t.key.attempt for t in sent(s.reject(key(), "not finite", 0.0), m.Task)] == [1]
-    again = m.Reply(run="r", inc=1, key=replace(JUDGED, attempt=1), form=form(2), size=2)
-    assert [type(i) for i in say(s, b"1", again, body=memoryview(b"ok"))] == [Store, Arrived]
+    replies(s, b"1", 1)
+    assert checked == [(0, True), (1, False)]
 
 
-def test_evaluation_that_was_not_declared_is_refused_and_not_stored():
-    def declared(key, found):
-        if key.purpose == "evaluate":
-            raise RemoteProtocolError("other counts")
-
-    s = begun([spec(0, judge=True)], declared=declared)
-    out = judges(s)
-    assert (refusal(out), of(out, Store)) == ("other counts", [])
-    assert len(of(replies(s, b"1", 0), Arrived)) == 1
-
-
-def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
+def test_an_evaluation_that_is_refused_changes_nothing_of_its_reply():
     s = begun([spec(0, judge=True)])
-    judges(s)
-    out = s.reject(JUDGED, "not finite", 0.0)
-    assert Spend(b"1", "up", JUDGED, "refused") in out
-    assert s.tasks[0].status is TaskState.HANDED
+    replies(s, b"1", 0)
+    out = s.accept(key(), 0.0, "more are correct than were tested")
+    assert out == [
+        Note(
+            "refused",
+            {
+                "what": "reply",
+                "client": 0,
+                "round": 1,
+                "reason": "its evaluation: more are correct than were tested",
+                "worker": "w",
+            },
+        ),
+        Resolved(key()),
+    ]
+    assert s.tasks[0].status is TaskState.DONE
 
 
-# -- who gets what ---------------------------------------------------------------------------------
 def test_longest_first_and_one_ahead_but_never_the_last_ones():
     s = begun([spec(i, cost=i) for i in range(4)])
     assert s.roster.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready

@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fednet
+from fednet.client import evaluation
 from fednet.experiment import build
 from fednet.experiment.evaluations import evaluated_clients
 from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports
+from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
 from tests.rooms import lines, merged, run, small, summary
@@ -64,6 +66,55 @@ def models():
         def forward(self, x):
             x = torch.relu(self.two(torch.relu(self.one(x))) * self.mask * self.halves)
             return self.head(self.still(torch.relu(self.normed(x))))
+
+
+def test_what_a_client_finds_within_its_task_comes_in_its_reply(tmp_path):
+    directory = run(tmp_path, **merged(JUDGED, {"evaluate": {"every": 2}}))
+    rows = [r for r in lines(directory / "wire.jsonl") if r["type"] == "reply"]
+    assert {(r["round"], "accuracy" in r["kinds"]) for r in rows if r["purpose"] == "train"} == {
+        (1, False),
+        (2, True),
+        (3, True),  # the last one
+    }
+    found = [line for line in lines(directory / "clients.jsonl") if not line.get("final")]
+    assert {(line["round"], line["client"]) for line in found} == {
+        (r["round"], r["client"]) for r in rows if r["round"] > 1 and r["purpose"] == "train"
+    }
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lies"])
+def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
+    tmp_path, monkeypatch, lies
+):
+    honest, conclude = evaluation.within, Rounds.conclude
+
+    def within(*of):
+        found = honest(*of)
+        if lies and of[-1].client_id == 1:
+            found["personal"].table[:] = 1000  # of more samples than it has
+        return found
+
+    def dies(rounds, round):
+        if round.number == 2:
+            raise RuntimeError("as if the process had died")
+        conclude(rounds, round)
+
+    def said(directory):
+        rows = [line for line in lines(directory / "clients.jsonl") if not line.get("final")]
+        return [(r["round"], r["client"], r.get("correct_personal")) for r in rows]
+
+    changes = {**JUDGED, "rounds": 2, "clients_per_round": 5}
+    monkeypatch.setattr(evaluation, "within", within)
+    calm = run(tmp_path / "calm", **changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rounds, "conclude", dies)
+        with pytest.raises(RuntimeError):
+            run(tmp_path / "died", **changes)
+    resumed = run(tmp_path / "died", resume=True, **changes)
+    rows = [r for r in lines(resumed / "wire.jsonl") if r["purpose"] == "train"]
+    assert {r["incarnation"] for r in rows} == {1}  # nobody was asked again
+    assert said(resumed) == said(calm)
+    assert {client for _, client, _ in said(calm)} == {0, 1, 2, 3, 4} - ({1} if lies else set())
 
 
 def finals(directory):

@@ -10,7 +10,6 @@ import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from fednet.client.loop import ClientLoop, Prepared
@@ -44,31 +43,21 @@ BIG = 2 * m.PART + 1000
 
 
 class Work:
-    """Answers each task with as many bytes as it was given, and a small evaluation if it is asked
-    to judge.
+    """Answers each task with as many bytes as it was given, and four of an evaluation behind them
+    where it is asked for one.
     """
 
     device = SimpleNamespace(forget=lambda: None)
 
     def work(self, task, body, step):
-        def answer(key, payload, kind):
-            b = Body([payload])
-            return EncodedReply(
-                m.Reply(
-                    key=key,
-                    form=[m.Field("x", kind, len(payload), len(payload))],
-                    size=len(payload),
-                    check=b.check(),
-                ),
-                b,
-            )
-
-        verdict = (
-            [answer(msgspec.structs.replace(task.key, purpose="evaluate"), b"fine", "accuracy")]
-            if task.judge
-            else []
-        )
-        return [*verdict, answer(task.key, bytes(body), "delta")]
+        size = len(body)
+        form, values = [m.Field("x", "delta", size, size)], [bytes(body)]
+        if task.judge:
+            form.append(m.Field("counts", "accuracy", 4, 4))
+            values.append(b"fine")
+        sent = Body(values)
+        reply = m.Reply(key=task.key, form=form, size=sent.size, check=sent.check())
+        return EncodedReply(reply, sent)
 
 
 def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
@@ -153,13 +142,10 @@ def test_over_emulated_links_clients_of_one_process_do_not_wait_for_each_other(t
 
 @pytest.mark.parametrize("wrong", [RemoteProtocolError, WrongPart])
 def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypatch, wrong):
-    """Nor its evaluation, which came before and was whole. WrongPart: a compressor of the user's
-    own made nothing of it.
-    """
+    """WrongPart: a compressor of the user's own made nothing of it."""
 
     def unusable(reply, body):
-        if reply.message.key.purpose == "train":
-            raise wrong("not finite")
+        raise wrong("not finite")
 
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
@@ -170,8 +156,8 @@ def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypat
     monkeypatch.setattr(ReceivedReply, "let_go", lambda reply: let_go.append(reply.message.key))
     both.phase(10, "refused: not finite")
     ended = [o for o in outcomes if o is not None]
-    assert [(o.reply, o.evaluation) for o in ended] == [(None, None)] * 2
-    assert {(key.client, key.purpose) for key in let_go} >= {(0, "evaluate"), (1, "evaluate")}
+    assert [o.reply for o in ended] == [None] * 2
+    assert {key.client for key in let_go} == {0, 1}
 
 
 def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_path):
@@ -243,7 +229,6 @@ def test_rows_of_both_books_add_up_to_what_the_kernel_counted(tmp_path, curve):
         until(agree, both.io._step, both.loop.step)
         types = {r["type"] for r in both.rows}
         assert {"connection", "join", "welcome", "ready", "task", "reply", "pull"} <= types
-        assert "evaluate" in types
         assert useful(both.rows) == {
             "down": {"state": 2 * (BIG + 1000)},
             "up": {"delta": 2 * (BIG + 1000), "accuracy": 16},
@@ -445,7 +430,7 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     monkeypatch.setattr(
         io.protocol, "tasks", {0: SimpleNamespace(spec=TaskSpec(0, [], Body([]), b""))}
     )
-    monkeypatch.setattr(io.protocol, "accept", lambda key, now: [])
+    monkeypatch.setattr(io.protocol, "accept", lambda key, now, evaluation: [])
     both.client_transport.close()
     io.inbox.store(key, 0, memoryview(b"abc"), 3)
     where = {"up_conn": b"another", "down_conn": b"another", f"{over}_conn": last}

@@ -107,7 +107,7 @@ def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
     message = m.Reply(key=KEY, form=[], size=0, check=digest([]), reported=reported)
     here = spool.take(message, CONNS, 0.0, (b"", ""), {})
     spool._journal.flush()
-    there = inbox_in(tmp_path).found(1, 0)[3, "train"]
+    there = inbox_in(tmp_path).found(1, 0)[3]
     assert here.message.reported == there.message.reported == {"drift": 0.5}
 
 
@@ -153,7 +153,7 @@ def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     assert spool.found(2, 0) == {}  # not checked yet
     later = taken(spool, Key(2, 0, 0, 5), LARGE)
     assert (os.stat(later.path).st_ino, bytes(later.body())) == (there, LARGE)
-    assert list(spool.found(2, 0)) == [(5, "train")]
+    assert list(spool.found(2, 0)) == [5]
 
 
 def test_the_files_to_write_over_are_bounded(tmp_path, monkeypatch):
@@ -170,8 +170,8 @@ def test_the_files_to_write_over_are_bounded(tmp_path, monkeypatch):
 @pytest.mark.parametrize("data", [b"", b"sealed", LARGE], ids=["none", "small", "large"])
 def test_what_is_on_record_is_found_by_the_next_server_as_it_was(tmp_path, data):
     replies = by_an_earlier_server(tmp_path, data).found(1, 0)
-    assert list(replies) == [(3, "train")]
-    reply = replies[3, "train"]
+    assert list(replies) == [3]
+    reply = replies[3]
     form = (Field("x", "state", len(data), len(data)),)
     assert (bytes(reply.body()), reply.message.key, tuple(reply.message.form)) == (data, KEY, form)
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_being_written_over_is_not_found(tmp_path):
     spool.store(again, 4, memoryview(other)[4:], len(LARGE))
     taken(spool, again, other)
     spool._journal.flush()
-    assert found(inbox_in(tmp_path)) == {(3, "train"): other}
+    assert found(inbox_in(tmp_path)) == {3: other}
 
 
 def test_a_reply_that_still_counts_outlives_its_round(tmp_path):
@@ -194,7 +194,7 @@ def test_a_reply_that_still_counts_outlives_its_round(tmp_path):
     for key in (KEY, Key(1, 0, 0, 4)):
         logged(spool, key, LARGE, part=1000)
     spool.clear(1, [(1, KEY.client)])
-    assert found(inbox_in(tmp_path)) == {(KEY.client, "train"): LARGE}
+    assert found(inbox_in(tmp_path)) == {KEY.client: LARGE}
 
 
 def test_a_file_that_is_still_written_to_is_not_given_to_another(tmp_path):
@@ -204,7 +204,7 @@ def test_a_file_that_is_still_written_to_is_not_given_to_another(tmp_path):
     spool.clear(1)
     logged(spool, Key(2, 0, 0, 4), LARGE[::-1])
     spool.store(late, half, memoryview(LARGE[half:]), len(LARGE))
-    assert list(inbox_in(tmp_path).found(2, 0)) == [(4, "train")]
+    assert list(inbox_in(tmp_path).found(2, 0)) == [4]
 
 
 @pytest.mark.parametrize("left", [None, b"", LARGE[:3], LARGE[::-1]])
@@ -220,22 +220,6 @@ def test_a_large_payload_that_was_lost_cut_short_or_is_another_is_not_found(left
     # The same bytes, in answer to another task, and never checked.
     spool.store(Key(1, 0, 1, 3), 0, memoryview(LARGE), len(LARGE))
     assert inbox_in(tmp_path).found(1, 0) == {}
-
-
-@pytest.mark.parametrize("purpose", ["train", "evaluate"])
-def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_path, purpose):
-    first = inbox_in(tmp_path)
-    for client in (3, 4):
-        for what in ("evaluate", "train"):
-            logged(first, Key(1, 0, 0, client, what), f"{what} of {client}".encode())
-    log = tmp_path / "journal"
-    text = f"{purpose} of 3".encode()
-    log.write_bytes(log.read_bytes().replace(text, text[:-1] + b"2"))
-    # The other of the two came from the same task, which is to be done again.
-    assert found(inbox_in(tmp_path)) == {
-        (4, "evaluate"): b"evaluate of 4",
-        (4, "train"): b"train of 4",
-    }
 
 
 # -- in one process --------------------------------------------------------------------------------
@@ -262,7 +246,7 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
     for reply in replies[:2]:
         assert reply.body().values == [x]
     assert bytes(replies[2].body()) == bytes(Body([x]).whole())
-    assert list(spool.found(1, 0)) == [(2, "train")]
+    assert list(spool.found(1, 0)) == [2]
     if freed_by == "the end of the round":
         spool.clear(1)
     elif freed_by == "leaving out":
@@ -323,7 +307,7 @@ def test_bytes_at_another_place_than_the_next_are_an_error(tmp_path):
 def test_a_payload_of_about_one_part_is_found_as_it_was(tmp_path, size):
     data = bytes(range(251)) * (size // 251 + 1)
     logged(inbox_in(tmp_path), KEY, data[:size], part=m.PART)
-    assert found(inbox_in(tmp_path)) == {(3, "train"): data[:size]}
+    assert found(inbox_in(tmp_path)) == {3: data[:size]}
 
 
 def test_a_reply_that_came_again_after_it_was_revoked_is_found(tmp_path):
