@@ -331,9 +331,12 @@ class Keyring:
         expired.
         """
         clients = self._expired.get(user)
-        name = self.name(clients[0]) if clients else ""
-        whose = f" (of client {as_text(clients)}{f', {name}' * bool(name)})" if clients else ""
-        return f"{self.why_not(user)}: {user}{whose}"
+        said = f"{self.why_not(user)}: {user}"
+        if not clients:
+            return said
+        name = self.name(clients[0])
+        whose = f"client {as_text(clients)}, {name}" if name else f"client {as_text(clients)}"
+        return f"{said} (of {whose})"
 
     def name(self, client_id: int) -> str:
         """The name of the client's site, "" where it has none."""
@@ -394,8 +397,10 @@ def _read_keys(file: Path) -> dict[str, Allowed]:
     found: dict[str, Allowed] = {}
     for line in read_bytes(file).decode("ascii", errors="replace").splitlines():
         if line.strip():
-            key, *more = line.split()
-            date, name = [*more, *(NEVER, "")[len(more) :]][:2]
+            fields = line.split()
+            key = fields[0]
+            date = fields[1] if len(fields) > 1 else NEVER
+            name = fields[2] if len(fields) > 2 else ""
             until = math.inf if date == NEVER else time_of(date, f"{file}")
             if name:
                 checked_name(name, f"{file}")

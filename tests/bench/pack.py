@@ -21,6 +21,7 @@ from fednet import config as configuration
 from fednet.client.packs import Packs
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
+from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
 from fednet.training.loop import Descent
 from fednet.training.setting import Splits
@@ -44,6 +45,8 @@ class Clients:
         self.data = [self.built.divided.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)
+        self.trained: dict[int, Tensors] = {}
+        """What each client's training came to last."""
         self.packs = Packs(m, self.built.setting.task)
         self.pool = ThreadPoolExecutor(m, initializer=determinism.set_thread)
         # As at a worker: a step cannot be captured in the default stream.
@@ -79,7 +82,7 @@ class Clients:
         host = ClientHost(self.built.setting, self.scratches[place], k, 1, splits=splits, pack=pack)
         # Packed clients share a thread, and so its stream.
         with self.streams[place] if pack is None else contextlib.nullcontext():
-            host.train(self.start)
+            self.trained[k] = host.train(self.start).x
 
     def _timed(self, work: Callable[[], object]) -> float:
         if self.device != "cpu":
