@@ -464,6 +464,7 @@ def test_an_evaluation_that_is_refused_changes_nothing_of_its_reply():
     assert s.tasks[0].status is TaskState.DONE
 
 
+# -- who gets what ---------------------------------------------------------------------------------
 def test_longest_first_and_one_ahead_but_never_the_last_ones():
     s = begun([spec(i, cost=i) for i in range(4)])
     assert s.roster.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
