@@ -572,15 +572,18 @@ def evaluation_on_disk(
     """The evaluation in a reply, where it is not in memory; None where there is none that can be
     used.
     """
-    exp, form, key = session.experiment, reply.message.form, reply.message.key
-    own = 0
-    if key.purpose == "train":
-        own = len(exp.algorithm.exchanges[key.phase].up.fields)
+    exp = session.experiment
+    form = reply.message.form
+    key = reply.message.key
+    tested = session.tested(client)
+    if key.purpose == "evaluate":  # it was checked when it came
+        return evaluation_in(exp, client, form, reply.body(), tested)
+    own = len(exp.algorithm.exchanges[key.phase].up.fields)
     if reply.refused or len(form) == own:
         return None
     _, evaluation = cut(form, reply.body(), own)
     try:
-        return evaluation_in(exp, client, *evaluation, session.tested(client))
+        return evaluation_in(exp, client, *evaluation, tested)
     except RemoteProtocolError:  # as when it came, of which there is an event
         return None
 

@@ -388,8 +388,10 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
 def evaluation_in(
     exp: Experiment, client: int, form: Sequence[Field], body: Content, tested: tuple[int, int]
 ) -> EvaluationReply:
-    """A client's evaluation. Raises RemoteProtocolError for one that cannot be of this client."""
-    counts = exp.up.decode(exp.evaluation_reply, form, body)
+    """A client's evaluation, whose form was checked when it was announced. Raises
+    RemoteProtocolError for one that cannot be of this client.
+    """
+    counts = exp.up.decode(exp.evaluation_reply, form, body, sound=True)
     counts.check(exp.setting.counts_width, *tested, exp.setting.more)
     return counts
 

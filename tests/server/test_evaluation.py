@@ -6,19 +6,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 import fednet
 from fednet.client import evaluation
+from fednet.errors import RemoteProtocolError
 from fednet.experiment import build
 from fednet.experiment.evaluations import evaluated_clients
 from fednet.experiment.store import ClientStore, Record
-from fednet.server import exports
+from fednet.server import exports, inbox
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
+from fednet.wire.messages import Key
+from fednet.wire.payload import Run
 from tests.rooms import lines, merged, run, small, summary
 
 SOME = {"rounds": 3, "clients": 5, "participation": None, "clients_per_round": 2, "seed": 1}
@@ -115,6 +119,34 @@ def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
     assert {r["incarnation"] for r in rows} == {1}  # nobody was asked again
     assert said(resumed) == said(calm)
     assert {client for _, client, _ in said(calm)} == {0, 1, 2, 3, 4} - ({1} if lies else set())
+
+
+def test_a_reply_has_the_declared_evaluation_behind_it_where_its_task_asks_for_one():
+    exp = build.build(small(**JUDGED), None)
+    check = inbox.declared(exp)
+    method = exp.algorithm
+    up = method.exchanges[0].up(x=exp.setting.initial, run=Run(1, 1, 2.0))
+    own = exp.up.encode(up).form
+    counts = exp.up.encode(evaluation.reply(exp, {})).form
+    larger = [*counts[:-1], structs.replace(counts[-1], size=2 * counts[-1].size)]
+    check(Key(1, 0, 0, 3), [*own, *counts], True)
+    check(Key(1, 0, 0, 3), own, False)
+    check(Key(1, 1, 0, 3, "evaluate"), counts, False)
+    for form, asked in (
+        ([*own, *counts], False),
+        (own, True),
+        ([*own, *larger], True),
+        ([*own, *counts, counts[-1]], True),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            check(Key(1, 0, 0, 3), form, asked)
+
+
+def test_an_evaluation_within_a_task_is_predicted_with_its_reply(tmp_path):
+    directory = run(tmp_path, **merged(JUDGED, {"evaluate": {"every": 2}}))
+    for line in lines(directory / "rounds.jsonl"):
+        assert line["predicted"] == line["useful"]
+        assert ("accuracy" in line["useful"]["up"]) == (line["round"] > 1)
 
 
 def finals(directory):
