@@ -74,7 +74,8 @@ class ServerProtocol:
     declared(key, form, judge): raises RemoteProtocolError for a reply that is not of the form and
     size that the method declares; judge: with the evaluation within the task. rules: until a phase
     gives its own. part: bytes of a payload's parts, but the last. open: how many clients there may
-    be, where more may join the run while it goes on.
+    be, where more may join the run while it goes on. round: the last that earlier servers of the
+    run completed.
     refused: how many messages were refused. strikes: by connection, messages in this round that
     belong to nothing.
     """
@@ -97,11 +98,13 @@ class ServerProtocol:
         part: int = m.PART,
         class_names: str = "",
         open: int | None = None,
+        round: int = 0,
     ) -> None:
         self.run, self.incarnation, self.clients, self.part = run, incarnation, clients, part
         self.now = now  # of the event that is being dealt with
         self.rules = rules or Rules()
-        self.round, self.phase = 0, 0
+        self.round, self.phase = round, 0
+        self.begun = False
         self.purpose: m.Purpose = "train"
         self.tasks: dict[int, TrackedTask] = {}
         self.roster = Roster(now, no_key, site_name)
@@ -141,6 +144,7 @@ class ServerProtocol:
     ) -> list[Instruction]:
         """Opens a phase. What is left of the phase before is cancelled."""
         self.now = now
+        self.begun = True
         self._cancel("the phase is over")
         self.strikes.clear()
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
@@ -460,8 +464,12 @@ class ServerProtocol:
 
     def _standing(self, ids: frozenset[int]) -> str:
         """What the server knows of these clients, as a sentence for their site."""
-        doing = "training" if self.purpose == "train" else "evaluation"
-        found = [f"round {self.round} ({doing})" if self.round else "before the first round"]
+        found = ["before the first round"]
+        if self.begun:
+            doing = "training" if self.purpose == "train" else "evaluation"
+            found = [f"round {self.round} ({doing})"]
+        elif self.round:
+            found = [f"after round {self.round}"]
         there = [worker for worker in self.roster.workers.values() if worker.here]
         for worker in there:
             if mine := ids & worker.ids:

@@ -217,6 +217,7 @@ class Session:
             rules=patience(config, endpoint.pump is not None, endpoint.wide),
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
             open=config.round.open if endpoint.alone else None,
+            round=self.resumed[1].round if self.resumed is not None else 0,
         )
 
     def _journal(self) -> Journal:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import Federation, planned, undisturbed
+from tests.processes import Federation, crashes, planned, undisturbed
 
 # The reply of client 1 in round 2 is kept back, once, so that there is a moment in which to kill.
 # It changes no bit.
@@ -171,3 +171,23 @@ def test_two_processes_with_states_of_their_own_share_the_clients(tmp_path):
     assert [r["dropped"] for r in fed.rounds()] == [{}] * 3
     evaluated = [c["client"] for c in fed.lines("clients.jsonl") if c.get("final")]
     assert evaluated == [0, 1, 2, 3, 4]
+
+
+def test_events_of_connections_to_a_resumed_server_are_of_the_last_completed_round(tmp_path):
+    """Without `round.join` the server waits for them before it opens a round."""
+    changes = {
+        "rounds": 4,
+        "round": {"join": None},
+        "stop": {"megabytes": 1000},  # so no round opens before the one before it is recorded
+        "faults": crashes((3, "broadcasting")),
+    }
+    with Federation(tmp_path, **changes) as fed:
+        fed.begin("0-3")
+        fed.finish()
+        events = fed.events()
+    _, second = [i for i, event in enumerate(events) if event["type"] == "started"]
+    connected = [
+        [e["round"] for e in part if e["type"] in ("joined", "rejoined", "ready")]
+        for part in (events[:second], events[second:])
+    ]
+    assert connected == [[0, 0], [2, 2]]

@@ -1246,6 +1246,16 @@ def test_a_site_asks_what_the_server_knows_of_its_clients_and_hosts_nobody_by_th
     )
 
 
+def test_a_site_that_asks_a_resumed_server_is_told_which_round_is_over():
+    s = server(1, round=3)
+    join = m.Join(worker="v", ids=[0], status=True)
+    (answer,) = sent(say(s, b"1", join))
+    assert answer.text == "after round 3; client(s) 0: has not connected"
+    s.begin(4, 0, "evaluate", [spec(0)], Rules(), 1.0)
+    (answer,) = sent(say(s, b"2", join))
+    assert answer.text == "round 4 (evaluation); client(s) 0: has not connected"
+
+
 def test_sites_have_the_names_that_their_keys_have():
     s = server(4, site_name={0: "uke", 1: "uke", 2: "charite", 3: ""}.__getitem__)
     out = ready(s, ids=(0, 1))
