@@ -194,12 +194,13 @@ def lacking(what: str, package: str) -> str:
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """Returns the sentences for an unknown name: what was found, the nearest valid name, all valid
-    ones.
+    ones, in quotes where a space at their ends would not be seen.
     """
     names = sorted(known)
+    listed = ", ".join(name if name == name.strip() else repr(name) for name in names)
     guess = nearest(str(name), names)
     hint = f" Did you mean {guess!r}?" if guess else ""
-    return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}."
+    return f"unknown {what} {name!r}.{hint} Known: {listed}."
 
 
 def without_paths(text: str) -> str:

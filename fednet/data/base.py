@@ -290,7 +290,7 @@ def _number_text(
     found = np.unique(np.concatenate([y.ravel() for y in texts.values()])).tolist()
     if names is None:
         names = tuple(found)
-        order = ", ".join(f"{c} {name}" for c, name in enumerate(found[:20]))
+        order = ", ".join(f"{c} {name!r}" for c, name in enumerate(found[:20]))
         more = ", ..." if len(found) > 20 else ""
         notes.append(f"y: labels are text, numbered in sorted order: {order}{more}.")
     for name in found:

@@ -170,7 +170,7 @@ def test_labels_that_are_text_are_numbered_in_sorted_order_over_train_and_test()
     assert data.names == ("ant", "bee", "cat", "dog")
     assert data.classes == 4
     assert (data.train[1].tolist(), data.test[1].tolist()) == ([3, 0, 2, 3], [2, 1])
-    said = "y: labels are text, numbered in sorted order: 0 ant, 1 bee, 2 cat, 3 dog."
+    said = "y: labels are text, numbered in sorted order: 0 'ant', 1 'bee', 2 'cat', 3 'dog'."
     assert data.notes == (said,)
     assert data.replace(test=None).notes == (said,)
     named = Data(train=(X, y.astype(object)), names=["dog", "cat", "ant"])
@@ -179,6 +179,13 @@ def test_labels_that_are_text_are_numbered_in_sorted_order_over_train_and_test()
     assert Data(train=Pairs(4, lambda i: (X[i], str(y[i])))).train[1].tolist() == [2, 0, 1, 2]
     groups = Data(train=(X, y), groups=np.array(["b", "a", "b", "c"])).groups
     assert groups.tolist() == [1, 0, 1, 2]
+
+
+def test_labels_that_differ_by_a_space_can_be_told_apart_where_they_are_listed():
+    (note,) = Data(train=(X, ["a", "b", "b ", "c"])).notes
+    assert note.endswith("order: 0 'a', 1 'b', 2 'b ', 3 'c'.")
+    with pytest.raises(DataError, match=r"unknown label 'b'\. .*Known: 'b ', c\."):
+        Data(train=(X, ["c", "b", "b ", "c"]), names=("b ", "c"))
 
 
 @pytest.mark.parametrize(
