@@ -85,7 +85,9 @@ def prepare(
     if config.data.dataset == "site":
         own = sites_data(config, clients, policy, say)
     first = next(iter(own.values())).data if own else None
-    experiment = build.build(config, policy.data, first, tried=True, like=None if own else like())
+    experiment = build.build(
+        config, policy.data, first, tried=True, like=None if own else like(), for_client=True
+    )
     policy.check_built(experiment)
     forms = set() if first is None else {first.form}
     for client, federation in own.items():
@@ -330,7 +332,7 @@ def explain(
     from fednet.experiment import build
 
     config = accepted(welcome, policy, asked)
-    exp = build.build(config, policy.data)
+    exp = build.build(config, policy.data, for_client=True)
     print(
         f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "
         f"{config.cohort_size} of {config.clients} clients a round"

@@ -38,7 +38,7 @@ SECTIONS = {
 READERS = ("folder", "arrays")
 # Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
 GIVEN = {
-    "dataset": {"root", "seed", *DataSection.__struct_encode_fields__},
+    "dataset": {"root", "seed", "with_test", *DataSection.__struct_encode_fields__},
     "partitioner": {"y", "groups", "clients", "rng", "pool", "seed", "scheme"},
     "model": {"input_shape", "classes"},
 }

@@ -28,15 +28,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def load(section: DataSection, root: Path | str | None = None, seed: int = 0) -> Data:
+def load(
+    section: DataSection,
+    root: Path | str | None = None,
+    seed: int = 0,
+    *,
+    with_test: bool = True,
+) -> Data:
     """Loads the dataset of `section` (the configuration's `data:`).
 
     root: the folder of datasets; None: section.root, else $FEDNET_DATA, else the user's cache.
+    with_test: False where nothing is evaluated on the test samples; the data then have none.
     Raises ConfigError for an unknown dataset or option, DataError for missing or wrong files.
     """
     root = root or section.root
-    data = made(section.dataset, section.options, root, section.download, seed)
-    if not data.n_test and section.client_test != "merge_split":
+    data = made(section.dataset, section.options, root, section.download, seed, with_test)
+    if not with_test and data.n_test:  # not every dataset can leave them out
+        data = data.replace(test=None, test_groups=None)
+    if with_test and not data.n_test and section.client_test != "merge_split":
         raise DataError(
             f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
             "from each client's own with data.client_test: merge_split."
@@ -71,12 +80,19 @@ def _untrained(data: Data) -> list[str]:
     ]
 
 
-def made(name: str, given: JsonDict, root: Path | str | None, download: bool, seed: int) -> Data:
-    """Makes the registered dataset `name`. Its function gets those of root, download and seed that
-    it takes. root: see `load`.
+def made(
+    name: str,
+    given: JsonDict,
+    root: Path | str | None,
+    download: bool,
+    seed: int,
+    with_test: bool = True,
+) -> Data:
+    """Makes the registered dataset `name`. Its function gets those of root, download, seed and
+    with_test that it takes. root, with_test: see `load`.
     """
     part = dataset.get(name)
-    has: JsonDict = {"download": download, "seed": seed}
+    has: JsonDict = {"download": download, "seed": seed, "with_test": with_test}
     if takes(part, "root"):  # else no home directory is needed
         has["root"] = place(root)
     # Random draws of a dataset are the same in every process, and for every seed of a run.

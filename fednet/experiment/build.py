@@ -295,10 +295,12 @@ def build(
     data: Data | None = None,
     tried: bool = False,
     like: Experiment | None = None,
+    for_client: bool = False,
 ) -> Experiment:
     """Builds an experiment from its configuration, and tries it on one batch. data: a site's own
     data. tried: another process tries what was built before a fork. like: one of this process, that
-    has the run's data already. Raises ConfigError, DataError.
+    has the run's data already. for_client: a client needs no test samples where no client is
+    evaluated. Raises ConfigError, DataError.
     """
     known = _shared if data is None else None
     if (
@@ -310,7 +312,7 @@ def build(
     elif like is not None:
         exp = _fitted(config, made(config), like.data, like.federation)
     else:
-        exp = _built(config, root, data)
+        exp = _built(config, root, data, for_client)
         tried = False
     if exp.data is not None and not tried:
         try_on(exp, exp.data)
@@ -324,21 +326,25 @@ def try_on(experiment: Experiment, data: Data) -> None:
         trial.merges(setting, data)
 
 
-def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:
+def _built(
+    config: Config, root: Path | str | None, data: Data | None, for_client: bool = False
+) -> Experiment:
     algorithm = made(config)
     if config.data.dataset == "site":
         return _fitted(config, algorithm, data, None)
+    # Where clients have no test samples of their own, only evaluations read the test set.
+    evaluates = config.evaluate.every > 0
+    if for_client and config.evaluate.clients == "none":
+        evaluates = False
+    with_test = evaluates or config.data.client_test != "none"
     federation = division.split(
-        loading.load(config.data, root, config.seed),
+        loading.load(config.data, root, config.seed, with_test=with_test),
         config.data,
         config.clients,
         config.seed,
         uses_public=algorithm.uses_public,
     )
     trial.finite(federation.data)  # a site's own data are checked where they are read
-    if not config.evaluate.every and config.data.client_test == "none":
-        # Nobody evaluates anything: the test set would only take memory.
-        federation = dataclasses.replace(federation, data=federation.data.replace(test=None))
     return _fitted(config, algorithm, federation.data, federation)
 
 

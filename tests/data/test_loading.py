@@ -53,6 +53,29 @@ def test_synthetic_samples_follow_the_seed():
 
 
 @pytest.mark.parametrize("shape", [[20], [3, 8, 8]])
+def test_training_samples_are_the_same_without_test_samples(shape):
+    alone, whole = (
+        load(section("synthetic", samples=33, shape=shape), seed=1, with_test=both)
+        for both in (False, True)
+    )
+    assert alone.n_test == 0
+    assert alone.sha256() == whole.replace(test=None).sha256()
+
+
+def test_a_dataset_is_told_that_nothing_is_evaluated_and_may_make_its_test_samples_anyway():
+    told = []
+
+    @dataset("told")
+    def made(with_test):
+        told.append(with_test)
+        return toy()
+
+    assert load(section("told"), with_test=False).n_test == 0
+    assert load(section("told")).n_test == 2
+    assert told == [False, True]
+
+
+@pytest.mark.parametrize("shape", [[20], [3, 8, 8]])
 def test_synthetic_classes_can_be_told_apart(shape):
     d = load(section("synthetic", samples=200, shape=shape, classes=4), seed=0)
     x, tx = d.inputs(d.train[0]).flatten(1), d.inputs(d.test[0]).flatten(1)

@@ -203,7 +203,10 @@ def test_where_nobody_evaluates_no_test_set_is_in_memory(tmp_path):
     models = []
     for every, own, kept in ((0, "none", False), (1, "none", True), (0, "like_train", True)):
         changes = {"evaluate": {"every": every, "clients": "none"}, "data": {"client_test": own}}
-        assert bool(build.build(small(**changes), None).data.n_test) == kept
+        config = small(**changes)
+        assert bool(build.build(config, None).data.n_test) == kept
+        at_client = build.build(config, None, for_client=True).data  # where no client is evaluated
+        assert bool(at_client.n_test) == (own != "none")
         models.append(load_file(run(tmp_path / f"{every}-{own}", **changes) / "model.safetensors"))
     for name, value in models[0].items():
         assert all(torch.equal(value, other[name]) for other in models)

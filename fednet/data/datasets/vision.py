@@ -17,39 +17,50 @@ from fednet.registry import dataset
 
 
 @dataset("mnist")
-def mnist(root: Path, download: bool) -> Data:
+def mnist(root: Path, download: bool, with_test: bool = True) -> Data:
     """MNIST: 60,000 + 10,000 handwritten digits, 1x28x28, 10 classes."""
-    return _read("MNIST", root, download, (0.1307,), (0.3081,))
+    return _read("MNIST", root, download, with_test, (0.1307,), (0.3081,))
 
 
 @dataset("fashion-mnist")
-def fashion_mnist(root: Path, download: bool) -> Data:
+def fashion_mnist(root: Path, download: bool, with_test: bool = True) -> Data:
     """Fashion-MNIST: 60,000 + 10,000 pieces of clothing, 1x28x28, 10 classes."""
-    return _read("FashionMNIST", root, download, (0.2860,), (0.3530,))
+    return _read("FashionMNIST", root, download, with_test, (0.2860,), (0.3530,))
 
 
 @dataset("svhn")
-def svhn(root: Path, download: bool) -> Data:
+def svhn(root: Path, download: bool, with_test: bool = True) -> Data:
     """SVHN: 73,257 + 26,032 house numbers, 3x32x32, 10 classes (without the extra set)."""
-    return _read("SVHN", root, download, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+    return _read(
+        "SVHN", root, download, with_test, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+    )
 
 
 @dataset("cifar10")
-def cifar10(root: Path, download: bool) -> Data:
+def cifar10(root: Path, download: bool, with_test: bool = True) -> Data:
     """CIFAR-10: 50,000 + 10,000 photographs, 3x32x32, 10 classes."""
-    return _read("CIFAR10", root, download, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    return _read(
+        "CIFAR10", root, download, with_test, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    )
 
 
 @dataset("cifar100")
-def cifar100(root: Path, download: bool) -> Data:
+def cifar100(root: Path, download: bool, with_test: bool = True) -> Data:
     """CIFAR-100: 50,000 + 10,000 photographs, 3x32x32, 100 classes."""
-    return _read("CIFAR100", root, download, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    return _read(
+        "CIFAR100", root, download, with_test, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    )
 
 
 def _read(
-    name: str, root: Path, download: bool, mean: tuple[float, ...], std: tuple[float, ...]
+    name: str,
+    root: Path,
+    download: bool,
+    with_test: bool,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
 ) -> Data:
-    """Reads both splits of one of torchvision's datasets."""
+    """Reads one of torchvision's datasets; with_test: both of its splits."""
     from torchvision import datasets
 
     def read(which: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -66,7 +77,7 @@ def _read(
                 lock = alone_with_it.enter_context(open(root / ".fednet.lock", "w"))
                 alone_with_it.enter_context(alone(lock.fileno(), lock.name))
             x, y, names = read("train")
-            test = read("test")[:2]
+            test = read("test")[:2] if with_test else None
     except (RuntimeError, OSError, ValueError) as wrong:  # absent or damaged files; no network
         first = (str(wrong).splitlines() or [type(wrong).__name__])[0]
         reason = first.partition(" You can use")[0].rstrip(".")
@@ -79,4 +90,11 @@ def _read(
         raise DataError(
             f"data.dataset: {name} could not be read under {root}: {reason}.{hint}"
         ) from wrong
-    return Data(train=(x, y), test=test, classes=len(names), mean=mean, std=std, names=names)
+    return Data(
+        train=(x, y),
+        test=test,  # type: ignore[arg-type]  # None: there are none
+        classes=len(names),
+        mean=mean,
+        std=std,
+        names=names,
+    )
